@@ -1,0 +1,85 @@
+"""Who the workers are: read once from the cluster resolver, checked, frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+from tfpreempt.errors import ConfigurationError, UnsupportedClusterError
+
+TRAINING_JOBS = ("chief", "worker")
+
+
+class ClusterResolver(Protocol):
+    """What is used of a `tf.distribute.cluster_resolver.ClusterResolver`."""
+
+    task_type: Any
+    task_id: Any
+
+    def cluster_spec(self) -> Any: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The workers of this run.
+
+    Attributes:
+        worker: index of this worker; the chief is 0.
+        jobs: (job name, number of tasks), in the order in which workers are numbered.
+    """
+
+    worker: int
+    jobs: tuple[tuple[str, int], ...]
+
+    @property
+    def world(self) -> int:
+        """Number of workers."""
+        return sum(tasks for _, tasks in self.jobs) or 1
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes the replicated state and hosts the store."""
+        return self.worker == 0
+
+
+LOCAL = Cluster(worker=0, jobs=())
+
+
+def read_cluster(resolver: ClusterResolver | None) -> Cluster:
+    """Reads who the workers are.
+
+    Args:
+        resolver: a TensorFlow cluster resolver, or None for one process alone.
+
+    Raises:
+        ConfigurationError: it describes a cluster that this package cannot serve.
+    """
+    if resolver is None:
+        return LOCAL
+    if not hasattr(resolver, "cluster_spec"):
+        raise ConfigurationError(
+            f"cluster_resolver is {resolver!r}; expected a "
+            "tf.distribute.cluster_resolver.ClusterResolver, such as "
+            "strategy.cluster_resolver, or None for one process alone"
+        )
+    spec: dict[str, Any] = resolver.cluster_spec().as_dict()
+    if "ps" in spec:
+        raise UnsupportedClusterError(
+            f"the cluster {spec} has parameter servers; their workers do not step "
+            "together, so there is no step to agree on. Save periodically with a "
+            "tf.train.CheckpointManager on the coordinator instead."
+        )
+    jobs = tuple((job, len(spec[job])) for job in TRAINING_JOBS if spec.get(job))
+    if not jobs:
+        return LOCAL
+    task_type, task_id = resolver.task_type, resolver.task_id
+    first = 0
+    for job, tasks in jobs:
+        if job == task_type and task_id is not None and 0 <= int(task_id) < tasks:
+            return Cluster(worker=first + int(task_id), jobs=jobs)
+        first += tasks
+    raise ConfigurationError(
+        f"the cluster resolver says that this process is task {task_type}:{task_id} of "
+        f"the cluster {spec}; expected one of its chief or worker tasks. Evaluators "
+        "and parameter servers need no handler; otherwise correct TF_CONFIG."
+    )

@@ -1,0 +1,471 @@
+"""The agreement on a step, as a table: events in, actions out.
+
+One `State` per worker; `step(settings, state, event)` returns the next state and what to
+do. There is no I/O, no clock, no thread and no TensorFlow here, so that an exhaustive
+search can drive this very table (tests/cluster does, with crashes, false suspicion, late
+and double notices). The rules, and why each is as it is: docs/architecture.md. Change a
+rule only together with the search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.events import (
+    Action,
+    CommitKind,
+    Decided,
+    Event,
+    Insert,
+    Key,
+    Leave,
+    Main,
+    NoticeKind,
+    Settings,
+    State,
+    Tombstone,
+    Watch,
+)
+from tfpreempt.events import Outcome
+
+Moved = tuple[State, tuple[Action, ...]]
+Row = Callable[[Settings, State, Any], Moved]
+
+REAL = frozenset({NoticeKind.FINAL, NoticeKind.TRAIN_ON, NoticeKind.PERIODIC})
+STANDING = frozenset({Main.WAITING, Main.FINISHING})
+
+set_ = dataclasses.replace
+
+
+class IllegalEventError(RuntimeError):
+    """The table has no row for this event in this state: a bug in who sent it."""
+
+
+def step(settings: Settings, state: State, event: Event) -> Moved:
+    """Moves one worker on.
+
+    Args:
+        settings: who the worker is.
+        state: what it knows.
+        event: what happened. Events of an earlier round are stale and change nothing.
+
+    Returns:
+        The next state, and the actions in the order in which they must take effect.
+
+    Raises:
+        IllegalEventError: the state has no row for the event.
+    """
+    if getattr(event, "round", state.round) < state.round:
+        return state, ()
+    role, rows = TABLE[type(event)]
+    row = rows.get(getattr(state, role)) if role else rows[None]
+    if row is None:
+        raise IllegalEventError(
+            f"worker {settings.worker}: no row for {event} in {role} state "
+            f"{getattr(state, role).name} (round {state.round}); legal states are "
+            f"{', '.join(sorted(s.name for s in rows))}"
+        )
+    return row(settings, state, event)
+
+
+def initial(settings: Settings) -> Moved:
+    """The first state of a worker and the actions that open its first round."""
+    return State(), (ev.Get(Key.NOTICE, 1),)
+
+
+def ignore(settings: Settings, state: State, event: Event) -> Moved:
+    """The event comes too late to matter."""
+    return state, ()
+
+
+# --- watch ---------------------------------------------------------------------------
+
+
+def notice_read(settings: Settings, state: State, event: ev.NoticeRead) -> Moved:
+    if event.kind is NoticeKind.FINISHED:
+        state = set_(state, watch=Watch.OVER, notice=event.kind)
+        if state.main is Main.FINISHING:
+            return leave(settings, state, Outcome.FINISHED)
+        return state, ()
+    state = set_(state, watch=Watch.COUNTING, notice=event.kind)
+    state, actions = decide(settings, state)
+    return state, (ev.RaiseFlag(), ev.ReadCounter(), *actions)
+
+
+def counter_read(settings: Settings, state: State, event: ev.CounterRead) -> Moved:
+    count = ev.Count(event.count)
+    return set_(state, watch=Watch.PUBLISHING), (
+        Insert(Key.COUNT, state.round, count, settings.worker),
+    )
+
+
+def own_count(settings: Settings, state: State, event: ev.OwnCount) -> Moved:
+    state = set_(state, own=event.value)
+    if isinstance(event.value, Tombstone):
+        state = set_(state, watch=Watch.EXCLUDED)
+        if state.main in STANDING:
+            return excluded(settings, state)
+        if state.main is not Main.DETACHED or not settings.host:
+            return state, ()
+    state = set_(state, watch=Watch.DECIDING)
+    state, actions = gather_counts(settings, state)
+    return state, (ev.Get(Key.DECISION, state.round), *actions)
+
+
+def decision_read(settings: Settings, state: State, event: ev.DecisionRead) -> Moved:
+    state = set_(state, watch=Watch.FOLLOWING, decision=event.decided)
+    get = ev.Get(Key.COMMIT, state.round)
+    actions: tuple[Action, ...] = ()
+    if state.main in STANDING:
+        state, actions = act(settings, state)
+    elif state.main is Main.DETACHED and settings.host:
+        actions = (Insert(Key.COMMIT, state.round, CommitKind.NONE),)
+    return state, (get, *actions)
+
+
+def commit_read(settings: Settings, state: State, event: ev.CommitRead) -> Moved:
+    state = set_(state, watch=Watch.OVER, commit=event.kind)
+    if state.main is Main.AWAITING:
+        return outcome_known(settings, state)
+    if state.main is Main.TRAINING and event.kind is CommitKind.TRAIN_ON:
+        return next_round(state)  # counted as done without this worker's share
+    return state, ()
+
+
+def store_gone(settings: Settings, state: State, event: ev.StoreGone) -> Moved:
+    state = set_(state, watch=Watch.GONE)
+    if state.main is Main.LEAVING:
+        return ended(state)
+    if state.main in {*STANDING, Main.AWAITING, Main.COLLECTING}:
+        return ended(set_(state, outcome=Outcome.LOST))
+    return state, ()
+
+
+# --- main ----------------------------------------------------------------------------
+
+
+def boundary(settings: Settings, state: State, event: ev.Boundary) -> Moved:
+    state = set_(state, at=event.count, last=event.last)
+    if state.watch is Watch.GONE and (state.notice in REAL or event.last):
+        return ended(set_(state, outcome=Outcome.LOST))
+    if isinstance(state.own, Tombstone) and state.notice is not None:
+        return excluded(settings, state)
+    if state.commit is not None:  # the others committed without this worker's share
+        return outcome_known(settings, state)
+    if state.decision is not None:
+        return act(settings, state)
+    if not event.last:
+        return set_(state, main=Main.WAITING), ()
+    state = set_(state, main=Main.FINISHING)
+    if state.own is not None:
+        return state, ()
+    final = ev.Count(event.count, final=True)
+    return state, (Insert(Key.COUNT, state.round, final, settings.worker),)
+
+
+def act(settings: Settings, state: State) -> Moved:
+    """Stands at a boundary and knows the decision."""
+    assert state.decision is not None
+    target = state.decision.boundary
+    if target is None:
+        if not settings.host:
+            return set_(state, main=Main.AWAITING), ()
+        if settings.saves_alone and not isinstance(state.own, Tombstone):
+            return set_(state, main=Main.SAVING), (ev.Save(state.at, True, False),)
+        return nothing_saved(settings, state)
+    if state.at >= target or state.last:
+        repeat = state.saved_at == state.at
+        return set_(state, main=Main.SAVING), (ev.Save(state.at, False, repeat),)
+    return set_(state, main=Main.TRAINING), (ev.Proceed(target),)
+
+
+def excluded(settings: Settings, state: State) -> Moved:
+    """Found its own tombstone: never saves, leaves unless all have finished."""
+    if state.notice is NoticeKind.FINISHED:
+        return leave(settings, state, Outcome.FINISHED)
+    if settings.host:
+        return nothing_saved(settings, state)
+    return leave(settings, state, Outcome.LOST)
+
+
+def nothing_saved(settings: Settings, state: State) -> Moved:
+    """The chief tells everyone that this round saves nothing, and leaves."""
+    state, actions = leave(settings, state, Outcome.LOST)
+    return state, (Insert(Key.COMMIT, state.round, CommitKind.NONE), *actions)
+
+
+def final_count(settings: Settings, state: State, event: ev.FinalCount) -> Moved:
+    if state.own is None:
+        state = set_(state, own=event.value)
+    if state.main is not Main.FINISHING:
+        return state, ()
+    if isinstance(state.own, Tombstone) and state.notice is not None:
+        return excluded(settings, state)
+    return gather_counts(settings, state)
+
+
+def saved(settings: Settings, state: State, event: ev.Saved) -> Moved:
+    if not settings.host:
+        state = set_(state, main=Main.AWAITING)
+        done = Insert(Key.DONE, state.round, event.ok, settings.worker)
+        if state.watch is Watch.GONE:
+            return ended(set_(state, outcome=Outcome.LOST))
+        if state.commit is None:
+            return state, (done,)
+        state, actions = outcome_known(settings, state)
+        return state, (done, *actions)
+    if not event.ok:
+        return nothing_saved(settings, state)
+    assert state.decision is not None
+    alone = state.decision.boundary is None
+    dones: list[bool | None] = [
+        False if alone or isinstance(count, Tombstone) else None
+        for count in state.counts
+    ]
+    dones[settings.worker] = True
+    state = set_(state, main=Main.COLLECTING, dones=tuple(dones))
+    missing = tuple(j for j, done in enumerate(dones) if done is None)
+    if not missing:
+        return marker(state)
+    return state, (ev.Gather(Key.DONE, state.round, missing),)
+
+
+def marker(state: State) -> Moved:
+    workers = tuple(j for j, done in enumerate(state.dones) if done)
+    return set_(state, main=Main.COMMITTING), (ev.WriteMarker(workers),)
+
+
+def committed(settings: Settings, state: State, event: ev.Committed) -> Moved:
+    if event.kind is CommitKind.NONE:
+        return nothing_saved(settings, state)
+    state = set_(state, main=Main.AWAITING)
+    return state, (Insert(Key.COMMIT, state.round, event.kind),)
+
+
+def outcome_known(settings: Settings, state: State) -> Moved:
+    """Main is through with the round, and the commit key was read."""
+    match state.commit:
+        case CommitKind.TRAIN_ON:
+            state, actions = next_round(set_(state, saved_at=state.at))
+            return state, (*actions, ev.Resume())
+        case CommitKind.EXIT:
+            return leave(settings, state, Outcome.COMMITTED)
+        case CommitKind.ALONE if settings.host:
+            return leave(settings, state, Outcome.COMMITTED)
+    return leave(settings, state, Outcome.LOST)
+
+
+def step_failed(settings: Settings, state: State, event: ev.StepFailed) -> Moved:
+    """A step broke because a peer is gone; under a notice that is its expected end."""
+    if state.notice not in REAL:
+        state, actions = detached(settings, state, ev.Detached())
+        return state, (*actions, ev.Raise())
+    told: tuple[Action, ...] = ()
+    if state.own is None:
+        told = (Insert(Key.COUNT, state.round, Tombstone(), settings.worker),)
+    if settings.host:
+        told += (Insert(Key.DECISION, state.round, Decided(None)),)
+        state, actions = nothing_saved(settings, state)
+    else:
+        state, actions = leave(settings, state, Outcome.LOST)
+    return state, (*told, *actions)
+
+
+def detached(settings: Settings, state: State, event: ev.Detached) -> Moved:
+    state = set_(state, main=Main.DETACHED)
+    told: tuple[Action, ...] = ()
+    if state.own is None:
+        told = (Insert(Key.COUNT, state.round, Tombstone(), settings.worker),)
+    if not settings.host:
+        if state.decision is not None:
+            told += (Insert(Key.DONE, state.round, False, settings.worker),)
+        return state, (*told, Insert(Key.BYE, state.round, True, settings.worker))
+    if state.decision is not None:
+        return state, (Insert(Key.COMMIT, state.round, CommitKind.NONE),)
+    if state.own is None:
+        state = set_(state, own=Tombstone())
+    state, actions = gather_counts(settings, state)
+    return state, (*told, *actions)
+
+
+def deadline_passed(settings: Settings, state: State, event: Event) -> Moved:
+    if state.main is Main.LEAVING:
+        return ended(state)
+    state, actions = ended(set_(state, outcome=Outcome.LOST))
+    if settings.host:
+        return state, (Insert(Key.COMMIT, state.round, CommitKind.NONE), *actions)
+    return state, (Insert(Key.BYE, state.round, True, settings.worker), *actions)
+
+
+def leave(settings: Settings, state: State, outcome: Outcome) -> Moved:
+    """Says bye; the store's host stays until it has heard everyone's."""
+    state = set_(state, main=Main.LEAVING, outcome=outcome)
+    if state.watch is Watch.GONE:
+        return ended(state)
+    if not settings.host:
+        return state, (Insert(Key.BYE, state.round, True, settings.worker),)
+    others = tuple(range(1, settings.world))
+    if not others:
+        return ended(state)
+    state = set_(state, byes=(True, *(False for _ in others)))
+    return state, (ev.Gather(Key.BYE, state.round, others),)
+
+
+def bye_said(settings: Settings, state: State, event: ev.ByeSaid) -> Moved:
+    return ended(state)
+
+
+def ended(state: State) -> Moved:
+    assert state.outcome is not None
+    return set_(state, main=Main.ENDED), (Leave(state.outcome),)
+
+
+def go_on(settings: Settings, state: State, event: ev.NextRound) -> Moved:
+    held = None if event.served else state.held
+    state, actions = next_round(set_(state, held=held))
+    if held is not None:
+        actions += (Insert(Key.NOTICE, state.round, held),)
+    return state, actions
+
+
+def next_round(state: State) -> Moved:
+    """Opens the next round with fresh keys and a lowered flag."""
+    state = State(round=state.round + 1, held=state.held, saved_at=state.saved_at)
+    return state, (ev.LowerFlag(), ev.Get(Key.NOTICE, state.round))
+
+
+# --- gather --------------------------------------------------------------------------
+
+
+def gather_counts(settings: Settings, state: State) -> Moved:
+    """Starts to collect the counts, once; only the store's host does."""
+    if not settings.host or state.counts:
+        return state, ()
+    others = tuple(range(1, settings.world))
+    state = set_(state, counts=(state.own, *(None for _ in others)))
+    if not others:
+        return decide(settings, state)
+    return state, (ev.Gather(Key.COUNT, state.round, others),)
+
+
+def count_read(settings: Settings, state: State, event: ev.CountRead) -> Moved:
+    counts = list(state.counts)
+    counts[event.worker] = event.value
+    return decide(settings, set_(state, counts=tuple(counts)))
+
+
+def decide(settings: Settings, state: State) -> Moved:
+    """With all counts known: the decision, or `finished` where there is no notice."""
+    counts = state.counts
+    if not counts or None in counts:
+        return state, ()
+    alive = [count for count in counts if isinstance(count, ev.Count)]
+    if state.notice is None:
+        if all(count.final for count in alive):
+            return state, (Insert(Key.NOTICE, state.round, NoticeKind.FINISHED),)
+        return state, ()
+    if state.notice is NoticeKind.FINISHED:
+        return state, ()
+    lost = not alive or (settings.collectives and len(alive) < len(counts))
+    target = None if lost else max(count.count for count in alive)
+    return state, (Insert(Key.DECISION, state.round, Decided(target)),)
+
+
+def done_read(settings: Settings, state: State, event: ev.DoneRead) -> Moved:
+    dones = list(state.dones)
+    dones[event.worker] = event.ok
+    state = set_(state, dones=tuple(dones))
+    return (state, ()) if None in dones else marker(state)
+
+
+def bye_read(settings: Settings, state: State, event: ev.ByeRead) -> Moved:
+    byes = list(state.byes)
+    byes[event.worker] = True
+    state = set_(state, byes=tuple(byes))
+    return ended(state) if all(byes) else (state, ())
+
+
+# --- notice --------------------------------------------------------------------------
+
+
+def local_notice(settings: Settings, state: State, event: ev.LocalNotice) -> Moved:
+    if event.kind is NoticeKind.PERIODIC:  # any round that saves will do
+        if state.notice is not None:
+            return state, ()
+        return state, (Insert(Key.NOTICE, state.round, event.kind),)
+    held = NoticeKind.FINAL if state.held is NoticeKind.FINAL else event.kind
+    state = set_(state, held=held)
+    if state.notice is None:
+        return state, (Insert(Key.NOTICE, state.round, held),)
+    return state, behind(state, state.round, state.notice)
+
+
+def notice_exists(settings: Settings, state: State, event: ev.NoticeExists) -> Moved:
+    return state, behind(state, event.round, event.kind)
+
+
+def behind(state: State, round: int, kind: NoticeKind) -> tuple[Action, ...]:
+    """The held notice goes into the round after one that will not end this process."""
+    covered = kind in {NoticeKind.FINAL, NoticeKind.FINISHED, state.held}
+    if covered or state.held is None:
+        return ()
+    return (Insert(Key.NOTICE, round + 1, state.held),)
+
+
+# --- the table -----------------------------------------------------------------------
+
+
+def rows(row: Row, *states: Main | Watch) -> dict[Any, Row]:
+    return dict.fromkeys(states, row)
+
+
+MAIN_AFTER = (Main.LEAVING, Main.ENDED)
+
+TABLE: dict[type, tuple[str, dict[Any, Row]]] = {
+    ev.NoticeRead: ("watch", rows(notice_read, Watch.LISTENING)),
+    ev.CounterRead: ("watch", rows(counter_read, Watch.COUNTING)),
+    ev.OwnCount: ("watch", rows(own_count, Watch.PUBLISHING)),
+    ev.DecisionRead: ("watch", rows(decision_read, Watch.DECIDING)),
+    ev.CommitRead: ("watch", rows(commit_read, Watch.FOLLOWING)),
+    ev.StoreGone: ("", {None: store_gone}),
+    ev.Boundary: ("main", rows(boundary, Main.TRAINING)),
+    ev.FinalCount: ("", {None: final_count}),
+    ev.Saved: ("main", rows(saved, Main.SAVING)),
+    ev.Committed: ("main", rows(committed, Main.COMMITTING)),
+    ev.StepFailed: ("main", rows(step_failed, Main.TRAINING)),
+    ev.Detached: (
+        "main",
+        rows(detached, *(main for main in Main if main is not Main.DETACHED)),
+    ),
+    ev.DeadlinePassed: (
+        "main",
+        rows(
+            deadline_passed,
+            *STANDING,
+            Main.COLLECTING,
+            Main.AWAITING,
+            Main.LEAVING,
+        )
+        | rows(ignore, Main.TRAINING, Main.ENDED, Main.SAVING, Main.COMMITTING),
+    ),
+    ev.ByeSaid: (
+        "main",
+        rows(bye_said, Main.LEAVING) | rows(ignore, Main.ENDED, Main.DETACHED),
+    ),
+    ev.NextRound: ("main", rows(go_on, Main.ENDED)),
+    ev.CountRead: ("", {None: count_read}),
+    ev.DoneRead: (
+        "main",
+        rows(done_read, Main.COLLECTING)
+        | rows(ignore, Main.COMMITTING, Main.AWAITING, *MAIN_AFTER, Main.DETACHED),
+    ),
+    ev.ByeRead: (
+        "main",
+        rows(bye_read, Main.LEAVING) | rows(ignore, Main.ENDED, Main.DETACHED),
+    ),
+    ev.LocalNotice: ("", {None: local_notice}),
+    ev.NoticeExists: ("", {None: notice_exists}),
+}

@@ -1,0 +1,479 @@
+"""Performs the agreement's actions: keys, deadlines and the flag that training looks at.
+
+Never blocks, except in `wait`, which the main thread calls. Everything else may be called
+from any thread. In the training loop only `gate` is touched: `started` is counted, then
+`flag` is looked at; that order, against the watcher's (raise the flag, then read the
+counter), is what makes the agreement safe without a lock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tfpreempt import deadline as dl
+from tfpreempt.clock import Clock
+from tfpreempt.coordination import agreement, keys
+from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.events import Key, Main, NoticeKind, Tombstone, Watch
+from tfpreempt.coordination.runtime import Runtime
+from tfpreempt.events import Decision, Event, Fault, Notice
+
+log = logging.getLogger(__name__)
+
+Bury = Callable[[frozenset[int], str], None]
+FOREVER = 3600.0  # a wait without a deadline is a chain of waits of this length
+
+
+class Gate:
+    """What the training loop touches at each boundary."""
+
+    __slots__ = ("busy", "flag", "started")
+
+    def __init__(self) -> None:
+        self.busy = False  # inside a run(); only the main thread looks
+        self.started = 0  # intervals started by this process
+        self.flag = False  # look before starting another
+
+
+class Coordinator:
+    """One worker's side of the agreement, for the life of its process.
+
+    Args:
+        settings: who this worker is.
+        incarnation: namespace of the keys; equal on all workers.
+        runtime: access to the store, and alarms.
+        clock: for deadlines.
+        save_timeout: seconds that a round may take where no deadline is known.
+        record: is given the events that belong in the journal.
+        on_overrun: called just before the deadline if the process is still here.
+    """
+
+    def __init__(
+        self,
+        settings: ev.Settings,
+        incarnation: str,
+        runtime: Runtime,
+        clock: Clock,
+        *,
+        save_timeout: float,
+        record: Callable[[Event], None],
+        on_overrun: Callable[[], None],
+    ) -> None:
+        self.settings = settings
+        self.gate = Gate()
+        self.deadline: float | None = None
+        self.save_seconds: float | None = None
+        self.step_seconds: Callable[[], float] = lambda: 0.0
+        self.lost_because = ""
+        self.commit_extra: keys.Extra = {}
+        self._incarnation = incarnation
+        self._runtime = runtime
+        self._clock = clock
+        self._save_timeout = save_timeout
+        self._record = record
+        self._on_overrun = on_overrun
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._verdict: ev.Verdict | None = None
+        self._extra: dict[Key, keys.Extra] = {}
+        self._grace: float | None = None  # of the notice that set the deadline
+        self._noticed_at: float | None = None
+        self._round_limit: float | None = None  # of a round without a deadline
+        self._leave_by: float | None = None
+        self._last_call_at: float | None = None
+        self._bury_counts: Bury | None = None
+        self._state, self._first = agreement.initial(settings)
+
+    @property
+    def state(self) -> ev.State:
+        """What this worker knows."""
+        return self._state
+
+    def start(self) -> None:
+        """Begins to listen."""
+        with self._lock:
+            for action in self._first:
+                self._perform(action)
+
+    # --- main thread -----------------------------------------------------------------
+
+    def wait(self, limit: float | None = None) -> ev.Verdict | None:
+        """Waits for the verdict on what main was last told to do.
+
+        Args:
+            limit: seconds after which None is returned although nothing was decided;
+                None waits until the round's own deadline.
+        """
+        give_up = None if limit is None else self._clock.monotonic() + limit
+        with self._lock:
+            while self._verdict is None:
+                now = self._clock.monotonic()
+                if give_up is not None and now >= give_up:
+                    return None
+                end = self._main_deadline()
+                if end is not None and now >= end:
+                    self.feed(ev.DeadlinePassed())
+                    continue
+                ends = [t for t in (end, give_up) if t is not None]
+                self._changed.wait(min([t - now for t in ends], default=FOREVER))
+            verdict, self._verdict = self._verdict, None
+            return verdict
+
+    def _main_deadline(self) -> float | None:
+        if self._state.main is Main.LEAVING:
+            return self._leave_by
+        if self._state.notice not in agreement.REAL:
+            return None
+        ends = [t for t in (self.deadline, self._round_limit) if t is not None]
+        return min(ends) if ends else None
+
+    # --- any thread ------------------------------------------------------------------
+
+    def notice(self, notice: Notice) -> None:
+        """This machine is going away: brings it before all, and holds its deadline."""
+        with self._lock:
+            kind = NoticeKind.FINAL
+            step = self.step_seconds()
+            if dl.pays_twice(
+                notice.grace_seconds, self.save_seconds, step
+            ):
+                kind = NoticeKind.TRAIN_ON
+            self._shorten(notice.received_at, notice.grace_seconds)
+            self._extra[Key.NOTICE] = {
+                "worker": notice.worker,
+                "source": notice.source,
+                "detail": notice.detail,
+            }
+            self.feed(ev.LocalNotice(kind))
+            if kind is NoticeKind.TRAIN_ON:
+                self._set_last_call()
+
+    def periodic(self) -> None:
+        """Asks all workers for a commit at an agreed step; nobody leaves."""
+        with self._lock:
+            if self._state.notice is None:
+                self._extra[Key.NOTICE] = {"worker": self.settings.worker}
+                self.feed(ev.LocalNotice(NoticeKind.PERIODIC))
+
+    def store_gone(self, error: Exception) -> None:
+        """The runtime cannot reach the store."""
+        with self._lock:
+            if self._state.watch is not Watch.GONE:
+                log.warning("tfpreempt: %s", error)
+                self.lost_because = self.lost_because or str(error)
+                self.feed(ev.StoreGone())
+
+    def set_saves_alone(self, alone: bool) -> None:
+        """Whether the chief could save its state with no help from a peer."""
+        with self._lock:
+            if alone != self.settings.saves_alone:
+                self.settings = dataclasses.replace(self.settings, saves_alone=alone)
+
+    def tell(self, key: str, text: str = "{}") -> None:
+        """Inserts a key outside the rounds, without waiting."""
+        self._runtime.insert(key, text, lambda held: None)
+
+    def publish(self, key: str, text: str, wait: float) -> str | None:
+        """Inserts a key outside the rounds; returns what it holds, None if unknown.
+
+        Inserts take effect in order, so all earlier ones are through when it returns.
+        """
+        there = threading.Event()
+        held: list[str] = []
+
+        def then(value: str) -> None:
+            held.append(value)
+            there.set()
+
+        self._runtime.insert(key, text, then)
+        there.wait(wait)
+        return held[0] if held else None
+
+    def alarm(self, when: float, call: Callable[[], None]) -> None:
+        """Calls `call`, which must not block, at a monotonic time."""
+        self._runtime.at(when, call)
+
+    def hear(self, names: dict[int, str], timeout: float) -> frozenset[int]:
+        """Waits for a key of each worker, outside the rounds; any thread may call.
+
+        Returns:
+            The workers whose key did not come; it never will: theirs is a tombstone.
+        """
+        missing = set(names)
+        complete = threading.Event()
+        workers = list(names)
+
+        def got(index: int, text: str) -> None:
+            with self._lock:
+                missing.discard(workers[index])
+                if not missing:
+                    complete.set()
+
+        self._runtime.get_each(list(names.values()), got)
+        complete.wait(timeout)
+        with self._lock:
+            late = frozenset(missing)
+        for worker in late:
+            self.tell(names[worker], keys.encode(Tombstone()))
+        return late
+
+    def attach(self, key: Key, extra: keys.Extra) -> None:
+        """What is to travel beside the next value of this key."""
+        self._extra[key] = extra
+
+    def feed(self, event: ev.Event) -> None:
+        """Moves the agreement on and performs what it says."""
+        with self._lock:
+            self._state, actions = agreement.step(self.settings, self._state, event)
+            for action in actions:
+                self._perform(action)
+
+    # --- performing ------------------------------------------------------------------
+
+    def _perform(self, action: ev.Action) -> None:
+        match action:
+            case ev.RaiseFlag():
+                self.gate.flag = True
+                self._open_round()
+            case ev.LowerFlag():
+                self.gate.flag = False
+                self._close_round()
+            case ev.ReadCounter():
+                self.feed(ev.CounterRead(self._state.round, self.gate.started))
+            case ev.Get(key, round):
+                self._runtime.get(
+                    self._name(round, key), functools.partial(self._read, key, round)
+                )
+            case ev.Insert():
+                self._insert(action)
+            case ev.Gather():
+                self._gather(action)
+            case _:
+                self._verdict = action
+                self._changed.notify_all()
+
+    def _name(self, round: int, key: Key, worker: int | None = None) -> str:
+        return keys.name(self._incarnation, round, key, worker)
+
+    def _read(self, key: Key, round: int, text: str) -> None:
+        value, extra = keys.decode(key, text)
+        with self._lock:
+            match key:
+                case Key.NOTICE:
+                    self._hear(value, extra)
+                    self.feed(ev.NoticeRead(round, value))
+                case Key.DECISION:
+                    reason = str(extra.get("reason", ""))
+                    if value.boundary is None:
+                        self.lost_because = self.lost_because or reason
+                    self._record(
+                        Decision(round=round, boundary=value.boundary, reason=reason)
+                    )
+                    self.feed(ev.DecisionRead(round, value))
+                case Key.COMMIT:
+                    self.commit_extra = extra
+                    self.lost_because = self.lost_because or str(
+                        extra.get("reason", "")
+                    )
+                    self.save_seconds = extra.get("save_seconds", self.save_seconds)
+                    self.feed(ev.CommitRead(round, value))
+
+    def _hear(self, kind: NoticeKind, extra: keys.Extra) -> None:
+        """Takes over the deadline that a peer's notice carries."""
+        if kind in (NoticeKind.FINISHED, NoticeKind.PERIODIC):
+            return
+        if extra.get("worker") == self.settings.worker:
+            return
+        remaining = extra.get("remaining")
+        now = self._clock.monotonic()
+        if remaining is not None:
+            remaining = max(0.1, float(remaining) - dl.TRAVEL_MARGIN)
+        self._shorten(now, remaining)
+
+    def commit_kind(self) -> ev.CommitKind:
+        """The chief's word on how the round ends, once its marker is written."""
+        with self._lock:
+            decision, notice = self._state.decision, self._state.notice
+            if decision is not None and decision.boundary is None:
+                return ev.CommitKind.ALONE
+            if notice is NoticeKind.PERIODIC:
+                return ev.CommitKind.TRAIN_ON
+            save, step = self.save_seconds or 0.0, self.step_seconds()
+            if (
+                notice is NoticeKind.TRAIN_ON
+                and self.deadline is not None
+                and dl.pays_twice(self._grace, save, step)
+                and dl.last_call(self.deadline, self._grace or 0.0, save, step)
+                > self._clock.monotonic()
+            ):
+                return ev.CommitKind.TRAIN_ON
+            return ev.CommitKind.EXIT
+
+    def _insert(self, action: ev.Insert) -> None:
+        if action.key is Key.BYE:
+            self._leave_by = dl.byes_by(self._clock.monotonic(), self.deadline)
+        extra = dict(self._extra.get(action.key, {}))
+        if action.key is Key.NOTICE and self.deadline is not None and self._grace:
+            extra["remaining"] = self.deadline - self._clock.monotonic()
+        if action.value == ev.Decided(None):
+            extra["reason"] = self.lost_because or "a worker did not answer"
+        if isinstance(action.value, Tombstone):
+            extra |= {"by": self.settings.worker, "reason": self.lost_because}
+        self._runtime.insert(
+            self._name(action.round, action.key, action.worker),
+            keys.encode(action.value, extra),
+            functools.partial(self._inserted, action),
+        )
+
+    def _inserted(self, action: ev.Insert, text: str) -> None:
+        value, _ = keys.decode(action.key, text)
+        round = action.round
+        own = action.worker == self.settings.worker
+        with self._lock:
+            state = self._state
+            match action.key:
+                case Key.COUNT if own and isinstance(action.value, ev.Count):
+                    if action.value.final:
+                        self.feed(ev.FinalCount(round, value))
+                    elif state.watch is Watch.PUBLISHING:
+                        self.feed(ev.OwnCount(round, value))
+                case Key.NOTICE if value is not action.value:
+                    self.feed(ev.NoticeExists(round, value))
+                case Key.BYE if own and state.round == round:
+                    self.feed(ev.ByeSaid())
+
+    # --- gathering -------------------------------------------------------------------
+
+    def _gather(self, action: ev.Gather) -> None:
+        key, round, workers = action.key, action.round, action.workers
+        if key is Key.BYE:
+            self._leave_by = 1.0 + dl.byes_by(self._clock.monotonic(), self.deadline)
+        missing = set(workers)
+        gathered = threading.Event()
+
+        def got(index: int, text: str) -> None:
+            value, extra = keys.decode(key, text)
+            worker = workers[index]
+            with self._lock:
+                missing.discard(worker)
+                if not missing:
+                    gathered.set()
+                self._note_absence(key, worker, value, extra)
+                self.feed(self._gathered_event(key, round, worker, value))
+
+        def bury(dead: frozenset[int], why: str) -> None:
+            with self._lock:
+                for worker in sorted(missing & dead):
+                    self._bury(key, round, worker, why)
+
+        names = [self._name(round, key, worker) for worker in workers]
+        self._runtime.get_each(names, got)
+        self._runtime.watch_deaths(
+            gathered,
+            lambda dead: bury(dead, "the coordination service reports it dead"),
+        )
+        if key is Key.COUNT:
+            self._bury_counts = bury
+            if self._state.notice is None:
+                return  # training may end much later elsewhere; only the dead are given up
+        self._limit_gather(key, bury, frozenset(workers))
+
+    def _limit_gather(self, key: Key, bury: Bury, workers: frozenset[int]) -> None:
+        now = self._clock.monotonic()
+        end = self.deadline or self._round_limit or now + self._save_timeout
+        if key is Key.COUNT:
+            when = dl.counts_by(now, end, self.save_seconds, self._save_timeout)
+        elif key is Key.DONE:
+            when = dl.dones_by(now, end, self._save_timeout)
+        else:
+            when = dl.byes_by(now, self.deadline)
+        why = f"no {key.value} from it within {when - now:.1f} s"
+        self._runtime.at(when, lambda: bury(workers, why))
+
+    def _bury(self, key: Key, round: int, worker: int, why: str) -> None:
+        if round < self._state.round:
+            return
+        extra = {"by": self.settings.worker, "reason": f"worker {worker}: {why}"}
+        self._runtime.insert(
+            self._name(round, key, worker),
+            keys.encode(Tombstone(), extra),
+            lambda text: None,
+        )
+
+    def _note_absence(
+        self, key: Key, worker: int, value: Any, extra: keys.Extra
+    ) -> None:
+        if isinstance(value, Tombstone) and key is not Key.BYE:
+            reason = extra.get("reason") or f"worker {worker} left"
+            self.lost_because = self.lost_because or str(reason)
+            self._record(Fault(where=f"{key.value} of worker {worker}", error=reason))
+            log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
+
+    @staticmethod
+    def _gathered_event(key: Key, round: int, worker: int, value: Any) -> ev.Event:
+        if key is Key.COUNT:
+            return ev.CountRead(round, worker, value)
+        if key is Key.DONE:
+            return ev.DoneRead(round, worker, value is True)
+        return ev.ByeRead(round, worker)
+
+    # --- deadlines -------------------------------------------------------------------
+
+    def _open_round(self) -> None:
+        now = self._clock.monotonic()
+        self._round_limit = None
+        if self._state.notice is NoticeKind.PERIODIC:
+            self._round_limit = now + self._save_timeout
+        if self._state.counts and self._bury_counts is not None:
+            others = frozenset(range(self.settings.world)) - {self.settings.worker}
+            self._limit_gather(Key.COUNT, self._bury_counts, others)
+
+    def _close_round(self) -> None:
+        self._round_limit = None
+        self._bury_counts = None
+        self._leave_by = None
+        self._extra.pop(Key.COMMIT, None)
+        self.lost_because = ""
+        if self._state.held is None:
+            self.deadline = self._grace = None
+            self._extra.clear()
+        elif self._state.held is NoticeKind.TRAIN_ON:
+            self._set_last_call()
+
+    def _shorten(self, received_at: float, grace: float | None) -> None:
+        """Takes an earlier deadline; a later one changes nothing."""
+        new = dl.deadline(received_at, grace, self._save_timeout)
+        if self.deadline is not None and self.deadline <= new:
+            return
+        self.deadline, self._grace = new, grace
+        self._noticed_at = received_at
+        when = dl.guard(new, new - received_at)
+        self._runtime.at(when, functools.partial(self._overrun, new))
+
+    def _set_last_call(self) -> None:
+        if self.deadline is None or self._grace is None:
+            return
+        save = self.save_seconds
+        if save is None:
+            save = self._grace / 4  # not measured yet; set again after the first commit
+        when = dl.last_call(self.deadline, self._grace, save, self.step_seconds())
+        self._last_call_at = when
+        self._runtime.at(when, functools.partial(self._last_call, when))
+
+    def _last_call(self, when: float) -> None:
+        with self._lock:
+            current = self._last_call_at == when and self.deadline is not None
+            if current and self._state.held is NoticeKind.TRAIN_ON:
+                log.info("tfpreempt: the grace period is almost over")
+                self.feed(ev.LocalNotice(NoticeKind.FINAL))
+
+    def _overrun(self, deadline: float) -> None:
+        with self._lock:
+            if self.deadline is None or self.deadline > deadline:
+                return
+        self._on_overrun()

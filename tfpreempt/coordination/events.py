@@ -1,0 +1,380 @@
+"""The words of the agreement: what a worker knows, what it is told, what it does.
+
+Frozen values only. `agreement.py` has the rows that use them, `coordinator.py` turns
+events and actions into reads and writes of the store.
+
+Four roles share a worker's state, each with its own rows:
+  watch   reads the round's keys in order: notice, decision, commit;
+  main    stands at boundaries, saves, leaves; the only role that training waits for;
+  gather  (only on the worker whose process hosts the store) collects counts, done
+          marks and byes;
+  notice  brings this machine's own notices into the store.
+An interval lies between two boundaries; a worker's count is how many it has started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, TypeVar, dataclass_transform
+
+from tfpreempt.events import Outcome
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def value(cls: type[T]) -> type[T]:
+    """A frozen, slotted dataclass: what a row is given and what it returns."""
+    return dataclasses.dataclass(frozen=True, slots=True)(cls)
+
+
+class NoticeKind(enum.Enum):
+    """What a round is for; the value of the key `notice`."""
+
+    FINAL = "final"  # save, then leave
+    TRAIN_ON = "train_on"  # save, and go on if the chief finds that time allows
+    PERIODIC = "periodic"  # nobody goes away: save, then go on
+    FINISHED = "finished"  # training is over everywhere: leave normally
+
+
+class CommitKind(enum.Enum):
+    """How a round ended; the value of the key `commit`."""
+
+    EXIT = "exit"  # durable: leave with the restart code
+    TRAIN_ON = "train_on"  # durable: go on into the next round
+    ALONE = "alone"  # the chief saved without its peers: they leave as lost
+    NONE = "none"  # nothing was saved in this round
+
+
+class Key(enum.Enum):
+    """The insert-once keys of one round; COUNT, DONE and BYE exist once per worker."""
+
+    NOTICE = "notice"
+    COUNT = "count"
+    DECISION = "decision"
+    DONE = "done"
+    COMMIT = "commit"
+    BYE = "bye"
+
+
+@value
+class Count:
+    """A worker's count; final once its training is over."""
+
+    count: int
+    final: bool = False
+
+
+@value
+class Tombstone:
+    """Stands where a worker's value will never come: it is dead, late, or has left."""
+
+
+@value
+class Decided:
+    """The boundary to save at; None: lost, because a worker that is needed is gone."""
+
+    boundary: int | None
+
+
+class Watch(enum.Enum):
+    """States of the watch role."""
+
+    LISTENING = "listening"  # for the round's notice
+    COUNTING = "counting"  # flag raised, own counter not read yet
+    PUBLISHING = "publishing"  # own count on its way
+    DECIDING = "deciding"  # waits for the decision
+    FOLLOWING = "following"  # waits for the commit
+    EXCLUDED = "excluded"  # found its own tombstone
+    OVER = "over"  # this round has no more to read
+    GONE = "gone"  # the store is gone
+
+
+class Main(enum.Enum):
+    """States of the main role."""
+
+    TRAINING = "training"  # in the user's hands
+    WAITING = "waiting"  # at a boundary, flag up, decision unknown
+    FINISHING = "finishing"  # training over, waits for the others or a notice
+    SAVING = "saving"
+    COLLECTING = "collecting"  # chief: its part is saved, others' done marks missing
+    COMMITTING = "committing"  # chief: writes the marker
+    AWAITING = "awaiting"  # saved, or lost: waits for the commit key
+    LEAVING = "leaving"  # says bye; the store's host hears everyone's
+    ENDED = "ended"
+    DETACHED = "detached"  # raised, or gave up its handler; peers were told
+
+
+@value
+class Settings:
+    """What does not change for a worker: the host of the store is also the chief."""
+
+    worker: int
+    world: int
+    collectives: bool = True  # stepping or saving needs every worker
+    saves_alone: bool = True  # the chief can save with no help from a peer
+
+    @property
+    def host(self) -> bool:
+        return self.worker == 0
+
+
+@value
+class State:
+    """Everything that one worker knows."""
+
+    round: int = 1
+    watch: Watch = Watch.LISTENING
+    main: Main = Main.TRAINING
+    notice: NoticeKind | None = None
+    own: Count | Tombstone | None = None
+    decision: Decided | None = None
+    commit: CommitKind | None = None
+    at: int = 0  # the boundary where main stands, or stood last
+    last: bool = False  # training is over at that boundary
+    saved_at: int | None = None  # boundary of the newest commit of this process
+    outcome: Outcome | None = None
+    held: NoticeKind | None = None  # this machine's own notice
+    counts: tuple[Count | Tombstone | None, ...] = ()
+    dones: tuple[bool | None, ...] = ()
+    byes: tuple[bool, ...] = ()
+
+
+# --- events --------------------------------------------------------------------------
+
+
+@value
+class NoticeRead:
+    round: int
+    kind: NoticeKind
+
+
+@value
+class CounterRead:
+    round: int
+    count: int
+
+
+@value
+class OwnCount:
+    """The watch's insert of the own count is done; value is what the key holds."""
+
+    round: int
+    value: Count | Tombstone
+
+
+@value
+class DecisionRead:
+    round: int
+    decided: Decided
+
+
+@value
+class CommitRead:
+    round: int
+    kind: CommitKind
+
+
+@value
+class StoreGone:
+    """The store cannot be reached any more."""
+
+
+@value
+class Boundary:
+    """Main stands at a boundary with the flag up, or at its last one."""
+
+    count: int
+    last: bool = False
+
+
+@value
+class FinalCount:
+    """Main's insert of the final count is done; value is what the key holds."""
+
+    round: int
+    value: Count | Tombstone
+
+
+@value
+class Saved:
+    ok: bool
+
+
+@value
+class Committed:
+    """The chief wrote the marker (or NONE: it could not)."""
+
+    kind: CommitKind
+
+
+@value
+class StepFailed:
+    """A step failed because a peer is gone."""
+
+
+@value
+class Detached:
+    """Main raises, or gives up its handler while training goes on."""
+
+
+@value
+class DeadlinePassed:
+    """Main has waited as long as it may."""
+
+
+@value
+class ByeSaid:
+    """The own bye is in the store."""
+
+
+@value
+class NextRound:
+    """Main goes on after leaving: the exit function returned, or a new handler opens."""
+
+    served: bool = True  # the held notice is dealt with
+
+
+@value
+class CountRead:
+    round: int
+    worker: int
+    value: Count | Tombstone
+
+
+@value
+class DoneRead:
+    round: int
+    worker: int
+    ok: bool
+
+
+@value
+class ByeRead:
+    round: int
+    worker: int
+
+
+@value
+class LocalNotice:
+    kind: NoticeKind
+
+
+@value
+class NoticeExists:
+    """The own notice met an older one in that round."""
+
+    round: int
+    kind: NoticeKind
+
+
+# --- actions -------------------------------------------------------------------------
+
+
+@value
+class RaiseFlag:
+    """Main must look before it starts another interval."""
+
+
+@value
+class LowerFlag:
+    pass
+
+
+@value
+class ReadCounter:
+    """Answer with CounterRead; strictly after RaiseFlag took effect."""
+
+
+@value
+class Get:
+    """Wait for a key of the watch role."""
+
+    key: Key
+    round: int
+
+
+@value
+class Insert:
+    """Insert a key; worker names whose it is, for keys that exist once per worker."""
+
+    key: Key
+    round: int
+    value: Any
+    worker: int | None = None
+
+
+@value
+class Gather:
+    """Read the key of every other worker in `workers`, tombstones at the deadline."""
+
+    key: Key
+    round: int
+    workers: tuple[int, ...]
+
+
+@value
+class Proceed:
+    """Verdict: train on; the decision lies ahead."""
+
+    until: int
+
+
+@value
+class Save:
+    """Verdict: save now. repeat: this boundary is committed already, write nothing."""
+
+    boundary: int
+    alone: bool
+    repeat: bool
+
+
+@value
+class WriteMarker:
+    """Verdict for the chief: commit what these workers staged."""
+
+    workers: tuple[int, ...]
+
+
+@value
+class Resume:
+    """Verdict: committed, train on."""
+
+
+@value
+class Leave:
+    """Verdict: leave."""
+
+    outcome: Outcome
+
+
+@value
+class Raise:
+    """Verdict: the failed step is an ordinary error."""
+
+
+Event = (
+    NoticeRead
+    | CounterRead
+    | OwnCount
+    | DecisionRead
+    | CommitRead
+    | StoreGone
+    | Boundary
+    | FinalCount
+    | Saved
+    | Committed
+    | StepFailed
+    | Detached
+    | DeadlinePassed
+    | ByeSaid
+    | NextRound
+    | CountRead
+    | DoneRead
+    | ByeRead
+    | LocalNotice
+    | NoticeExists
+)
+Verdict = Proceed | Save | WriteMarker | Resume | Leave | Raise
+Action = RaiseFlag | LowerFlag | ReadCounter | Get | Insert | Gather | Verdict

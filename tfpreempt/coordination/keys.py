@@ -1,0 +1,79 @@
+"""Key names and the text that keys hold.
+
+Names are `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`; values are JSON objects:
+what the agreement needs, and beside it what people and deadlines need.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tfpreempt.coordination.events import (
+    CommitKind,
+    Count,
+    Decided,
+    Key,
+    NoticeKind,
+    Tombstone,
+)
+from tfpreempt.errors import CoordinationError
+
+Extra = dict[str, Any]
+
+
+def name(incarnation: str, round: int, key: Key, worker: int | None = None) -> str:
+    """The name of a key of a round."""
+    tail = "" if worker is None else f"/{worker}"
+    return f"tfpreempt/{incarnation}/{round}/{key.value}{tail}"
+
+
+def encode(value: Any, extra: Extra | None = None) -> str:
+    """A value of the agreement as text."""
+    match value:
+        case NoticeKind() | CommitKind():
+            fields: Extra = {"kind": value.value}
+        case Count(count, final):
+            fields = {"count": count, "final": final}
+        case Tombstone():
+            fields = {"tombstone": True}
+        case Decided(boundary):
+            fields = {"boundary": boundary}
+        case bool():
+            fields = {"ok": value}
+        case _:
+            raise TypeError(f"no encoding for {value!r}")
+    return json.dumps({**(extra or {}), **fields})
+
+
+def decode(key: Key, text: str) -> tuple[Any, Extra]:
+    """The value and what travels beside it.
+
+    Raises:
+        CoordinationError: the text is not what this version of tfpreempt writes.
+    """
+    try:
+        fields: Extra = json.loads(text)
+        return _value(key, fields), fields
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CoordinationError(
+            f"the key {key.value!r} holds {text[:200]!r}, which is not a value of the "
+            "agreement; do all workers run the same version of tfpreempt?"
+        ) from error
+
+
+def _value(key: Key, fields: Extra) -> Any:
+    if fields.get("tombstone"):
+        return Tombstone()
+    match key:
+        case Key.NOTICE:
+            return NoticeKind(fields["kind"])
+        case Key.COMMIT:
+            return CommitKind(fields["kind"])
+        case Key.COUNT:
+            return Count(int(fields["count"]), bool(fields["final"]))
+        case Key.DECISION:
+            boundary = fields["boundary"]
+            return Decided(None if boundary is None else int(boundary))
+        case _:
+            return bool(fields["ok"])

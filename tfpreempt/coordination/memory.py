@@ -1,0 +1,63 @@
+"""A store in this process: for one worker alone, and for simulation."""
+
+from __future__ import annotations
+
+import threading
+
+from tfpreempt.errors import KeyExistsError, StoreGoneError, WaitTimeoutError
+
+
+class MemoryStore:
+    """Insert-once keys in a dictionary; all methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._gone = False
+        self._dead: frozenset[int] = frozenset()
+
+    def insert(self, key: str, value: str) -> None:
+        with self._changed:
+            self._check()
+            if key in self._values:
+                raise KeyExistsError(f"the key {key!r} was inserted before")
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout: float | None = None) -> str:
+        with self._changed:
+            there = self._changed.wait_for(
+                lambda: self._gone or key in self._values, timeout
+            )
+            self._check()
+            if not there:
+                raise WaitTimeoutError(
+                    f"the key {key!r} was not inserted within {timeout} s"
+                )
+            return self._values[key]
+
+    def delete(self, key: str) -> None:
+        with self._changed:
+            self._check()
+            for name in [n for n in self._values if f"{n}/".startswith(f"{key}/")]:
+                del self._values[name]
+
+    def dead_workers(self) -> frozenset[int]:
+        with self._changed:
+            self._check()
+            return self._dead
+
+    def report_dead(self, workers: frozenset[int]) -> None:
+        """Makes `dead_workers` return these."""
+        with self._changed:
+            self._dead = workers
+
+    def close(self) -> None:
+        """The store is gone: every call, also one that waits, raises StoreGoneError."""
+        with self._changed:
+            self._gone = True
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self._gone:
+            raise StoreGoneError("the store was closed; its host has ended")

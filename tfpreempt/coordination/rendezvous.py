@@ -1,0 +1,114 @@
+"""Before training: all workers start from the same plan, or all raise the same error.
+
+The chief proposes, everyone checks the proposal against what it sees, and the chief
+announces the result. Three insert-once keys a start: `plan`, `hello/<i>`, `ready`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.errors import TfpreemptError, WaitTimeoutError
+
+Plan = dict[str, Any]
+T = TypeVar("T")
+
+
+def agree(
+    store: KeyValueStore,
+    prefix: str,
+    worker: int,
+    world: int,
+    *,
+    propose: Callable[[], Plan],
+    check: Callable[[Plan], str | None],
+    timeout: float,
+) -> tuple[Plan, dict[int, str]]:
+    """Agrees on a plan; called by every worker, in the same order of prefixes.
+
+    Args:
+        store: the store; used from a thread of its own, with a deadline.
+        prefix: namespace of this start.
+        worker: who this is; worker 0 proposes.
+        world: number of workers.
+        propose: makes the chief's plan, JSON-able.
+        check: what this worker finds wrong with the plan, for people; None if nothing.
+        timeout: seconds to wait for the slowest worker.
+
+    Returns:
+        The plan, and what each worker found wrong (empty: all agree).
+
+    Raises:
+        WaitTimeoutError: a worker did not come in time.
+        StoreGoneError: the store cannot be reached.
+    """
+    plan: Plan = {}
+    if worker == 0:
+        try:
+            plan = {"ok": True, **propose()}
+        except TfpreemptError as error:
+            plan = {"ok": False, "problem": str(error)}
+            _put(store, f"{prefix}/plan", plan)
+            raise
+        _put(store, f"{prefix}/plan", plan)
+    else:
+        plan = _take(store, f"{prefix}/plan", timeout, "worker 0's plan")
+        if not plan["ok"]:
+            return plan, {0: str(plan["problem"])}
+    try:
+        problem = check(plan)
+    except TfpreemptError as error:
+        problem = str(error)
+    _put(store, f"{prefix}/hello/{worker}", {"problem": problem})
+    if worker == 0:
+        problems = {}
+        for i in range(world):
+            hello = _take(store, f"{prefix}/hello/{i}", timeout, f"worker {i}")
+            if hello["problem"]:
+                problems[str(i)] = hello["problem"]
+        _put(store, f"{prefix}/ready", problems)
+    ready = _take(store, f"{prefix}/ready", timeout, "worker 0's go-ahead")
+    return plan, {int(i): str(problem) for i, problem in ready.items()}
+
+
+def _put(store: KeyValueStore, key: str, value: Plan) -> None:
+    text = json.dumps(value)
+    bounded(lambda: store.insert(key, text), 60.0, f"inserting {key}")
+
+
+def _take(store: KeyValueStore, key: str, timeout: float, whom: str) -> Plan:
+    text = bounded(lambda: store.get(key), timeout, f"waiting for {whom}")
+    plan: Plan = json.loads(text)
+    return plan
+
+
+def bounded(call: Callable[[], T], timeout: float, what: str) -> T:
+    """Runs a call that may block for ever in a daemon thread, with a deadline.
+
+    Raises:
+        WaitTimeoutError: it took longer than `timeout` seconds.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            errors.append(error)
+
+    thread = threading.Thread(target=target, name="tfpreempt-bounded", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise WaitTimeoutError(
+            f"{what} took longer than {timeout:g} s; a worker is missing, frozen, or "
+            "makes its handlers in another order. Look at the logs of all workers."
+        )
+    return results[0]

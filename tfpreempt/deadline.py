@@ -1,0 +1,83 @@
+"""By when things must happen: pure arithmetic on seconds.
+
+All times are monotonic seconds of one process; a deadline never travels between
+processes, only the seconds that remain until it do.
+"""
+
+from __future__ import annotations
+
+TRAVEL_MARGIN = 0.5  # a notice from a peer is this much older than it says
+SAFETY = 1.5  # a save under pressure takes this much longer than the last one
+
+
+def deadline(received_at: float, grace: float | None, save_timeout: float) -> float:
+    """When the machine goes; without a known grace, when waiting stops.
+
+    Args:
+        received_at: when the notice came.
+        grace: seconds told with it; None or 0 mean that nobody knows.
+        save_timeout: seconds after which a save of unknown deadline is given up.
+    """
+    return received_at + (grace or save_timeout)
+
+
+def pays_twice(grace: float | None, save: float | None, step: float) -> bool:
+    """Whether a second commit at the end of the grace period is worth it.
+
+    It is where the grace is at least three times a save and two steps. While no save
+    was measured the answer is yes: the first commit, made at once, measures it, and is
+    asked again.
+
+    Args:
+        grace: seconds told with the notice; None or 0 mean commit at once and leave.
+        save: measured seconds of a save; None if there was none yet.
+        step: measured seconds of a step.
+    """
+    if not grace:
+        return False
+    return save is None or grace >= 3 * (save + 2 * step)
+
+
+def last_call(deadline: float, grace: float, save: float, step: float) -> float:
+    """When the final round must be opened so that its commit is in time."""
+    margin = min(2.0, 0.25 * grace)
+    return deadline - (SAFETY * save + 2 * step + margin)
+
+
+def guard(deadline: float, total: float) -> float:
+    """When the process ends itself although no boundary came.
+
+    Args:
+        deadline: when the machine goes.
+        total: seconds from the notice to the deadline.
+    """
+    return deadline - min(1.0, 0.1 * total)
+
+
+def counts_by(now: float, deadline: float, save: float | None, limit: float) -> float:
+    """When the gatherer stops waiting for a worker's count.
+
+    Counts come from threads that wait for nothing, so a late one means a dead or frozen
+    worker; the rest of the time belongs to the save.
+
+    Args:
+        now: when gathering starts.
+        deadline: when the machine goes.
+        save: measured seconds of a save; None if unknown.
+        limit: `save_timeout`; no wait for a peer is longer, however long the grace.
+    """
+    total = max(0.0, min(deadline - now, limit))
+    reserve = total / 2 if save is None else min(SAFETY * save + 1.0, 0.8 * total)
+    return now + max(0.1 * total, min(total - reserve, 0.4 * total))
+
+
+def dones_by(now: float, deadline: float, limit: float) -> float:
+    """When the chief stops waiting for the shards of the others."""
+    total = max(0.0, min(deadline - now, limit))
+    return now + 0.7 * total
+
+
+def byes_by(now: float, deadline: float | None) -> float:
+    """When the store's host stops waiting for the others to have left."""
+    longest = 10.0
+    return now + (longest if deadline is None else max(0.5, min(deadline - now, longest)))

@@ -1,0 +1,96 @@
+"""The exception tree.
+
+Every message says what was received, what was expected, and what to do. Errors of
+TensorFlow, the operating system and the standard library are translated into these at
+the edge where they are met, with the original as the cause.
+"""
+
+from __future__ import annotations
+
+
+class TfpreemptError(Exception):
+    """Base of every error that tfpreempt raises on purpose."""
+
+
+# --- arguments and use ---------------------------------------------------------------
+
+
+class ConfigurationError(TfpreemptError, ValueError):
+    """An argument or environment variable has a value that cannot work."""
+
+
+class UnsupportedClusterError(ConfigurationError, NotImplementedError):
+    """A cluster of a kind that cannot be preempted together (parameter servers)."""
+
+
+class UsageError(TfpreemptError, RuntimeError):
+    """A method was called at a moment or from a place where it cannot work."""
+
+
+class HandlerClosedError(UsageError):
+    """The handler was closed and is asked to go on."""
+
+
+class NestedRunError(UsageError):
+    """`run()` was entered inside `run()`."""
+
+
+class NotMainThreadError(UsageError):
+    """Signals can only be watched by an object made on the main thread."""
+
+
+# --- coordination --------------------------------------------------------------------
+
+
+class CoordinationError(TfpreemptError, RuntimeError):
+    """The workers could not agree."""
+
+
+class StoreGoneError(CoordinationError):
+    """The key-value store cannot be reached any more (its host has ended)."""
+
+
+class KeyExistsError(CoordinationError):
+    """The key was inserted before; an insert-once key never changes its value."""
+
+
+class WaitTimeoutError(CoordinationError, TimeoutError):
+    """A wait for another worker ended at its deadline."""
+
+
+class WorkersDisagreeError(CoordinationError):
+    """Workers of one incarnation differ in something that must be equal."""
+
+
+# --- checkpoints ---------------------------------------------------------------------
+
+
+class CheckpointError(TfpreemptError, RuntimeError):
+    """A checkpoint could not be written, found or read."""
+
+
+class SaveError(CheckpointError):
+    """A checkpoint could not be committed; nothing older was touched."""
+
+
+class CheckpointDamagedError(CheckpointError):
+    """A file of a committed checkpoint is missing, short or has another checksum."""
+
+
+class CheckpointMismatchError(CheckpointError, ValueError):
+    """The checkpoint was written by another model than the one to restore into."""
+
+
+class DirectoryNotSharedError(CheckpointError):
+    """The checkpoint directory is not the same storage for every worker."""
+
+
+class DuplicateStateError(TfpreemptError, ValueError):
+    """A State with this name is registered already."""
+
+
+# --- notices -------------------------------------------------------------------------
+
+
+class NoticeError(TfpreemptError, RuntimeError):
+    """A notice source cannot work here."""

@@ -1,0 +1,119 @@
+"""The frozen values that travel the path: notice, decision, commit, exit, restored.
+
+Times named `_at` are monotonic seconds of the process that made the value; they are
+never compared between processes. The journal adds wall time when it records a value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+
+class Outcome(enum.Enum):
+    """How a worker's run ended."""
+
+    COMMITTED = "committed"  # the agreed step is durable
+    LOST = "lost"  # this preemption committed nothing; the last commit stands
+    FINISHED = "finished"  # training was over on every worker
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A source says that this machine is going away.
+
+    Attributes:
+        source: the source's name, such as "signal:SIGTERM" or "file:/run/stop".
+        worker: index of the worker that saw it.
+        grace_seconds: time until the machine goes, as told when the notice was
+            received; None where nobody said.
+        received_at: monotonic seconds at which it was seen.
+        detail: what the source said, for people.
+    """
+
+    source: str
+    worker: int
+    grace_seconds: float | None
+    received_at: float
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The boundary at which every worker saves in this round; None means lost."""
+
+    round: int
+    boundary: int | None
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """A step is durable.
+
+    Attributes:
+        step: the step number that the checkpoint carries.
+        path: the directory of our own layout, or the prefix of a user's manager.
+        sequence: 1 for the first commit in a directory, then counting up; ranks
+            commits without comparing clocks.
+        world_size: number of workers that took part.
+        save_seconds: from the start of writing to the marker, on the chief.
+        bytes: total size of its files.
+        because: "preemption", "periodic" or "save".
+        notice_to_commit_seconds: on a worker that held the notice itself.
+    """
+
+    step: int
+    path: str
+    sequence: int
+    world_size: int
+    save_seconds: float
+    bytes: int
+    because: str
+    notice_to_commit_seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """This worker is about to leave."""
+
+    outcome: Outcome
+    code: int | None
+    step: int
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A checkpoint was restored; path None means that training starts afresh."""
+
+    path: str | None
+    step: int
+    sequence: int
+    world_size: int
+    skipped: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something went wrong that training survived; nothing is lost in silence."""
+
+    where: str
+    error: str
+
+
+Event = Notice | Decision | Commit | Exit | Restored | Fault
+
+
+def to_record(event: Event) -> dict[str, Any]:
+    """The event as a JSON-able dictionary with its kind under "event"."""
+    record: dict[str, Any] = {"event": type(event).__name__.lower()}
+    for field in dataclasses.fields(event):
+        value = getattr(event, field.name)
+        if isinstance(value, enum.Enum):
+            value = value.value
+        elif isinstance(value, tuple):
+            value = list(value)
+        record[field.name] = value
+    return record

@@ -1,0 +1,639 @@
+"""PreemptionCheckpointHandler: what a custom training loop holds.
+
+A boundary is an entry of `run()` or `save_checkpoint_if_preempted()`, the end of a watch
+scope, or `close()`. Between two of them training is left alone: no RPC, no lock, no
+collective, no device sync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import logging
+import math
+import os
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint_context
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import probe
+from tfpreempt.checkpoint import restore as restoring
+from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.restore import Candidate
+from tfpreempt.checkpoint.saver import CheckpointSaver, Staged
+from tfpreempt.checkpoint.writer import make_saver
+from tfpreempt.cluster import Cluster, read_cluster
+from tfpreempt.coordination import rendezvous
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.events import Commit, Event, Exit, Notice, Outcome, Restored
+from tfpreempt.journal import Journal, journal_directory
+from tfpreempt.notice.native import NativeKeySource
+from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.session import Session, session_for
+from tfpreempt.termination import TerminationConfig
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+COUNTER = "checkpointed_runs"  # the name under which TensorFlow's handler saves it
+START_TIMEOUT = 300.0  # seconds that the slowest worker may need to make its handler
+NEVER = 1 << 62
+
+END_OF_DATA = (StopIteration, StopAsyncIteration, tf.errors.OutOfRangeError)
+PEER_GONE = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+
+
+class DirectoryRequiredError(errors.ConfigurationError, tf.errors.InvalidArgumentError):
+    """A checkpoint was passed without a directory."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+
+class PreemptionCheckpointHandler:
+    """Turns a termination notice into an agreed, durable commit and the right exit.
+
+    Drop-in for `tf.distribute.experimental.PreemptionCheckpointHandler`: make it after
+    the strategy, on the main thread of every worker; it restores the newest commit. Wrap
+    each step in `run()` and close it at the end (or use it as a context manager).
+
+    Args:
+        cluster_resolver: the strategy's `cluster_resolver`; None for one process.
+        checkpoint_or_checkpoint_manager: a `tf.train.Checkpoint` (with `checkpoint_dir`),
+            a `tf.train.CheckpointManager` of the user's on every worker, or None: then
+            the named States alone are the checkpoint.
+        checkpoint_dir: where a Checkpoint is saved; shared storage for all workers.
+        termination_config: when, with how much grace and how to leave; TensorFlow's own
+            TerminationConfig objects are accepted. None watches SIGTERM and leaves with
+            exit code 143.
+        save_every: also commit every so many `run()` calls (an int), or whenever so much
+            time has passed (a timedelta, by agreement on a step). None: only on notices,
+            `save()` and at the end.
+        restore: False starts afresh although there are commits.
+        save_timeout: seconds that any wait for other workers may take where the notice
+            came without a grace period.
+        max_to_keep: commits kept in `checkpoint_dir`; None keeps all. A manager keeps
+            its own number.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+        DirectoryNotSharedError: workers see different storage under the directory.
+        CheckpointMismatchError: the newest commit belongs to another model.
+        WorkersDisagreeError: workers differ in world size.
+        NotMainThreadError: signals can only be watched from the main thread.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: Any,
+        checkpoint_or_checkpoint_manager: Any,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        termination_config: Any = None,
+        *,
+        save_every: int | datetime.timedelta | None = None,
+        restore: bool = True,
+        save_timeout: float = 30.0,
+        max_to_keep: int | None = 2,
+    ) -> None:
+        given = checkpoint_or_checkpoint_manager
+        if isinstance(given, tf.train.Checkpoint) and not checkpoint_dir:
+            raise DirectoryRequiredError(
+                "checkpoint_or_checkpoint_manager is a tf.train.Checkpoint and "
+                f"checkpoint_dir is {checkpoint_dir!r}; pass the directory too, or a "
+                "tf.train.CheckpointManager, which has one"
+            )
+        self._config = TerminationConfig.accept(termination_config)
+        self._cluster = read_cluster(cluster_resolver)
+        self._save_every = check_save_every(save_every)
+        check_seconds("save_timeout", save_timeout)
+        self._session = session_for(
+            self._cluster, lambda: make_store(self._cluster), save_timeout
+        )
+        self._gate = self._session.gate
+        self._closed = False
+        self._armed = False
+        self._runs = 0
+        self._moved_at = 0  # runs at the newest commit
+        self._save_arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._counter = attach_counter(given)
+        self._skipped: list[str] = []
+        self._saver, self._candidate, self._token = self._agree_on_start(
+            given, checkpoint_dir, restore, max_to_keep
+        )
+        self._journal = Journal(
+            journal_directory(self._saver.directory),
+            self._cluster.worker,
+            incarnation=os.environ.get("TFPREEMPT_INCARNATION", self._token),
+        )
+        self._base = self._restore()
+        self._slow_at = self._next_stop()
+        self._watcher = self._watch()
+        self._session.join(self)
+        if isinstance(self._save_every, datetime.timedelta) and self._cluster.is_chief:
+            self._session.save_each(self._save_every.total_seconds(), self)
+
+    # --- the loop --------------------------------------------------------------------
+
+    def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls a training function; the boundary is before the call.
+
+        If a notice was served by then, this worker saves with all others at the agreed
+        step and leaves. What the caller assigns after `run()` returns belongs to the
+        step; a batch that was fetched in the argument list is lost if the process leaves
+        here, so exact loops fetch inside (`handler.run(step, iterator)`).
+
+        Args:
+            fn: the training function, usually with `strategy.run` inside.
+            *args: for fn.
+            **kwargs: for fn.
+
+        Returns:
+            What fn returns.
+
+        Raises:
+            HandlerClosedError: after `close()`.
+            NestedRunError: inside another `run()`.
+            SystemExit: by the exit function, after a commit.
+        """
+        gate = self._gate
+        gate.started += 1
+        if gate.flag or gate.busy or self._runs >= self._slow_at:
+            self._enter()
+        gate.busy = True
+        try:
+            result = fn(*args, **kwargs)
+        except BaseException as error:
+            gate.busy = False
+            self._raised(error)
+            raise
+        gate.busy = False
+        self._runs += 1
+        return result
+
+    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        """A boundary alone: saves and leaves if it is the agreed one.
+
+        Args:
+            *args: for `CheckpointManager.save`, or for the config's save_fn.
+            **kwargs: likewise, such as `checkpoint_number=` or `options=`.
+        """
+        gate = self._gate
+        gate.started += 1
+        if gate.flag or gate.busy or self._runs >= self._slow_at:
+            self._save_arguments = (args, kwargs)
+            try:
+                self._enter()
+            finally:
+                self._save_arguments = ((), {})
+        self._runs += 1
+
+    @contextlib.contextmanager
+    def watch_preemption_scope(self) -> Iterator[None]:
+        """Arms the sources on entry, reports errors inside to peers, ends in a boundary.
+
+        Yields:
+            Nothing.
+        """
+        self._check_open()
+        self._arm()
+        try:
+            yield
+        except BaseException as error:
+            if not self._session.left:
+                self._raised(error)
+            raise
+        if not self._closed:
+            self._boundary()
+
+    @property
+    def total_run_calls(self) -> int:
+        """Calls that came back, over all restarts; what the checkpoint counts."""
+        return self._base + self._runs
+
+    # --- saving ----------------------------------------------------------------------
+
+    def save(self) -> Checkpoint | None:
+        """Commits now; every worker calls it at the same place of its loop.
+
+        Returns:
+            The commit on the chief, None elsewhere (where it may not be complete yet).
+
+        Raises:
+            SaveError: the directory, or a worker whose part did not come in time.
+        """
+        self._check_open()
+        self._check_attached()
+        self._session.save_together([self], "save")
+        return self.latest_checkpoint if self._cluster.is_chief else None
+
+    @property
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The newest commit in the directory, or None. Reads the directory."""
+        found = restoring.find_candidates(self._saver.directory)
+        return self._saver.checkpoint(found[0]) if found else None
+
+    # --- the end ---------------------------------------------------------------------
+
+    def close(self, limit: float | None = None) -> None:
+        """The last boundary: serves a notice that is up, or finishes with all workers.
+
+        The final state is committed, so that a complete run that is started again
+        finishes at once. Signals and sources are put back. Closing twice does nothing.
+
+        Args:
+            limit: seconds to wait for workers that still train; None: while they live.
+
+        Raises:
+            UsageError: inside `run()`.
+            SystemExit: a notice was served instead.
+        """
+        if self._closed:
+            return
+        if self._gate.busy:
+            raise errors.UsageError(
+                "close() was called inside run(); call it after the loop"
+            )
+        self._arm()
+        if not self._session.detached:
+            if self._session.members() == [self]:
+                self._session.finish(limit)
+                self._commit_final()
+                self.record(Exit(outcome=Outcome.FINISHED, code=None, step=self.step))
+            else:
+                self._boundary()
+        self.quiet()
+
+    def __enter__(self) -> PreemptionCheckpointHandler:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: Any, error: BaseException | None, trace: Any
+    ) -> Literal[False]:
+        if error is None:
+            self.close()
+        elif not self._closed:
+            if not self._session.left:
+                self._raised(error)
+            self.quiet()
+        return False
+
+    # --- what the session asks (Participant) -----------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The step that a save would carry."""
+        return self.total_run_calls
+
+    def stage(self, name: str) -> Staged:
+        """Writes this worker's part of a save."""
+        args, kwargs = self._save_arguments
+        if self._counter is not None:
+            self._counter.assign(self.total_run_calls)
+        with checkpoint_context.preemption_save_context():
+            return self._saver.stage(
+                self.total_run_calls, f"{self._token}-{name}", *args, **kwargs
+            )
+
+    def commit(
+        self, staged: Staged, because: str, workers: Sequence[int]
+    ) -> Commit | None:
+        """Makes a staged save durable; on the chief."""
+        commit = self._saver.commit(staged, because, tuple(workers))
+        self.committed()
+        if commit is not None:
+            self.record(commit)
+            log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
+        return commit
+
+    def committed(self) -> None:
+        """The state as it is now is durable."""
+        self._moved_at = self._runs
+
+    def discard(self, staged: Staged) -> None:
+        """Throws away a staged save; on the chief."""
+        self._saver.discard(staged)
+
+    def needs_peers(self) -> bool:
+        """Whether a save needs every worker at once."""
+        return self._saver.needs_peers()
+
+    def record(self, event: Event) -> None:
+        """Writes to the journal; any thread."""
+        if isinstance(event, Exit) and event.code is None:
+            code = 0 if event.outcome is Outcome.FINISHED else self._config.exit_code
+            event = dataclasses.replace(event, code=code)
+        self._journal.record(event)
+
+    def leave(self, committed: bool) -> None:
+        """Leaves as the config says."""
+        self._config.leave(committed)
+
+    def quiet(self) -> None:
+        """Stops listening, puts signals back, and is closed."""
+        self._closed = True
+        self._slow_at = -1
+        self._watcher.close()
+        self._session.part(self)
+        self._journal.close()
+
+    # --- boundaries, the slow path ---------------------------------------------------
+
+    def _enter(self) -> None:
+        """A boundary at which there is something to do; the interval is counted."""
+        try:
+            self._check_open()
+            self._check_attached()
+        except errors.TfpreemptError:
+            self._gate.started -= 1
+            raise
+        self._arm()
+        self._session.look()
+        if self._runs == 1:
+            self._session.begin_measuring()
+        every = self._save_every
+        if isinstance(every, int) and self._runs > self._moved_at:
+            if self.total_run_calls % every == 0:
+                self._save_periodically()
+        self._slow_at = self._next_stop()
+
+    def _boundary(self) -> None:
+        self._gate.started += 1
+        if self._gate.flag:
+            self._session.look()
+
+    def _next_stop(self) -> int:
+        """The number of runs at which the slow path must be taken next."""
+        if self._runs < 2:
+            return self._runs
+        if isinstance(self._save_every, int):
+            done = self.total_run_calls // self._save_every
+            return (done + 1) * self._save_every - self._base
+        return NEVER
+
+    def _save_periodically(self) -> None:
+        try:
+            self._session.save_together([self], "periodic")
+        except errors.SaveError as error:
+            self._session.report_fault("periodic save", error)
+        self.committed()
+
+    def _commit_final(self) -> None:
+        """The state at the normal end, so that a restart has nothing left to do."""
+        if self._runs == self._moved_at:
+            return
+        try:
+            self._session.save_together([self], "finished")
+        except errors.CheckpointError as error:
+            self._session.report_fault("the final save", error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.HandlerClosedError(
+                "this handler was closed; make a new PreemptionCheckpointHandler (it "
+                "restores what the old one committed), or close it after the last run()"
+            )
+        if self._gate.busy:
+            raise errors.NestedRunError(
+                "run() was entered inside run(); the boundary inside cannot be a safe "
+                "place to save. Call the inner function directly."
+            )
+
+    def _check_attached(self) -> None:
+        if self._session.detached:
+            raise errors.UsageError(
+                "an error was raised in run() on this worker and reported to all "
+                "workers; the cluster cannot go on. Let the process end with the error, "
+                "and start all workers again."
+            )
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            self._watcher.rearm()
+            if self._candidate is not None:
+                self._saver.load_random_state(self._candidate)
+
+    def _raised(self, error: BaseException) -> None:
+        """Tells the peers about an error that is about to be raised here."""
+        if self._cluster.world == 1 or isinstance(error, END_OF_DATA):
+            return
+        if self._session.detached:
+            return
+        self._session.step_failed(error, isinstance(error, PEER_GONE))
+        from tfpreempt.coordination import tf_service
+
+        self._session.report(error, tf_service.report_error)
+
+    # --- the start -------------------------------------------------------------------
+
+    def _agree_on_start(
+        self, given: Any, own_directory: Any, restore: bool, max_to_keep: int | None
+    ) -> tuple[CheckpointSaver, Candidate | None, str]:
+        """All workers see the same storage, and will restore the same commit."""
+        made: dict[str, Any] = {}
+
+        def build(directory: str | None) -> CheckpointSaver:
+            saver = make_saver(
+                given,
+                own_directory,
+                worker=self._cluster.worker,
+                world_size=self._cluster.world,
+                is_chief=self._cluster.is_chief,
+                max_to_keep=max_to_keep,
+                save_fn=self._config.save_fn,
+                chief_directory=directory,
+            )
+            made["saver"] = saver
+            return saver
+
+        def propose() -> rendezvous.Plan:
+            saver = build(None)
+            saver.start()
+            made["candidate"] = saver.newest(self._skip) if restore else None
+            made["probe"] = probe.write_probe(saver.directory)
+            candidate = made["candidate"]
+            return {
+                "directory": saver.directory,
+                "probe": made["probe"],
+                "checkpoint": candidate.token if candidate else None,
+                "world": self._cluster.world,
+                "token": uuid.uuid4().hex[:12],
+            }
+
+        def check(plan: rendezvous.Plan) -> str | None:
+            if self._cluster.is_chief:
+                return None
+            return self._check_plan(plan, given, own_directory, build, made)
+
+        try:
+            plan, problems = rendezvous.agree(
+                self._session.store,
+                self._session.next_prefix(),
+                self._cluster.worker,
+                self._cluster.world,
+                propose=propose,
+                check=check,
+                timeout=START_TIMEOUT,
+            )
+        finally:
+            if "probe" in made:
+                probe.remove_probe(made["saver"].directory, made["probe"])
+        raise_problems(problems)
+        return made["saver"], made.get("candidate"), str(plan["token"])
+
+    def _check_plan(
+        self,
+        plan: rendezvous.Plan,
+        given: Any,
+        own_directory: Any,
+        build: Callable[[str | None], CheckpointSaver],
+        made: dict[str, Any],
+    ) -> str | None:
+        if plan["world"] != self._cluster.world:
+            return (
+                f"{DISAGREES}worker 0 counts {plan['world']} workers, this one "
+                f"{self._cluster.world}; give all workers the same TF_CONFIG cluster"
+            )
+        own = getattr(given, "directory", own_directory)
+        for directory in (plan["directory"], os.path.abspath(own) if own else None):
+            if directory and probe.check_probe(directory, plan["probe"]):
+                break
+        else:
+            return (
+                f"{NOT_SHARED}{own!r} here is not the same storage as worker 0's "
+                f"{plan['directory']!r} (a file that worker 0 wrote there is not to be "
+                "seen). Use a directory that all machines mount, or object storage by "
+                "remote_checkpoint_dir"
+            )
+        saver = build(directory)
+        if plan["checkpoint"] is not None:
+            made["candidate"] = saver.find(plan["checkpoint"])
+            if made["candidate"] is None:
+                return (
+                    f"{DISAGREES}worker 0 restores the commit {plan['checkpoint']} of "
+                    f"{plan['directory']!r}, which this worker does not find there"
+                )
+        return None
+
+    def _skip(self, problem: str) -> None:
+        log.warning("tfpreempt: %s; an older commit is used", problem)
+        self._skipped.append(problem)
+
+    def _restore(self) -> int:
+        """Restores what was agreed on; returns the number of runs it carries."""
+        restored = Restored(
+            path=None, step=0, sequence=0, world_size=self._cluster.world
+        )
+        if self._candidate is not None:
+            restored = self._saver.restore(self._candidate)
+            if self._counter is not None:
+                restored = dataclasses.replace(
+                    restored, step=int(self._counter.numpy())
+                )
+        restored = dataclasses.replace(restored, skipped=tuple(self._skipped))
+        self._journal.record(restored)
+        if restored.path is not None:
+            log.info("tfpreempt: restored step %d of %s", restored.step, restored.path)
+        return restored.step
+
+    def _watch(self) -> Watcher:
+        sources = list(self._config.watched_sources())
+        if self._cluster.jobs:
+            from tfpreempt.coordination import tf_service
+
+            native = NativeKeySource(tf_service.read_native_notice)
+            sources.append(WatchedSource(native, self._config.grace_seconds))
+        received = weakref.WeakMethod(self._received)
+
+        def deliver(notice: Notice) -> None:
+            receive = received()
+            if receive is not None:
+                receive(notice)
+
+        watcher = Watcher(sources, self._cluster.worker, deliver)
+        weakref.finalize(self, watcher.close)
+        watcher.start()
+        return watcher
+
+    def _received(self, notice: Notice) -> None:
+        """A source speaks; on its thread."""
+        self._session.coordinator.notice(notice)
+        self.record(notice)
+        log.warning(
+            "tfpreempt: notice from %s (%s), grace %s s",
+            notice.source,
+            notice.detail,
+            notice.grace_seconds,
+        )
+
+
+NOT_SHARED = "[not shared] "
+DISAGREES = "[disagrees] "
+
+
+def raise_problems(problems: dict[int, str]) -> None:
+    """Raises, on every worker, what any worker found wrong with the start."""
+    if not problems:
+        return
+    text = "; ".join(f"worker {i}: {problem}" for i, problem in problems.items())
+    if NOT_SHARED in text:
+        raise errors.DirectoryNotSharedError(text.replace(NOT_SHARED, ""))
+    raise errors.WorkersDisagreeError(text.replace(DISAGREES, ""))
+
+
+def make_store(cluster: Cluster) -> KeyValueStore:
+    """The store that this cluster's workers share."""
+    if cluster.world == 1:
+        return MemoryStore()
+    from tfpreempt.coordination.tf_service import TensorFlowStore
+
+    return TensorFlowStore(cluster.jobs)
+
+
+def attach_counter(given: Any) -> Any:
+    """The variable that counts runs, attached to the user's checkpoint."""
+    checkpoint = getattr(given, "checkpoint", given)
+    if checkpoint is None:
+        return None
+    if not hasattr(checkpoint, COUNTER):
+        counter = tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
+        setattr(checkpoint, COUNTER, counter)
+    return getattr(checkpoint, COUNTER)
+
+
+def check_save_every(value: Any) -> int | datetime.timedelta | None:
+    """Checks `save_every`."""
+    if value is None or (
+        isinstance(value, datetime.timedelta) and value.total_seconds() > 0
+    ):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise errors.ConfigurationError(
+        f"save_every is {value!r}; expected a number of steps (an int from 1 on), a "
+        "positive datetime.timedelta, or None for notices only"
+    )
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Checks a positive, finite number of seconds."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise errors.ConfigurationError(
+            f"{name} is {value!r}; expected a positive, finite number of seconds"
+        )
