@@ -1,0 +1,119 @@
+"""Runs `tfpreempt run` as a process, with small programs as its workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_LIMIT_SECONDS = 30.0
+
+# What every worker program begins with. `me` and `restart` say who runs; `tell` leaves
+# a file that a test waits for; `until_told` leaves with the restart code on SIGTERM.
+_PRELUDE = """
+import json, os, pathlib, signal, subprocess, sys, time
+me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+restart = int(os.environ["TFPREEMPT_NUM_RESTARTS"])
+def tell(name, text=""):
+    part = pathlib.Path(f"{name}.part")
+    part.write_text(text or str(os.getpid()))
+    part.rename(name)
+def until_told(code=143):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
+    tell(f"ready-{me}-{restart}")
+    while True:
+        signal.pause()
+"""
+
+
+class Run:
+    """One supervisor process in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(
+        self,
+        program: str,
+        *options: str,
+        environment: dict[str, str] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        """Starts the supervisor; `program` follows the prelude in every worker."""
+        (self.directory / "worker.py").write_text(_PRELUDE + program)
+        worker = command or [sys.executable, "-I", "-S", "worker.py"]
+        inherited = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+        supervisor = [sys.executable, "-m", "tfpreempt", "run", "--backoff", "0.01"]
+        supervisor += ["--log-dir", "logs", "--checkpoint-dir", "ckpt", *options, "--"]
+        self.process = subprocess.Popen(
+            [*supervisor, *worker],
+            cwd=self.directory,
+            env={**inherited, "PYTHONPATH": str(_ROOT), **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self) -> tuple[int, str, str]:
+        """The exit status, stdout and stderr of the supervisor."""
+        assert self.process is not None
+        out, err = self.process.communicate(timeout=_LIMIT_SECONDS)
+        return self.process.returncode, out, err
+
+    def run(self, program: str, *options: str, **more: Any) -> tuple[int, str, str]:
+        """Starts and finishes."""
+        self.start(program, *options, **more)
+        return self.finish()
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait_told(self, name: str) -> str:
+        """Waits for what a worker tells; returns its text, mostly a process id."""
+        path = self.directory / name
+        wait_until(path.exists, name)
+        return path.read_text()
+
+    def records(self) -> list[dict[str, Any]]:
+        journal = self.directory / "ckpt" / "journal" / "supervisor.jsonl"
+        return [json.loads(line) for line in journal.read_text().splitlines()]
+
+    def log(self, worker: int) -> str:
+        return (self.directory / "logs" / f"worker-{worker}.log").read_text()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Looks again and again at something in another process, up to a limit."""
+    limit = time.monotonic() + _LIMIT_SECONDS
+    while not condition():
+        assert time.monotonic() < limit, f"waited {_LIMIT_SECONDS} s for {what}"
+        time.sleep(0.005)
+
+
+def is_alive(pid: int | str) -> bool:
+    """Whether the process runs; one that only waits to be reaped does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    if run.process is not None and run.process.poll() is None:
+        run.process.send_signal(signal.SIGKILL)  # the guard ends its workers
+        run.process.communicate()

@@ -1,0 +1,127 @@
+"""TF_CONFIG and the ports of a local cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfpreempt.cli._cluster import GivenTask, Ports, make_tf_config, read_given_task
+from tfpreempt.cli._policy import Limits
+from tfpreempt.cli._settings import Settings
+from tfpreempt.errors import ConfigurationError
+
+
+def test_tf_config_of_a_worker() -> None:
+    assert json.loads(make_tf_config([1001, 1002], 1)) == {
+        "cluster": {"worker": ["127.0.0.1:1001", "127.0.0.1:1002"]},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+@pytest.mark.parametrize("environment", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": " "}])
+def test_no_task_is_given(environment: dict[str, str]) -> None:
+    assert read_given_task(environment) is None
+
+
+def test_a_task_is_given() -> None:
+    given = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "chief", "index": 0}}'
+    task = read_given_task({"TF_CONFIG": given})
+    assert task == GivenTask(type="chief", index=0)
+    assert task.label == "chief-0"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"task": {"index": "x"}}', "3"])
+def test_a_tf_config_without_a_task_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="TF_CONFIG is set to"):
+        read_given_task({"TF_CONFIG": text})
+
+
+def test_ports_are_held_then_released_and_never_given_twice() -> None:
+    ports = Ports(3)
+    assert len(set(ports.numbers)) == 3
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", ports.numbers[0]))
+    ports.release()
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", ports.numbers[0]))
+        server.listen()
+    others = Ports(3)
+    assert not set(others.numbers) & set(ports.numbers)
+    others.close()
+    ports.close()
+    ports.close()
+
+
+def test_a_claimed_port_is_not_taken_by_another_supervisor() -> None:
+    ports = Ports(1)
+    ports.release()  # free for the kernel, still claimed
+    probe = Ports(0)
+    assert not probe._take(ports.numbers[0])
+    ports.close()
+    assert probe._take(ports.numbers[0])
+    probe.close()
+
+
+def test_ports_lie_below_those_of_outgoing_connections() -> None:
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = Ports(4)
+    ports.close()
+    assert low <= 11_000 or max(ports.numbers) < low
+
+
+def test_too_few_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ports, "_take", lambda self, port: False)
+    with pytest.raises(ConfigurationError, match="Found 0 free ports"):
+        Ports(1)
+
+
+def make_settings(task: GivenTask | None) -> Settings:
+    return Settings(
+        command=("true",),
+        workers=1,
+        limits=Limits(),
+        checkpoint_dir=Path("/c"),
+        log_dir=Path("/l"),
+        journal_dir=Path("/j"),
+        task=task,
+        has_echo=False,
+        environment={"TF_CONFIG": "given", "PATH": "/bin"},
+    )
+
+
+def test_what_a_local_worker_is_told() -> None:
+    settings = make_settings(None)
+    told = settings.worker_environment(0, "ab-2", 2, (1001,))
+    assert json.loads(told.pop("TF_CONFIG"))["task"]["index"] == 0
+    assert told == {
+        "PATH": "/bin",
+        "TFPREEMPT_SUPERVISED": "1",
+        "TFPREEMPT_NUM_RESTARTS": "2",
+        "TFPREEMPT_INCARNATION": "ab-2",
+        "TFPREEMPT_CHECKPOINT_DIR": "/c",
+    }
+    assert settings.journal_path == Path("/j/supervisor.jsonl")
+
+
+def test_what_the_worker_of_a_real_cluster_is_told() -> None:
+    settings = make_settings(GivenTask(type="worker", index=3))
+    told = settings.worker_environment(0, "ab-2", 2, ())
+    assert told["TF_CONFIG"] == "given"
+    assert "TFPREEMPT_INCARNATION" not in told
+    assert settings.label(0) == "worker-3"
+    assert settings.journal_path == Path("/j/supervisor-worker-3.jsonl")
+
+
+def test_the_command_line_never_imports_tensorflow() -> None:
+    program = (
+        "import sys, tfpreempt.cli, tfpreempt.cli.run, tfpreempt.journal\n"
+        "sys.exit('tensorflow' in sys.modules or 'numpy' in sys.modules)"
+    )
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", program], check=True, env=here)

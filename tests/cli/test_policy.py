@@ -1,0 +1,327 @@
+"""The supervisor's decisions, without processes and with time as a number."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from tfpreempt.cli import _policy
+from tfpreempt.cli._policy import (
+    Action,
+    Ask,
+    Cause,
+    Kill,
+    Leave,
+    Limits,
+    Restart,
+    ReturnCode,
+    Situation,
+    Tally,
+    Wait,
+    WorkerExit,
+    decide,
+)
+
+LIMITS = Limits(
+    max_preemptions=2,
+    max_failures=1,
+    grace=30.0,
+    failure_grace=10.0,
+    unkillable=5.0,
+    backoff=1.0,
+    backoff_max=4.0,
+    backoff_reset=600.0,
+)
+
+
+def ended(worker: int, code: int, at: float = 50.0, asked: bool = False) -> WorkerExit:
+    return WorkerExit(
+        worker=worker, returncode=ReturnCode(code), at=at, was_asked=asked
+    )
+
+
+def situation(
+    *codes: int, workers: int = 2, now: float = 50.0, **more: object
+) -> object:
+    exits = tuple(ended(i, code) for i, code in enumerate(codes))
+    return dataclasses.replace(
+        Situation(now=now, workers=workers, exits=exits),
+        **more,  # type: ignore[arg-type]  # each test names real fields
+    )
+
+
+def judge(*codes: int, limits: Limits = LIMITS, **more: object) -> Action:
+    seen = situation(*codes, **more)  # type: ignore[arg-type]  # see above
+    assert isinstance(seen, Situation)
+    return decide(limits, seen)
+
+
+# --- while some run ------------------------------------------------------------------
+
+
+def test_all_run() -> None:
+    assert judge() == Wait(until=None)
+
+
+def test_uneven_ends_are_waited_for_without_limit() -> None:
+    assert judge(0, now=1e9) == Wait(until=None)
+
+
+@pytest.mark.parametrize("code", [143, 42, -15])
+def test_after_a_preemption_the_others_get_the_grace_period(code: int) -> None:
+    assert judge(code, now=79.9) == Wait(until=80.0)
+    assert judge(code, now=80.0) == Ask()
+    assert judge(code, now=80.0, asked_at=80.0) == Wait(until=90.0)
+    assert judge(code, now=90.0, asked_at=80.0) == Kill()
+
+
+@pytest.mark.parametrize("code", [1, 2, -9, -11, 255])
+def test_after_a_failure_the_others_are_asked_at_once_and_killed_soon(
+    code: int,
+) -> None:
+    assert judge(code) == Ask()
+    assert judge(code, now=51.0, asked_at=50.0) == Wait(until=60.0)
+    assert judge(code, now=60.0, asked_at=50.0) == Kill()
+
+
+def test_a_stop_asks_all_and_gives_them_the_grace_period() -> None:
+    assert judge(stop_at=50.0) == Ask()
+    assert judge(stop_at=50.0, asked_at=50.0) == Wait(until=80.0)
+    assert judge(stop_at=50.0, asked_at=50.0, now=80.0) == Kill()
+
+
+def test_a_stop_during_a_failure_leaves_time_to_commit() -> None:
+    assert judge(1, now=61.0, asked_at=50.0, stop_at=55.0) == Wait(until=80.0)
+
+
+def test_a_failure_after_a_stop_does_not_shorten_the_grace_period() -> None:
+    assert judge(1, now=61.0, asked_at=40.0, stop_at=40.0) == Wait(until=70.0)
+
+
+def test_the_killed_are_waited_for_and_then_given_up() -> None:
+    assert judge(1, now=62.0, asked_at=50.0, killed_at=60.0) == Wait(until=65.0)
+    given_up = judge(7, now=65.0, asked_at=50.0, killed_at=60.0)
+    assert isinstance(given_up, Leave)
+    assert given_up.code == 7
+    given_up = judge(143, now=65.0, asked_at=50.0, killed_at=60.0)
+    assert isinstance(given_up, Leave)
+    assert given_up.code == 143
+
+
+@pytest.mark.parametrize("codes", [(), (0,), (143,)])
+def test_given_up_while_told_to_stop(codes: tuple[int, ...]) -> None:
+    action = judge(*codes, now=65.0, stop_at=20.0, asked_at=20.0, killed_at=60.0)
+    assert isinstance(action, Leave)
+    assert (action.cause, action.code) == (Cause.STOPPED, 143)
+
+
+# --- after the last ------------------------------------------------------------------
+
+
+def test_all_finished() -> None:
+    assert judge(0, 0) == Leave(cause=Cause.FINISHED, code=0, tally=Tally())
+
+
+@pytest.mark.parametrize("codes", [(143, 143), (0, 143), (143, 0), (42, 0), (-15, 143)])
+def test_a_preemption_restarts_at_once(codes: tuple[int, int]) -> None:
+    assert judge(*codes) == Restart(
+        cause=Cause.PREEMPTION, delay=0.0, tally=Tally(preemptions=1)
+    )
+
+
+def test_a_program_that_is_preempted_at_once_does_not_spin() -> None:
+    action = judge(143, 143, started_at=49.9)
+    assert isinstance(action, Restart)
+    assert action.delay == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [((1, 0), 1), ((143, 3), 3), ((-9, 143), 137), ((0, -11), 139), ((5, 6), 5)],
+)
+def test_a_failure_outweighs_a_preemption(codes: tuple[int, int], code: int) -> None:
+    assert judge(*codes) == Restart(
+        cause=Cause.FAILURE, delay=1.0, tally=Tally(failures=1, in_a_row=1)
+    )
+    no_more = judge(*codes, tally=Tally(failures=1))
+    assert isinstance(no_more, Leave)
+    assert (no_more.cause, no_more.code) == (Cause.FAILURE, code)
+    assert no_more.is_over_budget
+
+
+def test_the_others_ends_after_a_failure_count_as_nothing() -> None:
+    exits = (ended(1, -9), ended(0, 143, at=51.0, asked=True))
+    action = judge(exits=exits)
+    assert isinstance(action, Restart)
+    assert action.cause is Cause.FAILURE
+    assert action.tally == Tally(failures=1, in_a_row=1)
+
+
+def test_a_straggler_that_was_killed_is_not_a_failure() -> None:
+    exits = (ended(0, 143), ended(1, -9, at=95.0, asked=True))
+    action = judge(exits=exits, now=95.0, asked_at=80.0, killed_at=90.0)
+    assert isinstance(action, Restart)
+    assert action.cause is Cause.PREEMPTION
+
+
+def test_the_preemption_budget_ends_with_the_code_of_the_workers() -> None:
+    assert isinstance(judge(42, 42, tally=Tally(preemptions=1)), Restart)
+    action = judge(42, 42, tally=Tally(preemptions=2))
+    assert action == Leave(
+        cause=Cause.PREEMPTION,
+        code=42,
+        tally=Tally(preemptions=3),
+        is_over_budget=True,
+    )
+
+
+def test_budgets_without_limit_and_of_zero() -> None:
+    free = dataclasses.replace(LIMITS, max_preemptions=None, max_failures=None)
+    assert isinstance(judge(143, 0, limits=free, tally=Tally(preemptions=999)), Restart)
+    assert isinstance(judge(1, 0, limits=free, tally=Tally(failures=999)), Restart)
+    none = dataclasses.replace(LIMITS, max_preemptions=0, max_failures=0)
+    assert isinstance(judge(143, 0, limits=none), Leave)
+    assert isinstance(judge(1, 0, limits=none), Leave)
+
+
+def test_only_the_chosen_code_is_a_preemption() -> None:
+    borg = dataclasses.replace(LIMITS, restart_codes=(42,))
+    action = judge(143, 42, limits=borg)
+    assert isinstance(action, Restart)
+    assert action.cause is Cause.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("in_a_row", "delay"), [(0, 1.0), (1, 2.0), (2, 4.0), (3, 4.0), (5000, 4.0)]
+)
+def test_the_back_off_doubles_up_to_its_limit(in_a_row: int, delay: float) -> None:
+    limits = dataclasses.replace(LIMITS, max_failures=None)
+    action = judge(1, 0, limits=limits, tally=Tally(in_a_row=in_a_row))
+    assert isinstance(action, Restart)
+    assert action.delay == delay
+
+
+def test_a_long_run_starts_the_back_off_afresh() -> None:
+    limits = dataclasses.replace(LIMITS, max_failures=None)
+    exits = (ended(0, 1, at=600.0), ended(1, 143, at=601.0, asked=True))
+    action = judge(limits=limits, exits=exits, tally=Tally(failures=5, in_a_row=5))
+    assert isinstance(action, Restart)
+    assert action.delay == 1.0
+    assert action.tally == Tally(failures=6, in_a_row=1)
+
+
+# --- told to stop --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ((0, 0), 0),
+        ((143, 143), 143),
+        ((42, 42), 42),
+        ((0, 143), 143),
+        ((-9, -9), 143),  # killed at the limit: the last commit stands
+        ((143, -9), 143),
+        ((1, 143), 143),
+    ],
+)
+def test_a_stop_ends_with_the_restart_code_or_finished(
+    codes: tuple[int, int], code: int
+) -> None:
+    exits = tuple(ended(i, c, asked=True) for i, c in enumerate(codes))
+    action = judge(exits=exits, stop_at=40.0, asked_at=40.0)
+    assert isinstance(action, Leave)
+    assert action.code == code
+    assert action.cause is (Cause.STOPPED if code else Cause.FINISHED)
+    assert action.tally == Tally()
+
+
+def test_a_failure_beside_a_stop_leaves_with_the_restart_code() -> None:
+    action = judge(1, 143, stop_at=50.0)
+    assert isinstance(action, Leave)
+    assert (action.cause, action.code) == (Cause.STOPPED, 143)
+
+
+def test_a_stop_after_a_failure_that_had_budget_leaves_with_the_restart_code() -> None:
+    exits = (ended(0, 1), ended(1, 143, asked=True))
+    action = judge(exits=exits, stop_at=51.0, asked_at=50.0)
+    assert isinstance(action, Leave)
+    assert action.code == 143
+
+
+def test_a_stop_does_not_hide_the_failure_that_used_up_the_budget() -> None:
+    exits = (ended(0, 9), ended(1, 143, asked=True))
+    action = judge(exits=exits, stop_at=51.0, asked_at=50.0, tally=Tally(failures=1))
+    assert isinstance(action, Leave)
+    assert (action.cause, action.code) == (Cause.FAILURE, 9)
+
+
+def test_a_stop_in_the_back_off() -> None:
+    action = _policy.leave_between_runs(LIMITS, Tally(failures=1))
+    assert (action.code, action.tally.failures) == (143, 1)
+
+
+# --- over all situations -------------------------------------------------------------
+
+
+def test_every_situation_has_an_end() -> None:
+    """Followed from any ends of 3 workers that answer or don't, a verdict comes."""
+    codes = (None, 0, 1, 42, 143, -9, -15)
+    for own in itertools.product(codes, repeat=3):
+        for obeys, stops in itertools.product((True, False), repeat=2):
+            if not stops and not any(own):
+                continue  # workers that train on for ever are waited for
+            verdict = follow(own, obeys=obeys, stops=stops)
+            assert isinstance(verdict, Restart | Leave)
+            is_bad = isinstance(verdict, Leave) and verdict.cause is not Cause.FINISHED
+            assert not is_bad or verdict.code != 0  # type: ignore[union-attr]
+
+
+def follow(own: tuple[int | None, ...], *, obeys: bool, stops: bool) -> Action:
+    """Plays the supervisor: workers with None run until they are told to leave."""
+    exits = tuple(ended(i, c, at=1.0) for i, c in enumerate(own) if c is not None)
+    seen = Situation(
+        now=1.0, workers=len(own), exits=exits, stop_at=1.0 if stops else None
+    )
+    for _ in range(20):
+        action = decide(LIMITS, seen)
+        match action:
+            case Wait(until=until):
+                assert until is not None, seen
+                assert until > seen.now
+                seen = dataclasses.replace(seen, now=until)
+            case Ask():
+                assert seen.asked_at is None
+                seen = dataclasses.replace(seen, asked_at=seen.now)
+                seen = end_rest(seen, 143) if obeys else seen
+            case Kill():
+                assert seen.asked_at is not None
+                seen = end_rest(dataclasses.replace(seen, killed_at=seen.now), -9)
+            case _:
+                return action
+    raise AssertionError(f"no end in 20 actions: {seen}")
+
+
+def end_rest(seen: Situation, code: int) -> Situation:
+    gone = {each.worker for each in seen.exits}
+    rest = (i for i in range(seen.workers) if i not in gone)
+    more = tuple(ended(i, code, at=seen.now, asked=True) for i in rest)
+    return dataclasses.replace(seen, exits=(*seen.exits, *more))
+
+
+@pytest.mark.parametrize(
+    ("returncode", "code", "text"),
+    [
+        (3, 3, "exit code 3"),
+        (-9, 137, "killed by SIGKILL"),
+        (-15, 143, "killed by SIGTERM"),
+        (-63, 191, "killed by signal 63"),
+    ],
+)
+def test_exits_read_as_a_shell_reads_them(
+    returncode: int, code: int, text: str
+) -> None:
+    one = ended(0, returncode)
+    assert (one.code, one.describe()) == (code, text)

@@ -1,0 +1,342 @@
+"""`tfpreempt run` with real processes: small programs in place of training.
+
+Each test takes a quarter of a second or so; some are marked slow for their number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run, is_alive, wait_until
+
+
+def test_all_finish(supervised: Run) -> None:
+    code, out, err = supervised.run(
+        "print('hello', os.environ['TFPREEMPT_CHECKPOINT_DIR'])", "--workers", "2"
+    )
+    assert code == 0
+    assert out == f"[worker-0] hello {supervised.directory / 'ckpt'}\n"
+    assert "outcome: training is finished, exit code: 0, incarnations: 1" in err
+    assert "hello" in supervised.log(1)
+
+
+def test_a_preemption_restarts_all_with_a_new_cluster(supervised: Run) -> None:
+    program = """
+tell(f"config-{me}-{restart}", os.environ["TF_CONFIG"])
+tell(f"incarnation-{me}-{restart}", os.environ["TFPREEMPT_INCARNATION"])
+sys.exit(143 if restart == 0 and me == 1 else 0)
+"""
+    code, out, err = supervised.run(program, "--workers", "2", "--quiet")
+    assert (code, out) == (0, "")
+    assert "preemptions: 1, failures: 0" in err
+    first, second = (
+        json.loads(supervised.wait_told(f"config-0-{n}"))["cluster"] for n in (0, 1)
+    )
+    assert first["worker"] != second["worker"]
+    names = [supervised.wait_told(f"incarnation-{i}-1") for i in (0, 1)]
+    assert names[0] == names[1]
+    assert names[0].endswith("-1")
+    assert [r["event"] for r in supervised.records()] == [
+        "started",
+        "worker_ended",
+        "worker_ended",
+        "budget",
+        "restarted",
+        "worker_ended",
+        "worker_ended",
+        "budget",
+        "left",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restart_code", [143, 42])
+def test_the_preemption_budget(supervised: Run, restart_code: int) -> None:
+    code, _, err = supervised.run(
+        f"sys.exit({restart_code})", "--workers", "2", "--max-preemptions", "1"
+    )
+    assert code == restart_code
+    assert "the preemption budget is used up" in err
+    assert "incarnations: 2, preemptions: 2" in err
+
+
+def test_the_failure_budget_and_the_error_lines(supervised: Run) -> None:
+    program = "until_told() if me == 0 else 1 / 0"
+    code, _, err = supervised.run(program, "--workers", "2", "--max-failures", "1")
+    assert code == 1
+    assert "the failure budget is used up" in err
+    assert "  | Traceback (most recent call last):" in err
+    assert "  | ZeroDivisionError: division by zero" in err
+    assert "worker 1 failed (exit code 1), from" in err
+    log = supervised.log(1)
+    assert log.count("ZeroDivisionError") == 2
+    assert log.count("worker-1 starts, restart ") == 2
+    budgets = [r for r in supervised.records() if r["event"] == "budget"]
+    assert [r["is_used_up"] for r in budgets] == [False, True]
+    assert budgets[-1]["failures"] == 2
+
+
+@pytest.mark.slow
+def test_sigkill_of_a_worker_ends_the_others_and_restarts_all(supervised: Run) -> None:
+    program = "until_told() if restart == 0 else tell(f'again-{me}')"
+    supervised.start(program, "--workers", "3")
+    pids = [supervised.wait_told(f"ready-{i}-0") for i in range(3)]
+    os.kill(int(pids[1]), signal.SIGKILL)
+    code, _, err = supervised.finish()
+    assert code == 0
+    assert "worker 1 ended: killed by SIGKILL" in err
+    assert "preemptions: 0, failures: 1" in err
+    assert all((supervised.directory / f"again-{i}").exists() for i in range(3))
+
+
+@pytest.mark.slow
+def test_the_code_of_a_killed_worker_is_128_and_the_signal(supervised: Run) -> None:
+    program = "os.kill(os.getpid(), signal.SIGKILL)"
+    assert supervised.run(program, "--max-failures", "0")[0] == 137
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_stop_is_passed_on_and_ends_with_the_restart_code(
+    supervised: Run, number: signal.Signals
+) -> None:
+    supervised.start("until_told(42)", "--workers", "2")
+    for i in range(2):
+        supervised.wait_told(f"ready-{i}-0")
+    began = time.monotonic()
+    supervised.signal(number)
+    code, _, err = supervised.finish()
+    assert code == 42
+    assert time.monotonic() - began < 5  # not the grace period
+    assert f"{number.name}: waiting up to 35 s" in err
+    assert "told to stop" in err
+    events = {r["event"]: r for r in supervised.records()}
+    assert events["told_to_stop"]["signal"] == number.name
+    assert events["left"]["code"] == 42
+
+
+@pytest.mark.slow
+def test_a_second_stop_does_not_cut_the_commit_short(supervised: Run) -> None:
+    program = """
+def commit(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell("committing")
+    while not os.path.exists("go-on"):
+        time.sleep(0.005)
+    tell("committed")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, commit)
+tell("ready")
+while True:
+    signal.pause()
+"""
+    supervised.start(program)
+    supervised.wait_told("ready")
+    supervised.signal(signal.SIGTERM)
+    supervised.wait_told("committing")
+    supervised.signal(signal.SIGTERM)
+    supervised.signal(signal.SIGINT)
+    (supervised.directory / "go-on").touch()
+    assert supervised.finish()[0] == 143
+    assert (supervised.directory / "committed").exists()
+
+
+@pytest.mark.slow
+def test_a_deaf_worker_is_killed_at_the_limit(supervised: Run) -> None:
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+tell(f"ready-{me}")
+while True:
+    time.sleep(60)
+"""
+    supervised.start(program, "--workers", "2", "--grace", "0.2")
+    pids = [supervised.wait_told(f"ready-{i}") for i in range(2)]
+    supervised.signal(signal.SIGTERM)
+    code, _, err = supervised.finish()
+    assert code == 143  # the platform starts again, from the last commit
+    assert "sent SIGKILL to worker(s) 0, 1" in err
+    assert not any(map(is_alive, pids))
+
+
+@pytest.mark.slow
+def test_a_straggler_after_a_preemption_is_ended_at_the_limit(supervised: Run) -> None:
+    program = """
+if restart == 0 and me == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell("deaf")
+    time.sleep(60)
+while restart == 0 and not os.path.exists("deaf"):
+    time.sleep(0.005)
+sys.exit(143 if restart == 0 else 0)
+"""
+    limits = ["--grace", "0.1", "--failure-grace", "0.1"]
+    code, _, err = supervised.run(program, "--workers", "2", *limits)
+    assert code == 0
+    assert "preemptions: 1, failures: 0" in err
+
+
+@pytest.mark.slow
+def test_a_stop_in_the_back_off(supervised: Run) -> None:
+    supervised.start("sys.exit(5)", "--backoff", "30")
+    journal = supervised.directory / "ckpt/journal/supervisor.jsonl"
+    wait_until(lambda: journal.exists() and "budget" in journal.read_text(), "back-off")
+    supervised.signal(signal.SIGTERM)
+    assert supervised.finish()[0] == 143
+
+
+@pytest.mark.slow
+def test_children_of_a_worker_do_not_outlive_it(supervised: Run) -> None:
+    program = """
+child = subprocess.Popen([sys.executable, "-I", "-S", "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "print('deaf', flush=True); time.sleep(60)"], stdout=subprocess.PIPE)
+child.stdout.readline()
+tell("child", str(child.pid))
+os._exit(0)
+"""
+    code, _, _ = supervised.run(program, "--grace", "0.2")
+    assert code == 0
+    assert not is_alive(supervised.wait_told("child"))
+
+
+@pytest.mark.slow
+def test_a_program_behind_a_shell_is_told_and_waited_for(supervised: Run) -> None:
+    command = ["sh", "-c", f"{sys.executable} -I -S worker.py; true"]
+    supervised.start("until_told()", command=command)
+    pid = supervised.wait_told("ready-0-0")
+    supervised.signal(signal.SIGTERM)
+    assert supervised.finish()[0] == 143
+    assert not is_alive(pid)
+
+
+@pytest.mark.parametrize("is_deaf", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_no_worker_outlives_a_killed_supervisor(supervised: Run, is_deaf: bool) -> None:
+    program = f"""
+if {is_deaf}:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell(f"ready-{{me}}-0")
+    time.sleep(60)
+until_told()
+"""
+    supervised.start(program, "--workers", "2", "--grace", "0.3")
+    pids = [supervised.wait_told(f"ready-{i}-0") for i in range(2)]
+    supervised.signal(signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, pids)), "the workers to be ended")
+
+
+def test_a_given_tf_config_is_left_alone(supervised: Run) -> None:
+    given = json.dumps(
+        {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    )
+    program = """
+tell(f"config-{restart}", os.environ["TF_CONFIG"])
+sys.exit(143 if restart == 0 else 0)
+"""
+    code, _, _ = supervised.run(program, environment={"TF_CONFIG": given})
+    assert code == 0
+    assert supervised.wait_told("config-0") == supervised.wait_told("config-1") == given
+    assert "worker-1 starts" in supervised.log(1)
+    assert (supervised.directory / "ckpt/journal/supervisor-worker-1.jsonl").exists()
+
+
+def test_a_given_tf_config_allows_one_worker(supervised: Run) -> None:
+    environment = {"TF_CONFIG": '{"task": {"index": 0}}'}
+    code, _, err = supervised.run("", "--workers", "2", environment=environment)
+    assert code == 2
+    assert "--workers 2 was given, and TF_CONFIG is set (task worker-0)" in err
+
+
+@pytest.mark.slow
+def test_another_number_of_workers_in_the_same_directories(supervised: Run) -> None:
+    assert supervised.run("", "--workers", "3")[0] == 0
+    assert supervised.run("", "--workers", "1")[0] == 0
+    assert [r["workers"] for r in supervised.records() if r["event"] == "started"] == [
+        3,
+        1,
+    ]
+
+
+def test_the_exit_is_seen_at_once(supervised: Run) -> None:
+    program = """
+if me == 0:
+    until_told()
+while not os.path.exists("ready-0-0"):
+    time.sleep(0.001)
+tell("left", repr(time.monotonic()))
+os._exit(3)
+"""
+    supervised.run(program, "--workers", "2", "--max-failures", "0", "--quiet")
+    (seen,) = (r for r in supervised.records() if r["event"] == "ended_others")
+    assert seen["monotonic"] - float(supervised.wait_told("left")) < 0.5  # idle: 2 ms
+
+
+def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
+    supervised.start("until_told() if restart == 0 else print('x' * 100_000)")
+    assert supervised.process is not None
+    assert supervised.process.stdout is not None
+    assert supervised.process.stderr is not None
+    pid = supervised.wait_told("ready-0-0")
+    supervised.process.stdout.close()
+    supervised.process.stderr.close()
+    os.kill(int(pid), signal.SIGTERM)
+    assert supervised.process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--", "no-such-program"], "command 'no-such-program' was not found"),
+        ([], "No command was given"),
+        (["--workers", "0", "--", "true"], "'--workers': 0 is not in the range"),
+        (["--max-failures", "-1", "--", "true"], "-1 is not in the range"),
+        (["--max-preemptions", "-1", "--", "true"], "-1 is not in the range"),
+        (["--grace", "nan", "--", "true"], "nan is not a finite number"),
+        (["--grace", "inf", "--", "true"], "inf is not a finite number"),
+        (["--backoff", "-1", "--", "true"], "is not in the range"),
+        (["--restart-code", "0", "--", "true"], "0 is not in the range"),
+        (["--log-dir", "file/logs", "--", "true"], "Cannot write the log file"),
+        (["--checkpoint-dir", "file", "--", "true"], "Cannot use --checkpoint-dir"),
+        (["--checkpoint-dir", "gs://b/c", "--", "true"], "is no local path"),
+        (["--", "./train.py"], "write: python ./train.py"),
+        (["--no-such-option", "--", "true"], "No such option"),
+    ],
+)
+def test_bad_usage(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from click.testing import CliRunner
+
+    from tfpreempt.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    Path("file").touch()
+    Path("train.py").touch()
+    result = CliRunner().invoke(main, ["run", *options])
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+
+
+def test_the_help_lists_the_commands() -> None:
+    from click.testing import CliRunner
+
+    from tfpreempt.cli import main
+
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    assert "run " in result.output
+    assert "demo " in result.output
+    assert CliRunner().invoke(main, ["nonsense"]).exit_code == 2

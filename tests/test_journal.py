@@ -1,0 +1,181 @@
+"""The journal: one whole line per event, whatever happens to the file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tfpreempt import events
+from tfpreempt.journal import Journal, JsonLines, journal_directory, read_journal
+
+
+class FixedClock:
+    def __init__(self, wall: float = 100.0, monotonic: float = 7.0) -> None:
+        self.now = wall
+        self._monotonic = monotonic
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def wall(self) -> float:
+        return self.now
+
+
+NOTICE = events.Notice(
+    source="signal:SIGTERM", worker=1, grace_seconds=None, received_at=3.0
+)
+EXIT = events.Exit(outcome=events.Outcome.COMMITTED, code=143, step=5)
+
+
+def test_a_record_has_times_worker_incarnation_and_the_event(tmp_path: Path) -> None:
+    directory = journal_directory(tmp_path)
+    journal = Journal(directory, 1, FixedClock(), incarnation="ab-0")
+    journal.record(NOTICE)
+    journal.close()
+    journal.close()
+
+    assert directory == tmp_path / "journal"
+    line = (directory / "worker-1.jsonl").read_text(encoding="utf-8")
+    assert line.endswith("\n")
+    assert json.loads(line) == {
+        "wall": 100.0,
+        "monotonic": 7.0,
+        "worker": 1,
+        "incarnation": "ab-0",
+        "event": "notice",
+        "source": "signal:SIGTERM",
+        "grace_seconds": None,
+        "received_at": 3.0,
+        "detail": "",
+    }
+
+
+def test_commits_and_exits_are_synced_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    journal = Journal(tmp_path, 0)
+    journal.record(NOTICE)
+    assert synced == []
+    journal.record(EXIT)
+    assert len(synced) == 1
+    journal.close()
+
+
+def test_files_are_merged_by_wall_time(tmp_path: Path) -> None:
+    clock = FixedClock()
+    journals = [Journal(tmp_path, i, clock) for i in (0, 1)]
+    for wall, worker in [(3.0, 0), (1.0, 1), (2.0, 1)]:
+        clock.now = wall
+        journals[worker].record(EXIT)
+    for journal in journals:
+        journal.close()
+    assert [(r["wall"], r["worker"]) for r in read_journal(tmp_path)] == [
+        (1.0, 1),
+        (2.0, 1),
+        (3.0, 0),
+    ]
+
+
+def test_a_torn_line_is_skipped_counted_and_swallows_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "worker-0.jsonl"
+    path.write_bytes(b'{"wall": 1.0, "event": "exit"}\n{"wall": 2.0, "ev')
+    assert [r["wall"] for r in read_journal(tmp_path)] == [1.0]
+    assert "1 damaged line" in caplog.text
+
+    journal = Journal(tmp_path, 0, FixedClock())  # the next incarnation goes on
+    journal.record(EXIT)
+    journal.close()
+    assert [r["wall"] for r in read_journal(tmp_path)] == [1.0, 100.0]
+
+
+@pytest.mark.parametrize("line", [b"[1]", b'{"event": "x"}', b'{"wall": "x"}', b"\xff"])
+def test_lines_that_are_no_records_are_skipped(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "worker-0.jsonl").write_bytes(line + b"\n\n")
+    assert read_journal(tmp_path) == []
+
+
+def test_a_missing_directory_holds_no_records(tmp_path: Path) -> None:
+    assert read_journal(tmp_path / "absent") == []
+
+
+def test_a_write_error_is_logged_once_and_not_raised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "journal").write_text("a file where the directory should be")
+    journal = Journal(tmp_path / "journal", 0)
+    with caplog.at_level(logging.WARNING):
+        journal.record(NOTICE)
+        journal.record(EXIT)
+    assert len(caplog.records) == 1
+    assert "Cannot write the journal" in caplog.text
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_does_not_reach_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "worker-0.jsonl").symlink_to("/dev/full")
+    journal = Journal(tmp_path, 0)
+    journal.record(EXIT)
+    journal.close()
+    assert "No space left" in caplog.text
+
+
+def test_a_short_write_is_closed_off_by_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    journal = Journal(tmp_path, 0, FixedClock())
+    with monkeypatch.context() as short:
+        short.setattr(os, "write", lambda fd, data: write(fd, data[:10]))
+        journal.record(EXIT)
+    journal.record(EXIT)
+    journal.close()
+    assert len(read_journal(tmp_path)) == 1
+
+
+def test_records_of_many_threads_stay_whole(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0)
+
+    def write() -> None:
+        for _ in range(50):
+            journal.record(NOTICE)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    journal.close()
+    assert len(read_journal(tmp_path)) == 200
+
+
+def test_a_late_record_is_still_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0)
+    journal.record(NOTICE)
+    journal.close()
+    journal.record(EXIT)
+    journal.close()
+    assert len(read_journal(tmp_path)) == 2
+
+
+def test_values_that_json_does_not_have(tmp_path: Path) -> None:
+    class Scalar:
+        def item(self) -> int:
+            return 4
+
+    lines = JsonLines(tmp_path / "x.jsonl", FixedClock())
+    lines.append({"step": Scalar(), "path": Path("/a")})
+    lines.close()
+    (record,) = read_journal(tmp_path)
+    assert record["step"] == 4
+    assert record["path"] == "/a"

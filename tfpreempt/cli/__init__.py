@@ -1,0 +1,45 @@
+"""The command `tfpreempt`: a group that imports a subcommand only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+import tfpreempt
+
+# Command -> (module with a click command of the same name, line in `tfpreempt --help`).
+# The line is repeated here so that the help imports no command.
+_COMMANDS = {
+    "run": (
+        "tfpreempt.cli.run",
+        "Run training under supervision, through preemptions.",
+    ),
+    "demo": ("tfpreempt.cli.demo", "Watch a small model survive real preemptions."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup)
+@click.version_option(tfpreempt.__version__, prog_name="tfpreempt")
+def main() -> None:
+    """Make TensorFlow training on machines that can be taken away safe."""

@@ -1,0 +1,66 @@
+"""Ends the workers that a supervisor leaves behind when it is killed itself.
+
+A script of its own (run by path). It reads lines from its standard input, `+PGID` for
+a process group that has started and `-PGID` for one that is gone. When the input ends,
+the supervisor has: what is left gets SIGTERM, the grace period to commit, and SIGKILL.
+The kernel's parent-death signal is not enough: TensorFlow's own SIGTERM handler
+swallows it, and two runs in one checkpoint directory would follow.
+
+Usage: _guard.py GRACE_SECONDS
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+_TICK_SECONDS = 0.05
+
+
+def read_groups(lines: Iterable[str]) -> set[int]:
+    """Follows the supervisor's lines to their end; returns the groups that are left."""
+    groups: set[int] = set()
+    for line in lines:
+        group = int(line[1:])
+        if line.startswith("+"):
+            groups.add(group)
+        else:
+            groups.discard(group)
+    return groups
+
+
+def end_groups(groups: set[int], grace_seconds: float) -> None:
+    """Asks the workers to leave and kills what stays."""
+    deadline = time.monotonic() + grace_seconds
+    for group in groups:
+        # The worker alone, so that its loader processes live through its commit; where
+        # only children are left, all of them.
+        _signal(group, signal.SIGTERM) or _signal(-group, signal.SIGTERM)
+    while groups and time.monotonic() < deadline:
+        time.sleep(_TICK_SECONDS)
+        groups = {group for group in groups if _signal(-group, 0)}
+    for group in groups:
+        _signal(-group, signal.SIGKILL)
+
+
+def _signal(target: int, number: int) -> bool:
+    """Sends a signal to a process or, below 0, a group; False where there is none."""
+    try:
+        os.kill(target, number)
+    except OSError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Guards until the supervisor ends; only that ends the guard."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    end_groups(read_groups(sys.stdin), float(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

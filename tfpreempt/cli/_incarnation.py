@@ -1,0 +1,191 @@
+"""One start of all workers, followed to the end of the last one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from tfpreempt.cli import _policy
+from tfpreempt.cli._cluster import Ports
+from tfpreempt.cli._logs import Echo, WorkerLog
+from tfpreempt.cli._policy import Situation, Tally, WorkerExit
+from tfpreempt.cli._processes import Ended, Fleet
+from tfpreempt.cli._record import Record
+from tfpreempt.cli._settings import Settings
+from tfpreempt.cli._signals import SignalBox
+from tfpreempt.clock import Clock
+
+_ECHO_SECONDS = 0.2  # how far the console may lag behind worker 0's log
+_LEFTOVER_SECONDS = 0.05  # nobody tells when the last child of a dead worker goes
+
+
+class Incarnation:
+    """Starts the workers when made; main thread only, as it becomes their parent.
+
+    Args:
+        name: what the workers call it, the same for all of them.
+        restart: how many there were before.
+        settings: what to run.
+        fleet: has no workers yet.
+        logs: one per worker.
+        record: is told what happens.
+        signals: end a wait.
+        clock: for durations.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        restart: int,
+        settings: Settings,
+        *,
+        fleet: Fleet,
+        logs: Sequence[WorkerLog],
+        record: Record,
+        signals: SignalBox,
+        clock: Clock,
+    ) -> None:
+        self.name = name
+        self._settings = settings
+        self._fleet = fleet
+        self._logs = logs
+        self._record = record
+        self._signals = signals
+        self._clock = clock
+        self._is_stop_told = False
+        self.errors: dict[int, list[str]] = {}  # worker -> its last lines, if it failed
+        self.started_at = clock.monotonic()
+        self._ends = contextlib.ExitStack()
+        record.started(name, restart, self._start(restart))
+        self._echo = self._open_echo()
+
+    def follow(self, tally: Tally) -> Situation:
+        """Does what the policy says until it has a verdict; returns what it is on."""
+        seen = Situation(
+            now=self.started_at,
+            workers=self._settings.workers,
+            started_at=self.started_at,
+            tally=tally,
+        )
+        while True:
+            seen = self._look(seen)
+            match _policy.decide(self._settings.limits, seen):
+                case _policy.Wait(until=until):
+                    self.wait(None if until is None else until - seen.now)
+                case _policy.Ask():
+                    self._record.ended_others("SIGTERM", _running(seen))
+                    self._fleet.ask()
+                    seen = dataclasses.replace(seen, asked_at=seen.now)
+                case _policy.Kill():
+                    self._record.ended_others("SIGKILL", _running(seen))
+                    self._fleet.kill()
+                    seen = dataclasses.replace(seen, killed_at=seen.now)
+                case _policy.Restart() | _policy.Leave():
+                    return seen
+
+    def clear(self, delay: float) -> None:
+        """Waits for a delay, and until no child of a worker is left.
+
+        A stop ends the delay. What the workers leave behind gets the grace period.
+        """
+        limits, now = self._settings.limits, self._clock.monotonic()
+        due, gone_by = now + delay, now + limits.grace + limits.unkillable
+        while True:
+            self._fleet.reap(now)
+            is_due = now >= due or self._signals.stop is not None
+            if is_due and (not self._fleet.has_leftovers or now >= gone_by):
+                break
+            self.wait((gone_by if is_due else due) - now)
+            now = self._clock.monotonic()
+
+    def wait(self, seconds: float | None) -> None:
+        """Waits for a signal or a worker's end; keeps the console up to date.
+
+        Args:
+            seconds: how long at most; None is without limit.
+        """
+        times = [] if seconds is None else [max(0.0, seconds)]
+        if self._echo is not None:
+            self._echo.pump()
+            times.append(_ECHO_SECONDS)
+        if self._fleet.has_leftovers:
+            times.append(_LEFTOVER_SECONDS)
+        self._signals.wait(min(times, default=None))
+        stop = self._signals.stop
+        if stop is not None and not self._is_stop_told:
+            self._is_stop_told = True
+            self._record.told_to_stop(stop.signal.name, self._settings.limits.grace)
+
+    def close(self) -> None:
+        """Gives up the ports and the console."""
+        self._close_echo()
+        self._ends.close()
+
+    def _start(self, restart: int) -> list[int | None]:
+        """Starts all workers; returns their process ids."""
+        ports: tuple[int, ...] = ()
+        if self._settings.task is None:
+            held = Ports(self._settings.workers)
+            self._ends.callback(held.close)
+            held.release()
+            ports = held.numbers
+        pids = []
+        for worker, log in enumerate(self._logs):
+            label = self._settings.label(worker)
+            log.mark(f"{label} starts, restart {restart}, {self.name}")
+            environment = self._settings.worker_environment(
+                worker, self.name, restart, ports
+            )
+            command = self._settings.command
+            pids.append(self._fleet.start(worker, command, environment, log.path))
+        return pids
+
+    def _open_echo(self) -> Echo | None:
+        log = self._logs[0]
+        if not self._settings.has_echo or not log.path.exists():
+            return None
+        prefix = f"[{self._settings.label(0)}] "
+        return Echo(log.path, log.start, prefix, sys.stdout)
+
+    def _close_echo(self) -> None:
+        if self._echo is not None:
+            self._echo.close()
+            self._echo = None
+
+    def _look(self, seen: Situation) -> Situation:
+        """Adds the workers that have ended, and a stop, to what was seen."""
+        now, stop = self._clock.monotonic(), self._signals.stop
+        exits = list(seen.exits)
+        for ended in self._fleet.reap(now):
+            one = WorkerExit(
+                worker=ended.worker,
+                returncode=ended.returncode,
+                at=now,
+                was_asked=seen.asked_at is not None,
+            )
+            hint = self._end_log(ended, one)
+            self._record.worker_ended(self.name, one, hint)
+            exits.append(one)
+        return dataclasses.replace(
+            seen, now=now, exits=tuple(exits), stop_at=stop.at if stop else None
+        )
+
+    def _end_log(self, ended: Ended, one: WorkerExit) -> str:
+        """Keeps a failure's error lines, ends the part; returns a hint for people."""
+        log = self._logs[ended.worker]
+        if ended.worker == 0:
+            self._close_echo()  # before a line of our own is added
+        hint = ""
+        if one.code not in (0, *self._settings.limits.restart_codes):
+            lines = [ended.detail] if ended.detail else log.error_lines()
+            self.errors[ended.worker] = lines
+            hint = (f" ({lines[-1].strip()})" if lines else "") + f", see {log.path}"
+        log.mark(f"{self._settings.label(ended.worker)} ended: {one.describe()}")
+        return hint
+
+
+def _running(seen: Situation) -> list[int]:
+    ended = {each.worker for each in seen.exits}
+    return [worker for worker in range(seen.workers) if worker not in ended]

@@ -1,0 +1,37 @@
+"""Becomes a worker's command, and makes the kernel send it SIGTERM if its parent dies.
+
+A script of its own (run by path, without site packages) because the kernel's setting
+belongs to the process that sets it, and because code between fork and exec of a larger
+process (`preexec_fn`) is unsafe.
+
+Usage: _launch.py PARENT_PID COMMAND [ARGUMENT ...]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Ties this process to its parent and replaces it by the command."""
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before it could be watched
+        sys.exit(128 + signal.SIGTERM)
+    # Python ignores these, and what is ignored stays so through exec.
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"tfpreempt: cannot start {command[0]!r}: {error}", file=sys.stderr)
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+if __name__ == "__main__":
+    main()

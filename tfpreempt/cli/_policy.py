@@ -1,0 +1,258 @@
+"""What a supervisor does next, decided from what it has seen; no process, no clock.
+
+`decide` is asked again after everything that happens and at the time that `Wait` names.
+A failure outweighs a preemption, the supervisor's own stop outweighs both: the machine
+is going away then, and only the restart code makes the platform start the run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import signal
+from typing import NewType
+
+ReturnCode = NewType(
+    "ReturnCode", int
+)  # of subprocess: an exit code, or minus a signal
+
+
+class Cause(enum.Enum):
+    """Why a run of the workers ended."""
+
+    FINISHED = "finished"
+    PREEMPTION = "preemption"
+    FAILURE = "failure"
+    STOPPED = "stopped"  # the supervisor itself was told to leave
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the user allows; times in seconds, None is without limit."""
+
+    max_preemptions: int | None = None
+    max_failures: int | None = 3
+    restart_codes: tuple[int, ...] = (143, 42)
+    grace: float = 35.0  # to commit and leave, on a preemption
+    failure_grace: float = 15.0  # to leave, once another worker has failed
+    unkillable: float = 10.0  # how long a process may outlive SIGKILL
+    backoff: float = 1.0
+    backoff_max: float = 60.0
+    backoff_reset: float = 600.0  # a run this long starts the back-off afresh
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What was spent so far; `in_a_row` counts failures without a long run between."""
+
+    preemptions: int = 0
+    failures: int = 0
+    in_a_row: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExit:
+    """A worker's end.
+
+    Attributes:
+        worker: its index.
+        returncode: as subprocess gives it, negative for a signal.
+        at: monotonic seconds.
+        was_asked: the supervisor had told it to leave before it ended.
+    """
+
+    worker: int
+    returncode: ReturnCode
+    at: float
+    was_asked: bool = False
+
+    @property
+    def code(self) -> int:
+        """The exit code as a shell gives it: 128 + n for signal n.
+
+        So a worker that SIGTERM ends before its handler stands has left with 143.
+        """
+        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+
+    def describe(self) -> str:
+        """For people: the exit code, or the name of the signal."""
+        if self.returncode >= 0:
+            return f"exit code {self.returncode}"
+        try:
+            return f"killed by {signal.Signals(-self.returncode).name}"
+        except ValueError:
+            return f"killed by signal {-self.returncode}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """All that a decision depends on; times are monotonic seconds.
+
+    Attributes:
+        workers: how many were started.
+        started_at: when.
+        exits: in the order in which they were seen.
+        stop_at: when the supervisor was told to leave.
+        asked_at: when those still running were sent SIGTERM.
+        killed_at: when they were sent SIGKILL.
+        tally: what earlier runs have spent.
+    """
+
+    now: float
+    workers: int
+    started_at: float = 0.0
+    exits: tuple[WorkerExit, ...] = ()
+    stop_at: float | None = None
+    asked_at: float | None = None
+    killed_at: float | None = None
+    tally: Tally = Tally()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Nothing to do before the next event, or before `until`."""
+
+    until: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Send SIGTERM to the workers that still run."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Send SIGKILL to the workers that still run, and to their children."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Start all workers again after `delay` seconds."""
+
+    cause: Cause
+    delay: float
+    tally: Tally
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """End the supervisor with this exit code."""
+
+    cause: Cause
+    code: int
+    tally: Tally
+    is_over_budget: bool = False
+
+
+Action = Wait | Ask | Kill | Restart | Leave
+
+
+def decide(limits: Limits, seen: Situation) -> Action:
+    """The one next action."""
+    if len(seen.exits) < seen.workers:
+        return _while_some_run(limits, seen)
+    return _after_all(limits, seen)
+
+
+def first_failure(limits: Limits, seen: Situation) -> WorkerExit | None:
+    """The failure that the others' ends follow from, if there is one."""
+    fine = (0, *limits.restart_codes)
+    unasked = (e for e in seen.exits if not e.was_asked)
+    return next((e for e in unasked if e.code not in fine), None)
+
+
+def leave_between_runs(limits: Limits, tally: Tally) -> Leave:
+    """A stop while no worker runs (in the back-off)."""
+    return Leave(cause=Cause.STOPPED, code=limits.restart_codes[0], tally=tally)
+
+
+def _while_some_run(limits: Limits, seen: Situation) -> Action:
+    if seen.killed_at is not None:
+        return _after_kill(limits, seen, seen.killed_at)
+    if seen.asked_at is not None:
+        # Told to stop, workers commit. After a failure or a preemption those that still
+        # run can't be in a commit that all take part in, and get a short time.
+        limit = limits.failure_grace if seen.stop_at is None else limits.grace
+        return _wait_or(Kill(), seen.now, seen.asked_at + limit)
+    if seen.stop_at is not None or first_failure(limits, seen) is not None:
+        return Ask()
+    preempted = _first_preempted(limits, seen)
+    if preempted is not None:
+        return _wait_or(Ask(), seen.now, preempted.at + limits.grace)
+    return Wait(until=None)  # some may have finished: uneven ends are fine
+
+
+def _after_kill(limits: Limits, seen: Situation, killed_at: float) -> Action:
+    """What outlives SIGKILL hangs in the kernel; a restart beside it is unsafe."""
+    if seen.now < killed_at + limits.unkillable:
+        return Wait(until=killed_at + limits.unkillable)
+    ended = _after_all(limits, seen)
+    if isinstance(ended, Leave):
+        return ended
+    failure = first_failure(limits, seen)
+    code = failure.code if failure else limits.restart_codes[0]
+    return Leave(cause=ended.cause, code=code, tally=ended.tally)
+
+
+def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
+    failure = first_failure(limits, seen)
+    if failure is not None:
+        verdict = _after_failure(limits, seen, failure)
+        # Seen before the stop came and the last one allowed: it is what ended the run.
+        came_first = seen.stop_at is None or failure.at < seen.stop_at
+        if came_first and (seen.stop_at is None or isinstance(verdict, Leave)):
+            return verdict
+    preempted = _first_preempted(limits, seen)
+    if seen.stop_at is not None:
+        if all(e.code == 0 for e in seen.exits) and len(seen.exits) == seen.workers:
+            return Leave(cause=Cause.FINISHED, code=0, tally=seen.tally)
+        code = preempted.code if preempted else limits.restart_codes[0]
+        return Leave(cause=Cause.STOPPED, code=code, tally=seen.tally)
+    if preempted is not None:
+        return _after_preemption(limits, seen, preempted)
+    return Leave(cause=Cause.FINISHED, code=0, tally=seen.tally)
+
+
+def _after_failure(
+    limits: Limits, seen: Situation, failure: WorkerExit
+) -> Restart | Leave:
+    is_long = failure.at - seen.started_at >= limits.backoff_reset
+    row = 1 if is_long else seen.tally.in_a_row + 1
+    tally = dataclasses.replace(
+        seen.tally, failures=seen.tally.failures + 1, in_a_row=row
+    )
+    if limits.max_failures is not None and tally.failures > limits.max_failures:
+        return Leave(
+            cause=Cause.FAILURE, code=failure.code, tally=tally, is_over_budget=True
+        )
+    # The exponent is capped because a float is not endless.
+    delay = min(limits.backoff_max, limits.backoff * 2.0 ** min(row - 1, 60))
+    return Restart(cause=Cause.FAILURE, delay=delay, tally=tally)
+
+
+def _after_preemption(
+    limits: Limits, seen: Situation, preempted: WorkerExit
+) -> Restart | Leave:
+    tally = dataclasses.replace(seen.tally, preemptions=seen.tally.preemptions + 1)
+    allowed = limits.max_preemptions
+    if allowed is not None and tally.preemptions > allowed:
+        return Leave(
+            cause=Cause.PREEMPTION,
+            code=preempted.code,
+            tally=tally,
+            is_over_budget=True,
+        )
+    # No back-off; but a program that leaves at once, every time, must not spin.
+    lasted = preempted.at - seen.started_at
+    delay = max(0.0, limits.backoff - lasted)
+    return Restart(cause=Cause.PREEMPTION, delay=delay, tally=tally)
+
+
+def _first_preempted(limits: Limits, seen: Situation) -> WorkerExit | None:
+    """The first worker with the restart code, of its own accord if there is one."""
+    left = [e for e in seen.exits if e.code in limits.restart_codes]
+    return next((e for e in left if not e.was_asked), left[0] if left else None)
+
+
+def _wait_or(action: Ask | Kill, now: float, at: float) -> Action:
+    return action if now >= at else Wait(until=at)

@@ -1,0 +1,192 @@
+"""Worker processes: started in groups of their own, seen to end, never left behind.
+
+Signals that ask go to the worker alone, as Kubernetes and Docker do it: a group-wide
+SIGTERM would end the data loaders that the commit may still need. What a worker leaves
+in its group is asked when the worker has ended, and killed with the group at the limit.
+A program behind a shell should be started with `exec`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tfpreempt.cli._policy import ReturnCode
+
+_HERE = Path(__file__).parent
+_SCRIPT = (sys.executable, "-I", "-S")  # neither site packages nor PYTHON* variables
+_GUARD_EXIT_SECONDS = 5.0
+_CANNOT_START = ReturnCode(126)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of what its workers leave behind.
+
+    Otherwise process 1 is, which in a container may reap late or never, and a dead
+    child that is not reaped looks like a living one.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+class Guard:
+    """The process that outlives the supervisor where the supervisor is killed.
+
+    Args:
+        grace_seconds: what it then gives the workers to commit and leave.
+    """
+
+    def __init__(self, grace_seconds: float) -> None:
+        self._process = subprocess.Popen(
+            [*_SCRIPT, str(_HERE / "_guard.py"), str(grace_seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def add(self, group: int) -> None:
+        """A process group has started."""
+        self._tell(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        """A process group is gone."""
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        """The supervisor ends; the guard ends what is left and follows."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GUARD_EXIT_SECONDS)
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # without it, only a killed one is unguarded
+            os.write(self._process.stdin.fileno(), line.encode("ascii"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A worker has ended with what subprocess calls its return code.
+
+    The detail says why it could not be started, otherwise it is empty.
+    """
+
+    worker: int
+    returncode: ReturnCode
+    detail: str = ""
+
+
+class Fleet:
+    """The workers of one incarnation, by index. Main thread only: it is their parent.
+
+    Args:
+        guard: is told of every group.
+        leave_seconds: what children of an ended worker get between SIGTERM and SIGKILL.
+    """
+
+    def __init__(self, guard: Guard, leave_seconds: float) -> None:
+        self._guard = guard
+        self._leave_seconds = leave_seconds
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._left_behind: dict[int, float] = {}  # group -> when it is killed
+        self._not_started: list[Ended] = []
+
+    def start(
+        self,
+        worker: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> int | None:
+        """Starts a worker that appends its output to a file.
+
+        A file and not a pipe, because a pipe would break when the supervisor is killed,
+        in the middle of the worker's commit.
+
+        Returns:
+            Its process id; None where it could not be started, which `reap` reports as
+            exit code 126.
+        """
+        launcher = [*_SCRIPT, str(_HERE / "_launch.py"), str(os.getpid()), *command]
+        try:
+            with log.open("ab") as output:
+                process = subprocess.Popen(
+                    launcher,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as error:  # no log directory any more, no memory, no process
+            self._not_started.append(
+                Ended(worker=worker, returncode=_CANNOT_START, detail=str(error))
+            )
+            return None
+        self._running[worker] = process
+        self._guard.add(process.pid)
+        return process.pid
+
+    def reap(self, now: float) -> list[Ended]:
+        """The workers that have ended since the last call, and a look at leftovers."""
+        ended, self._not_started = self._not_started, []
+        for worker, process in list(self._running.items()):
+            code = process.poll()
+            if code is not None:
+                del self._running[worker]
+                ended.append(Ended(worker=worker, returncode=ReturnCode(code)))
+                _signal_group(process.pid, signal.SIGTERM)
+                self._left_behind[process.pid] = now + self._leave_seconds
+        self._clear_leftovers(now)
+        return ended
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether children of ended workers still run; `reap` ends them in time."""
+        return bool(self._left_behind)
+
+    def ask(self) -> None:
+        """Sends SIGTERM to the workers that still run."""
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Sends SIGKILL to the workers that still run, and to all children."""
+        for group in [p.pid for p in self._running.values()] + list(self._left_behind):
+            _signal_group(group, signal.SIGKILL)
+
+    def _clear_leftovers(self, now: float) -> None:
+        for group, killed_at in list(self._left_behind.items()):
+            if not _is_group_alive(group):
+                del self._left_behind[group]
+                self._guard.remove(group)
+            elif now >= killed_at:
+                _signal_group(group, signal.SIGKILL)
+
+
+def _is_group_alive(group: int) -> bool:
+    """Whether the group has members; dead ones that we adopted are reaped."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG):
+            pass
+    return _signal_group(group, 0)
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """False where the group has no member any more."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # a member has another user: it is there, and beyond our reach
+    return True

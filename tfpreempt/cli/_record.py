@@ -1,0 +1,169 @@
+"""What a supervisor tells: its journal, its lines on the console, its summary."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from tfpreempt.cli._policy import Cause, Leave, Limits, Restart, Tally, WorkerExit
+from tfpreempt.clock import Clock
+from tfpreempt.journal import JsonLines
+
+_CAUSES = {
+    Cause.FINISHED: "training is finished",
+    Cause.PREEMPTION: "the preemption budget is used up",
+    Cause.FAILURE: "the failure budget is used up",
+    Cause.STOPPED: "told to stop; the platform is expected to start the run again",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A supervisor's life in figures; `seconds_lost` is time without all workers."""
+
+    code: int
+    cause: Cause
+    incarnations: int
+    tally: Tally
+    seconds: float
+    seconds_lost: float
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What the figures are called, and the figures, for people."""
+        return [
+            ("outcome", _CAUSES[self.cause]),
+            ("exit code", str(self.code)),
+            ("incarnations", str(self.incarnations)),
+            ("preemptions", str(self.tally.preemptions)),
+            ("failures", str(self.tally.failures)),
+            ("time", f"{self.seconds:.1f} s"),
+            ("lost between runs", f"{self.seconds_lost:.1f} s"),
+        ]
+
+
+class Record:
+    """Writes what happens to `supervisor.jsonl` and to the console. One thread.
+
+    Args:
+        journal: the file.
+        clock: where the journal's times come from.
+        supervisor: id of this supervisor's life; goes into every record.
+        console: where lines for people go; a closed one ends nothing.
+    """
+
+    def __init__(
+        self, journal: Path, clock: Clock, supervisor: str, console: IO[str]
+    ) -> None:
+        self._lines = JsonLines(journal, clock)
+        self._supervisor = supervisor
+        self._console = console
+
+    def started(
+        self, incarnation: str, restart: int, pids: Sequence[int | None]
+    ) -> None:
+        """All workers were started, for the first time or again."""
+        self._add(
+            "restarted" if restart else "started",
+            incarnation=incarnation,
+            restart=restart,
+            workers=len(pids),
+            pids=list(pids),
+        )
+        self.say(f"started {len(pids)} worker(s), restart {restart} ({incarnation})")
+
+    def worker_ended(self, incarnation: str, ended: WorkerExit, hint: str) -> None:
+        """One worker has ended; the hint says more to people."""
+        self._add(
+            "worker_ended",
+            incarnation=incarnation,
+            worker=ended.worker,
+            code=ended.code,
+            returncode=ended.returncode,
+            was_asked=ended.was_asked,
+        )
+        self.say(f"worker {ended.worker} ended: {ended.describe()}{hint}")
+
+    def told_to_stop(self, signal_name: str, grace: float) -> None:
+        """The supervisor itself got a signal to leave."""
+        self._add("told_to_stop", signal=signal_name)
+        self.say(f"{signal_name}: waiting up to {grace:g} s for the workers to commit")
+
+    def ended_others(self, signal_name: str, workers: Sequence[int]) -> None:
+        """The supervisor sent a signal to the workers that still ran."""
+        self._add("ended_others", signal=signal_name, workers=list(workers))
+        names = ", ".join(str(each) for each in workers)
+        self.say(f"sent {signal_name} to worker(s) {names}")
+
+    def decided(
+        self,
+        verdict: Restart | Leave,
+        limits: Limits,
+    ) -> None:
+        """What follows from the end of a run."""
+        tally = verdict.tally
+        self._add(
+            "budget",
+            cause=verdict.cause.value,
+            preemptions=tally.preemptions,
+            max_preemptions=limits.max_preemptions,
+            failures=tally.failures,
+            max_failures=limits.max_failures,
+            is_used_up=isinstance(verdict, Leave) and verdict.is_over_budget,
+        )
+        if isinstance(verdict, Restart):
+            used = f"{tally.preemptions} preemption(s), {tally.failures} failure(s)"
+            delay = f" in {verdict.delay:.1f} s" if verdict.delay else ""
+            self.say(f"{verdict.cause.value}: restarting{delay} ({used} so far)")
+
+    def left(self, summary: Summary) -> None:
+        """The end: the last record, and the summary as a table or as plain lines."""
+        self._add(
+            "left",
+            cause=summary.cause.value,
+            code=summary.code,
+            incarnations=summary.incarnations,
+            preemptions=summary.tally.preemptions,
+            failures=summary.tally.failures,
+            seconds=summary.seconds,
+            seconds_lost=summary.seconds_lost,
+        )
+        self._lines.close()
+        if not self._console.isatty():
+            self.say(", ".join(f"{name}: {value}" for name, value in summary.rows()))
+            return
+        _print_table(summary, self._console)
+
+    def show_error(self, failed: WorkerExit, lines: Sequence[str], log: Path) -> None:
+        """The error lines of the worker whose failure ended the run."""
+        self.say(f"worker {failed.worker} failed ({failed.describe()}), from {log}:")
+        for line in lines:
+            self._print(f"  | {line}")
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        self._print(f"tfpreempt: {text}")
+
+    def _add(self, event: str, **values: Any) -> None:
+        self._lines.append(
+            {"event": event, "supervisor": self._supervisor, **values},
+            durable=event == "left",
+        )
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, file=self._console, flush=True)
+        except (OSError, ValueError):
+            pass  # nobody reads the console any more; the journal has it
+
+
+def _print_table(summary: Summary, console: IO[str]) -> None:
+    # Imported here: it takes as long as all else, and a log file gets plain lines.
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, title="tfpreempt run")
+    for name, value in summary.rows():
+        table.add_row(name, value)
+    Console(file=console).print(table)

@@ -1,0 +1,63 @@
+"""What `tfpreempt run` was asked to do, and what the workers are told of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from tfpreempt.cli._cluster import GivenTask, make_tf_config
+from tfpreempt.cli._policy import Limits
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One run under supervision.
+
+    Attributes:
+        command: the workers' program with its arguments.
+        workers: how many of them.
+        limits: budgets and times.
+        checkpoint_dir: absolute; handed on to the workers.
+        log_dir: for the workers' output.
+        journal_dir: for the supervisor's own record.
+        task: this machine's task where TF_CONFIG was given; then workers is 1.
+        has_echo: whether worker 0's output is copied to the console.
+        environment: what the workers inherit.
+    """
+
+    command: tuple[str, ...]
+    workers: int
+    limits: Limits
+    checkpoint_dir: Path | None
+    log_dir: Path
+    journal_dir: Path
+    task: GivenTask | None
+    has_echo: bool
+    environment: Mapping[str, str]
+
+    def label(self, worker: int) -> str:
+        """What a worker is called in files and on the console."""
+        return self.task.label if self.task else f"worker-{worker}"
+
+    @property
+    def journal_path(self) -> Path:
+        """The supervisor's record; those of other machines may lie beside it."""
+        suffix = f"-{self.task.label}" if self.task else ""
+        return self.journal_dir / f"supervisor{suffix}.jsonl"
+
+    def worker_environment(
+        self, worker: int, incarnation: str, restart: int, ports: tuple[int, ...]
+    ) -> dict[str, str]:
+        """The environment of one worker.
+
+        Where TF_CONFIG is given it stays, and the workers get no incarnation: the
+        supervisors of the other machines have other names for theirs.
+        """
+        told = {"TFPREEMPT_SUPERVISED": "1", "TFPREEMPT_NUM_RESTARTS": str(restart)}
+        if self.checkpoint_dir is not None:
+            told["TFPREEMPT_CHECKPOINT_DIR"] = str(self.checkpoint_dir)
+        if self.task is None:
+            told["TF_CONFIG"] = make_tf_config(ports, worker)
+            told["TFPREEMPT_INCARNATION"] = incarnation
+        return {**self.environment, **told}

@@ -1,0 +1,118 @@
+"""The supervisor: one incarnation of the workers after the other, to the exit code.
+
+One thread does everything: the kernel ties a worker's parent-death signal to the thread
+that started it, and Python receives signals on the main thread only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+
+from tfpreempt.cli import _policy
+from tfpreempt.cli._incarnation import Incarnation
+from tfpreempt.cli._logs import WorkerLog
+from tfpreempt.cli._policy import Cause, Leave, Restart, Situation, Tally
+from tfpreempt.cli._processes import Fleet, Guard, adopt_orphans
+from tfpreempt.cli._record import Record, Summary
+from tfpreempt.cli._settings import Settings
+from tfpreempt.cli._signals import SignalBox, watch_signals
+from tfpreempt.clock import Clock, SystemClock
+
+
+class Supervisor:
+    """Supervises one run, from the first start to the exit code. Main thread only.
+
+    Args:
+        settings: what to run, and within which limits.
+        clock: for durations and records.
+
+    Raises:
+        ConfigurationError: a log file cannot be written.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._id = secrets.token_hex(4)
+        labels = [settings.label(worker) for worker in range(settings.workers)]
+        self._logs = [WorkerLog(settings.log_dir / f"{x}.log") for x in labels]
+        self._record = Record(
+            settings.journal_path, self._clock, self._id, console=sys.stderr
+        )
+        self._tally = Tally()
+        self._restart = 0
+        self._down_at: float | None = None  # since when not all workers are there
+        self._seconds_lost = 0.0
+
+    def run(self) -> int:
+        """Runs to the end.
+
+        Returns:
+            The exit code for the platform.
+
+        Raises:
+            ConfigurationError: there are not enough free ports.
+        """
+        began = self._clock.monotonic()
+        adopt_orphans()
+        with watch_signals(self._clock) as signals, contextlib.ExitStack() as ends:
+            # However this ends, the guard ends the workers that are left.
+            guard = Guard(self._settings.limits.grace)
+            ends.callback(guard.close)
+            while True:
+                verdict = self._run_once(guard, signals)
+                if isinstance(verdict, Leave):
+                    break
+                self._restart += 1
+        self._record.left(self._sum_up(verdict, self._clock.monotonic() - began))
+        return verdict.code
+
+    def _run_once(self, guard: Guard, signals: SignalBox) -> Restart | Leave:
+        """One incarnation, and the pause after it."""
+        limits = self._settings.limits
+        incarnation = Incarnation(
+            f"{self._id}-{self._restart}",
+            self._restart,
+            self._settings,
+            fleet=Fleet(guard, limits.grace),
+            logs=self._logs,
+            record=self._record,
+            signals=signals,
+            clock=self._clock,
+        )
+        with contextlib.closing(incarnation):
+            if self._down_at is not None:
+                self._seconds_lost += incarnation.started_at - self._down_at
+            seen = incarnation.follow(self._tally)
+            verdict = self._judge(incarnation, seen)
+            incarnation.clear(verdict.delay if isinstance(verdict, Restart) else 0.0)
+        if isinstance(verdict, Restart) and signals.stop is not None:
+            return _policy.leave_between_runs(limits, verdict.tally)
+        return verdict
+
+    def _judge(self, incarnation: Incarnation, seen: Situation) -> Restart | Leave:
+        """What follows from a run that is over; tells and remembers it."""
+        limits = self._settings.limits
+        verdict = _policy.decide(limits, seen)
+        assert isinstance(verdict, Restart | Leave)  # `follow` returns on these only
+        self._tally = verdict.tally
+        self._down_at = next((e.at for e in seen.exits if e.code != 0), None)
+        self._record.decided(verdict, limits)
+        failed = _policy.first_failure(limits, seen)
+        if failed and isinstance(verdict, Leave) and verdict.cause is Cause.FAILURE:
+            log = self._logs[failed.worker].path
+            lines = incarnation.errors.get(failed.worker, [])
+            self._record.show_error(failed, lines, log)
+        return verdict
+
+    def _sum_up(self, verdict: Leave, seconds: float) -> Summary:
+        return Summary(
+            code=verdict.code,
+            cause=verdict.cause,
+            incarnations=self._restart + 1,
+            tally=verdict.tally,
+            seconds=seconds,
+            seconds_lost=self._seconds_lost,
+        )

@@ -1,0 +1,221 @@
+"""`tfpreempt run`: the options, read and checked; the supervisor does the work."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfpreempt.cli._cluster import read_given_task
+from tfpreempt.cli._policy import Limits
+from tfpreempt.cli._settings import Settings
+from tfpreempt.cli._supervisor import Supervisor
+from tfpreempt.errors import ConfigurationError
+from tfpreempt.journal import journal_directory
+
+_LIMITS = Limits()
+
+
+class _Seconds(click.FloatRange):
+    """A finite number of seconds, 0 or more: a range alone lets NaN through."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        # Click's annotations ask for a number here, although it brings the text.
+        given: Any = value
+        seconds = float(super().convert(given, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a finite number of seconds.", param, ctx)
+        return seconds
+
+
+_SECONDS = _Seconds(min=0)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Workers on this machine (default 1). Not where TF_CONFIG is set: then this "
+    "machine's one worker is supervised.",
+)
+@click.option(
+    "--max-preemptions",
+    type=click.IntRange(min=0),
+    help="Preemptions to restart after (default: any number).",
+)
+@click.option(
+    "--max-failures",
+    type=click.IntRange(min=0),
+    default=_LIMITS.max_failures,
+    show_default=True,
+    help="Failures to restart after.",
+)
+@click.option(
+    "--checkpoint-dir",
+    type=click.Path(path_type=str),
+    help="Handed to the workers as TFPREEMPT_CHECKPOINT_DIR; holds the journal.",
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    help="For the workers' output (default: logs in the checkpoint directory, "
+    "otherwise ./tfpreempt-logs).",
+)
+@click.option(
+    "--grace",
+    type=_SECONDS,
+    default=_LIMITS.grace,
+    show_default=True,
+    help="Seconds that workers get to commit and leave on a preemption.",
+)
+@click.option(
+    "--failure-grace",
+    type=_SECONDS,
+    default=_LIMITS.failure_grace,
+    show_default=True,
+    help="Seconds that workers get to leave after another one failed.",
+)
+@click.option(
+    "--restart-code",
+    "restart_codes",
+    type=click.IntRange(1, 255),
+    multiple=True,
+    default=_LIMITS.restart_codes,
+    show_default=True,
+    help="Exit code that means a preemption; may be given many times. The first is "
+    "the supervisor's own where no worker left with one.",
+)
+@click.option(
+    "--backoff",
+    type=_SECONDS,
+    default=_LIMITS.backoff,
+    show_default=True,
+    help="Seconds before the first restart after a failure; doubles with each.",
+)
+@click.option(
+    "--backoff-max",
+    type=_SECONDS,
+    default=_LIMITS.backoff_max,
+    show_default=True,
+    help="Longest back-off in seconds.",
+)
+@click.option(
+    "--backoff-reset",
+    type=_SECONDS,
+    default=_LIMITS.backoff_reset,
+    show_default=True,
+    help="A run of so many seconds starts the back-off afresh.",
+)
+@click.option(
+    "--tail/--quiet",
+    "has_echo",
+    default=True,
+    help="Copy worker 0's output to the console, or don't.",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    workers: int | None,
+    checkpoint_dir: str | None,
+    log_dir: Path | None,
+    has_echo: bool,
+    command: tuple[str, ...],
+    **limits: object,
+) -> None:
+    """Run COMMAND as a cluster of local workers, through preemptions and failures.
+
+    \b
+        tfpreempt run --workers 2 --checkpoint-dir ckpt -- python train.py
+
+    A worker that leaves with the restart code was preempted: all are restarted. Any
+    other end but 0 is a failure: the others are ended, all are restarted from the last
+    commit. On SIGTERM or SIGINT the workers commit, and the supervisor leaves with
+    their restart code, so that the platform starts the run again.
+    """
+    try:
+        settings = _make_settings(
+            command, workers, checkpoint_dir, log_dir, has_echo, _make_limits(limits)
+        )
+        code = Supervisor(settings).run()
+    except ConfigurationError as error:
+        raise click.UsageError(str(error), ctx) from error
+    ctx.exit(code)
+
+
+def _make_limits(options: dict[str, object]) -> Limits:
+    return Limits(**options)  # type: ignore[arg-type]  # click has checked each
+
+
+def _make_settings(
+    command: tuple[str, ...],
+    workers: int | None,
+    checkpoint_dir: str | None,
+    log_dir: Path | None,
+    has_echo: bool,
+    limits: Limits,
+) -> Settings:
+    task = read_given_task(os.environ)
+    if task is not None and workers not in (None, 1):
+        raise ConfigurationError(
+            f"--workers {workers} was given, and TF_CONFIG is set (task {task.label}). "
+            "With TF_CONFIG each machine's supervisor has one worker: leave --workers "
+            "out, or unset TF_CONFIG to have a local cluster made."
+        )
+    _check_command(command)
+    directory = _make_directory(checkpoint_dir) if checkpoint_dir is not None else None
+    logs = log_dir or (directory / "logs" if directory else Path("tfpreempt-logs"))
+    logs = logs.absolute()
+    return Settings(
+        command=command,
+        workers=workers or 1,
+        limits=limits,
+        checkpoint_dir=directory,
+        log_dir=logs,
+        journal_dir=journal_directory(directory or logs),
+        task=task,
+        has_echo=has_echo,
+        environment=dict(os.environ),
+    )
+
+
+def _check_command(command: tuple[str, ...]) -> None:
+    if not command:
+        raise ConfigurationError(
+            "No command was given. Put the workers' program after the options: "
+            "tfpreempt run --workers 2 -- python train.py"
+        )
+    if shutil.which(command[0]) is None:
+        is_script = command[0].endswith(".py") and Path(command[0]).exists()
+        hint = (
+            f"It is no executable file; write: python {command[0]}"
+            if is_script
+            else "Check its spelling and PATH."
+        )
+        raise ConfigurationError(f"The command {command[0]!r} was not found. {hint}")
+
+
+def _make_directory(given: str) -> Path:
+    if "://" in given:
+        raise ConfigurationError(
+            f"--checkpoint-dir {given!r} is no local path. Name a directory that all "
+            "workers see here; the training program mirrors it to object storage."
+        )
+    path = Path(given).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Cannot use --checkpoint-dir {given!r} ({error.strerror}). Expected a "
+            "directory that exists or can be made."
+        ) from error
+    return path

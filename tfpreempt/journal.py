@@ -1,0 +1,176 @@
+"""Append-only JSONL record of what happened to a run, and its reader.
+
+Each worker and each supervisor appends to a file of its own, so that no lock is needed
+between processes. A record is one line and one `write`. Whatever goes wrong with the
+journal is logged once and never reaches training: a full disk must not end a run that
+could still commit elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from tfpreempt import events
+from tfpreempt.clock import Clock, SystemClock
+
+_log = logging.getLogger(__name__)
+_DURABLE = (events.Commit, events.Exit)
+
+
+def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
+    """Where the journal of a run lies: `<checkpoint_dir>/journal`."""
+    return Path(checkpoint_dir) / "journal"
+
+
+class JsonLines:
+    """One append-only file of JSON lines; any thread may append.
+
+    The file is opened by the first record, and again by a record after `close()`: a
+    thread that reports late is still heard.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._has_warned = False
+
+    def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
+        """Appends one record, with the wall and monotonic time in front.
+
+        Args:
+            record: values that JSON has, or numpy scalars; others become strings.
+            durable: return only when the line is on the disk.
+        """
+        times = {"wall": self._clock.wall(), "monotonic": self._clock.monotonic()}
+        with self._lock:
+            try:
+                line = json.dumps({**times, **record}, default=_to_json) + "\n"
+                self._write(line.encode("utf-8"), durable)
+            except (OSError, TypeError, ValueError) as error:
+                self._warn(error)
+
+    def close(self) -> None:
+        """Closes the file; more than once does no harm."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _write(self, line: bytes, durable: bool) -> None:
+        if self._descriptor is None:
+            self._descriptor = _open(self._path)
+        written = os.write(self._descriptor, line)
+        if written != len(line):
+            os.close(self._descriptor)  # opening again closes the torn line
+            self._descriptor = None
+            raise OSError(f"wrote {written} of {len(line)} bytes")
+        if durable:
+            os.fdatasync(self._descriptor)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "Cannot write the journal %s (%s). Training goes on; records may be "
+                "missing. Make room or check the directory's permissions.",
+                self._path,
+                error,
+            )
+
+
+class Journal:
+    """A worker's record of the events on its path; any thread may record.
+
+    Args:
+        directory: the run's journal directory, see `journal_directory`.
+        worker: index of this worker.
+        clock: where the times of the records come from.
+        incarnation: which start of the run this is, as the supervisor named it.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        worker: int,
+        clock: Clock | None = None,
+        incarnation: str = "",
+    ) -> None:
+        path = Path(directory) / f"worker-{worker}.jsonl"
+        self._lines = JsonLines(path, clock or SystemClock())
+        self._who: dict[str, Any] = {"worker": worker, "incarnation": incarnation}
+
+    def record(self, event: events.Event) -> None:
+        """Appends an event; commits and exits are on the disk when this returns.
+
+        Never raises for what goes wrong with the file.
+        """
+        record = {**self._who, **events.to_record(event)}
+        self._lines.append(record, durable=isinstance(event, _DURABLE))
+
+    def close(self) -> None:
+        """Closes the file; more than once does no harm."""
+        self._lines.close()
+
+
+def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """All records of a run, of every worker and supervisor, by wall time.
+
+    Lines that are not a whole record (a killed writer's last line) are skipped; a
+    warning in the log says how many and where.
+
+    Args:
+        directory: the run's journal directory; one that is missing holds no records.
+
+    Raises:
+        OSError: a file of the journal cannot be read.
+    """
+    records: list[dict[str, Any]] = []
+    for path in sorted(Path(directory).glob("*.jsonl")):
+        skipped = 0
+        for line in path.read_bytes().splitlines():
+            record = _parse(line)
+            if record is not None:
+                records.append(record)
+            elif line.strip():
+                skipped += 1
+        if skipped:
+            _log.warning("Skipped %d damaged line(s) of the journal %s.", skipped, path)
+    return sorted(records, key=lambda record: float(record["wall"]))
+
+
+def _open(path: Path) -> int:
+    """Opens for appending; a line torn by an earlier writer gets its line end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            os.write(descriptor, b"\n")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("wall"), int | float):
+        return None
+    return record
+
+
+def _to_json(value: Any) -> Any:
+    """A numpy scalar as its number, anything else as text."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) else str(value)
