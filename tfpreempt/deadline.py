@@ -80,4 +80,6 @@ def dones_by(now: float, deadline: float, limit: float) -> float:
 def byes_by(now: float, deadline: float | None) -> float:
     """When the store's host stops waiting for the others to have left."""
     longest = 10.0
-    return now + (longest if deadline is None else max(0.5, min(deadline - now, longest)))
+    return now + (
+        longest if deadline is None else max(0.5, min(deadline - now, longest))
+    )

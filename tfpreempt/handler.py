@@ -1,8 +1,8 @@
 """PreemptionCheckpointHandler: what a custom training loop holds.
 
-A boundary is an entry of `run()` or `save_checkpoint_if_preempted()`, the end of a watch
-scope, or `close()`. Between two of them training is left alone: no RPC, no lock, no
-collective, no device sync.
+A boundary is an entry of `run()` or `save_checkpoint_if_preempted()`, the end of a
+watch scope, or `close()`. Between two of them training is left alone: no RPC, no lock,
+no collective, no device sync.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import contextlib
 import dataclasses
 import datetime
 import logging
-import math
 import os
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -22,21 +20,17 @@ import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_context
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import probe
+from tfpreempt.arguments import check_save_every, check_seconds
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.saver import CheckpointSaver, Staged
-from tfpreempt.checkpoint.writer import make_saver
-from tfpreempt.cluster import Cluster, read_cluster
-from tfpreempt.coordination import rendezvous
-from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.checkpoint.saver import Staged
+from tfpreempt.cluster import read_cluster
 from tfpreempt.events import Commit, Event, Exit, Notice, Outcome, Restored
 from tfpreempt.journal import Journal, journal_directory
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
-from tfpreempt.session import Session, session_for
+from tfpreempt.session import session_for
+from tfpreempt.start import Start, make_store
 from tfpreempt.termination import TerminationConfig
 
 log = logging.getLogger(__name__)
@@ -57,7 +51,9 @@ PEER_GONE = (
 )
 
 
-class DirectoryRequiredError(errors.ConfigurationError, tf.errors.InvalidArgumentError):
+class DirectoryRequiredError(  # type: ignore[misc]  # TensorFlow is untyped
+    errors.ConfigurationError, tf.errors.InvalidArgumentError
+):
     """A checkpoint was passed without a directory."""
 
     def __init__(self, message: str) -> None:
@@ -68,21 +64,21 @@ class PreemptionCheckpointHandler:
     """Turns a termination notice into an agreed, durable commit and the right exit.
 
     Drop-in for `tf.distribute.experimental.PreemptionCheckpointHandler`: make it after
-    the strategy, on the main thread of every worker; it restores the newest commit. Wrap
-    each step in `run()` and close it at the end (or use it as a context manager).
+    the strategy, on the main thread of every worker; it restores the newest commit.
+    Wrap each step in `run()` and close it at the end, or use it as a context manager.
 
     Args:
         cluster_resolver: the strategy's `cluster_resolver`; None for one process.
-        checkpoint_or_checkpoint_manager: a `tf.train.Checkpoint` (with `checkpoint_dir`),
-            a `tf.train.CheckpointManager` of the user's on every worker, or None: then
-            the named States alone are the checkpoint.
+        checkpoint_or_checkpoint_manager: a `tf.train.Checkpoint` (with
+            `checkpoint_dir`), a `tf.train.CheckpointManager` of the user's on every
+            worker, or None: then the named States alone are the checkpoint.
         checkpoint_dir: where a Checkpoint is saved; shared storage for all workers.
         termination_config: when, with how much grace and how to leave; TensorFlow's own
-            TerminationConfig objects are accepted. None watches SIGTERM and leaves with
-            exit code 143.
-        save_every: also commit every so many `run()` calls (an int), or whenever so much
-            time has passed (a timedelta, by agreement on a step). None: only on notices,
-            `save()` and at the end.
+            TerminationConfig objects are accepted. None watches SIGTERM and leaves
+            with exit code 143.
+        save_every: also commit every so many `run()` calls (an int), or whenever so
+            much time has passed (a timedelta, by agreement on a step). None: only on
+            notices, `save()` and at the end.
         restore: False starts afresh although there are commits.
         save_timeout: seconds that any wait for other workers may take where the notice
             came without a grace period.
@@ -130,10 +126,17 @@ class PreemptionCheckpointHandler:
         self._moved_at = 0  # runs at the newest commit
         self._save_arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._counter = attach_counter(given)
-        self._skipped: list[str] = []
-        self._saver, self._candidate, self._token = self._agree_on_start(
-            given, checkpoint_dir, restore, max_to_keep
+        start = Start(
+            given,
+            checkpoint_dir,
+            cluster=self._cluster,
+            restore=restore,
+            max_to_keep=max_to_keep,
+            save_fn=self._config.save_fn,
         )
+        start.agree(self._session.store, self._session.next_prefix(), START_TIMEOUT)
+        self._saver, self._candidate = start.saver, start.candidate
+        self._token, self._skipped = start.token, tuple(start.skipped)
         self._journal = Journal(
             journal_directory(self._saver.directory),
             self._cluster.worker,
@@ -151,10 +154,10 @@ class PreemptionCheckpointHandler:
     def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls a training function; the boundary is before the call.
 
-        If a notice was served by then, this worker saves with all others at the agreed
+        If a notice has come by then, this worker saves with all others at the agreed
         step and leaves. What the caller assigns after `run()` returns belongs to the
-        step; a batch that was fetched in the argument list is lost if the process leaves
-        here, so exact loops fetch inside (`handler.run(step, iterator)`).
+        step; a batch that was fetched in the argument list is lost if the process
+        leaves here, so exact loops fetch inside (`handler.run(step, iterator)`).
 
         Args:
             fn: the training function, usually with `strategy.run` inside.
@@ -213,7 +216,7 @@ class PreemptionCheckpointHandler:
         try:
             yield
         except BaseException as error:
-            if not self._session.left:
+            if not self._session.departure.left:
                 self._raised(error)
             raise
         if not self._closed:
@@ -237,7 +240,7 @@ class PreemptionCheckpointHandler:
         """
         self._check_open()
         self._check_attached()
-        self._session.save_together([self], "save")
+        self._session.save_together(self, "save")
         return self.latest_checkpoint if self._cluster.is_chief else None
 
     @property
@@ -268,7 +271,7 @@ class PreemptionCheckpointHandler:
                 "close() was called inside run(); call it after the loop"
             )
         self._arm()
-        if not self._session.detached:
+        if not self._session.departure.detached:
             if self._session.members() == [self]:
                 self._session.finish(limit)
                 self._commit_final()
@@ -287,7 +290,7 @@ class PreemptionCheckpointHandler:
         if error is None:
             self.close()
         elif not self._closed:
-            if not self._session.left:
+            if not self._session.departure.left:
                 self._raised(error)
             self.quiet()
         return False
@@ -387,9 +390,9 @@ class PreemptionCheckpointHandler:
 
     def _save_periodically(self) -> None:
         try:
-            self._session.save_together([self], "periodic")
+            self._session.save_together(self, "periodic")
         except errors.SaveError as error:
-            self._session.report_fault("periodic save", error)
+            self._session.departure.fault("periodic save", error)
         self.committed()
 
     def _commit_final(self) -> None:
@@ -397,9 +400,9 @@ class PreemptionCheckpointHandler:
         if self._runs == self._moved_at:
             return
         try:
-            self._session.save_together([self], "finished")
+            self._session.save_together(self, "finished")
         except errors.CheckpointError as error:
-            self._session.report_fault("the final save", error)
+            self._session.departure.fault("the final save", error)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -414,7 +417,7 @@ class PreemptionCheckpointHandler:
             )
 
     def _check_attached(self) -> None:
-        if self._session.detached:
+        if self._session.departure.detached:
             raise errors.UsageError(
                 "an error was raised in run() on this worker and reported to all "
                 "workers; the cluster cannot go on. Let the process end with the error, "
@@ -432,107 +435,14 @@ class PreemptionCheckpointHandler:
         """Tells the peers about an error that is about to be raised here."""
         if self._cluster.world == 1 or isinstance(error, END_OF_DATA):
             return
-        if self._session.detached:
+        if self._session.departure.detached:
             return
-        self._session.step_failed(error, isinstance(error, PEER_GONE))
         from tfpreempt.coordination import tf_service
 
-        self._session.report(error, tf_service.report_error)
+        gone = isinstance(error, PEER_GONE)
+        self._session.raised(error, gone, tf_service.report_error)
 
     # --- the start -------------------------------------------------------------------
-
-    def _agree_on_start(
-        self, given: Any, own_directory: Any, restore: bool, max_to_keep: int | None
-    ) -> tuple[CheckpointSaver, Candidate | None, str]:
-        """All workers see the same storage, and will restore the same commit."""
-        made: dict[str, Any] = {}
-
-        def build(directory: str | None) -> CheckpointSaver:
-            saver = make_saver(
-                given,
-                own_directory,
-                worker=self._cluster.worker,
-                world_size=self._cluster.world,
-                is_chief=self._cluster.is_chief,
-                max_to_keep=max_to_keep,
-                save_fn=self._config.save_fn,
-                chief_directory=directory,
-            )
-            made["saver"] = saver
-            return saver
-
-        def propose() -> rendezvous.Plan:
-            saver = build(None)
-            saver.start()
-            made["candidate"] = saver.newest(self._skip) if restore else None
-            made["probe"] = probe.write_probe(saver.directory)
-            candidate = made["candidate"]
-            return {
-                "directory": saver.directory,
-                "probe": made["probe"],
-                "checkpoint": candidate.token if candidate else None,
-                "world": self._cluster.world,
-                "token": uuid.uuid4().hex[:12],
-            }
-
-        def check(plan: rendezvous.Plan) -> str | None:
-            if self._cluster.is_chief:
-                return None
-            return self._check_plan(plan, given, own_directory, build, made)
-
-        try:
-            plan, problems = rendezvous.agree(
-                self._session.store,
-                self._session.next_prefix(),
-                self._cluster.worker,
-                self._cluster.world,
-                propose=propose,
-                check=check,
-                timeout=START_TIMEOUT,
-            )
-        finally:
-            if "probe" in made:
-                probe.remove_probe(made["saver"].directory, made["probe"])
-        raise_problems(problems)
-        return made["saver"], made.get("candidate"), str(plan["token"])
-
-    def _check_plan(
-        self,
-        plan: rendezvous.Plan,
-        given: Any,
-        own_directory: Any,
-        build: Callable[[str | None], CheckpointSaver],
-        made: dict[str, Any],
-    ) -> str | None:
-        if plan["world"] != self._cluster.world:
-            return (
-                f"{DISAGREES}worker 0 counts {plan['world']} workers, this one "
-                f"{self._cluster.world}; give all workers the same TF_CONFIG cluster"
-            )
-        own = getattr(given, "directory", own_directory)
-        for directory in (plan["directory"], os.path.abspath(own) if own else None):
-            if directory and probe.check_probe(directory, plan["probe"]):
-                break
-        else:
-            return (
-                f"{NOT_SHARED}{own!r} here is not the same storage as worker 0's "
-                f"{plan['directory']!r} (a file that worker 0 wrote there is not to be "
-                "seen). Use a directory that all machines mount, or object storage by "
-                "remote_checkpoint_dir"
-            )
-        saver = build(directory)
-        if plan["checkpoint"] is not None:
-            made["candidate"] = saver.find(plan["checkpoint"])
-            if made["candidate"] is None:
-                return (
-                    f"{DISAGREES}worker 0 restores the commit {plan['checkpoint']} of "
-                    f"{plan['directory']!r}, which this worker does not find there"
-                )
-        return None
-
-    def _skip(self, problem: str) -> None:
-        log.warning("tfpreempt: %s; an older commit is used", problem)
-        self._skipped.append(problem)
 
     def _restore(self) -> int:
         """Restores what was agreed on; returns the number of runs it carries."""
@@ -545,7 +455,7 @@ class PreemptionCheckpointHandler:
                 restored = dataclasses.replace(
                     restored, step=int(self._counter.numpy())
                 )
-        restored = dataclasses.replace(restored, skipped=tuple(self._skipped))
+        restored = dataclasses.replace(restored, skipped=self._skipped)
         self._journal.record(restored)
         if restored.path is not None:
             log.info("tfpreempt: restored step %d of %s", restored.step, restored.path)
@@ -582,29 +492,6 @@ class PreemptionCheckpointHandler:
         )
 
 
-NOT_SHARED = "[not shared] "
-DISAGREES = "[disagrees] "
-
-
-def raise_problems(problems: dict[int, str]) -> None:
-    """Raises, on every worker, what any worker found wrong with the start."""
-    if not problems:
-        return
-    text = "; ".join(f"worker {i}: {problem}" for i, problem in problems.items())
-    if NOT_SHARED in text:
-        raise errors.DirectoryNotSharedError(text.replace(NOT_SHARED, ""))
-    raise errors.WorkersDisagreeError(text.replace(DISAGREES, ""))
-
-
-def make_store(cluster: Cluster) -> KeyValueStore:
-    """The store that this cluster's workers share."""
-    if cluster.world == 1:
-        return MemoryStore()
-    from tfpreempt.coordination.tf_service import TensorFlowStore
-
-    return TensorFlowStore(cluster.jobs)
-
-
 def attach_counter(given: Any) -> Any:
     """The variable that counts runs, attached to the user's checkpoint."""
     checkpoint = getattr(given, "checkpoint", given)
@@ -614,26 +501,3 @@ def attach_counter(given: Any) -> Any:
         counter = tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
         setattr(checkpoint, COUNTER, counter)
     return getattr(checkpoint, COUNTER)
-
-
-def check_save_every(value: Any) -> int | datetime.timedelta | None:
-    """Checks `save_every`."""
-    if value is None or (
-        isinstance(value, datetime.timedelta) and value.total_seconds() > 0
-    ):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    raise errors.ConfigurationError(
-        f"save_every is {value!r}; expected a number of steps (an int from 1 on), a "
-        "positive datetime.timedelta, or None for notices only"
-    )
-
-
-def check_seconds(name: str, value: Any) -> None:
-    """Checks a positive, finite number of seconds."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise errors.ConfigurationError(
-            f"{name} is {value!r}; expected a positive, finite number of seconds"
-        )

@@ -1,21 +1,18 @@
 """One process's part in the agreement, shared by all handlers in it.
 
-Boundaries are counted for the process, not for a handler, because the process is what is
-preempted: at the agreed boundary every open handler saves. The session owns the hub, the
-coordinator and the way out; a handler owns its checkpoint and its notice sources.
+Boundaries are counted for the process, not for a handler, because the process is what
+is preempted: at the agreed boundary every open handler saves. The session owns the hub,
+the coordinator and the way out; a handler its checkpoint and its notice sources.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
 import logging
 import os
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.cluster import Cluster
@@ -23,51 +20,15 @@ from tfpreempt.coordination import events as ev
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
-from tfpreempt.coordination.rendezvous import bounded
 from tfpreempt.coordination.runtime import Threads
 from tfpreempt.coordination.store import KeyValueStore
-from tfpreempt.errors import (
-    SaveError,
-    StoreGoneError,
-    UsageError,
-)
-from tfpreempt.events import Commit, Event, Exit, Fault, Outcome
+from tfpreempt.departure import Departure, on_interpreter_end
+from tfpreempt.errors import StoreGoneError, UsageError
+from tfpreempt.events import Commit, Event, Fault, Outcome
+from tfpreempt.participant import Participant
+from tfpreempt.saving import JointSaves, repeat
 
 log = logging.getLogger(__name__)
-
-
-class Participant(Protocol):
-    """What a session needs of a handler. All on the main thread unless said otherwise."""
-
-    @property
-    def step(self) -> int:
-        """The step that a save would carry; any thread."""
-
-    def stage(self, name: str) -> Any:
-        """Writes this worker's part of the save of that name."""
-
-    def commit(
-        self, staged: Any, because: str, workers: Sequence[int]
-    ) -> Commit | None:
-        """Makes it durable (chief)."""
-
-    def discard(self, staged: Any) -> None:
-        """Throws a staged part away (chief)."""
-
-    def needs_peers(self) -> bool:
-        """Whether `stage` needs the other workers."""
-
-    def record(self, event: Event) -> None:
-        """Writes to the journal; any thread."""
-
-    def leave(self, committed: bool) -> None:
-        """Ends the process, by SystemExit, or returns; any thread."""
-
-    def quiet(self) -> None:
-        """Stops listening for notices; the process is about to end."""
-
-    def close(self, limit: float | None = None) -> None:
-        """The last boundary."""
 
 
 class Session:
@@ -96,24 +57,24 @@ class Session:
         self.clock: Clock = clock or SystemClock()
         self._members: list[weakref.ref[Participant]] = []
         self._handlers_made = 0
-        self._saves = 0
         self._started: tuple[float, int] | None = None
-        self.left = False  # on its way out of the process
-        self.detached = False  # raised; peers were told
+        self.departure = Departure(cluster, self.members)
+        self._runtime = Threads(store, self.clock, self._store_gone)
+        self._joint = JointSaves(cluster, incarnation, self._runtime)
         settings = ev.Settings(cluster.worker, cluster.world, cluster.world > 1)
         self.coordinator = Coordinator(
             settings,
             incarnation,
-            Threads(store, self.clock, self._store_gone),
+            self._runtime,
             self.clock,
             save_timeout=save_timeout,
             record=self.record,
-            on_overrun=self._overrun,
+            on_overrun=self.departure.overrun,
         )
         self.coordinator.step_seconds = self._step_seconds
         self.gate = self.coordinator.gate
         self.coordinator.start()
-        atexit.register(self._at_exit)
+        on_interpreter_end(self._at_exit)
 
     # --- handlers --------------------------------------------------------------------
 
@@ -154,7 +115,7 @@ class Session:
                 return
 
     def finish(self, limit: float | None) -> None:
-        """The last boundary: waits until all workers are through, or a notice is served.
+        """The last boundary: until all workers are through, or a notice is served.
 
         Args:
             limit: seconds after which the wait for the others is given up; None waits
@@ -188,7 +149,7 @@ class Session:
                     kind = self._mark(staged, workers)
                     c.feed(ev.Committed(kind))
                 case ev.Leave(outcome):
-                    self._leave(outcome)
+                    self.departure.leave(outcome, c.lost_because)
                     c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
                     return ev.Leave
                 case verdict:
@@ -233,177 +194,46 @@ class Session:
         self.coordinator.attach(Key.COMMIT, {"reason": reason})
         self.coordinator.attach(Key.DONE, {"reason": reason})
 
-    # --- periodic saves --------------------------------------------------------------
+    # --- without a notice ------------------------------------------------------------
 
-    def save_together(
-        self, members: Sequence[Participant], because: str
-    ) -> list[Commit]:
+    def save_together(self, member: Participant, because: str) -> Commit | None:
         """All workers save now; every worker calls this at the same place.
 
-        Returns:
-            The commits, on the chief; empty elsewhere.
-
         Raises:
-            SaveError: (chief) a worker's part did not come in time.
-            CheckpointError: this worker's part could not be written.
+            CheckpointError: see `JointSaves.save`.
         """
-        self._saves += 1
-        staged = [(member, member.stage(f"s{self._saves}")) for member in members]
-        if self.cluster.world > 1:
-            prefix = f"tfpreempt/{self.incarnation}/save/{self._saves}"
-            if not self.cluster.is_chief:
-                self.coordinator.tell(f"{prefix}/{self.cluster.worker}")
-                return []
-            others = range(1, self.cluster.world)
-            missing = self.coordinator.hear(
-                {j: f"{prefix}/{j}" for j in others}, self.save_timeout
-            )
-            if missing:
-                for member, part in staged:
-                    member.discard(part)
-                raise SaveError(
-                    f"no sign within {self.save_timeout:g} s from worker(s) "
-                    f"{sorted(missing)} that their part of the {because} save is "
-                    "written; this save is dropped, the last commit stands"
-                )
-        workers = range(self.cluster.world)
-        commits = [member.commit(part, because, workers) for member, part in staged]
-        return [commit for commit in commits if commit is not None]
+        return self._joint.save(member, because, self.save_timeout)
 
     def save_each(self, seconds: float, member: Participant) -> None:
-        """On the chief: asks for a commit whenever the newest one is this old."""
-        mine = weakref.ref(member)
+        """On the chief: asks all for a commit every so many seconds."""
 
-        def alarm() -> None:
-            if mine() in self.members():
-                if self.gate.started > 0:
-                    self.coordinator.periodic()
-                self.save_each(seconds, member)
+        def ask() -> None:
+            if self.gate.started > 0:
+                self.coordinator.periodic()
 
-        self.coordinator.alarm(self.clock.monotonic() + seconds, alarm)
-
-    # --- errors ----------------------------------------------------------------------
-
-    def step_failed(self, error: BaseException, peer_is_gone: bool) -> None:
-        """Main raises; peers are told. Returns if the error is to be raised.
-
-        Args:
-            error: what the step raised.
-            peer_is_gone: whether it looks like the loss of another worker, which under
-                a notice is not an error but the expected end.
-        """
-        c = self.coordinator
-        c.lost_because = c.lost_because or (
-            f"worker {self.cluster.worker}: {type(error).__name__}: {error}"
+        repeat(
+            self._runtime,
+            self.clock,
+            seconds,
+            member,
+            lambda member: member in self.members(),
+            ask,
         )
-        if not peer_is_gone:
-            self.detached = True
-            c.feed(ev.Detached())
-            return
-        c.feed(ev.StepFailed())
-        match c.wait():
-            case ev.Leave(outcome):
-                self._leave(outcome)
-                c.feed(ev.NextRound())
-            case _:
-                self.detached = True
 
-    def report(
-        self, error: BaseException, send: Callable[[str, int | None], None]
+    def raised(
+        self,
+        error: BaseException,
+        peer_is_gone: bool = False,
+        send: Callable[[str, int | None], None] | None = None,
     ) -> None:
-        """Makes the peers' collectives fail with this error, and names the first one.
-
-        Args:
-            error: what is about to be raised here; gets a note if a peer failed first.
-            send: tells the cluster a message and TensorFlow's error code, if any.
-        """
-        mine = f"{type(error).__name__}: {error}"
-        record = {"worker": self.cluster.worker, "error": mine[:2000]}
-        first = self.coordinator.publish(
-            f"tfpreempt/{self.incarnation}/failure", json.dumps(record), wait=2.0
-        )
-        if (
-            first is not None
-            and (told := json.loads(first))["worker"] != record["worker"]
-        ):
-            error.add_note(f"worker {told['worker']} failed first: {told['error']}")
-        code = getattr(error, "error_code", None)
-        message = getattr(error, "message", None) if code is not None else None
-        message = message or f"worker {self.cluster.worker} raised {mine}"
-        try:
-            bounded(
-                lambda: send(message, code), 5.0, "reporting an error to the cluster"
-            )
-        except Exception as failure:  # noqa: BLE001 - the error itself is raised anyway
-            log.info("tfpreempt: peers could not be told of the error: %s", failure)
-
-    def report_fault(self, where: str, error: Exception) -> None:
-        """Training survives this; it is logged and written to the journal."""
-        log.error("tfpreempt: %s failed: %s", where, error)
-        self.record(Fault(where=where, error=str(error)))
-
-    # --- the way out -----------------------------------------------------------------
-
-    def _leave(self, outcome: Outcome) -> None:
-        """Ends the process by the oldest handler's exit; FINISHED returns."""
-        members = self.members()
-        if outcome is Outcome.FINISHED or not members:
-            return
-        committed = outcome is Outcome.COMMITTED
-        detail = "" if committed else self.coordinator.lost_because
-        if not committed:
-            log.error(
-                "tfpreempt: this preemption committed nothing; the last commit stands. "
-                "Reason: %s",
-                detail or "unknown",
-            )
-        for member in members:
-            member.record(
-                Exit(outcome=outcome, code=None, step=member.step, detail=detail)
-            )
-        self.left = True
-        members[0].leave(committed)
-        self.left = False  # the exit function returned: training goes on
-
-    def _overrun(self) -> None:
-        """No boundary came before the deadline: ends the process from the alarm thread."""
-        members = self.members()
-        if self.left or not members:
-            return
-        log.error(
-            "tfpreempt: no boundary was reached before the deadline; the process ends "
-            "now and the last commit stands. If steps or evaluations take this long, "
-            "call save_checkpoint_if_preempted() within them."
-        )
-        for member in members:
-            member.record(
-                Exit(
-                    outcome=Outcome.LOST,
-                    code=None,
-                    step=member.step,
-                    detail="no boundary was reached before the deadline",
-                )
-            )
-        self.left = True
-        exit_hard(lambda: members[0].leave(False))
-        self.left = False
+        """Tells the peers of an error that main is about to raise; see `Departure`."""
+        self.departure.fail(self.coordinator, error, peer_is_gone)
+        if send is not None:
+            key = f"tfpreempt/{self.incarnation}/failure"
+            self.departure.report(self._runtime, key, error, send)
 
     def _at_exit(self) -> None:
-        """The interpreter ends while handlers are open: the last boundary."""
-        if self.left:
-            return
-        members = self.members()
-        if not members:
-            return
-        error = getattr(sys, "last_value", None)
-        if error is not None or self.gate.busy:
-            self.step_failed(error or SystemExit(), peer_is_gone=False)
-            return
-        exit_hard(lambda: self._close_all(members))
-
-    def _close_all(self, members: Sequence[Participant]) -> None:
-        for member in members:
-            member.close(self.save_timeout)
+        self.departure.at_exit(self.raised, self.save_timeout)
 
     def _store_gone(self, error: StoreGoneError) -> None:
         self.coordinator.store_gone(error)
@@ -421,21 +251,6 @@ class Session:
         since, first = self._started
         intervals = max(1, self.gate.started - first)
         return (self.clock.monotonic() - since) / intervals
-
-
-def exit_hard(leave: Callable[[], Any]) -> None:
-    """Runs what may raise SystemExit where that would not end the process."""
-    try:
-        leave()
-    except SystemExit as exit:
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                pass  # a closed stream has nothing left to say
-        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
-        os._exit(code)
 
 
 _current: Session | None = None

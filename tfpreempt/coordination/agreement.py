@@ -218,7 +218,7 @@ def saved(settings: Settings, state: State, event: ev.Saved) -> Moved:
         state, actions = outcome_known(settings, state)
         return state, (done, *actions)
     if not event.ok:
-        return nothing_saved(settings, state)
+        return not_saved(settings, state)
     assert state.decision is not None
     alone = state.decision.boundary is None
     dones: list[bool | None] = [
@@ -240,9 +240,17 @@ def marker(state: State) -> Moved:
 
 def committed(settings: Settings, state: State, event: ev.Committed) -> Moved:
     if event.kind is CommitKind.NONE:
-        return nothing_saved(settings, state)
+        return not_saved(settings, state)
     state = set_(state, main=Main.AWAITING)
     return state, (Insert(Key.COMMIT, state.round, event.kind),)
+
+
+def not_saved(settings: Settings, state: State) -> Moved:
+    """The chief could not save: the end, unless nobody had to leave anyway."""
+    if state.notice is not NoticeKind.PERIODIC:
+        return nothing_saved(settings, state)
+    state = set_(state, main=Main.AWAITING)
+    return state, (Insert(Key.COMMIT, state.round, CommitKind.NONE),)
 
 
 def outcome_known(settings: Settings, state: State) -> Moved:
@@ -250,6 +258,9 @@ def outcome_known(settings: Settings, state: State) -> Moved:
     match state.commit:
         case CommitKind.TRAIN_ON:
             state, actions = next_round(set_(state, saved_at=state.at))
+            return state, (*actions, ev.Resume())
+        case CommitKind.NONE if state.notice is NoticeKind.PERIODIC:
+            state, actions = next_round(state)
             return state, (*actions, ev.Resume())
         case CommitKind.EXIT:
             return leave(settings, state, Outcome.COMMITTED)

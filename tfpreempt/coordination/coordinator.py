@@ -20,12 +20,12 @@ from tfpreempt.clock import Clock
 from tfpreempt.coordination import agreement, keys
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.events import Key, Main, NoticeKind, Tombstone, Watch
+from tfpreempt.coordination.gathering import Gathering
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.events import Decision, Event, Fault, Notice
 
 log = logging.getLogger(__name__)
 
-Bury = Callable[[frozenset[int], str], None]
 FOREVER = 3600.0  # a wait without a deadline is a chain of waits of this length
 
 
@@ -69,6 +69,7 @@ class Coordinator:
         self.deadline: float | None = None
         self.save_seconds: float | None = None
         self.step_seconds: Callable[[], float] = lambda: 0.0
+        self.on_verdict: Callable[[], None] = lambda: None
         self.lost_because = ""
         self.commit_extra: keys.Extra = {}
         self._incarnation = incarnation
@@ -86,7 +87,7 @@ class Coordinator:
         self._round_limit: float | None = None  # of a round without a deadline
         self._leave_by: float | None = None
         self._last_call_at: float | None = None
-        self._bury_counts: Bury | None = None
+        self._counts: Gathering | None = None
         self._state, self._first = agreement.initial(settings)
 
     @property
@@ -115,16 +116,25 @@ class Coordinator:
                 now = self._clock.monotonic()
                 if give_up is not None and now >= give_up:
                     return None
-                end = self._main_deadline()
+                end = self.main_deadline()
                 if end is not None and now >= end:
                     self.feed(ev.DeadlinePassed())
                     continue
                 ends = [t for t in (end, give_up) if t is not None]
                 self._changed.wait(min([t - now for t in ends], default=FOREVER))
+            return self.take_verdict()
+
+    def take_verdict(self) -> ev.Verdict | None:
+        """The verdict on what main was last told to do, once; None while there is none."""
+        with self._lock:
             verdict, self._verdict = self._verdict, None
             return verdict
 
-    def _main_deadline(self) -> float | None:
+    def main_deadline(self) -> float | None:
+        """When main stops waiting for a verdict, in monotonic seconds.
+
+        None: as long as the others live (they may train for days after this one).
+        """
         if self._state.main is Main.LEAVING:
             return self._leave_by
         if self._state.notice not in agreement.REAL:
@@ -139,9 +149,7 @@ class Coordinator:
         with self._lock:
             kind = NoticeKind.FINAL
             step = self.step_seconds()
-            if dl.pays_twice(
-                notice.grace_seconds, self.save_seconds, step
-            ):
+            if dl.pays_twice(notice.grace_seconds, self.save_seconds, step):
                 kind = NoticeKind.TRAIN_ON
             self._shorten(notice.received_at, notice.grace_seconds)
             self._extra[Key.NOTICE] = {
@@ -173,54 +181,6 @@ class Coordinator:
         with self._lock:
             if alone != self.settings.saves_alone:
                 self.settings = dataclasses.replace(self.settings, saves_alone=alone)
-
-    def tell(self, key: str, text: str = "{}") -> None:
-        """Inserts a key outside the rounds, without waiting."""
-        self._runtime.insert(key, text, lambda held: None)
-
-    def publish(self, key: str, text: str, wait: float) -> str | None:
-        """Inserts a key outside the rounds; returns what it holds, None if unknown.
-
-        Inserts take effect in order, so all earlier ones are through when it returns.
-        """
-        there = threading.Event()
-        held: list[str] = []
-
-        def then(value: str) -> None:
-            held.append(value)
-            there.set()
-
-        self._runtime.insert(key, text, then)
-        there.wait(wait)
-        return held[0] if held else None
-
-    def alarm(self, when: float, call: Callable[[], None]) -> None:
-        """Calls `call`, which must not block, at a monotonic time."""
-        self._runtime.at(when, call)
-
-    def hear(self, names: dict[int, str], timeout: float) -> frozenset[int]:
-        """Waits for a key of each worker, outside the rounds; any thread may call.
-
-        Returns:
-            The workers whose key did not come; it never will: theirs is a tombstone.
-        """
-        missing = set(names)
-        complete = threading.Event()
-        workers = list(names)
-
-        def got(index: int, text: str) -> None:
-            with self._lock:
-                missing.discard(workers[index])
-                if not missing:
-                    complete.set()
-
-        self._runtime.get_each(list(names.values()), got)
-        complete.wait(timeout)
-        with self._lock:
-            late = frozenset(missing)
-        for worker in late:
-            self.tell(names[worker], keys.encode(Tombstone()))
-        return late
 
     def attach(self, key: Key, extra: keys.Extra) -> None:
         """What is to travel beside the next value of this key."""
@@ -256,6 +216,7 @@ class Coordinator:
             case _:
                 self._verdict = action
                 self._changed.notify_all()
+                self.on_verdict()
 
     def _name(self, round: int, key: Key, worker: int | None = None) -> str:
         return keys.name(self._incarnation, round, key, worker)
@@ -350,77 +311,53 @@ class Coordinator:
     # --- gathering -------------------------------------------------------------------
 
     def _gather(self, action: ev.Gather) -> None:
-        key, round, workers = action.key, action.round, action.workers
-        if key is Key.BYE:
-            self._leave_by = 1.0 + dl.byes_by(self._clock.monotonic(), self.deadline)
-        missing = set(workers)
-        gathered = threading.Event()
-
-        def got(index: int, text: str) -> None:
-            value, extra = keys.decode(key, text)
-            worker = workers[index]
-            with self._lock:
-                missing.discard(worker)
-                if not missing:
-                    gathered.set()
-                self._note_absence(key, worker, value, extra)
-                self.feed(self._gathered_event(key, round, worker, value))
-
-        def bury(dead: frozenset[int], why: str) -> None:
-            with self._lock:
-                for worker in sorted(missing & dead):
-                    self._bury(key, round, worker, why)
-
-        names = [self._name(round, key, worker) for worker in workers]
-        self._runtime.get_each(names, got)
-        self._runtime.watch_deaths(
-            gathered,
-            lambda dead: bury(dead, "the coordination service reports it dead"),
+        gathering = Gathering(
+            self._runtime,
+            action.key,
+            {j: self._name(action.round, action.key, j) for j in action.workers},
+            by=self.settings.worker,
+            then=functools.partial(self._gathered, action),
         )
-        if key is Key.COUNT:
-            self._bury_counts = bury
+        gathering.start()
+        if action.key is Key.COUNT:
+            self._counts = gathering
             if self._state.notice is None:
-                return  # training may end much later elsewhere; only the dead are given up
-        self._limit_gather(key, bury, frozenset(workers))
+                return  # training may end much later elsewhere: only the dead are buried
+        elif action.key is Key.BYE:
+            self._leave_by = 1.0 + dl.byes_by(self._clock.monotonic(), self.deadline)
+        self._limit(gathering)
 
-    def _limit_gather(self, key: Key, bury: Bury, workers: frozenset[int]) -> None:
+    def _gathered(
+        self, action: ev.Gather, worker: int, value: Any, extra: keys.Extra
+    ) -> None:
+        key, round = action.key, action.round
+        event: ev.Event = ev.ByeRead(round, worker)
+        if key is Key.COUNT:
+            event = ev.CountRead(round, worker, value)
+        elif key is Key.DONE:
+            event = ev.DoneRead(round, worker, value is True)
+        with self._lock:
+            if isinstance(value, Tombstone) and key is not Key.BYE:
+                reason = str(extra.get("reason") or f"worker {worker} left")
+                self.lost_because = self.lost_because or reason
+                self._record(
+                    Fault(where=f"{key.value} of worker {worker}", error=reason)
+                )
+                log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
+            self.feed(event)
+
+    def _limit(self, gathering: Gathering) -> None:
+        """Waits no longer than the deadline allows."""
         now = self._clock.monotonic()
         end = self.deadline or self._round_limit or now + self._save_timeout
-        if key is Key.COUNT:
+        if gathering.key is Key.COUNT:
             when = dl.counts_by(now, end, self.save_seconds, self._save_timeout)
-        elif key is Key.DONE:
+        elif gathering.key is Key.DONE:
             when = dl.dones_by(now, end, self._save_timeout)
         else:
             when = dl.byes_by(now, self.deadline)
-        why = f"no {key.value} from it within {when - now:.1f} s"
-        self._runtime.at(when, lambda: bury(workers, why))
-
-    def _bury(self, key: Key, round: int, worker: int, why: str) -> None:
-        if round < self._state.round:
-            return
-        extra = {"by": self.settings.worker, "reason": f"worker {worker}: {why}"}
-        self._runtime.insert(
-            self._name(round, key, worker),
-            keys.encode(Tombstone(), extra),
-            lambda text: None,
-        )
-
-    def _note_absence(
-        self, key: Key, worker: int, value: Any, extra: keys.Extra
-    ) -> None:
-        if isinstance(value, Tombstone) and key is not Key.BYE:
-            reason = extra.get("reason") or f"worker {worker} left"
-            self.lost_because = self.lost_because or str(reason)
-            self._record(Fault(where=f"{key.value} of worker {worker}", error=reason))
-            log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
-
-    @staticmethod
-    def _gathered_event(key: Key, round: int, worker: int, value: Any) -> ev.Event:
-        if key is Key.COUNT:
-            return ev.CountRead(round, worker, value)
-        if key is Key.DONE:
-            return ev.DoneRead(round, worker, value is True)
-        return ev.ByeRead(round, worker)
+        why = f"no {gathering.key.value} from it within {when - now:.1f} s"
+        self._runtime.at(when, lambda: gathering.bury_missing(why))
 
     # --- deadlines -------------------------------------------------------------------
 
@@ -429,13 +366,12 @@ class Coordinator:
         self._round_limit = None
         if self._state.notice is NoticeKind.PERIODIC:
             self._round_limit = now + self._save_timeout
-        if self._state.counts and self._bury_counts is not None:
-            others = frozenset(range(self.settings.world)) - {self.settings.worker}
-            self._limit_gather(Key.COUNT, self._bury_counts, others)
+        if self._counts is not None:
+            self._limit(self._counts)
 
     def _close_round(self) -> None:
         self._round_limit = None
-        self._bury_counts = None
+        self._counts = None
         self._leave_by = None
         self._extra.pop(Key.COMMIT, None)
         self.lost_because = ""

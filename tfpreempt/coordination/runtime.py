@@ -164,3 +164,21 @@ class Threads:
 def spawn(name: str, target: Callable[[], None]) -> None:
     """Starts a daemon thread that nobody joins."""
     threading.Thread(target=target, name=name, daemon=True).start()
+
+
+def publish(runtime: Runtime, key: str, text: str, wait: float) -> str | None:
+    """Inserts a key and waits for it; inserts made earlier are through by then.
+
+    Returns:
+        What the key holds, this text or an older one; None if unknown after `wait` s.
+    """
+    there = threading.Event()
+    held: list[str] = []
+
+    def then(value: str) -> None:
+        held.append(value)
+        there.set()
+
+    runtime.insert(key, text, then)
+    there.wait(wait)
+    return held[0] if held else None

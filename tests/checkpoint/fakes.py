@@ -1,0 +1,101 @@
+"""Payloads without TensorFlow: a few bytes per step, in the own and the flat form."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+from tfpreempt.checkpoint.saver import CheckpointSaver, Written
+from tfpreempt.checkpoint.state import State, StateRegistry
+
+
+def content(step):
+    return (b"%d;" % step) * 1000
+
+
+class OwnPayload:
+    """Writes ckpt.index and two data files into the staging directory."""
+
+    def __init__(self, is_chief=True):
+        self.is_chief = is_chief
+        self.restored_from = None
+        self.states = []
+
+    def write(self, directory, step, declare, args, kwargs):
+        for name in names("ckpt") if self.is_chief else ():
+            pathlib.Path(directory, name).write_bytes(content(step))
+        return Written(number=kwargs.get("checkpoint_number", step))
+
+    def committed(self):
+        pass
+
+    def restore(self, prefix):
+        self.restored_from = pathlib.Path(prefix + ".index").read_bytes()
+
+    def restored(self, candidate):
+        pass
+
+    def needs_peers(self):
+        return False
+
+    def shard_states(self):
+        return self.states
+
+
+class FlatPayload(OwnPayload):
+    """Writes ckpt-N.* in place, as a CheckpointManager does, and keeps one."""
+
+    def __init__(self, directory, before_file=lambda name: None):
+        super().__init__()
+        self.directory = directory
+        self.before_file = before_file
+        self.kept = []
+
+    def write(self, directory, step, declare, args, kwargs):
+        prefix = os.path.join(self.directory, f"ckpt-{step}")
+        declare(prefix)
+        for name in reversed(names(f"ckpt-{step}")):
+            self.before_file(name)
+            pathlib.Path(self.directory, name).write_bytes(content(step))
+        self.kept.append(prefix)
+        return Written(number=step, prefix=prefix)
+
+    def committed(self):
+        while len(self.kept) > 1:
+            prefix = self.kept.pop(0)
+            for name in names(prefix):
+                pathlib.Path(name).unlink()
+
+
+def names(prefix):
+    return [f"{prefix}.index", *(f"{prefix}.data-0000{i}-of-00002" for i in range(2))]
+
+
+class Words(State):
+    """A State of one string."""
+
+    def __init__(self, name, text="", **kwargs):
+        super().__init__(name, **kwargs)
+        self.text = text
+
+    def save(self, fileobj):
+        fileobj.write(self.text.encode())
+
+    def load(self, fileobj):
+        self.text = fileobj.read().decode()
+
+
+def make_saver(directory, payload=None, **kwargs):
+    os.makedirs(directory, exist_ok=True)
+    defaults = {
+        "worker": 0,
+        "world_size": 1,
+        "is_chief": True,
+        "registry": StateRegistry(),
+    }
+    return CheckpointSaver(payload, str(directory), **(defaults | kwargs))
+
+
+def save(saver, step, workers=(0,), attempt=None, **kwargs):
+    staged = saver.stage(step, attempt or f"run-{step}", **kwargs)
+    return saver.commit(staged, "save", workers)

@@ -1,0 +1,140 @@
+"""One worker of test_on_read_two_processes: saves, changes everything, restores."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import pathlib
+import time
+
+
+def make_variables(tf, strategy):
+    reading = tf.VariableSynchronization.ON_READ
+    aggregations = {
+        "total": tf.VariableAggregation.SUM,
+        "average": tf.VariableAggregation.MEAN,
+        "first": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    }
+    with strategy.scope():
+        found = {
+            name: tf.Variable(
+                [0.0, 0.0],
+                synchronization=reading,
+                aggregation=aggregation,
+                trainable=False,
+            )
+            for name, aggregation in aggregations.items()
+        }
+        found["weights"] = tf.Variable([1.0, 2.0, 3.0])
+        import keras
+
+        keras_metric = keras.metrics.Mean()
+    found["keras_total"] = keras_metric.total
+    found["plain"] = tf.Variable(7.0)
+    return found
+
+
+def parts(variables):
+    from tfpreempt.checkpoint.tf_state import distributed
+
+    return {
+        name: [c.numpy().tobytes().hex() for c in distributed(v).values]
+        for name, v in variables.items()
+        if distributed(v) is not None
+    }
+
+
+def fill(variables, worker, add):
+    from tfpreempt.checkpoint.tf_state import distributed
+
+    for position, name in enumerate(["total", "average", "first", "keras_total"]):
+        for component in distributed(variables[name]).values:
+            value = 1.0 / 3 + worker * 0.62 + position + add
+            component.assign([value, -0.0] if name != "keras_total" else value)
+
+
+def wait_for(path):
+    limit = time.monotonic() + 60
+    while not path.exists():
+        if time.monotonic() > limit:
+            raise TimeoutError(str(path))
+        time.sleep(0.01)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ports", required=True)
+    parser.add_argument("--worker", type=int, required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--form", required=True)
+    options = parser.parse_args()
+    workers = [f"127.0.0.1:{port}" for port in options.ports.split(",")]
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ["TF_CONFIG"] = json.dumps(
+        {
+            "cluster": {"worker": workers},
+            "task": {"type": "worker", "index": options.worker},
+        }
+    )
+    logging.basicConfig(level=logging.INFO)
+    import tensorflow as tf
+
+    from tfpreempt.checkpoint.writer import make_saver
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    variables = make_variables(tf, strategy)
+    data = iter(tf.data.Dataset.range(100).shuffle(10, seed=options.worker))
+    checkpoint = tf.train.Checkpoint(data=data, **variables)
+    directory = options.out / "checkpoints"
+    given = checkpoint
+    if options.form == "manager":
+        # a non-chief manager may have a directory of its own
+        own = directory if options.worker == 0 else options.out / "elsewhere"
+        given = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
+    saver = make_saver(
+        given,
+        str(directory),
+        worker=options.worker,
+        world_size=len(workers),
+        is_chief=options.worker == 0,
+        chief_directory=str(directory),
+    )
+    fill(variables, options.worker, add=0.0)
+    before = parts(variables)
+    report = {"needs_peers": saver.needs_peers(), "parts": before}
+    for step in (3, 4):
+        staged = saver.stage(step, f"test-{step}")
+        (options.out / f"done-{step}-{options.worker}").touch()
+        if options.worker == 0:
+            for other in range(len(workers)):
+                wait_for(options.out / f"done-{step}-{other}")
+            commit = saver.commit(staged, "save", range(len(workers)))
+            report["path"] = commit.path
+            (options.out / f"committed-{step}").touch()
+        wait_for(options.out / f"committed-{step}")
+        if step == 3:
+            fill(variables, options.worker, add=1.0 / 7)
+            for _ in range(2 + options.worker):
+                next(data)
+    report["parts"] = parts(variables)
+    report["counter"] = int(checkpoint.save_counter.numpy())
+    report["next"] = [int(next(data)) for _ in range(5)]
+    fill(variables, options.worker, add=5.0)
+    variables["weights"].assign([0.0, 0.0, 0.0])
+    candidate = saver.newest()
+    restored = saver.restore(saver.find(candidate.token))
+    report["restored_next"] = [int(next(data)) for _ in range(5)]
+    report["restored_parts"] = parts(variables)
+    report["restored_step"] = restored.step
+    report["weights"] = [float(x) for x in variables["weights"].numpy()]
+    report["reduced"] = {
+        name: [float(x) for x in tf.reshape(tf.convert_to_tensor(v), [-1])]
+        for name, v in sorted(variables.items())
+    }
+    (options.out / f"report-{options.worker}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

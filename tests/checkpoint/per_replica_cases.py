@@ -1,0 +1,103 @@
+"""Per-replica values on two logical devices; run by test_per_replica.py.
+
+In a process of its own: the number of logical devices is fixed at TensorFlow's start.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.checkpoint.fakes import save
+from tfpreempt.checkpoint import tf_state
+from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.writer import make_saver
+
+
+def saved(state):
+    file = io.BytesIO()
+    state.save(file)
+    return file.getvalue()
+
+
+def load(state, data):
+    state.load(io.BytesIO(data))
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpu, two)
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def on_read(strategy, dtype, aggregation=tf.VariableAggregation.SUM):
+    with strategy.scope():
+        return tf.Variable(
+            tf.zeros([4], dtype),
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=aggregation,
+            trainable=False,
+        )
+
+
+RAW = {
+    "float32": np.array([0x7FC00123, 0xFF800000, 0x80000000, 1], np.uint32),
+    "float64": np.array([0x7FF8000000000BAD, 1 << 63, 3, 4], np.uint64),
+    "float16": np.array([0x7E01, 0x8000, 1, 0x3555], np.uint16),
+    "bfloat16": np.array([0x7FC1, 0x8000, 1, 0x3EAB], np.uint16),
+    "int32": np.array([1, 2, 3, 1 << 31], np.uint32),
+    "int64": np.array([1, 1 << 63, 3, 4], np.uint64),
+    "bool": np.array([1, 0, 1, 0], np.uint8),
+}
+
+
+@pytest.mark.parametrize("name", list(RAW))
+def test_per_replica_values_are_bit_exact(strategy, name):
+    variable = on_read(strategy, tf.as_dtype(name), tf.VariableAggregation.NONE)
+    dtype = tf.as_dtype(name).as_numpy_dtype
+    values = [RAW[name].view(dtype), RAW[name][::-1].copy().view(dtype)]
+    for component, value in zip(variable.values, values, strict=True):
+        component.assign(tf.constant(value))
+    before = [component.numpy().tobytes() for component in variable.values]
+    assert before[0] == values[0].tobytes()
+    state = tf_state.PerReplicaState(tf.train.Checkpoint(deep=[variable]))
+    data = saved(state)
+    for component in variable.values:
+        component.assign(tf.zeros([4], tf.as_dtype(name)))
+    load(state, data)
+    assert [c.numpy().tobytes() for c in variable.values] == before
+
+
+def test_parts_survive_a_save_that_reduces(strategy, tmp_path):
+    total = on_read(strategy, tf.float32)
+    for number, component in enumerate(total.values):
+        component.assign([1.67 - number * 0.72] * 4)
+    before = [component.numpy().tobytes() for component in total.values]
+    saver = make_saver(
+        tf.train.Checkpoint(total=total), tmp_path, registry=StateRegistry()
+    )
+    save(saver, 1)
+    for component in total.values:
+        component.assign([0.0] * 4)
+    saver.restore(saver.newest())
+    assert [component.numpy().tobytes() for component in total.values] == before
+    plain = tf.Variable([0.0] * 4)
+    path = tf.train.latest_checkpoint(str(tmp_path))
+    tf.train.Checkpoint(total=plain).restore(path).expect_partial()
+    assert float(plain[0]) == np.float32(1.67) + np.float32(0.95)
+
+
+def test_another_number_of_replicas_keeps_the_reduced_value(strategy, caplog):
+    variable = on_read(strategy, tf.float32)
+    state = tf_state.PerReplicaState(tf.train.Checkpoint(v=variable))
+    data = saved(state)
+    one = tf.distribute.MirroredStrategy(["CPU:0"])
+    lonely = on_read(one, tf.float32)
+    state = tf_state.PerReplicaState(tf.train.Checkpoint(v=lonely))
+    load(state, data)
+    assert "reduced value" in caplog.text

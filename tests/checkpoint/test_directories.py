@@ -1,0 +1,125 @@
+"""Directories that cannot work, the shared-storage probe, structure, encoding."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.checkpoint.fakes import OwnPayload, make_saver
+from tfpreempt import errors
+from tfpreempt.checkpoint import encoding, layout, probe, structure
+from tfpreempt.checkpoint.storage import failure
+
+
+@pytest.mark.parametrize("given_directory", [None, ""])
+def test_no_directory(given_directory):
+    with pytest.raises(errors.ConfigurationError, match="needs a directory"):
+        failure.check_directory(given_directory)
+
+
+def test_a_directory_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.ConfigurationError, match="is a file"):
+        failure.check_directory(tmp_path / "file")
+    with pytest.raises(errors.ConfigurationError, match="part of the path is a file"):
+        failure.check_directory(tmp_path / "file" / "below")
+    with pytest.raises(errors.ConfigurationError, match="must be a path"):
+        failure.check_directory(3)
+
+
+def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
+    # Root may write anywhere, so the answer of access(2) is put in its place.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(errors.ConfigurationError, match="not writable"):
+        failure.check_directory(tmp_path)
+
+
+def test_a_directory_is_made(tmp_path):
+    path = failure.check_directory(tmp_path / "a" / "b")
+    assert os.path.isdir(path)
+    assert os.path.isabs(path)
+
+
+def test_saving_below_a_file_is_a_save_error(tmp_path):
+    saver = make_saver(tmp_path / "d", OwnPayload())
+    os.rmdir(tmp_path / "d")
+    (tmp_path / "d").write_text("")
+    with pytest.raises(errors.SaveError, match="save step 1"):
+        saver.stage(1, "a")
+
+
+def test_the_probe_tells_shared_storage_from_other_storage(tmp_path):
+    shared, other = str(tmp_path / "shared"), str(tmp_path / "other")
+    os.makedirs(shared)
+    os.makedirs(other)
+    token = probe.write_probe(shared)
+    assert probe.check_probe(shared, token)
+    assert not probe.check_probe(other, token)
+    assert not probe.check_probe(str(tmp_path / "missing"), token)
+    assert not probe.check_probe(shared, "../../etc/passwd")
+    assert not probe.check_probe(shared, "")
+    probe.remove_probe(shared, token)
+    probe.remove_probe(shared, token)
+    assert os.listdir(shared) == []
+    with pytest.raises(errors.SaveError, match="probe"):
+        probe.write_probe(str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("name", ["0", "17", "17.3"])
+def test_step_names(name):
+    assert layout.is_step_name(name)
+
+
+@pytest.mark.parametrize("name", ["007", "-1", "1.", "1.0", "x", "", "1e3", "1\n"])
+def test_other_names(name):
+    assert not layout.is_step_name(name)
+
+
+def value(**kwargs):
+    defaults = {
+        "name": "w",
+        "shape": (2, None),
+        "dtype": "float32",
+        "saved_shape": (2, 5),
+        "saved_dtype": "float32",
+    }
+    return structure.Value(**(defaults | kwargs))
+
+
+def test_structure():
+    structure.check("p", [value()], ["later"], set())
+    missing = value(name="counter", saved_shape=None, saved_dtype=None)
+    structure.check("p", [missing], [], {"counter"})
+    many = [value(name=f"v{i}", saved_shape=(3, 5)) for i in range(30)]
+    with pytest.raises(errors.CheckpointMismatchError) as caught:
+        structure.check("p", [*many, missing], ["old/kernel"], set())
+    text = str(caught.value)
+    assert "v0: the model has shape (2, None), the checkpoint (3, 5)" in text
+    assert "and 11 more" in text
+    assert "old/kernel" in text
+
+
+@settings(max_examples=200)
+@given(st.lists(st.binary(max_size=50)), st.integers(0))
+def test_parts(parts, cut):
+    file = io.BytesIO()
+    encoding.write_parts(file, {"n": len(parts)}, parts)
+    data = file.getvalue()
+    assert encoding.read_parts(io.BytesIO(data)) == ({"n": len(parts)}, parts)
+    with pytest.raises(errors.CheckpointDamagedError):
+        encoding.read_parts(io.BytesIO(data[: cut % len(data)]))
+
+
+@settings(max_examples=200)
+@given(st.floats())
+def test_floats_come_back(number):
+    again = encoding.decode(encoding.encode((number, [1, None, "x"])))
+    assert again[1] == [1, None, "x"]
+    assert np.float64(again[0]).tobytes() == np.float64(number).tobytes() or (
+        number != number and again[0] != again[0]
+    )

@@ -1,0 +1,83 @@
+"""ON_READ variables on two real workers: the chief's save reduces, parts come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.multiprocess
+_WORKER = pathlib.Path(__file__).with_name("on_read_worker.py")
+_ROOT = _WORKER.parents[2]
+
+
+def run_workers(out, form, ports):
+    ports = ",".join(map(str, ports))
+    environment = dict(os.environ, PYTHONPATH=str(_ROOT), TF_CPP_MIN_LOG_LEVEL="2")
+    processes = []
+    for worker in range(2):
+        log = (out / f"log-{worker}.txt").open("w")
+        command = [sys.executable, str(_WORKER), "--ports", ports, "--form", form]
+        command += ["--worker", str(worker), "--out", str(out)]
+        processes.append(
+            subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        )
+    try:
+        for process in processes:
+            process.wait(timeout=100)
+    finally:
+        for process in processes:
+            process.kill()
+    logs = "\n".join((out / f"log-{i}.txt").read_text()[-3000:] for i in range(2))
+    assert [process.returncode for process in processes] == [0, 0], logs
+    return [json.loads((out / f"report-{i}.json").read_text()) for i in range(2)]
+
+
+def value(hexed):
+    return np.frombuffer(bytes.fromhex(hexed), np.float32)
+
+
+@pytest.mark.parametrize("form", ["own", "manager"])
+def test_reduced_values_are_saved_and_the_parts_come_back_bit_for_bit(
+    tmp_path, form, free_ports
+):
+    chief, other = run_workers(tmp_path, form, free_ports(2))
+    assert chief["needs_peers"]
+    assert chief["counter"] == other["counter"] == 2
+    for report in (chief, other):
+        assert report["restored_step"] == 4
+        assert report["restored_parts"] == report["parts"]
+        assert report["restored_next"] == report["next"]
+        assert report["weights"] == [1.0, 2.0, 3.0]
+    assert chief["parts"] != other["parts"]
+    assert chief["next"] != other["next"]
+    assert chief["reduced"] == other["reduced"] | {"first": chief["reduced"]["first"]}
+    stock = read_with_stock_tensorflow(tmp_path / "checkpoints")
+    first = [value(r["parts"]["total"][0]) for r in (chief, other)]
+    np.testing.assert_array_equal(stock["total"], first[0] + first[1])
+    first = [value(r["parts"]["average"][0]) for r in (chief, other)]
+    np.testing.assert_array_equal(stock["average"], (first[0] + first[1]) / 2)
+    np.testing.assert_array_equal(stock["first"], value(chief["parts"]["first"][0]))
+    first = [value(r["parts"]["keras_total"][0])[0] for r in (chief, other)]
+    assert stock["keras_total"] == first[0] + first[1]
+    written = [
+        path.name
+        for path in tmp_path.rglob("*")
+        if path.is_file() and ".data-" in path.name and "elsewhere" in str(path)
+    ]
+    assert written == []  # the non-chief writes no payload
+
+
+def read_with_stock_tensorflow(directory):
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(directory)))
+    return {
+        name: reader.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE")
+        for name in ("total", "average", "first", "keras_total", "weights")
+    }

@@ -1,0 +1,43 @@
+"""TensorFlow's state file without TensorFlow."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tfpreempt.checkpoint import pointer
+from tfpreempt.checkpoint.pointer import Pointer
+from tfpreempt.checkpoint.storage.files import LocalFiles
+
+
+def test_what_tensorflow_writes(tmp_path):
+    (tmp_path / "checkpoint").write_text(
+        'model_checkpoint_path: "ckpt-3"\n'
+        'all_model_checkpoint_paths: "a \\"b\\" \\303\\244"\n'
+        'all_model_checkpoint_paths: "ckpt-3"\n'
+        "all_model_checkpoint_timestamps: 1763706000.25\n"
+        "all_model_checkpoint_timestamps: 1763706001\n"
+        "last_preserved_timestamp: 1763705999.5\n"
+    )
+    assert pointer.read(str(tmp_path)) == Pointer(
+        latest="ckpt-3",
+        paths=('a "b" ä', "ckpt-3"),
+        timestamps=(1763706000.25, 1763706001.0),
+        last_preserved=1763705999.5,
+    )
+
+
+def test_nothing_and_rubbish(tmp_path):
+    assert pointer.read(str(tmp_path)) is None
+    assert pointer.read(str(tmp_path / "nowhere")) is None
+    for text in ("", "rubbish", 'model_checkpoint_path: ""'):
+        (tmp_path / "checkpoint").write_text(text)
+        assert pointer.read(str(tmp_path)) is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_any_path_comes_back(tmp_path, path):
+    written = Pointer(latest=path, paths=("x", path), timestamps=(1.0, 2.5))
+    pointer.write(LocalFiles(), str(tmp_path), written)
+    assert pointer.read(str(tmp_path)) == written

@@ -1,0 +1,148 @@
+"""Which checkpoint is chosen: by sequence, verified, and the same for all workers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
+from tfpreempt import errors
+from tfpreempt.checkpoint import restore
+from tfpreempt.testing.storage import damage
+
+
+@pytest.fixture
+def three(tmp_path):
+    saver = make_saver(tmp_path, OwnPayload(), max_to_keep=None)
+    for step in (10, 30, 20):
+        save(saver, step)
+    return tmp_path
+
+
+def steps(directory):
+    return [c.step for c in restore.find_candidates(str(directory))]
+
+
+def test_the_last_commit_wins_not_the_highest_step_nor_the_youngest_file(three):
+    for name in ("10", "30"):
+        os.utime(three / name / "COMMITTED", (4e9, 4e9))
+    assert steps(three) == [20, 30, 10]
+
+
+FILES = ["ckpt.index", "ckpt.data-00001-of-00002", "MANIFEST.json", "COMMITTED"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["flip", "cut", "remove", "empty"])
+def test_any_damage_leads_to_the_one_before(three, name, how):
+    path = three / "20" / name
+    if how == "flip":
+        damage(str(path), offset=5)
+    elif how == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+    problems = []
+    found = restore.newest_verified(str(three), problems.append)
+    assert found.step == 30
+    if (name, how) != ("COMMITTED", "remove"):  # that one is just not committed
+        (problem,) = problems
+        assert name in problem or str(three / "20") in problem
+
+
+def test_a_manifest_of_another_commit_is_noticed(three):
+    shutil.copy(three / "10" / "MANIFEST.json", three / "20" / "MANIFEST.json")
+    problems = []
+    assert restore.newest_verified(str(three), problems.append).step == 30
+    assert "another manifest" in problems[0]
+
+
+def test_sequences_go_on_above_a_damaged_commit(three):
+    damage(str(three / "20" / "ckpt.index"))
+    commit = save(make_saver(three, OwnPayload(), max_to_keep=None), 40)
+    assert commit.sequence == 4
+    assert steps(three) == [40, 20, 30, 10]
+
+
+def test_tokens_tell_commits_apart_and_find_them(three):
+    found = restore.find_candidates(str(three))
+    assert len({c.token for c in found}) == 3
+    for candidate in found:
+        assert restore.find_by_token(str(three), candidate.token) == candidate
+    assert restore.find_by_token(str(three), "4-00000000") is None
+
+
+def test_an_empty_and_a_missing_directory(tmp_path):
+    assert restore.newest_verified(str(tmp_path)) is None
+    assert restore.newest_verified(str(tmp_path / "missing")) is None
+
+
+def test_a_directory_that_cannot_be_read(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.CheckpointError, match="cannot be read"):
+        restore.find_candidates(str(tmp_path / "file"))
+
+
+def test_strangers_are_no_candidates(three):
+    (three / "77").mkdir()
+    (three / "77" / "notes.txt").write_text("mine")
+    (three / "best").mkdir()
+    (three / "x.tfpreempt").write_text("a file")
+    os.symlink(three / "10", three / "99")
+    assert steps(three) == [20, 30, 10]
+
+
+def test_foreign_ones_rank_by_time_against_our_markers(three):
+    for position, name in enumerate(["10", "30", "20"]):
+        os.utime(three / name / "COMMITTED", (1000 * position, 1000 * position))
+    for name, time in (("old", 500), ("middle", 1500), ("new", 2500)):
+        (three / f"{name}.index").write_bytes(b"not looked into yet")
+        os.utime(three / f"{name}.index", (time, time))
+    names = [os.path.basename(c.path) for c in restore.find_candidates(str(three))]
+    assert names == ["new", "20", "middle", "30", "old", "10"]
+    problems = []
+    assert restore.newest_verified(str(three), problems.append).step == 20
+    assert "new" in problems[0]
+
+
+def test_a_checkpoint_that_the_user_saved_over_ours_counts_as_theirs(tmp_path):
+    payload = FlatPayload(str(tmp_path))
+    save(make_saver(tmp_path, payload), 1)
+    assert restore.find_candidates(str(tmp_path))[0].kind.value == "flat"
+    marked = (tmp_path / "ckpt-1.tfpreempt" / "COMMITTED").stat().st_mtime
+    (tmp_path / "ckpt-1.index").write_bytes(b"by the user's own manager.save()")
+    os.utime(tmp_path / "ckpt-1.index", (marked + 10, marked + 10))
+    (candidate,) = restore.find_candidates(str(tmp_path))
+    assert candidate.kind.value == "foreign"
+
+
+def test_a_copied_directory_is_still_ours(tmp_path):
+    save(make_saver(tmp_path / "a", FlatPayload(str(tmp_path / "a"))), 1)
+    os.utime(tmp_path / "a" / "ckpt-1.index", (4e9, 4e9))
+    (candidate,) = restore.find_candidates(str(tmp_path / "a"))
+    assert (candidate.kind.value, candidate.step) == ("flat", 1)
+
+
+def test_a_half_written_flat_one_counts_again_when_the_user_saves_it_anew(tmp_path):
+    def die(name):
+        if name.endswith(".index"):
+            (tmp_path / name).write_bytes(b"torn")
+            raise KeyboardInterrupt
+
+    saver = make_saver(tmp_path, FlatPayload(str(tmp_path), die))
+    with pytest.raises(KeyboardInterrupt):
+        save(saver, 1)
+    assert restore.find_candidates(str(tmp_path)) == []
+    saver = make_saver(tmp_path, FlatPayload(str(tmp_path)))
+    saver.start()
+    assert restore.find_candidates(str(tmp_path)) == []
+    (tmp_path / "ckpt-1.index").write_bytes(b"anew")
+    (candidate,) = restore.find_candidates(str(tmp_path))
+    assert candidate.kind.value == "foreign"
+    save(saver, 1)
+    (candidate,) = restore.find_candidates(str(tmp_path))
+    assert candidate.kind.value == "flat"

@@ -1,0 +1,160 @@
+"""Shards, world sizes, named States, retention: the saver without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.checkpoint.fakes import OwnPayload, Words, make_saver, save
+from tfpreempt import errors
+from tfpreempt.checkpoint.state import StateRegistry
+
+
+def worker(directory, index, world, text=""):
+    registry = StateRegistry()
+    words = [
+        Words("mine", f"{text}{index}", per_worker=True, registry=registry),
+        Words("ours", f"{text}{index}", registry=registry),
+    ]
+    saver = make_saver(
+        directory,
+        OwnPayload(index == 0),
+        registry=registry,
+        worker=index,
+        world_size=world,
+        is_chief=index == 0,
+        random_state=Words("random", f"{text}{index}", per_worker=True, registry=None),
+    )
+    return saver, words
+
+
+def save_all(directory, world, complete=None, step=5):
+    workers = [worker(directory, i, world, "text") for i in range(world)]
+    staged = [saver.stage(step, f"a-{step}") for saver, _ in workers]
+    assert all(s.has_shard for s in staged)
+    return workers[0][0].commit(staged[0], "preemption", complete or range(world))
+
+
+def restore(directory, index, world):
+    saver, words = worker(directory, index, world, "fresh")
+    candidate = saver.newest()
+    saver.restore(candidate)
+    return saver, candidate, [word.text for word in words]
+
+
+def test_each_worker_gets_its_own_shard_and_the_chiefs_replicated_state(tmp_path):
+    commit = save_all(tmp_path, 3)
+    assert commit.world_size == 3
+    names = os.listdir(tmp_path / "5")
+    assert {"worker-0000", "worker-0001", "worker-0002", "states"} <= set(names)
+    for index in range(3):
+        saver, candidate, texts = restore(tmp_path, index, 3)
+        assert texts == [f"text{index}", "text0"]
+        assert saver._random_state.text == f"fresh{index}"  # only when asked
+        assert saver.load_random_state(candidate)
+        assert saver._random_state.text == f"text{index}"
+
+
+def test_another_world_size_restores_what_is_everyones_with_one_warning(
+    tmp_path, caplog
+):
+    save_all(tmp_path, 3)
+    saver, candidate, texts = restore(tmp_path, 1, 2)
+    assert texts == ["fresh1", "text0"]
+    assert not saver.load_random_state(candidate)
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "3 workers, now there are 2" in record.getMessage()
+    assert "data position" in record.getMessage()
+
+
+def test_a_shard_of_a_lost_worker_is_left_out_and_said(tmp_path, caplog):
+    save_all(tmp_path, 3, complete=[0, 2])
+    assert not (tmp_path / "5" / "worker-0001").exists()
+    assert restore(tmp_path, 2, 3)[2] == ["text2", "text0"]
+    assert restore(tmp_path, 1, 3)[2] == ["fresh1", "text0"]
+    assert "no shard of worker 1" in caplog.text
+
+
+def test_only_the_chief_commits(tmp_path):
+    saver, _ = worker(tmp_path, 1, 2)
+    staged = saver.stage(1, "a")
+    with pytest.raises(errors.UsageError, match="not the chief"):
+        saver.commit(staged, "save", [0, 1])
+
+
+def test_retention_keeps_two_by_default_and_never_strangers(tmp_path):
+    saver = make_saver(tmp_path, OwnPayload())
+    save(saver, 1)
+    (tmp_path / "1" / "notes.txt").write_text("mine")
+    (tmp_path / "workertemp_3").mkdir()
+    for step in (2, 3):
+        save(saver, step)
+    assert sorted(os.listdir(tmp_path)) == ["1", "2", "3", "checkpoint", "workertemp_3"]
+    assert os.listdir(tmp_path / "1") == ["notes.txt"]
+    # A stranger's directory under the number that we need:
+    (tmp_path / "9").mkdir()
+    assert save(saver, 9).path == str(tmp_path / "9.4")
+
+
+@pytest.mark.parametrize("keep", [1, 3, None])
+def test_retention_as_asked(tmp_path, keep):
+    saver = make_saver(tmp_path, OwnPayload(), max_to_keep=keep)
+    for step in range(5):
+        save(saver, step)
+    kept = sorted(name for name in os.listdir(tmp_path) if name.isdigit())
+    assert kept == [str(step) for step in range(5)][-(keep or 5) :]
+    listed = (tmp_path / "checkpoint").read_text().splitlines()
+    assert listed[0] == 'model_checkpoint_path: "4/ckpt"'
+    assert len(listed) == len(kept) + 1
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, True, "2"])
+def test_retention_refuses(tmp_path, keep):
+    with pytest.raises(errors.ConfigurationError, match="max_to_keep"):
+        make_saver(tmp_path, OwnPayload(), max_to_keep=keep)
+
+
+def test_start_removes_what_dead_saves_left(tmp_path):
+    saver = make_saver(tmp_path, OwnPayload())
+    save(saver, 1)
+    saver.stage(2, "dead")
+    (tmp_path / ".tfpreempt-staging" / "keep me").mkdir()
+    (tmp_path / ".tfpreempt-probe-aa").write_text("")
+    make_saver(tmp_path, OwnPayload()).start()
+    assert os.listdir(tmp_path / ".tfpreempt-staging") == ["keep me"]
+    assert not (tmp_path / ".tfpreempt-probe-aa").exists()
+    assert saver.newest().step == 1
+
+
+def test_discard(tmp_path):
+    saver = make_saver(tmp_path, OwnPayload())
+    staged = saver.stage(2, "no")
+    saver.discard(staged)
+    assert not os.path.exists(staged.directory)
+    saver.discard(staged)
+
+
+@pytest.mark.parametrize("attempt", ["", "../x", "a/b", "x" * 101, "a b"])
+def test_an_attempt_that_cannot_be_a_name(tmp_path, attempt):
+    with pytest.raises(errors.ConfigurationError, match="attempt"):
+        make_saver(tmp_path, OwnPayload()).stage(1, attempt)
+
+
+def test_a_lone_worker_needs_no_peers(tmp_path):
+    payload = OwnPayload()
+    payload.needs_peers = lambda: True
+    assert not make_saver(tmp_path, payload).needs_peers()
+    assert make_saver(tmp_path, payload, world_size=2).needs_peers()
+
+
+def test_handles(tmp_path):
+    saver = make_saver(tmp_path, OwnPayload())
+    save(saver, 6)
+    handle = saver.checkpoint(saver.newest())
+    assert (handle.path, handle.step) == (str(tmp_path / "6"), 6)
+    assert handle.prefix == str(tmp_path / "6" / "ckpt")
+    assert repr(handle) == f"Checkpoint({str(tmp_path / '6')!r}, step=6)"
+    assert handle == saver.checkpoint(saver.newest())
+    with pytest.raises(TypeError, match=r"\.path"):
+        os.path.exists(handle)

@@ -1,0 +1,58 @@
+"""Named States: names, order, life time."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from tests.checkpoint.fakes import Words
+from tfpreempt import errors
+from tfpreempt.checkpoint.state import State, StateRegistry, read_state, write_states
+
+
+def test_duplicates_are_refused_until_the_first_is_gone():
+    registry = StateRegistry()
+    first = Words("a", registry=registry)
+    with pytest.raises(errors.DuplicateStateError, match="'a'"):
+        Words("a", registry=registry)
+    with pytest.raises(ValueError, match="'a'"):
+        Words("a", registry=registry)
+    first.unregister()
+    first.unregister()
+    second = Words("a", registry=registry)
+    first.unregister()  # does not take the second out
+    assert registry.in_order() == (second,)
+    del second
+    gc.collect()
+    assert registry.in_order() == ()
+    Words("a", registry=registry)
+
+
+def test_name_order_whatever_the_order_of_registration():
+    registry = StateRegistry()
+    made = [Words(name, registry=registry) for name in ("c", "a", "b")]
+    assert [state.name for state in registry.in_order()] == ["a", "b", "c"]
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "x" * 101, 3, "a\0"])
+def test_names_that_cannot_be_files(name):
+    with pytest.raises(errors.ConfigurationError, match="State name"):
+        Words(name, registry=StateRegistry())
+
+
+def test_files(tmp_path):
+    states = [Words("a", "one", registry=None), Words("b", "two", registry=None)]
+    assert write_states(str(tmp_path / "x"), states) == 2
+    fresh = Words("b", registry=None)
+    assert read_state(str(tmp_path / "x"), fresh)
+    assert fresh.text == "two"
+    assert not read_state(str(tmp_path / "x"), Words("c", registry=None))
+    assert write_states(str(tmp_path / "y"), []) == 0
+    assert not (tmp_path / "y").exists()
+
+
+def test_save_and_load_must_be_given():
+    with pytest.raises(TypeError):
+        State("x", registry=None)

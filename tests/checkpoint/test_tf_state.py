@@ -1,0 +1,97 @@
+"""RNGs, per-replica values and iterators come back bit for bit, without pickles."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+import pytest
+
+from tfpreempt import errors
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tensorflow.python.ops import stateful_random_ops  # noqa: E402
+
+from tfpreempt.checkpoint import tf_state  # noqa: E402
+from tfpreempt.checkpoint.encoding import decode, encode  # noqa: E402
+
+
+def saved(state):
+    file = io.BytesIO()
+    state.save(file)
+    return file.getvalue()
+
+
+def load(state, data):
+    state.load(io.BytesIO(data))
+
+
+def draw():
+    numbers = [random.random(), random.gauss(0, 1), np.random.rand()]
+    numbers += [np.random.randn(), float(tf.random.uniform([]))]
+    return numbers
+
+
+def test_random_generators_go_on_where_they_were():
+    tf.random.set_seed(3)
+    random.gauss(0, 1)  # leaves a second value in reserve, as randn does
+    np.random.randn()
+    draw()
+    data = saved(tf_state.RandomState())
+    expected = [draw() for _ in range(3)]
+    random.seed(0)
+    np.random.seed(0)
+    tf.random.set_seed(99)
+    load(tf_state.RandomState(), data)
+    assert [draw() for _ in range(3)] == expected
+    assert stateful_random_ops.global_generator is None  # not made on the way
+    assert b"pickle" not in data
+
+
+def test_the_global_generator_is_saved_if_there_is_one(monkeypatch):
+    monkeypatch.setattr(stateful_random_ops, "global_generator", None)
+    tf.random.set_global_generator(tf.random.Generator.from_seed(5))
+    tf.random.get_global_generator().uniform([3])
+    data = saved(tf_state.RandomState())
+    expected = tf.random.get_global_generator().uniform([3]).numpy()
+    load(tf_state.RandomState(), data)
+    again = tf.random.get_global_generator().uniform([3]).numpy()
+    np.testing.assert_array_equal(again, expected)
+    monkeypatch.setattr(stateful_random_ops, "global_generator", None)
+    load(tf_state.RandomState(), data)  # a fresh program that has none yet
+    again = tf.random.get_global_generator().uniform([3]).numpy()
+    np.testing.assert_array_equal(again, expected)
+
+
+def test_another_bit_generator_of_numpy():
+    before = np.random.get_state(legacy=False)
+    assert str(decode(encode(before))) == str(before)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"python": 1}', b"\xff\x00"])
+def test_a_damaged_random_state_is_a_clear_error(data):
+    with pytest.raises(errors.CheckpointDamagedError, match="random state"):
+        load(tf_state.RandomState(), data)
+
+
+def test_nothing_to_save_without_on_read_variables():
+    checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
+    assert not tf_state.PerReplicaState(checkpoint).is_wanted()
+    assert not tf_state.IteratorState(checkpoint).is_wanted()
+
+
+def test_iterators_go_on_where_they_were():
+    def iterator():
+        return iter(tf.data.Dataset.range(20).shuffle(7, seed=3).batch(2))
+
+    first = iterator()
+    for _ in range(3):
+        next(first)
+    data = saved(tf_state.IteratorState(tf.train.Checkpoint(data=first)))
+    expected = [list(batch.numpy()) for batch in first]
+    second = iterator()
+    load(tf_state.IteratorState(tf.train.Checkpoint(data=second)), data)
+    assert [list(batch.numpy()) for batch in second] == expected

@@ -1,0 +1,77 @@
+"""Turns a preemption notice into an exact restart of TensorFlow training.
+
+The public names, in the order of the path: notice, agreement on a step, checkpoint
+commit, exit, restore. They are loaded on first use (PEP 562), so that neither the
+command line nor a program that only catches our errors pays for importing TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+if sys.platform != "linux":
+    raise ImportError(
+        f"tfpreempt runs on Linux only, this is {sys.platform!r}: it rests on POSIX "
+        "signals, fsync of directories and TensorFlow's Linux runtime. Use a Linux "
+        "machine, a container or WSL 2."
+    )
+
+if TYPE_CHECKING:
+    from tfpreempt import errors
+    from tfpreempt.checkpoint.handle import Checkpoint
+    from tfpreempt.checkpoint.state import State
+    from tfpreempt.errors import TfpreemptError
+    from tfpreempt.handler import PreemptionCheckpointHandler
+    from tfpreempt.termination import (
+        BorgTerminationConfig,
+        GenericTerminationConfig,
+        TerminationConfig,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BorgTerminationConfig",
+    "Checkpoint",
+    "GenericTerminationConfig",
+    "PreemptionCheckpointHandler",
+    "State",
+    "TerminationConfig",
+    "TfpreemptError",
+    "__version__",
+    "errors",
+]
+
+# Public name -> the module that defines it, in path order.
+_HOMES = {
+    "TerminationConfig": "tfpreempt.termination",
+    "GenericTerminationConfig": "tfpreempt.termination",
+    "BorgTerminationConfig": "tfpreempt.termination",
+    "PreemptionCheckpointHandler": "tfpreempt.handler",
+    "State": "tfpreempt.checkpoint.state",
+    "Checkpoint": "tfpreempt.checkpoint.handle",
+    "TfpreemptError": "tfpreempt.errors",
+}
+_SUBMODULES = {"errors": "tfpreempt.errors"}
+
+
+def __getattr__(name: str) -> object:
+    """Loads a public name on first use and keeps it."""
+    if name in _SUBMODULES:
+        value: object = importlib.import_module(_SUBMODULES[name])
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(
+            f"module 'tfpreempt' has no attribute {name!r}; its public names are "
+            f"{', '.join(__all__)}"
+        )
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not, with the module's own attributes."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,80 @@
+"""A thread that has an owner: started and joined by it, its failure kept for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+_logger = logging.getLogger(__name__)
+
+
+class OwnedThread:
+    """A daemon thread whose end, good or bad, its owner learns of.
+
+    A failure is logged when it happens, kept, and raised to the owner by
+    `raise_if_failed()`. There is no `__del__`: the owner stops its thread.
+
+    Args:
+        name: the thread's name, shown by debuggers and in logs.
+        target: runs in the thread, without arguments; it returns soon after
+            `stop_event` is set.
+    """
+
+    def __init__(self, name: str, target: Callable[[], None]) -> None:
+        self._target = target
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.stop_event = threading.Event()
+
+    @property
+    def name(self) -> str:
+        return self._thread.name
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the target, or None."""
+        return self._failure
+
+    def start(self) -> None:
+        """Starts the thread.
+
+        Raises:
+            RuntimeError: it was started before.
+        """
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Asks the target to return; does not wait. Any thread."""
+        self.stop_event.set()
+
+    def join(self, timeout: float) -> bool:
+        """Waits for the thread to end. Any thread; from the thread itself, no wait.
+
+        Args:
+            timeout: the most seconds to wait.
+
+        Returns:
+            Whether it has ended (or was never started).
+        """
+        if self._thread.ident is None:
+            return True
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def raise_if_failed(self) -> None:
+        """Raises, in the owner's thread, what the target raised. Every time."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        except BaseException as error:
+            self._failure = error
+            _logger.exception("thread %s failed", self.name)

@@ -1,0 +1,32 @@
+"""Checks of the handler's arguments: what was received, what was expected."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from typing import Any
+
+from tfpreempt import errors
+
+
+def check_save_every(value: Any) -> int | datetime.timedelta | None:
+    """Checks `save_every`."""
+    if value is None or (
+        isinstance(value, datetime.timedelta) and value.total_seconds() > 0
+    ):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise errors.ConfigurationError(
+        f"save_every is {value!r}; expected a number of steps (an int from 1 on), a "
+        "positive datetime.timedelta, or None for notices only"
+    )
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Checks a positive, finite number of seconds."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise errors.ConfigurationError(
+            f"{name} is {value!r}; expected a positive, finite number of seconds"
+        )

@@ -1,0 +1,187 @@
+"""What of ours lies in a checkpoint directory: commits, and leftovers of dead saves.
+
+Reading only; nothing here changes a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+from collections.abc import Iterator
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import checksum, layout
+from tfpreempt.checkpoint.manifest import Manifest, from_json
+
+_MAX_CONTROL_BYTES = 512 << 20
+
+
+class Kind(enum.Enum):
+    """Who laid a checkpoint out, and how."""
+
+    OWN = "own"  # a directory of our own
+    FLAT = "flat"  # TensorFlow's flat files with our sidecar directory
+    FOREIGN = "foreign"  # written without tfpreempt; no marker
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A commit whose marker and manifest agree; its files aren't verified yet.
+
+    Attributes:
+        kind: OWN or FLAT.
+        path: the directory in the own form, the prefix in the flat form.
+        base: the directory to which the manifest's names are relative.
+        manifest: its manifest.
+        token: equal for all who see this very commit.
+        marked_at: mtime of the marker, seconds since the epoch.
+    """
+
+    kind: Kind
+    path: str
+    base: str
+    manifest: Manifest
+    token: str
+    marked_at: float
+
+
+def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
+    """The marker's content: it vouches for exactly this manifest."""
+    record = {
+        "format": 1,
+        "sequence": sequence,
+        "manifest_size": len(manifest_bytes),
+        "manifest_crc32c": checksum.of_bytes(manifest_bytes),
+    }
+    return (json.dumps(record, sort_keys=True) + "\n").encode()
+
+
+def read_control(holder: str) -> tuple[Manifest, str, float] | None:
+    """Reads the marker and the manifest in a directory.
+
+    Args:
+        holder: the commit's own directory, or the sidecar directory.
+
+    Returns:
+        Manifest, token and mtime of the marker; None if there is no marker.
+
+    Raises:
+        CheckpointDamagedError: the marker or the manifest is damaged.
+    """
+    marker = os.path.join(holder, layout.MARKER)
+    try:
+        data, marked_at = _read(marker)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        manifest_data, _ = _read(os.path.join(holder, layout.MANIFEST))
+    except OSError as error:
+        raise errors.CheckpointDamagedError(
+            f"{holder!r} has a marker but its manifest cannot be read: {error}"
+        ) from error
+    manifest = from_json(manifest_data, os.path.join(holder, layout.MANIFEST))
+    if data != marker_bytes(manifest_data, manifest.sequence):
+        raise errors.CheckpointDamagedError(
+            f"The marker {marker!r} was written for another manifest than the one "
+            "beside it; one of the two is damaged."
+        )
+    return manifest, f"{manifest.sequence}-{checksum.of_bytes(data):08x}", marked_at
+
+
+def read_manifest(holder: str) -> Manifest | None:
+    """The manifest of a directory, with or without a marker; None if there is none."""
+    path = os.path.join(holder, layout.MANIFEST)
+    try:
+        return from_json(_read(path)[0], path)
+    except (OSError, errors.CheckpointDamagedError):
+        return None
+
+
+def scan(directory: str) -> tuple[list[Committed], list[str]]:
+    """All commits in a directory.
+
+    Returns:
+        The commits, highest sequence first, and a description of each damaged one.
+
+    Raises:
+        OSError: the directory cannot be listed.
+    """
+    found: list[Committed] = []
+    problems: list[str] = []
+    for kind, path, holder in _holders(directory):
+        try:
+            control = read_control(holder)
+        except (errors.CheckpointDamagedError, OSError) as error:
+            problems.append(str(error))
+            continue
+        if control is not None:
+            manifest, token, marked_at = control
+            base = path if kind is Kind.OWN else directory
+            found.append(
+                Committed(
+                    kind=kind,
+                    path=path,
+                    base=base,
+                    manifest=manifest,
+                    token=token,
+                    marked_at=marked_at,
+                )
+            )
+    found.sort(key=lambda entry: entry.manifest.sequence, reverse=True)
+    return found, problems
+
+
+def highest_sequence(directory: str) -> int:
+    """The highest sequence that any manifest in the directory has; 0 without one."""
+    sequences = [0]
+    for _, _, holder in _holders(directory):
+        manifest = read_manifest(holder)
+        if manifest is not None:
+            sequences.append(manifest.sequence)
+    return max(sequences)
+
+
+def uncommitted(directory: str) -> list[str]:
+    """Directories of the own form that have a manifest of ours and no marker."""
+    return [
+        path
+        for kind, path, holder in _holders(directory)
+        if kind is Kind.OWN
+        and not os.path.lexists(os.path.join(holder, layout.MARKER))
+        and read_manifest(holder) is not None
+    ]
+
+
+def sidecars(directory: str) -> list[tuple[str, str]]:
+    """Prefix and path of each sidecar directory."""
+    return [(p, h) for kind, p, h in _holders(directory) if kind is Kind.FLAT]
+
+
+def _holders(directory: str) -> Iterator[tuple[Kind, str, str]]:
+    for name in sorted(_names(directory)):
+        path = os.path.join(directory, name)
+        if os.path.islink(path) or not os.path.isdir(path):
+            continue
+        if layout.is_step_name(name):
+            yield Kind.OWN, path, path
+        elif name.endswith(layout.SIDECAR_SUFFIX) and name != layout.SIDECAR_SUFFIX:
+            yield Kind.FLAT, path[: -len(layout.SIDECAR_SUFFIX)], path
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _read(path: str) -> tuple[bytes, float]:
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_size > _MAX_CONTROL_BYTES:
+            raise errors.CheckpointDamagedError(
+                f"{path!r} has {status.st_size} bytes, more than a manifest can have."
+            )
+        return file.read(), status.st_mtime

@@ -1,0 +1,243 @@
+"""The commit: files made durable, manifest, one rename, and the marker last.
+
+The marker is the commit, not the rename: object storage has no rename, and a directory
+that was renamed is complete only if its files were synced before. Whoever dies at any
+line of `publish` leaves either the old newest commit or the new one, each whole.
+
+Steps of `publish`, on the chief, after all workers are known to be done:
+
+    1. sync every file and directory that was staged, and checksum the files
+    2. write and sync the manifest
+    3. rename the staging directory to its place; sync the checkpoint directory
+    4. write, sync and rename the marker; sync               <- committed from here on
+    5. point TensorFlow's `checkpoint` file at it            (a failure is a warning)
+    6. delete what retention no longer wants                 (a failure is a warning)
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tfpreempt.checkpoint import catalog, checksum, layout, pointer, retention
+from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
+from tfpreempt.checkpoint.storage.files import Files, remove_if_empty, write_durably
+from tfpreempt.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What a commit will say of itself.
+
+    Attributes:
+        step: the step number that the checkpoint carries.
+        world_size: number of workers of this run.
+        workers: those whose shard is complete.
+        because: "preemption", "periodic" or "save".
+        started_at: monotonic seconds at which writing started.
+        versions: by package name.
+        metadata: further JSON-able facts.
+    """
+
+    step: int
+    world_size: int
+    workers: tuple[int, ...]
+    because: str
+    started_at: float
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def publish(
+    files: Files,
+    clock: Clock,
+    directory: str,
+    staged: str,
+    number: int,
+    draft: Draft,
+    max_to_keep: int | None,
+) -> tuple[str, Manifest]:
+    """Commits a staging directory in the own form.
+
+    Args:
+        files: the file operations.
+        clock: for the measured time.
+        directory: the checkpoint directory.
+        staged: the staging directory; every worker has finished with it.
+        number: the number that becomes the directory's name.
+        draft: what the commit says of itself.
+        max_to_keep: commits to keep; None keeps all.
+
+    Returns:
+        The path of the commit and its manifest.
+
+    Raises:
+        OSError: before the marker; nothing older was touched.
+    """
+    names = tree(staged)
+    sums = make_durable(files, [os.path.join(staged, n) for n in names], [staged])
+    manifest = compose(
+        clock,
+        draft,
+        catalog.highest_sequence(directory) + 1,
+        {name: sums[os.path.join(staged, name)] for name in names},
+        layout.PAYLOAD if f"{layout.PAYLOAD}.index" in names else None,
+    )
+    data = to_json(manifest)
+    write_durably(files, os.path.join(staged, layout.MANIFEST), data)
+    target = _free_target(files, directory, number, manifest.sequence)
+    files.rename(staged, target)
+    files.sync_dir(directory)
+    mark(files, target, data, manifest.sequence)
+    finish(files, directory, max_to_keep)
+    return target, manifest
+
+
+def make_durable(
+    files: Files, paths: list[str], roots: list[str]
+) -> dict[str, tuple[int, int]]:
+    """Syncs files and all directories below the roots; checksums files meanwhile.
+
+    Returns:
+        Size and crc32c by path.
+
+    Raises:
+        OSError: as the file system says.
+    """
+
+    def sync_all() -> None:
+        for path in paths:
+            files.sync_file(path)
+        for root in roots:
+            for folder, _, _ in sorted(os.walk(root), reverse=True):
+                files.sync_dir(folder)
+
+    # One thread syncs while this one checksums: the disk and the memory bus differ.
+    with concurrent.futures.ThreadPoolExecutor(
+        1, thread_name_prefix="tfpreempt-sync"
+    ) as pool:
+        syncing = pool.submit(sync_all)
+        sums = checksum.of_files(paths)
+        syncing.result()
+    return sums
+
+
+def compose(
+    clock: Clock,
+    draft: Draft,
+    sequence: int,
+    sums: Mapping[str, tuple[int, int]],
+    prefix: str | None,
+) -> Manifest:
+    """The manifest of a commit."""
+    entries = [
+        FileEntry(name=name, size=size, crc32c=crc)
+        for name, (size, crc) in sorted(sums.items())
+    ]
+    return Manifest(
+        step=draft.step,
+        sequence=sequence,
+        world_size=draft.world_size,
+        workers=tuple(sorted(draft.workers)),
+        files=tuple(entries),
+        prefix=prefix,
+        versions=dict(draft.versions),
+        because=draft.because,
+        save_seconds=max(0.0, clock.monotonic() - draft.started_at),
+        metadata={"saved_at": clock.wall(), **draft.metadata},
+    )
+
+
+def mark(files: Files, holder: str, manifest_bytes: bytes, sequence: int) -> None:
+    """Writes the marker: from its rename on, this is a commit."""
+    data = catalog.marker_bytes(manifest_bytes, sequence)
+    write_durably(files, os.path.join(holder, layout.MARKER), data)
+
+
+def finish(files: Files, directory: str, max_to_keep: int | None) -> None:
+    """Points the state file at the newest commit and applies retention.
+
+    The commit stands already, so what fails here is logged, not raised.
+    """
+    try:
+        kept, dropped = retention.plan(directory, max_to_keep)
+        point(files, directory, kept, dropped)
+        for path in dropped:
+            retention.delete(files, path)
+        remove_if_empty(files, os.path.join(directory, layout.STAGING))
+    except OSError as error:
+        _log.warning("Tidying %s after a commit failed: %s", directory, error)
+
+
+def point(files: Files, directory: str, kept: list[str], dropped: list[str]) -> None:
+    """Updates TensorFlow's `checkpoint` file; keeps what others listed there.
+
+    Args:
+        files: the file operations.
+        directory: the checkpoint directory.
+        kept: our commits with a TensorFlow prefix, oldest first.
+        dropped: our commits that are about to be deleted.
+    """
+    ours = [f"{os.path.basename(path)}/{layout.PAYLOAD}" for path in kept]
+    ours = [name for name in ours if os.path.exists(_join(directory, name) + ".index")]
+    if not ours:
+        return
+    gone = {f"{os.path.basename(path)}/{layout.PAYLOAD}" for path in dropped}
+    old = pointer.read(directory)
+    times: dict[str, float] = {}
+    if old is not None:
+        stamps = old.timestamps or (0.0,) * len(old.paths)
+        times = dict(zip(old.paths, stamps, strict=True))
+    foreign = [
+        name
+        for name in times
+        if name not in ours
+        and name not in gone
+        and os.path.exists(_join(directory, name) + ".index")
+    ]
+    for name in ours:
+        times[name] = os.path.getmtime(_join(directory, name) + ".index")
+    paths = (*foreign, *ours)
+    stamped = old is not None and bool(old.timestamps)
+    pointer.write(
+        files,
+        directory,
+        pointer.Pointer(
+            latest=ours[-1],
+            paths=paths,
+            timestamps=tuple(times[name] for name in paths) if stamped else (),
+            last_preserved=old.last_preserved if old else None,
+        ),
+    )
+
+
+def tree(root: str) -> list[str]:
+    """Names of all files below a directory, relative to it, "/" between parts."""
+    names = []
+    for folder, _, file_names in os.walk(root):
+        for name in file_names:
+            path = os.path.relpath(os.path.join(folder, name), root)
+            names.append(path.replace(os.sep, "/"))
+    return sorted(names)
+
+
+def _free_target(files: Files, directory: str, number: int, sequence: int) -> str:
+    """Where a commit goes: an older commit of this number stays until retention."""
+    plain = os.path.join(directory, layout.step_name(number))
+    if not os.path.lexists(plain):
+        return plain
+    if plain in catalog.uncommitted(directory):
+        retention.delete(files, plain)
+        if not os.path.lexists(plain):
+            return plain
+    return f"{plain}.{sequence}"
+
+
+def _join(directory: str, name: str) -> str:
+    return os.path.join(directory, name)

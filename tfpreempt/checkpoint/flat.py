@@ -1,0 +1,183 @@
+"""Commits of checkpoints that stay flat, as a user's CheckpointManager writes them.
+
+TensorFlow writes `ckpt-5.index` and its data files under their final names, so a save
+that died half-way can't be told from a finished one by looking. Hence the intent: a
+file `ckpt-5.tfpreempt-intent`, durable before TensorFlow starts to write, removed after
+the marker. What has an intent and no marker is half-written and ignored, unless its
+index is still the one that was there before (then the save never began). What has
+neither intent nor marker was saved by the user's own `manager.save()`: a foreign one.
+
+Sidecars (`ckpt-5.tfpreempt/`: shards, States, MANIFEST.json, COMMITTED) go when their
+checkpoint is gone: at the next commit.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+
+from tfpreempt.checkpoint import catalog, commit, layout, retention
+from tfpreempt.checkpoint.manifest import Manifest, to_json
+from tfpreempt.checkpoint.storage.files import Files, write_durably
+from tfpreempt.clock import Clock
+
+
+def declare(files: Files, prefix: str) -> None:
+    """Writes the intent, before TensorFlow writes anything under the prefix.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    record = {"format": 1, "before": _stamp(prefix)}
+    write_durably(files, layout.intent(prefix), json.dumps(record).encode())
+
+
+def is_half_written(prefix: str) -> bool:
+    """Whether a save of ours died while it wrote this checkpoint."""
+    try:
+        with open(layout.intent(prefix), "rb") as file:
+            record = json.load(file)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    now = _stamp(prefix)
+    if "half" in record:
+        return bool(record["half"] == now)
+    return bool(record.get("before") != now)
+
+
+def publish(
+    files: Files,
+    clock: Clock,
+    directory: str,
+    prefix: str,
+    staged: str,
+    draft: commit.Draft,
+) -> Manifest:
+    """Commits a flat checkpoint: TensorFlow's files plus the staged shards.
+
+    Args:
+        files: the file operations.
+        clock: for the measured time.
+        directory: the checkpoint directory, whose sequence counts.
+        prefix: TensorFlow's prefix, or a directory that a save_fn returned.
+        staged: the staging directory with shards and States; it may be missing.
+        draft: what the commit says of itself.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        OSError: before the marker.
+    """
+    base, stem = os.path.split(prefix)
+    payload = payload_files(prefix)
+    files.make_dirs(staged)
+    shards = commit.tree(staged)
+    roots = [staged, *([prefix] if os.path.isdir(prefix) else [])]
+    sums = commit.make_durable(
+        files, payload + [os.path.join(staged, name) for name in shards], roots
+    )
+    named = {os.path.relpath(path, base): sums[path] for path in payload}
+    for name in shards:
+        named[f"{stem}{layout.SIDECAR_SUFFIX}/{name}"] = sums[
+            os.path.join(staged, name)
+        ]
+    files.sync_dir(base)
+    sequence = 1 + max(catalog.highest_sequence(d) for d in {directory, base})
+    is_tensorflow = os.path.exists(prefix + ".index")
+    manifest = commit.compose(
+        clock, draft, sequence, named, stem if is_tensorflow else None
+    )
+    data = to_json(manifest)
+    write_durably(files, os.path.join(staged, layout.MANIFEST), data)
+    holder = layout.sidecar(prefix)
+    _make_room(files, holder)
+    files.rename(staged, holder)
+    files.sync_dir(base)
+    commit.mark(files, holder, data, manifest.sequence)
+    files.remove(layout.intent(prefix))
+    files.sync_dir(base)
+    return manifest
+
+
+def payload_files(prefix: str) -> list[str]:
+    """TensorFlow's files of a prefix; all files below it if it is a directory."""
+    if os.path.isdir(prefix):
+        return [os.path.join(prefix, name) for name in commit.tree(prefix)]
+    pattern = glob.escape(prefix) + ".data-?????-of-?????"
+    found = [prefix + ".index", *sorted(glob.glob(pattern))]
+    return [path for path in found if os.path.isfile(path)]
+
+
+def sweep(files: Files, directory: str, current: str | None = None) -> None:
+    """Removes sidecars and intents whose checkpoint is gone; on the chief.
+
+    Args:
+        files: the file operations.
+        directory: the directory to sweep.
+        current: a prefix to leave alone, because a save of it is under way.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    for prefix, holder in catalog.sidecars(directory):
+        if prefix != current and not _is_there(prefix):
+            retention.delete(files, holder)
+    for prefix in _intents(directory):
+        if prefix != current and not _is_there(prefix):
+            files.remove(layout.intent(prefix))
+
+
+def settle(files: Files, directory: str) -> None:
+    """Closes the intents of dead saves; on the chief, before any save starts.
+
+    A half-written checkpoint is remembered by the stamp of its index, so that the
+    user's own later save under the same name counts again.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    sweep(files, directory)
+    for prefix in _intents(directory):
+        retention.delete_staging(files, prefix + "_temp")  # TensorFlow's, of our save
+        marked = os.path.exists(os.path.join(layout.sidecar(prefix), layout.MARKER))
+        if is_half_written(prefix) and not marked:
+            record = {"format": 1, "half": _stamp(prefix)}
+            write_durably(files, layout.intent(prefix), json.dumps(record).encode())
+        else:
+            files.remove(layout.intent(prefix))
+
+
+def _make_room(files: Files, holder: str) -> None:
+    if os.path.isdir(holder):
+        retention.delete(files, holder)
+    if os.path.isdir(holder):
+        # Not ours to delete, so it is only moved out of the way.
+        number = 1
+        while os.path.lexists(f"{holder}-{number}"):
+            number += 1
+        files.rename(holder, f"{holder}-{number}")
+
+
+def _intents(directory: str) -> list[str]:
+    names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    return [
+        os.path.join(directory, name[: -len(layout.INTENT_SUFFIX)])
+        for name in names
+        if name.endswith(layout.INTENT_SUFFIX) and name != layout.INTENT_SUFFIX
+    ]
+
+
+def _is_there(prefix: str) -> bool:
+    return os.path.exists(prefix + ".index") or os.path.isdir(prefix)
+
+
+def _stamp(prefix: str) -> list[int] | None:
+    try:
+        status = os.stat(prefix + ".index")
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns]

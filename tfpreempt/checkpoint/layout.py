@@ -1,0 +1,130 @@
+"""Pure path rules: what lies where in a checkpoint directory.
+
+Own form, in `<dir>`:
+
+    checkpoint                      TensorFlow's state file, names the newest commit
+    <number>/                       one commit; <number>.<sequence>/ where the plain
+                                    name is taken by an older commit or somebody else
+        ckpt.index, ckpt.data-*     TensorFlow's files
+        states/<name>.state         replicated States, written by the chief
+        worker-0000/<name>.state    the shard of one worker
+        MANIFEST.json               every file above with its size and crc32c
+        COMMITTED                   the marker; it alone makes this a checkpoint
+    .tfpreempt-staging/<attempt>/   the same before the commit
+
+Flat form (a user's CheckpointManager, or a path that save_fn returned): TensorFlow's
+files as it wrote them, `ckpt-5.index`, `ckpt-5.data-*`, and next to them
+
+    ckpt-5.tfpreempt/               states/, worker-0000/, MANIFEST.json, COMMITTED
+    ckpt-5.tfpreempt-intent         only while a save of ours is under way
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from tfpreempt import errors
+
+MANIFEST = "MANIFEST.json"
+MARKER = "COMMITTED"
+STAGING = ".tfpreempt-staging"
+POINTER = "checkpoint"
+PAYLOAD = "ckpt"
+STATES = "states"
+SIDECAR_SUFFIX = ".tfpreempt"
+INTENT_SUFFIX = ".tfpreempt-intent"
+
+_STEP = re.compile(r"(0|[1-9][0-9]{0,18})(?:\.([1-9][0-9]{0,18}))?")
+ATTEMPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_STATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
+
+
+def is_step_name(name: str) -> bool:
+    """Whether a directory of this name can be a commit in the own form."""
+    return _STEP.fullmatch(name) is not None
+
+
+def step_name(number: int) -> str:
+    """The directory name of a commit in the own form."""
+    if number < 0:
+        raise errors.ConfigurationError(
+            f"A checkpoint number must be 0 or more; got {number!r}."
+        )
+    return str(number)
+
+
+def staging_directory(directory: str, attempt: str) -> str:
+    """Where the workers of one save put their files before the commit.
+
+    Not named by the step: workers of uneven length save together at different ones.
+
+    Args:
+        directory: the checkpoint directory.
+        attempt: the same on all workers of one save and different for every save.
+
+    Raises:
+        ConfigurationError: the attempt cannot be a file name.
+    """
+    if not ATTEMPT.fullmatch(attempt):
+        raise errors.ConfigurationError(
+            f"The attempt {attempt!r} becomes a directory name; expected letters, "
+            "digits, '_', '.' and '-' only, at most 100 of them."
+        )
+    return os.path.join(directory, STAGING, attempt)
+
+
+def worker_name(worker: int) -> str:
+    """The directory name of one worker's shard."""
+    return f"worker-{worker:04d}"
+
+
+def state_file(name: str) -> str:
+    """The file name of a State."""
+    return f"{name}.state"
+
+
+def sidecar(prefix: str) -> str:
+    """The directory that holds what belongs to a flat checkpoint."""
+    return prefix + SIDECAR_SUFFIX
+
+
+def intent(prefix: str) -> str:
+    """The file that says that a flat checkpoint of ours is under way."""
+    return prefix + INTENT_SUFFIX
+
+
+def check_state_name(name: object) -> str:
+    """Returns the name if it can safely become a file name.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if not isinstance(name, str) or not _STATE_NAME.fullmatch(name):
+        raise errors.ConfigurationError(
+            f"State name {name!r} becomes a file name; expected 1 to 100 letters, "
+            "digits, spaces, '_', '.' and '-', beginning with a letter, a digit or "
+            "'_'. Rename the State."
+        )
+    return name
+
+
+def why_unsafe(name: object) -> str | None:
+    """Why a name from a manifest or a listing must not become a path; None if it may.
+
+    Args:
+        name: a relative path with "/" between its parts, from an unknown writer.
+    """
+    if not isinstance(name, str):
+        return f"is a {type(name).__name__}, not a string"
+    if not name:
+        return "is empty"
+    if len(name) > 1024:
+        return f"is {len(name)} characters long, more than 1024"
+    if "\0" in name or "\\" in name or any(ord(c) < 32 for c in name):
+        return "has a NUL, a control character or a backslash"
+    if name.startswith("/"):
+        return "is absolute"
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        return "has an empty part, '.' or '..'"
+    return None

@@ -1,0 +1,64 @@
+"""Is the checkpoint directory the same storage for every worker?
+
+The chief writes a file with a random token, tells the token to the others by the store,
+they look for it, the chief removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from tfpreempt.checkpoint.storage import failure
+
+_PREFIX = ".tfpreempt-probe-"
+
+
+def write_probe(directory: str) -> str:
+    """Writes a probe file; on the chief.
+
+    Returns:
+        The token that `check_probe` looks for and `remove_probe` takes.
+
+    Raises:
+        SaveError: the directory cannot be written (full, read-only); says what to do.
+    """
+    token = secrets.token_hex(16)
+    path = os.path.join(directory, _PREFIX + token)
+    with failure.translated("write a probe file", directory), open(path, "xb") as file:
+        file.write(token.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return token
+
+
+def check_probe(directory: str, token: str) -> bool:
+    """Whether this worker sees the chief's probe file in its directory."""
+    if not token or not all(c in "0123456789abcdef" for c in token):
+        return False
+    try:
+        # network file systems may serve a stale listing; a listing refreshes it
+        os.listdir(directory)
+        with open(os.path.join(directory, _PREFIX + token), "rb") as file:
+            return file.read() == token.encode()
+    except OSError:
+        return False
+
+
+def remove_probe(directory: str, token: str) -> None:
+    """Removes the probe file, after all have looked; on the chief. Never raises."""
+    try:
+        os.remove(os.path.join(directory, _PREFIX + token))
+    except OSError:
+        pass  # a leftover of 32 bytes; the next start removes it
+
+
+def remove_stale_probes(directory: str) -> None:
+    """Removes probe files of runs that died while probing; on the chief."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(_PREFIX):
+            remove_probe(directory, name[len(_PREFIX) :])

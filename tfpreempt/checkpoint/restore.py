@@ -1,0 +1,263 @@
+"""Which checkpoint to restore: the newest that is committed and verified.
+
+Our own commits rank by their sequence, never by a clock. Checkpoints that somebody else
+wrote have no marker; they rank among ours by the time of their index file against the
+times of our markers, after a check that they are complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Callable
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import bundle, catalog, checksum, flat, layout, pointer
+from tfpreempt.checkpoint.catalog import Committed, Kind
+from tfpreempt.checkpoint.manifest import Manifest
+
+_log = logging.getLogger(__name__)
+_INDEX = ".index"
+_TEMPORARY = re.compile(r"_temp(/|$)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A checkpoint that could be restored.
+
+    Attributes:
+        kind: who laid it out.
+        path: the directory in the own form, the prefix in the flat form.
+        prefix: what `tf.train.Checkpoint.restore` takes; None where it holds named
+            States only.
+        base: the directory to which the manifest's names are relative.
+        step: the step that it carries; None if a foreign writer didn't say.
+        sequence: its rank; None for a foreign one.
+        manifest: None for a foreign one.
+        token: equal on all workers that see this very checkpoint.
+    """
+
+    kind: Kind
+    path: str
+    prefix: str | None
+    base: str
+    step: int | None
+    sequence: int | None
+    manifest: Manifest | None
+    token: str
+
+    @property
+    def shards(self) -> str:
+        """The directory with `states/` and the workers' shards."""
+        return self.path if self.kind is Kind.OWN else layout.sidecar(self.path)
+
+
+def find_candidates(
+    directory: str, on_skip: Callable[[str], None] | None = None
+) -> list[Candidate]:
+    """All that might be restored from a directory, newest first; nothing is verified.
+
+    Args:
+        directory: the checkpoint directory; it need not exist.
+        on_skip: called with a description of each that is passed over.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    skip = on_skip or _warn
+    try:
+        committed, problems = catalog.scan(directory)
+        for problem in problems:
+            skip(problem)
+        current = [entry for entry in committed if not _is_overwritten(entry)]
+        taken = {entry.path for entry in current}
+        foreign = [p for p in _foreign_prefixes(directory) if p not in taken]
+        dated = [
+            (os.path.getmtime(prefix + _INDEX), _from_foreign(directory, prefix))
+            for prefix in foreign
+            if _is_whole_save(prefix, skip)
+        ]
+    except OSError as error:
+        raise errors.CheckpointError(
+            f"The checkpoint directory {directory!r} cannot be read: {error}. Check "
+            "the path and its permissions."
+        ) from error
+    return _merge(current, dated)
+
+
+def verify(candidate: Candidate) -> None:
+    """Checks that every file is there with its size and checksum.
+
+    Raises:
+        CheckpointDamagedError: names the file, what it has and what it should have.
+    """
+    if candidate.manifest is None:
+        if candidate.prefix is not None:
+            bundle.check(candidate.prefix)
+        return
+    expected = {
+        os.path.join(candidate.base, entry.name): entry
+        for entry in candidate.manifest.files
+    }
+    for path, entry in expected.items():
+        try:
+            size = os.path.getsize(path)
+        except OSError as error:
+            raise errors.CheckpointDamagedError(
+                f"{path!r} of checkpoint {candidate.path!r} cannot be read: {error}"
+            ) from error
+        if size != entry.size:
+            raise errors.CheckpointDamagedError(
+                f"{path!r} of checkpoint {candidate.path!r} has {size} bytes; the "
+                f"manifest says {entry.size}."
+            )
+    try:
+        sums = checksum.of_files(expected)
+    except OSError as error:
+        raise errors.CheckpointDamagedError(
+            f"A file of checkpoint {candidate.path!r} cannot be read: {error}"
+        ) from error
+    for path, (_, crc) in sums.items():
+        if crc != expected[path].crc32c:
+            raise errors.CheckpointDamagedError(
+                f"{path!r} of checkpoint {candidate.path!r} has crc32c {crc:08x}; the "
+                f"manifest says {expected[path].crc32c:08x}."
+            )
+
+
+def newest_verified(
+    directory: str, on_skip: Callable[[str], None] | None = None
+) -> Candidate | None:
+    """The newest checkpoint that passes `verify`; None if the directory has none.
+
+    Args:
+        directory: the checkpoint directory; it need not exist.
+        on_skip: called with a description of each that is passed over, which names the
+            damaged file; the default logs a warning.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    skip = on_skip or _warn
+    for candidate in find_candidates(directory, skip):
+        try:
+            verify(candidate)
+        except errors.CheckpointDamagedError as error:
+            skip(str(error))
+        else:
+            return candidate
+    return None
+
+
+def find_by_token(directory: str, token: str) -> Candidate | None:
+    """The checkpoint that another worker named by its token; None if it isn't here."""
+    for candidate in find_candidates(directory, lambda problem: None):
+        if candidate.token == token:
+            return candidate
+    return None
+
+
+def _warn(problem: str) -> None:
+    _log.warning("Passing over a checkpoint: %s", problem)
+
+
+def from_committed(entry: Committed) -> Candidate:
+    """A commit of ours as a candidate."""
+    manifest = entry.manifest
+    prefix = manifest.prefix
+    return Candidate(
+        kind=entry.kind,
+        path=entry.path,
+        prefix=None if prefix is None else os.path.join(entry.base, prefix),
+        base=entry.base,
+        step=manifest.step,
+        sequence=manifest.sequence,
+        manifest=manifest,
+        token=entry.token,
+    )
+
+
+def _from_foreign(directory: str, prefix: str) -> Candidate:
+    size, crc = checksum.of_file(prefix + _INDEX)
+    name = os.path.relpath(prefix, directory)
+    return Candidate(
+        kind=Kind.FOREIGN,
+        path=prefix,
+        prefix=prefix,
+        base=directory,
+        step=None,
+        sequence=None,
+        manifest=None,
+        token=f"foreign-{name}-{size}-{crc:08x}",
+    )
+
+
+def _merge(
+    committed: list[Committed], dated: list[tuple[float, Candidate]]
+) -> list[Candidate]:
+    """Newest first: ours in their own order, foreign ones put in by time."""
+    dated.sort(key=lambda pair: pair[0], reverse=True)
+    merged: list[Candidate] = []
+    for entry in committed:
+        while dated and dated[0][0] > entry.marked_at:
+            merged.append(dated.pop(0)[1])
+        merged.append(from_committed(entry))
+    return merged + [candidate for _, candidate in dated]
+
+
+def _is_overwritten(entry: Committed) -> bool:
+    """Whether the user's manager wrote a flat checkpoint anew after our marker.
+
+    The time alone doesn't tell: copying a directory gives all files new times.
+    """
+    prefix = entry.manifest.prefix
+    if entry.kind is not Kind.FLAT or prefix is None:
+        return False
+    index = entry.path + _INDEX
+    try:
+        if os.path.getmtime(index) <= entry.marked_at:
+            return False
+        found = checksum.of_file(index)
+    except OSError:
+        return False
+    return not any(
+        file.name == prefix + _INDEX and (file.size, file.crc32c) == found
+        for file in entry.manifest.files
+    )
+
+
+def _is_whole_save(prefix: str, skip: Callable[[str], None]) -> bool:
+    if not flat.is_half_written(prefix):
+        return True
+    skip(
+        f"{prefix!r} is half-written: a save of ours died before its commit. Its files "
+        "are left alone and never restored."
+    )
+    return False
+
+
+def _foreign_prefixes(directory: str) -> list[str]:
+    """Prefixes of flat checkpoints, and of those that the state file names."""
+    found = set()
+    if os.path.isdir(directory):
+        for name in os.listdir(directory):
+            if name.endswith(_INDEX) and len(name) > len(_INDEX):
+                found.add(os.path.join(directory, name[: -len(_INDEX)]))
+        listed = pointer.read(directory)
+        for name in (listed.latest, *listed.paths) if listed else ():
+            prefix = os.path.normpath(os.path.join(directory, name))
+            relative = os.path.relpath(prefix, directory)
+            first = relative.split(os.sep)[0]
+            if layout.why_unsafe(relative):
+                continue  # outside of the directory
+            control = os.path.join(directory, first)
+            if any(
+                os.path.lexists(os.path.join(control, name))
+                for name in (layout.MANIFEST, layout.MARKER)
+            ):
+                continue  # a directory of our own form: there the markers rule
+            if os.path.isfile(prefix + _INDEX):
+                found.add(prefix)
+    return sorted(p for p in found if not _TEMPORARY.search(p))

@@ -1,0 +1,119 @@
+"""Deletes what is no longer wanted, and nothing that tfpreempt didn't write.
+
+From a commit only the files that its manifest names are deleted, then the directories
+that are empty. The marker goes first and the manifest last, so that a deletion that is
+cut short leaves something that is no commit and that the next start can finish.
+
+tfpreempt makes no `workertemp_*` directories (non-chief workers write no payload), so
+it never deletes one: those it finds belong to TensorFlow's own handler.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint.storage.files import Files
+
+
+def check_max_to_keep(max_to_keep: object) -> None:
+    """Raises ConfigurationError unless it is None or a whole number, 1 or more."""
+    if max_to_keep is None:
+        return
+    if type(max_to_keep) is not int or max_to_keep < 1:
+        raise errors.ConfigurationError(
+            f"max_to_keep must be None (keep all) or 1 or more; got {max_to_keep!r}."
+        )
+
+
+def plan(directory: str, max_to_keep: int | None) -> tuple[list[str], list[str]]:
+    """Which of our own commits stay and which go.
+
+    Args:
+        directory: the checkpoint directory.
+        max_to_keep: how many to keep, at least 1; None keeps all.
+
+    Returns:
+        Paths to keep and paths to delete, oldest first.
+    """
+    found, _ = catalog.scan(directory)
+    own = [entry.path for entry in reversed(found) if entry.kind is catalog.Kind.OWN]
+    if max_to_keep is None:
+        return own, []
+    split = max(0, len(own) - max(1, max_to_keep))
+    return own[split:], own[:split]
+
+
+def delete(files: Files, holder: str) -> None:
+    """Deletes what we wrote in a commit's directory (or a sidecar directory).
+
+    Raises:
+        OSError: as the file system says.
+    """
+    manifest = catalog.read_manifest(holder)
+    if manifest is None:
+        return
+    files.remove(os.path.join(holder, layout.MARKER))
+    files.sync_dir(holder)
+    inside = os.path.basename(holder) + "/"
+    is_sidecar = holder.endswith(layout.SIDECAR_SUFFIX)
+    folders = {holder}
+    for entry in manifest.files:
+        name = entry.name
+        if is_sidecar:
+            if not name.startswith(inside):
+                continue  # TensorFlow's files belong to the user's manager
+            name = name[len(inside) :]
+        path = os.path.join(holder, name)
+        files.remove(path)
+        folders.add(os.path.dirname(path))
+    for name in (layout.MARKER, layout.MANIFEST):
+        files.remove(os.path.join(holder, name + ".tmp"))
+    files.remove(os.path.join(holder, layout.MANIFEST))
+    for folder in sorted(folders, key=len, reverse=True):
+        if os.path.isdir(folder) and not os.listdir(folder):
+            files.remove_dir(folder)
+
+
+def delete_staging(files: Files, path: str) -> None:
+    """Deletes a staging directory with all that is in it.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    for folder, folders, names in os.walk(path, topdown=False):
+        for name in names:
+            files.remove(os.path.join(folder, name))
+        for name in folders:
+            inner = os.path.join(folder, name)
+            if os.path.islink(inner):
+                files.remove(inner)
+            else:
+                files.remove_dir(inner)
+    files.remove_dir(path)
+
+
+def clean(files: Files, directory: str) -> list[str]:
+    """Removes what dead saves of ours left; on the chief, before any save starts.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    removed: list[str] = []
+    staging = os.path.join(directory, layout.STAGING)
+    if os.path.isdir(staging) and not os.path.islink(staging):
+        for name in sorted(os.listdir(staging)):
+            path = os.path.join(staging, name)
+            if layout.ATTEMPT.fullmatch(name) and not os.path.islink(path):
+                delete_staging(files, path)
+                removed.append(path)
+        if not os.listdir(staging):
+            files.remove_dir(staging)
+    for path in catalog.uncommitted(directory):
+        delete(files, path)
+        removed.append(path)
+    return removed

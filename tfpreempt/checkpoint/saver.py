@@ -1,0 +1,396 @@
+"""Saves a step in two phases and restores one, whatever form the checkpoint has.
+
+`stage` runs on every worker's main thread and ends with this worker's files durable;
+`commit` runs on the chief, after the handler knows that all are done. What TensorFlow
+has to do with it sits behind `Payload` (writer.py), so this file has no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tfpreempt import errors, events
+from tfpreempt.checkpoint import commit as committing
+from tfpreempt.checkpoint import flat, layout, probe, retention
+from tfpreempt.checkpoint import restore as restoring
+from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.payload import Payload, Staged, Written, versions
+from tfpreempt.checkpoint.restore import Candidate
+from tfpreempt.checkpoint.state import (
+    REGISTRY,
+    State,
+    StateRegistry,
+    read_state,
+    write_states,
+)
+from tfpreempt.checkpoint.storage import failure
+from tfpreempt.checkpoint.storage.files import Files, LocalFiles, remove_if_empty
+from tfpreempt.clock import Clock, SystemClock
+
+_log = logging.getLogger(__name__)
+
+
+class CheckpointSaver:
+    """Saves and restores checkpoints; build it with `writer.make_saver`.
+
+    Args:
+        payload: what TensorFlow or a save_fn writes; None for named States alone.
+        directory: the checkpoint directory, the chief's for all workers.
+        worker: index of this worker.
+        world_size: number of workers.
+        is_chief: whether this worker writes the payload and commits.
+        max_to_keep: own commits to keep; None keeps all.
+        random_state: what `load_random_state` restores.
+        registry: the named States that go along.
+        files: the file operations.
+        clock: for measured times.
+    """
+
+    def __init__(
+        self,
+        payload: Payload | None,
+        directory: str,
+        *,
+        worker: int,
+        world_size: int,
+        is_chief: bool,
+        max_to_keep: int | None = 2,
+        random_state: State | None = None,
+        registry: StateRegistry = REGISTRY,
+        files: Files | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        retention.check_max_to_keep(max_to_keep)
+        self.directory = directory
+        self.worker = worker
+        self.world_size = world_size
+        self.is_chief = is_chief
+        self._payload = payload
+        self._max_to_keep = max_to_keep
+        self._random_state = random_state
+        self._registry = registry
+        self._files = files or LocalFiles()
+        self._clock = clock or SystemClock()
+
+    # --- saving ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Removes what dead saves left; on the chief, once, before any save or restore.
+
+        A failure is logged: leftovers cost space, never correctness.
+        """
+        try:
+            removed = retention.clean(self._files, self.directory)
+            flat.settle(self._files, self.directory)
+            probe.remove_stale_probes(self.directory)
+        except OSError as error:
+            _log.warning("Cleaning up in %s failed: %s", self.directory, error)
+        else:
+            for path in removed:
+                _log.info("Removed %s, left by a save that never committed", path)
+
+    def needs_peers(self) -> bool:
+        """Whether `stage` needs all workers at once; main thread."""
+        return (
+            self.world_size > 1
+            and self._payload is not None
+            and self._payload.needs_peers()
+        )
+
+    def stage(self, step: int, attempt: str, *args: Any, **kwargs: Any) -> Staged:
+        """Writes this worker's part of a save; on every worker, main thread.
+
+        Args:
+            step: the step that is saved, equal on all workers.
+            attempt: equal on all workers of this save and unique to it.
+            *args: for CheckpointManager.save, or the save_fn.
+            **kwargs: for CheckpointManager.save, or the save_fn.
+
+        Raises:
+            SaveError: the disk; says what to do.
+        """
+        started = self._clock.monotonic()
+        directory = layout.staging_directory(self.directory, attempt)
+        with (
+            self._undone_on_failure(directory),
+            failure.translated(f"save step {step}", self.directory),
+        ):
+            if self.is_chief:
+                self._files.make_dirs(directory)
+            written = self._write_payload(directory, step, args, kwargs)
+            shards = self._write_states(directory)
+        return Staged(
+            step=step,
+            attempt=attempt,
+            directory=directory,
+            number=written.number,
+            prefix=written.prefix,
+            is_empty=written.is_empty,
+            has_shard=shards > 0,
+            started_at=started,
+            stage_seconds=self._clock.monotonic() - started,
+        )
+
+    def commit(
+        self, staged: Staged, because: str, workers: Sequence[int]
+    ) -> events.Commit | None:
+        """Makes a staged save the newest commit; on the chief.
+
+        Args:
+            staged: what this worker's `stage` returned.
+            because: "preemption", "periodic" or "save".
+            workers: indices of the workers that are known to have staged; shards of
+                others are left out.
+
+        Returns:
+            The commit; None if a save_fn left nothing to commit.
+
+        Raises:
+            SaveError: nothing was committed, and nothing older was touched.
+        """
+        if not self.is_chief:
+            raise errors.UsageError(
+                f"Worker {self.worker} is not the chief; it cannot commit."
+            )
+        if staged.is_empty:
+            _log.warning(
+                "Nothing to commit at step %d: save_fn returned None (return the path "
+                "that it wrote), or the manager's checkpoint_interval said no.",
+                staged.step,
+            )
+            self.discard(staged)
+            return None
+        with (
+            self._undone_on_failure(staged.directory),
+            failure.translated(f"commit step {staged.step}", self.directory),
+        ):
+            present = self._keep_shards(staged.directory, workers)
+            return self._publish(staged, self._draft(staged, because, present))
+
+    def discard(self, staged: Staged) -> None:
+        """Removes a staged save that will not be committed. Never raises."""
+        self._undo(staged.directory)
+
+    @contextlib.contextmanager
+    def _undone_on_failure(self, staged: str) -> Iterator[None]:
+        """A save that failed must not fill the disk, nor pass for somebody else's."""
+        try:
+            yield
+        except Exception:
+            if self.is_chief:
+                self._undo(staged)
+            raise
+
+    def _undo(self, staged: str) -> None:
+        try:
+            retention.delete_staging(self._files, staged)
+            flat.settle(self._files, self.directory)
+            remove_if_empty(self._files, os.path.dirname(staged))
+        except OSError as error:
+            _log.warning("Could not remove %s: %s", staged, error)
+
+    def _write_payload(
+        self, directory: str, step: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Written:
+        if self._payload is None:
+            number = kwargs.get("checkpoint_number")
+            return Written(number=step if number is None else int(number))
+
+        def declare(prefix: str) -> None:
+            flat.declare(self._files, prefix)
+
+        return self._payload.write(directory, step, declare, args, kwargs)
+
+    def _write_states(self, directory: str) -> int:
+        states = self._registry.in_order()
+        for state in states:
+            state.sync()
+        if self.is_chief:
+            replicated = [state for state in states if not state.per_worker]
+            write_states(os.path.join(directory, layout.STATES), replicated)
+        folder = os.path.join(directory, layout.worker_name(self.worker))
+        count = write_states(folder, self._shard_states(states))
+        if count and not self.is_chief:
+            # The chief can't sync what another machine still has in its cache.
+            for name in sorted(os.listdir(folder)):
+                self._files.sync_file(os.path.join(folder, name))
+            self._files.sync_dir(folder)
+        return count
+
+    def _shard_states(self, registered: Sequence[State]) -> list[State]:
+        own = [] if self._payload is None else list(self._payload.shard_states())
+        if self._random_state is not None:
+            own.append(self._random_state)
+        return own + [state for state in registered if state.per_worker]
+
+    def _draft(
+        self, staged: Staged, because: str, workers: Sequence[int]
+    ) -> committing.Draft:
+        return committing.Draft(
+            step=staged.step,
+            world_size=self.world_size,
+            workers=tuple(sorted(set(workers))),
+            because=because,
+            started_at=staged.started_at,
+            versions=versions(),
+        )
+
+    def _publish(self, staged: Staged, draft: committing.Draft) -> events.Commit:
+        if staged.prefix is None:
+            path, manifest = committing.publish(
+                self._files,
+                self._clock,
+                self.directory,
+                staged.directory,
+                staged.number,
+                draft,
+                self._max_to_keep,
+            )
+        else:
+            path = staged.prefix
+            manifest = flat.publish(
+                self._files, self._clock, self.directory, path, staged.directory, draft
+            )
+            self._tidy(os.path.dirname(path))
+        return events.Commit(
+            step=staged.step,
+            path=path,
+            sequence=manifest.sequence,
+            world_size=self.world_size,
+            save_seconds=self._clock.monotonic() - staged.started_at,
+            bytes=manifest.bytes,
+            because=draft.because,
+        )
+
+    def _tidy(self, directory: str) -> None:
+        # The commit stands already, so what fails here is logged, not raised.
+        try:
+            if self._payload is not None:
+                self._payload.committed()
+            flat.sweep(self._files, directory)
+            remove_if_empty(self._files, os.path.join(self.directory, layout.STAGING))
+        except OSError as error:
+            _log.warning("Tidying %s after a commit failed: %s", directory, error)
+
+    def _keep_shards(self, directory: str, workers: Sequence[int]) -> list[int]:
+        """Drops the shards of other workers; returns whose shards are there."""
+        complete = {layout.worker_name(worker): worker for worker in workers}
+        names = os.listdir(directory) if os.path.isdir(directory) else []
+        for name in names:
+            if name.startswith("worker-") and name not in complete:
+                retention.delete_staging(self._files, os.path.join(directory, name))
+        if self._random_state is None:
+            return list(workers)  # then a worker may have had nothing to save
+        missing = sorted(complete[name] for name in complete.keys() - set(names))
+        if missing:
+            _log.warning(
+                "The shards of workers %s are not in %s as the chief sees it, though "
+                "they were written: is the directory shared?",
+                missing,
+                directory,
+            )
+        return [worker for worker in workers if worker not in missing]
+
+    # --- restoring -------------------------------------------------------------------
+
+    def newest(self, on_skip: Callable[[str], None] | None = None) -> Candidate | None:
+        """The newest checkpoint that verifies; on the chief. See `restore`."""
+        return restoring.newest_verified(self.directory, on_skip)
+
+    def find(self, token: str) -> Candidate | None:
+        """The checkpoint that the chief chose, as this worker sees it; or None."""
+        return restoring.find_by_token(self.directory, token)
+
+    def restore(self, candidate: Candidate) -> events.Restored:
+        """Restores everything but the random generators; on every worker, main thread.
+
+        Args:
+            candidate: the same on all workers, verified by the chief.
+
+        Returns:
+            What was restored; step 0 where a foreign writer didn't say.
+
+        Raises:
+            CheckpointMismatchError: another model's checkpoint; nothing was assigned.
+        """
+        if self._payload is not None and candidate.prefix is not None:
+            self._payload.restore(candidate.prefix)
+        if candidate.manifest is not None:
+            self._warn_about_world(candidate)
+            self._load_states(candidate)
+        if self._payload is not None:
+            self._payload.restored(candidate)
+        return events.Restored(
+            path=candidate.path,
+            step=candidate.step or 0,
+            sequence=candidate.sequence or 0,
+            world_size=candidate.manifest.world_size if candidate.manifest else 0,
+        )
+
+    def load_random_state(self, candidate: Candidate) -> bool:
+        """Restores this worker's random generators; at the first `run()`, main thread.
+
+        Returns:
+            Whether the checkpoint had them for this worker.
+        """
+        if self._random_state is None or not self._has_my_shard(candidate):
+            return False
+        return read_state(self._shard(candidate), self._random_state)
+
+    def checkpoint(self, candidate: Candidate) -> Checkpoint:
+        """A handle for users."""
+        return Checkpoint(candidate.path, prefix=candidate.prefix, step=candidate.step)
+
+    def _warn_about_world(self, candidate: Candidate) -> None:
+        manifest = candidate.manifest
+        assert manifest is not None
+        if manifest.world_size != self.world_size:
+            _log.warning(
+                "%s was written by %d workers, now there are %d: weights and step are "
+                "restored as saved, but data positions, random generators and "
+                "per-replica parts belong to the old workers and are not; each worker "
+                "starts its data anew and ON_READ variables get their reduced value.",
+                candidate.path,
+                manifest.world_size,
+                self.world_size,
+            )
+        elif self.worker not in manifest.workers:
+            _log.warning(
+                "%s has no shard of worker %d (it was lost when the checkpoint was "
+                "committed): its data position, random generators and per-replica "
+                "parts are not restored.",
+                candidate.path,
+                self.worker,
+            )
+
+    def _load_states(self, candidate: Candidate) -> None:
+        states = self._registry.in_order()
+        replicated = os.path.join(candidate.shards, layout.STATES)
+        for state in states:
+            if not state.per_worker and not read_state(replicated, state):
+                _log.warning("%s has no State %r", candidate.path, state.name)
+        if not self._has_my_shard(candidate):
+            return
+        for state in self._shard_states(states):
+            if state is self._random_state:
+                continue
+            if not read_state(self._shard(candidate), state) and state in states:
+                _log.warning("%s has no State %r", candidate.path, state.name)
+
+    def _has_my_shard(self, candidate: Candidate) -> bool:
+        manifest = candidate.manifest
+        return (
+            manifest is not None
+            and manifest.world_size == self.world_size
+            and self.worker in manifest.workers
+        )
+
+    def _shard(self, candidate: Candidate) -> str:
+        return os.path.join(candidate.shards, layout.worker_name(self.worker))
+
+
+__all__ = ["CheckpointSaver", "Staged"]

@@ -1,0 +1,150 @@
+"""A State: a named thing that is saved with the step and loaded after a restart."""
+
+from __future__ import annotations
+
+import abc
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import IO
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import layout
+
+
+class StateRegistry:
+    """The States that a commit takes along, by name; holds them weakly.
+
+    Any thread may call it. A State that is garbage-collected disappears from it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_name: weakref.WeakValueDictionary[str, State] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def add(self, state: State) -> None:
+        """Registers a State.
+
+        Raises:
+            DuplicateStateError: its name is taken by another living State.
+        """
+        with self._lock:
+            other = self._by_name.get(state.name)
+            if other is not None and other is not state:
+                raise errors.DuplicateStateError(
+                    f"A State named {state.name!r} is registered already: {other!r}. "
+                    "Names must be unique; rename one, or call unregister() on the "
+                    "old one first."
+                )
+            self._by_name[state.name] = state
+
+    def remove(self, state: State) -> None:
+        """Forgets a State; one that isn't registered is fine."""
+        with self._lock:
+            if self._by_name.get(state.name) is state:
+                del self._by_name[state.name]
+
+    def in_order(self) -> tuple[State, ...]:
+        """The living States in name order, which is the same on all workers."""
+        with self._lock:
+            return tuple(state for _, state in sorted(self._by_name.items()))
+
+
+REGISTRY = StateRegistry()
+
+
+class State(abc.ABC):
+    """A named thing with `save`, `load` and `sync`.
+
+    Subclass it, keep a reference to the object, and every commit takes it along.
+
+    Args:
+        name: unique among the living States; becomes a file name.
+        per_worker: each worker saves its own; otherwise the chief's is the truth.
+        registry: where to register; None keeps it to the caller.
+
+    Raises:
+        DuplicateStateError: a living State has this name.
+        ConfigurationError: the name cannot be a file name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        per_worker: bool = False,
+        *,
+        registry: StateRegistry | None = REGISTRY,
+    ) -> None:
+        self.name = layout.check_state_name(name)
+        self.per_worker = per_worker
+        self._registry = registry
+        if registry is not None:
+            registry.add(self)
+
+    @abc.abstractmethod
+    def save(self, fileobj: IO[bytes]) -> None:
+        """Writes the state, on the main thread of the worker whose state it is."""
+
+    @abc.abstractmethod
+    def load(self, fileobj: IO[bytes]) -> None:
+        """Takes over what `save` wrote, on the main thread."""
+
+    def sync(self) -> None:  # noqa: B027  (a hook: nothing to do is the usual case)
+        """Makes workers equal before `save`; called on all of them in name order."""
+
+    def is_wanted(self) -> bool:
+        """Whether there is anything to save now."""
+        return True
+
+    def unregister(self) -> None:
+        """Takes the State out of later commits."""
+        if self._registry is not None:
+            self._registry.remove(self)
+
+    def __repr__(self) -> str:
+        kind = "per_worker" if self.per_worker else "replicated"
+        return f"<{type(self).__name__} {self.name!r} {kind}>"
+
+
+def write_states(directory: str, states: Iterable[State]) -> int:
+    """Writes each State into a file of its own.
+
+    Args:
+        directory: made if need be, and only if there is something to write.
+        states: those to write.
+
+    Returns:
+        The number of files written.
+
+    Raises:
+        OSError: the disk; anything that a State's own `save` raises.
+    """
+    count = 0
+    for state in states:
+        if not state.is_wanted():
+            continue
+        os.makedirs(directory, exist_ok=True)
+        with open(os.path.join(directory, layout.state_file(state.name)), "xb") as file:
+            state.save(file)
+        count += 1
+    return count
+
+
+def read_state(directory: str, state: State) -> bool:
+    """Loads one State from the directory that `write_states` filled.
+
+    Returns:
+        Whether there was something to load.
+    """
+    try:
+        file = open(  # noqa: SIM115  (closed below; absent is an answer)
+            os.path.join(directory, layout.state_file(state.name)), "rb"
+        )
+    except FileNotFoundError:
+        return False
+    with file:
+        state.load(file)
+    return True

@@ -1,0 +1,1 @@
+"""Where checkpoints are kept: one small interface, one implementation per file."""

@@ -1,0 +1,115 @@
+"""The file operations a commit is made of, one method each.
+
+Every change that a commit makes to a disk goes through one of these, so that a test can
+record them, or fail at any one of them (`tfpreempt.testing.storage.FaultyFiles`).
+Reading needs no such seam: it changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Protocol
+
+
+class Files(Protocol):
+    """What a commit asks of a file system. All methods raise OSError."""
+
+    def make_dirs(self, path: str) -> None:
+        """Makes a directory and its parents; one that exists is fine."""
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Creates or overwrites a file; not durable before `sync_file`."""
+        ...
+
+    def sync_file(self, path: str) -> None:
+        """Returns when the file's bytes and size are on the device."""
+        ...
+
+    def sync_dir(self, path: str) -> None:
+        """Returns when the directory's entries are on the device."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Gives a file or directory another name, atomically."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Deletes a file; one that is gone already is fine."""
+        ...
+
+    def remove_dir(self, path: str) -> None:
+        """Deletes an empty directory; one that is gone already is fine."""
+        ...
+
+
+class LocalFiles:
+    """The file system of this machine."""
+
+    def make_dirs(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def write(self, path: str, data: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(data)
+
+    def sync_file(self, path: str) -> None:
+        _sync(path, os.O_RDONLY)
+
+    def sync_dir(self, path: str) -> None:
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        try:
+            os.remove(path)
+        except FileNotFoundError:
+            pass
+
+    def remove_dir(self, path: str) -> None:
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            pass
+
+
+def write_durably(files: Files, path: str, data: bytes) -> None:
+    """Writes a small file so that a reader sees all of it or none of it.
+
+    Args:
+        files: the operations to use.
+        path: where it goes; `<path>.tmp` is used on the way.
+        data: all of its bytes.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    temporary = path + ".tmp"
+    files.write(temporary, data)
+    files.sync_file(temporary)
+    files.rename(temporary, path)
+    files.sync_dir(os.path.dirname(path))
+
+
+def remove_if_empty(files: Files, path: str) -> None:
+    """Deletes a directory unless something is in it.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    try:
+        files.remove_dir(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def _sync(path: str, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

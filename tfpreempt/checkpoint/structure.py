@@ -1,0 +1,134 @@
+"""Does a checkpoint fit the objects it is to be restored into? Decided without I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from tfpreempt import errors
+
+_SHOWN = 20
+VALUE = "VARIABLE_VALUE"  # the attribute under which a variable saves its value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One variable, as it is now and as the checkpoint has it.
+
+    Attributes:
+        name: its path from the checkpoint's root.
+        shape: the current shape; None for what has no fixed shape.
+        dtype: the current type's name.
+        saved_shape: None where the checkpoint has no such value.
+        saved_dtype: None where the checkpoint has no such value.
+    """
+
+    name: str
+    shape: tuple[int | None, ...] | None
+    dtype: str
+    saved_shape: tuple[int, ...] | None = None
+    saved_dtype: str | None = None
+
+
+def problem(value: Value) -> str | None:
+    """What does not fit, for people; None if it fits."""
+    if value.saved_dtype is None:
+        return (
+            f"{value.name}: the model has it with shape {value.shape} and type "
+            f"{value.dtype}, the checkpoint has no such value"
+        )
+    if value.saved_dtype != value.dtype:
+        return (
+            f"{value.name}: the model has type {value.dtype}, the checkpoint "
+            f"{value.saved_dtype}"
+        )
+    if not _fits(value.shape, value.saved_shape):
+        return (
+            f"{value.name}: the model has shape {value.shape}, the checkpoint "
+            f"{value.saved_shape}"
+        )
+    return None
+
+
+def check(
+    prefix: str, values: Iterable[Value], unused: Iterable[str], optional: set[str]
+) -> None:
+    """Compares every existing variable with the checkpoint.
+
+    Args:
+        prefix: the checkpoint, for the message.
+        values: the variables that exist now.
+        unused: names in the checkpoint that no existing object has; they may belong to
+            layers that are built later, so alone they are no mismatch.
+        optional: names that a checkpoint from elsewhere may lack.
+
+    Raises:
+        CheckpointMismatchError: names everything that does not fit.
+    """
+    problems = [
+        text
+        for value in values
+        if not (value.saved_dtype is None and value.name in optional)
+        and (text := problem(value)) is not None
+    ]
+    if not problems:
+        return
+    left = sorted(unused)
+    more = f"\nIn the checkpoint but not in the model: {_list(left)}" if left else ""
+    raise errors.CheckpointMismatchError(
+        f"The checkpoint {prefix!r} was written by another model; nothing was "
+        f"restored. What doesn't match ({len(problems)}):\n  "
+        + "\n  ".join(problems[:_SHOWN])
+        + (f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else "")
+        + more
+        + "\nUse the model that wrote it, or another checkpoint directory."
+    )
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _fits(shape: tuple[int | None, ...] | None, saved: tuple[int, ...] | None) -> bool:
+    if shape is None or saved is None:
+        return True
+    return len(shape) == len(saved) and all(
+        now is None or now == then for now, then in zip(shape, saved, strict=True)
+    )
+
+
+def match(view: Any, graph: Any) -> dict[int, int]:
+    """Which saved node TensorFlow would restore each living object from.
+
+    Args:
+        view: the ObjectGraphView of the living checkpoint.
+        graph: the TrackableObjectGraph of the saved one.
+
+    Returns:
+        Node number by id() of the object.
+    """
+    matched: dict[int, int] = {}
+    objects: dict[int, Any] = {0: view.root}
+    todo = [0]
+    while todo:
+        node_id = todo.pop(0)
+        obj = objects[node_id]
+        matched.setdefault(id(obj), node_id)
+        children = {child.name: child.ref for child in view.list_children(obj)}
+        for edge in graph.nodes[node_id].children:
+            if edge.local_name in children and edge.node_id not in objects:
+                objects[edge.node_id] = children[edge.local_name]
+                todo.append(edge.node_id)
+    return matched
+
+
+def saved_key(graph: Any, node_id: int | None) -> str | None:
+    """The key of a node's value in the checkpoint; None if it has none."""
+    if node_id is None:
+        return None
+    for attribute in graph.nodes[node_id].attributes:
+        if attribute.name == VALUE:
+            return str(attribute.checkpoint_key)
+    return None

@@ -1,0 +1,397 @@
+"""What TensorFlow does in a save: read variables, write and restore its files.
+
+On every worker the save reads what needs all workers (`tf_state.gathering`); the chief
+goes on to write it, in one of three forms: a directory of our own, the user's own
+CheckpointManager, or whatever a save_fn does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint as _checkpoint_lib
+from tensorflow.python.checkpoint import checkpoint_context as _checkpoint_context
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import layout, retention, structure
+from tfpreempt.checkpoint.payload import (
+    Payload,
+    Written,
+    save_arguments,
+    whole_number,
+)
+from tfpreempt.checkpoint.restore import Candidate
+from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.storage import failure
+from tfpreempt.checkpoint.storage.files import Files
+from tfpreempt.checkpoint.tf_state import (
+    IteratorState,
+    PerReplicaState,
+    RandomState,
+    distributed,
+    gathering,
+    is_on_read,
+    variable_shape,
+    walk,
+)
+from tfpreempt.clock import Clock
+
+_OPTIONAL = {"checkpointed_runs", "save_counter"}
+
+
+def make_saver(
+    checkpoint_or_manager: Any,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    *,
+    worker: int = 0,
+    world_size: int = 1,
+    is_chief: bool = True,
+    max_to_keep: int | None = 2,
+    save_fn: Callable[..., Any] | None = None,
+    chief_directory: str | None = None,
+    registry: StateRegistry = REGISTRY,
+    files: Files | None = None,
+    clock: Clock | None = None,
+) -> CheckpointSaver:
+    """Builds the saver for what the user gave.
+
+    Args:
+        checkpoint_or_manager: a tf.train.Checkpoint, a tf.train.CheckpointManager, or
+            None for named States alone.
+        checkpoint_dir: where a Checkpoint is saved; a manager has its own.
+        worker: index of this worker.
+        world_size: number of workers.
+        is_chief: whether this worker writes the payload and commits.
+        max_to_keep: own commits to keep, None for all; a manager keeps its own number.
+        save_fn: called on every worker in place of the save.
+        chief_directory: the chief's directory, where a non-chief manager has another.
+        registry: the named States that go along.
+        files: the file operations.
+        clock: for measured times.
+
+    Raises:
+        ConfigurationError: an argument cannot work; says what to do.
+    """
+    given = checkpoint_or_manager
+    retention.check_max_to_keep(max_to_keep)
+    if isinstance(given, tf.train.CheckpointManager):
+        checkpoint, directory = given.checkpoint, given.directory
+    elif given is None or isinstance(given, tf.train.Checkpoint):
+        checkpoint, directory = given, checkpoint_dir
+    else:
+        raise errors.ConfigurationError(
+            "Expected a tf.train.Checkpoint, a tf.train.CheckpointManager or None; got "
+            f"{type(given).__name__}: {given!r}."
+        )
+    directory = failure.check_directory(chief_directory or directory)
+    payload: Payload | None = None
+    if save_fn is not None:
+        payload = _FunctionPayload(save_fn, checkpoint, is_chief)
+    elif isinstance(given, tf.train.CheckpointManager):
+        payload = _ManagedPayload(given, is_chief)
+    elif given is not None:
+        payload = _OwnPayload(given, is_chief)
+    return CheckpointSaver(
+        payload,
+        directory,
+        worker=worker,
+        world_size=world_size,
+        is_chief=is_chief,
+        max_to_keep=max_to_keep,
+        random_state=RandomState(),
+        registry=registry,
+        files=files,
+        clock=clock,
+    )
+
+
+# --- restoring -----------------------------------------------------------------------
+
+
+class _Tracked:
+    """The part of a payload that has to do with one tf.train.Checkpoint."""
+
+    def __init__(self, checkpoint: tf.train.Checkpoint | None, is_chief: bool) -> None:
+        self._checkpoint = checkpoint
+        self._is_chief = is_chief
+        self._states: list[State] = []
+        if checkpoint is not None:
+            if not tf.executing_eagerly():
+                raise errors.UsageError(
+                    "tfpreempt needs eager execution (TensorFlow 2)."
+                )
+            # Made now, on all workers: under a strategy's scope that is collective.
+            _ = checkpoint.save_counter
+            self._states.append(PerReplicaState(checkpoint))
+            if not is_chief:
+                self._states.append(IteratorState(checkpoint))
+
+    def needs_peers(self) -> bool:
+        return self._checkpoint is not None and any(
+            is_on_read(obj)
+            and distributed(obj).aggregation  # type: ignore[union-attr]
+            != tf.VariableAggregation.ONLY_FIRST_REPLICA
+            for _, obj in walk(self._checkpoint)
+        )
+
+    def shard_states(self) -> Sequence[State]:
+        return self._states
+
+    def committed(self) -> None:
+        pass  # only a user's manager deletes by itself
+
+    def restore(self, prefix: str) -> None:
+        if self._checkpoint is None:
+            return
+        self._checkpoint.sync()
+        try:
+            self._check_structure(prefix)
+            status = self._checkpoint.restore(prefix)
+        except tf.errors.OpError as error:
+            raise errors.CheckpointDamagedError(
+                f"TensorFlow could not read {prefix!r}: {_plain(error)}"
+            ) from error
+        status.expect_partial()
+        _explain_later_mismatches(status, prefix)
+
+    def _check_structure(self, prefix: str) -> None:
+        try:
+            graph = _checkpoint_lib.object_metadata(prefix)
+        except ValueError:
+            return  # name-based, from TensorFlow 1: nothing to compare by
+        values, unused = _compare(self._checkpoint, prefix, graph)
+        structure.check(prefix, values, unused, _OPTIONAL)
+
+    def restored(self, candidate: Candidate) -> None:
+        del candidate
+
+
+def _compare(
+    checkpoint: tf.train.Checkpoint, prefix: str, graph: Any
+) -> tuple[list[structure.Value], list[str]]:
+    """Walks the saved and the living object graph side by side."""
+    reader = tf.train.load_checkpoint(prefix)
+    shapes, dtypes = (
+        reader.get_variable_to_shape_map(),
+        reader.get_variable_to_dtype_map(),
+    )
+    nodes = structure.match(checkpoint._saver._graph_view, graph)
+    values = []
+    for path, obj in walk(checkpoint):
+        shape = variable_shape(obj)
+        if shape is None:
+            continue
+        key = structure.saved_key(graph, nodes.get(id(obj)))
+        values.append(
+            structure.Value(
+                name=path,
+                shape=shape,
+                dtype=tf.as_dtype(obj.dtype).name,
+                saved_shape=tuple(shapes[key]) if key in shapes else None,
+                saved_dtype=dtypes[key].name if key in dtypes else None,
+            )
+        )
+    matched = set(nodes.values())
+    unused = [
+        attribute.checkpoint_key.split("/.ATTRIBUTES/")[0]
+        for index, node in enumerate(graph.nodes)
+        for attribute in node.attributes
+        if index not in matched and attribute.name == structure.VALUE
+    ]
+    return values, unused
+
+
+def _explain_later_mismatches(status: Any, prefix: str) -> None:
+    """Layers that are built later are restored then; a mismatch gets a clear error."""
+    coordinator = getattr(status, "_checkpoint", None)
+    inner = getattr(coordinator, "restore_saveables", None)
+    if coordinator is None or inner is None:
+        return
+
+    def restore_saveables(saveables: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return inner(saveables, *args, **kwargs)
+        except (ValueError, tf.errors.OpError) as error:
+            names = ", ".join(sorted(map(str, saveables)))
+            raise errors.CheckpointMismatchError(
+                f"A layer that was built after the restore doesn't fit the checkpoint "
+                f"{prefix!r}: {names}: {error}"
+            ) from error
+
+    coordinator.restore_saveables = restore_saveables
+
+
+# --- the three kinds of payload ------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """As TensorFlow's own handler saves; its errors become SaveError."""
+    try:
+        with _checkpoint_context.preemption_save_context():
+            yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise errors.SaveError(
+            f"Could not write {what}: the disk is full: {_plain(error)}; free space, "
+            "or lower max_to_keep. No older checkpoint was touched."
+        ) from error
+    except tf.errors.OpError as error:
+        raise errors.SaveError(
+            f"Could not write {what}: {type(error).__name__}: {_plain(error)}"
+        ) from error
+
+
+def _plain(error: tf.errors.OpError) -> str:
+    """The message without the name of the op's node."""
+    return str(error.message).rpartition("}} ")[2]
+
+
+class _OwnPayload(_Tracked):
+    """A tf.train.Checkpoint in a directory of our own per commit."""
+
+    def write(
+        self,
+        directory: str,
+        step: int,
+        declare: Callable[[str], None],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Written:
+        del declare  # the staging directory hides what is half-written
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        arguments = save_arguments(args, kwargs)
+        number = arguments.get("checkpoint_number")
+        with _writing(f"step {step}"), gathering(checkpoint) as take_part:
+            checkpoint.sync()
+            checkpoint.save_counter.assign_add(1)
+            if self._is_chief:
+                checkpoint.write(
+                    os.path.join(directory, layout.PAYLOAD),
+                    options=arguments.get("options"),
+                )
+            take_part()
+        return Written(number=step if number is None else whole_number(number))
+
+
+class _ManagedPayload(_Tracked):
+    """The user's own CheckpointManager: files stay flat, under its own names."""
+
+    def __init__(self, manager: tf.train.CheckpointManager, is_chief: bool) -> None:
+        super().__init__(manager.checkpoint, is_chief)
+        self._manager = manager
+
+    def write(
+        self,
+        directory: str,
+        step: int,
+        declare: Callable[[str], None],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Written:
+        manager, checkpoint = self._manager, self._manager.checkpoint
+        arguments = save_arguments(args, kwargs)
+        if "check_interval" not in arguments:
+            # A preemption must not be lost to the manager's interval, nor to a save of
+            # the user's own at this step, which nobody synced.
+            arguments["check_interval"] = False
+            if manager.checkpoint_interval is not None:
+                manager._last_checkpoint_step = None
+        manager.sync()
+        number = arguments.get("checkpoint_number")
+        next_number = int(checkpoint.save_counter.numpy()) + 1
+        number = next_number if number is None else whole_number(number)
+        prefix = os.path.abspath(f"{manager._prefix}-{number}")
+        is_saved = True
+        with _writing(f"step {step}"), gathering(checkpoint) as take_part:
+            if self._is_chief:
+                declare(prefix)
+                with _keeping_all(manager):
+                    is_saved = manager.save(**arguments) is not None
+                    manager.sync()
+            else:
+                self._follow()
+            take_part()
+        return Written(number=step, prefix=prefix, is_empty=not is_saved)
+
+    def committed(self) -> None:
+        if self._manager.checkpoints:
+            self._manager._sweep()
+            self._manager._record_state()
+
+    def _follow(self) -> None:
+        """What `manager.save` counts, on a worker that writes nothing."""
+        manager = self._manager
+        if manager.checkpoint_interval is not None:
+            manager._last_checkpoint_step = whole_number(manager._step_counter)
+        manager.checkpoint.save_counter.assign_add(1)
+
+    def restored(self, candidate: Candidate) -> None:
+        """As `manager.restore_or_initialize` does, also for an older checkpoint."""
+        manager = self._manager
+        if manager.checkpoint_interval is not None:
+            manager._last_checkpoint_step = whole_number(manager._step_counter)
+        if not self._is_chief or candidate.prefix is None:
+            return
+        folder, name = os.path.split(candidate.prefix)
+        if folder != os.path.abspath(manager.directory):
+            return
+        prefix = os.path.join(manager.directory, name)  # as the manager writes it
+        manager._latest_checkpoint = prefix
+        if prefix not in manager._maybe_delete:
+            manager._maybe_delete[prefix] = os.path.getmtime(prefix + ".index")
+
+
+@contextlib.contextmanager
+def _keeping_all(manager: tf.train.CheckpointManager) -> Iterator[None]:
+    """Puts off the manager's deletions: until our marker the old one is needed."""
+    kept = manager._max_to_keep
+    manager._max_to_keep = None
+    try:
+        yield
+    finally:
+        manager._max_to_keep = kept
+
+
+class _FunctionPayload(_Tracked):
+    """A save_fn, called on every worker; the path it returns gets a manifest."""
+
+    def __init__(
+        self,
+        save_fn: Callable[..., Any],
+        checkpoint: tf.train.Checkpoint | None,
+        is_chief: bool,
+    ) -> None:
+        super().__init__(checkpoint, is_chief)
+        self._save_fn = save_fn
+
+    def write(
+        self,
+        directory: str,
+        step: int,
+        declare: Callable[[str], None],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Written:
+        del directory, declare
+        with _checkpoint_context.preemption_save_context():
+            path = self._save_fn(*args, **kwargs)
+            if self._checkpoint is not None:
+                self._checkpoint.sync()
+        if path is None:
+            return Written(number=step, is_empty=True)
+        try:
+            prefix = os.path.abspath(os.fsdecode(os.fspath(path)))
+        except TypeError:
+            raise errors.SaveError(
+                f"save_fn returned {path!r}; expected the path that it wrote, or None."
+            ) from None
+        return Written(number=step, prefix=prefix)
+
+    def needs_peers(self) -> bool:
+        return True  # nobody knows what it does

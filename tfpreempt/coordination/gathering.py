@@ -1,0 +1,84 @@
+"""Collecting one key of many workers: blocking reads, ended by inserting.
+
+A read of a key that never comes cannot be cancelled, so a wait is ended by inserting a
+tombstone under the key: for a worker that the service reports dead at once, for a late
+one at the limit. Whoever inserts first, worker or tombstone, is what everybody sees.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tfpreempt.coordination import keys
+from tfpreempt.coordination.events import Key, Tombstone
+from tfpreempt.coordination.runtime import Runtime
+
+Then = Callable[[int, Any, keys.Extra], None]
+
+
+class Gathering:
+    """One key of each of some workers; all methods may be called from any thread.
+
+    Args:
+        runtime: access to the store.
+        key: which key it is; says how values are read.
+        names: the key's name for each worker.
+        by: who gathers; named in the tombstones.
+        then: given each worker, its value or a tombstone, and what travels beside it.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        key: Key,
+        names: dict[int, str],
+        *,
+        by: int,
+        then: Then,
+    ) -> None:
+        self.key = key
+        self._runtime = runtime
+        self._names = names
+        self._by = by
+        self._then = then
+        self._lock = threading.Lock()
+        self._missing = set(names)
+        self._complete = threading.Event()
+
+    def start(self) -> None:
+        """Begins to read, and to watch for deaths until all is there."""
+        workers = list(self._names)
+
+        def got(index: int, text: str) -> None:
+            value, extra = keys.decode(self.key, text)
+            self._then(workers[index], value, extra)
+            with self._lock:
+                self._missing.discard(workers[index])
+                if not self._missing:
+                    self._complete.set()
+
+        self._runtime.get_each(list(self._names.values()), got)
+        self._runtime.watch_deaths(
+            self._complete,
+            lambda dead: self._bury(dead, "the coordination service reports it dead"),
+        )
+
+    def wait(self, timeout: float) -> frozenset[int]:
+        """Waits until all is there; returns who is missing after `timeout` seconds."""
+        self._complete.wait(timeout)
+        with self._lock:
+            return frozenset(self._missing)
+
+    def bury_missing(self, why: str) -> None:
+        """Gives up on every worker that has not answered."""
+        self._bury(frozenset(self._names), why)
+
+    def _bury(self, workers: frozenset[int], why: str) -> None:
+        with self._lock:
+            late = sorted(self._missing & workers)
+        for worker in late:
+            extra = {"by": self._by, "reason": f"worker {worker}: {why}"}
+            text = keys.encode(Tombstone(), extra)
+            self._runtime.insert(self._names[worker], text, lambda held: None)

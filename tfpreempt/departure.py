@@ -1,0 +1,185 @@
+"""The way out of the process: by a commit, a loss, an error, a deadline, or the end."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401 - its own exit hook must come after ours
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tfpreempt.cluster import Cluster
+from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.coordinator import Coordinator
+from tfpreempt.coordination.rendezvous import bounded
+from tfpreempt.coordination.runtime import Runtime, publish
+from tfpreempt.events import Exit, Fault, Outcome
+from tfpreempt.participant import Participant
+
+log = logging.getLogger(__name__)
+
+
+class Departure:
+    """Ends this worker's part; one for each process.
+
+    Args:
+        cluster: who the workers are.
+        members: the open handlers, oldest first.
+    """
+
+    def __init__(
+        self, cluster: Cluster, members: Callable[[], list[Participant]]
+    ) -> None:
+        self.left = False  # SystemExit is on its way
+        self.detached = False  # raised; peers were told
+        self._cluster = cluster
+        self._members = members
+
+    def leave(self, outcome: Outcome, reason: str) -> None:
+        """Leaves by the oldest handler's exit function; returns if that does."""
+        members = self._members()
+        if outcome is Outcome.FINISHED or not members:
+            return
+        committed = outcome is Outcome.COMMITTED
+        if not committed:
+            log.error(
+                "tfpreempt: this preemption committed nothing; the last commit stands. "
+                "Reason: %s",
+                reason or "unknown",
+            )
+        self._record(members, outcome, "" if committed else reason)
+        self.left = True
+        members[0].leave(committed)
+        self.left = False  # the exit function returned: training goes on
+
+    def overrun(self) -> None:
+        """No boundary came before the deadline: ends the process from this thread."""
+        members = self._members()
+        if self.left or self.detached or not members:
+            return
+        log.error(
+            "tfpreempt: no boundary was reached before the deadline; the process ends "
+            "now and the last commit stands. If steps or evaluations take this long, "
+            "call save_checkpoint_if_preempted() within them."
+        )
+        self._record(members, Outcome.LOST, "no boundary came before the deadline")
+        self.left = True
+        exit_hard(lambda: members[0].leave(False))
+        self.left = False
+
+    def fail(
+        self, coordinator: Coordinator, error: BaseException, peer_is_gone: bool
+    ) -> None:
+        """Main raises; peers are told. Returns if the error is to be raised.
+
+        Args:
+            coordinator: this worker's.
+            error: what the step raised.
+            peer_is_gone: whether it looks like the loss of another worker, which under
+                a notice is not an error but the expected end.
+        """
+        coordinator.lost_because = coordinator.lost_because or (
+            f"worker {self._cluster.worker}: {type(error).__name__}: {error}"
+        )
+        if not peer_is_gone:
+            self.detached = True
+            coordinator.feed(ev.Detached())
+            return
+        coordinator.feed(ev.StepFailed())
+        match coordinator.wait():
+            case ev.Leave(outcome):
+                self.leave(outcome, coordinator.lost_because)
+                coordinator.feed(ev.NextRound())
+            case _:
+                self.detached = True
+
+    def report(
+        self,
+        runtime: Runtime,
+        key: str,
+        error: BaseException,
+        send: Callable[[str, int | None], None],
+    ) -> None:
+        """Makes the peers' collectives fail with this error, and names the first one.
+
+        Args:
+            runtime: access to the store.
+            key: insert-once: the first failure of this incarnation.
+            error: what is about to be raised here; gets a note if a peer failed first.
+            send: tells the cluster a message and TensorFlow's error code, if any.
+        """
+        mine = f"{type(error).__name__}: {error}"
+        record = {"worker": self._cluster.worker, "error": mine[:2000]}
+        first = publish(runtime, key, json.dumps(record), wait=2.0)
+        if first is not None and (told := json.loads(first)) != record:
+            error.add_note(f"worker {told['worker']} failed first: {told['error']}")
+        code = getattr(error, "error_code", None)
+        message = getattr(error, "message", None) if code is not None else None
+        message = message or f"worker {self._cluster.worker} raised {mine}"
+        try:
+            bounded(lambda: send(message, code), 5.0, "reporting an error")
+        except Exception as failure:  # noqa: BLE001 - the error itself is raised anyway
+            log.info("tfpreempt: peers could not be told of the error: %s", failure)
+
+    def fault(self, where: str, error: Exception) -> None:
+        """Training survives this; it is logged and written to the journal."""
+        log.error("tfpreempt: %s failed: %s", where, error)
+        for member in self._members():
+            member.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))
+
+    def at_exit(self, raised: Callable[[BaseException], None], limit: float) -> None:
+        """The interpreter ends while handlers are open: that is the last boundary.
+
+        Args:
+            raised: tells the peers of an error.
+            limit: seconds to wait for workers that still train.
+        """
+        members = self._members()
+        if self.left or self.detached or not members:
+            return
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            raised(error)
+            return
+
+        def close() -> None:
+            for member in members:
+                member.close(limit)
+
+        exit_hard(close)
+
+    def _record(self, members: list[Participant], outcome: Outcome, why: str) -> None:
+        for member in members:
+            member.record(
+                Exit(outcome=outcome, code=None, step=member.step, detail=why)
+            )
+
+
+def on_interpreter_end(call: Callable[[], None]) -> None:
+    """Calls at the end of the program, while threads can still be started.
+
+    Python refuses new threads once its own exit hooks for threads have run, which is
+    before `atexit`; a last save needs some. concurrent.futures registers in the same
+    way; the hooks run in reverse order, so it is imported first.
+    """
+    register: Any = getattr(threading, "_register_atexit", atexit.register)
+    register(call)
+
+
+def exit_hard(leave: Callable[[], Any]) -> None:
+    """Runs what may raise SystemExit where that would not end the process."""
+    try:
+        leave()
+    except SystemExit as exit:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass  # a closed stream has nothing left to say
+        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        os._exit(code)

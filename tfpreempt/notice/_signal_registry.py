@@ -1,0 +1,202 @@
+"""The process's watched signals: one handler for each, however many listen to it.
+
+The handler only records. What reports a signal is the byte that C writes to the
+wake-up fd (see `_wakeup.py`); the handler itself calls the handler that was there
+before and steps in only where somebody else has taken the wake-up fd.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from tfpreempt.notice._wakeup import WakeupFd
+
+_logger = logging.getLogger(__name__)
+
+Listener = Callable[[], None]
+_Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+
+
+class _Watch:
+    """One signal: who listens, and which handlers ours hides.
+
+    The handlers are a stack, because a handler that was installed over ours may call
+    ours, and `arm()` then puts ours over it: each time ours is entered from within
+    itself it calls the next one down, so nobody is called twice and nothing loops.
+    """
+
+    def __init__(self, signum: int, record: Callable[[int], None]) -> None:
+        self.signum = signum
+        self.listeners: tuple[Listener, ...] = ()
+        self._record = record
+        self._hidden: list[_Handler] = []  # the last one is the one that we replaced
+        self._depth = 0
+        self._handler = self._handle
+
+    def arm(self) -> None:
+        """Installs our handler, anew if it is there: C++ may have replaced it."""
+        current = signal.getsignal(self.signum)
+        if current is not self._handler:
+            if current in self._hidden:
+                self._hidden.remove(current)
+            self._hidden.append(current)
+        signal.signal(self.signum, self._handler)
+
+    def restore(self) -> None:
+        """Puts back the handler that ours replaced, if ours is still there."""
+        if signal.getsignal(self.signum) is self._handler:
+            hidden = self._hidden[-1]
+            # None: it was installed from C before Python came; it can't be put back.
+            signal.signal(self.signum, signal.SIG_DFL if hidden is None else hidden)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        depth = self._depth
+        self._depth = depth + 1
+        try:
+            if depth == 0 and not self._is_to_leave():
+                self._record(signum)
+            elif depth == 0:
+                self.restore()
+                signal.raise_signal(signum)
+                return
+            self._chain(depth, signum, frame)
+        finally:
+            self._depth = depth
+
+    def _is_to_leave(self) -> bool:
+        """Nobody listens, but close() came off the main thread and left our handler."""
+        return not self.listeners and signal.getsignal(self.signum) is self._handler
+
+    def _chain(self, depth: int, signum: int, frame: FrameType | None) -> None:
+        if depth >= len(self._hidden):
+            return
+        hidden = self._hidden[-1 - depth]
+        if callable(hidden) and hidden is not signal.default_int_handler:
+            hidden(signum, frame)
+
+
+class SignalRegistry:
+    """All watched signals of the process. Made once, by this module."""
+
+    def __init__(self) -> None:
+        # Re-entrant: a chained handler may close a source while we hold it. Never
+        # taken by the signal handler or the reading thread.
+        self._lock = threading.RLock()
+        self._watches: dict[int, _Watch] = {}
+        self._wakeup: WakeupFd | None = None
+        self._mask = threading.local()
+
+    def subscribe(self, signum: int, listener: Listener) -> None:
+        """Calls `listener` for each such signal, in a thread. Main thread."""
+        _register_fork_hooks()
+        with self._lock:
+            if self._wakeup is None:
+                self._wakeup = WakeupFd(self._dispatch)
+                self._wakeup.install()
+            watch = self._watches.get(signum)
+            if watch is None:
+                watch = self._watches[signum] = _Watch(signum, self._record)
+            watch.listeners = (*watch.listeners, listener)
+            self.rearm(signum)
+
+    def rearm(self, signum: int) -> None:
+        """Installs handler and wake-up fd anew, over whoever came since. Main thread."""
+        with self._lock:
+            if self._wakeup is None or signum not in self._watches:
+                return
+            if self._wakeup.probe() not in (self._wakeup.fd, -1):
+                # Somebody else's fd is in. He may forward to ours, so we go over him
+                # with another pair and stop reading the old one: no byte runs in
+                # circles.
+                retired, self._wakeup = self._wakeup, WakeupFd(self._dispatch)
+                self._wakeup.install()
+                retired.stop()
+            self._watches[signum].arm()
+
+    def unsubscribe(self, signum: int, listener: Listener) -> None:
+        """Ends it. The last one puts handler and wake-up fd back. Main thread.
+
+        Elsewhere signals cannot be put back: the handler stays, and with the next
+        signal makes way for the one before, as if it had not been there.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        done: WakeupFd | None = None
+        with self._lock:
+            watch = self._watches.get(signum)
+            if watch is None or listener not in watch.listeners:
+                return  # in a forked child, which inherited the source and not its watch
+            is_last = len(watch.listeners) == 1
+            if is_last and is_main:
+                watch.restore()
+                del self._watches[signum]
+                if not self._watches and self._wakeup is not None:
+                    self._wakeup.put_back()
+                    done, self._wakeup = self._wakeup, None
+            if is_last and not is_main:
+                _logger.warning(
+                    "%s: closed off the main thread, where signals cannot be put back; "
+                    "close it on the main thread",
+                    signal.Signals(signum).name,
+                )
+        if done is not None:
+            done.stop()  # outside the lock: it waits for listeners that may want it
+        # Last, so that a signal from before the handler went is still reported.
+        watch.listeners = tuple(kept for kept in watch.listeners if kept != listener)
+
+    def _dispatch(self, signum: int) -> None:
+        """In the reading thread."""
+        watch = self._watches.get(signum)
+        for listener in () if watch is None else watch.listeners:
+            listener()
+
+    def _record(self, signum: int) -> None:
+        """In the signal handler: nothing to do unless the byte went elsewhere."""
+        wakeup = self._wakeup
+        if wakeup is not None and wakeup.probe() != wakeup.fd:
+            wakeup.put(signum)
+
+    def before_fork(self) -> None:
+        """Holds watched signals back in the forking thread.
+
+        A child that is signalled before it has let go of our socket would write its
+        signal into it, and the parent would take it for its own.
+        """
+        self._mask.before = None
+        if self._watches:
+            watched = tuple(self._watches)
+            self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+
+    def after_fork_in_parent(self) -> None:
+        """Lets them through again."""
+        if self._mask.before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
+
+    def after_fork_in_child(self) -> None:
+        """Makes the child as if nobody had watched: it dies of SIGTERM as it would."""
+        self._lock = threading.RLock()
+        for watch in self._watches.values():
+            watch.listeners = ()
+            watch.restore()
+        if self._wakeup is not None:
+            self._wakeup.put_back()
+            self._wakeup.abandon()
+        self._watches, self._wakeup = {}, None
+        self.after_fork_in_parent()
+
+
+REGISTRY = SignalRegistry()
+
+
+@functools.cache
+def _register_fork_hooks() -> None:
+    os.register_at_fork(
+        before=REGISTRY.before_fork,
+        after_in_parent=REGISTRY.after_fork_in_parent,
+        after_in_child=REGISTRY.after_fork_in_child,
+    )

@@ -1,0 +1,103 @@
+"""A notice from a file that appears."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from tfpreempt import errors
+from tfpreempt.notice._outlet import Outlet
+from tfpreempt.notice._polling import CLOSE_LIMIT_SECONDS, PollingLoop, Wait, wait_event
+from tfpreempt.notice.source import OnNotice
+
+DETAIL_LIMIT_BYTES = 1024
+
+
+class FileSource:
+    """Tells when a path exists: a scheduler's hook or a person has put it there.
+
+    A file that is there at the start is a notice: this machine has been told to go. A
+    file that goes withdraws the notice; when it comes again it is a new one. The first
+    line of a regular file is the notice's detail.
+
+    Args:
+        path: the path to look for; its directory need not exist yet.
+        interval: seconds between two looks.
+        wait: how to wait between looks; tests pass that of a fake clock.
+        close_limit: seconds for which `close()` waits for a look that hangs.
+
+    Raises:
+        ConfigurationError: the path is empty or the interval is not positive.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        interval: float = 1.0,
+        *,
+        wait: Wait = wait_event,
+        close_limit: float = CLOSE_LIMIT_SECONDS,
+    ) -> None:
+        self._path = checked_path(path)
+        self._name = f"file:{self._path}"
+        self._outlet = Outlet(self._name)
+        self._loop = PollingLoop(
+            self._name,
+            self._poll,
+            self._outlet.send,
+            interval=interval,
+            wait=wait,
+            close_limit=close_limit,
+        )
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def start(self, on_notice: OnNotice) -> None:
+        self._outlet.open(on_notice)
+        self._loop.start()
+
+    def rearm(self) -> None:
+        pass  # nothing can disarm a poll
+
+    def close(self) -> None:
+        if self._outlet.close():
+            self._loop.close()
+
+    def _poll(self) -> str | None:
+        try:
+            status = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return first_line(self._path) if stat.S_ISREG(status.st_mode) else ""
+
+
+def checked_path(path: str | os.PathLike[str]) -> str:
+    """The path as an absolute string.
+
+    Raises:
+        ConfigurationError: it is not a path, is empty or holds a NUL character.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise errors.ConfigurationError(
+            f"notice file {path!r}: expected the path of a file whose appearance means "
+            "that this machine is about to go, such as '/run/preempted'"
+        )
+    return os.path.abspath(text)
+
+
+def first_line(path: str) -> str:
+    """At most 1 KiB of a file's first line, made printable; "" if it can't be read."""
+    try:
+        # O_NONBLOCK: were it replaced by a pipe since the stat, opening must not wait.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            content = os.read(descriptor, DETAIL_LIMIT_BYTES)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return ""  # it is there, so it is a notice; the detail is for people only
+    text = content.partition(b"\n")[0].decode("utf-8", errors="replace").strip()
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,0 +1,111 @@
+"""A notice from TensorFlow's own key, which its C++ SIGTERM handler sets.
+
+TensorFlow sets TF_DEFAULT_PREEMPTION_NOTICE_KEY within about 1 s of a SIGTERM to any
+task. A get of it blocks until then and cannot be cancelled, and a get that times out
+leaks memory in two processes, so one thread per process blocks in one get, is never
+joined, and serves whoever is subscribed when the value comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable
+
+from tfpreempt._threads import OwnedThread
+from tfpreempt.notice._outlet import Outlet
+from tfpreempt.notice.source import OnNotice
+
+_logger = logging.getLogger(__name__)
+
+
+class NativeKeySource:
+    """Reports the value of TensorFlow's key once, such as "/job:worker/task:1".
+
+    The key can be set once in the life of a cluster and stays. So after it has been
+    delivered, sources of the same identity stay quiet; whoever deletes the key and
+    wants to hear of the next preemption passes a new identity.
+
+    Args:
+        read_key: blocks until the key is there and returns its value. It runs in a
+            daemon thread. Whatever it raises (the cluster is going down) ends the
+            watch with a line in the log.
+        identity: what the key belongs to; sources of one identity share one read. By
+            default `read_key` itself: equal functions, or one object's bound method.
+    """
+
+    name = "tensorflow:preemption-notice"
+
+    def __init__(
+        self, read_key: Callable[[], str], *, identity: Hashable = None
+    ) -> None:
+        self._read_key = read_key
+        self._identity = read_key if identity is None else identity
+        self._outlet = Outlet(self.name)
+
+    def start(self, on_notice: OnNotice) -> None:
+        self._outlet.open(on_notice)
+        _subscribe(self._identity, self._read_key, self._outlet.send)
+
+    def rearm(self) -> None:
+        pass  # the get stays blocked whatever happens to signals
+
+    def close(self) -> None:
+        if self._outlet.close():
+            _unsubscribe(self._identity, self._outlet.send)
+
+
+class _KeyReader:
+    """The one blocked get of an identity, and who is waiting for it."""
+
+    def __init__(self, read_key: Callable[[], str]) -> None:
+        self._read_key = read_key
+        self.subscribers: list[OnNotice] = []
+        self.undelivered: str | None = None
+        self.has_failed = False
+        self.thread = OwnedThread("tfpreempt-native-key", self._run)
+
+    def _run(self) -> None:
+        try:
+            value: object = self._read_key()
+        except Exception as error:  # noqa: BLE001 - any failure means: no more notices
+            with _lock:
+                self.has_failed = True
+            _logger.info(
+                "the watch of TensorFlow's preemption key ended (%s: %s); the cluster "
+                "is going down or has no coordination service",
+                type(error).__name__,
+                error,
+            )
+            return
+        detail = (
+            value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        )
+        with _lock:
+            receivers = tuple(self.subscribers)
+            self.undelivered = None if receivers else detail
+        for send in receivers:
+            send(detail)
+
+
+_lock = threading.Lock()
+_readers: dict[Hashable, _KeyReader] = {}
+
+
+def _subscribe(identity: Hashable, read_key: Callable[[], str], send: OnNotice) -> None:
+    with _lock:
+        reader = _readers.get(identity)
+        if reader is None or reader.has_failed:
+            reader = _readers[identity] = _KeyReader(read_key)
+            reader.thread.start()
+        reader.subscribers.append(send)
+        detail, reader.undelivered = reader.undelivered, None
+    if detail is not None:
+        send(detail)
+
+
+def _unsubscribe(identity: Hashable, send: OnNotice) -> None:
+    with _lock:
+        reader = _readers.get(identity)
+        if reader is not None and send in reader.subscribers:
+            reader.subscribers.remove(send)

@@ -1,0 +1,127 @@
+"""A notice from a signal, seen at once even while the main thread is inside an op."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+
+from tfpreempt import errors
+from tfpreempt.notice._outlet import Outlet
+from tfpreempt.notice._signal_registry import REGISTRY
+from tfpreempt.notice.source import OnNotice
+
+_logger = logging.getLogger(__name__)
+
+# A list of what is safe, not of what is not: SIGSEGV and its like mean a bug, SIGCHLD
+# and SIGPIPE come in every healthy run, SIGKILL and SIGSTOP cannot be caught.
+WATCHABLE = (
+    "TERM",
+    "INT",
+    "USR1",
+    "USR2",
+    "HUP",
+    "QUIT",
+    "ALRM",
+    "CONT",
+    "XCPU",
+    "PWR",
+)
+
+_ELSEWHERE = (
+    "make the handler on the main thread; or pass a termination_watcher_fn or a "
+    "notice_file, which need no signal, with signals=()"
+)
+
+
+class SignalSource:
+    """Reports each arrival of one signal.
+
+    Any number of sources in a process may watch one signal. The handler that Python
+    had for it is called after ours and put back by the last `close()`; so is the
+    wake-up fd. SIGINT's default handler and SIG_DFL are not called: a watched signal
+    no longer interrupts or ends the process by itself. Forked children do not inherit
+    the watch.
+
+    Args:
+        signum: a signal, its number, or its name with or without "SIG".
+
+    Raises:
+        ConfigurationError: there is no such signal or it cannot mean a notice.
+    """
+
+    def __init__(self, signum: signal.Signals | int | str) -> None:
+        self._signal = parse_signal(signum)
+        self._name = f"signal:{self._signal.name}"
+        self._outlet = Outlet(self._name)
+        self._has_warned = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def start(self, on_notice: OnNotice) -> None:
+        """Starts to watch; `on_notice` is called in a thread, with the signal's name.
+
+        Raises:
+            NotMainThreadError: called off the main thread.
+            UsageError: the source was started or closed before.
+        """
+        if not _is_main_thread():
+            raise errors.NotMainThreadError(
+                f"{self._name} was started on the thread "
+                f"{threading.current_thread().name!r}; Python lets only the main "
+                f"thread watch signals: {_ELSEWHERE}"
+            )
+        self._outlet.open(on_notice)
+        REGISTRY.subscribe(self._signal, self._on_signal)
+
+    def rearm(self) -> None:
+        """Installs handler and wake-up fd anew.
+
+        TensorFlow's own SIGTERM handler, installed from C++ when a
+        MultiWorkerMirroredStrategy is made, silently takes the place of ours. Off the
+        main thread this cannot be undone: one warning, and training goes on.
+        """
+        if _is_main_thread():
+            REGISTRY.rearm(self._signal)
+        elif not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "%s may have been disarmed by TensorFlow and cannot be armed again off "
+                "the main thread: %s",
+                self._name,
+                _ELSEWHERE,
+            )
+
+    def close(self) -> None:
+        if self._outlet.close():
+            REGISTRY.unsubscribe(self._signal, self._on_signal)
+
+    def _on_signal(self) -> None:
+        self._outlet.send(self._signal.name)
+
+
+def parse_signal(value: signal.Signals | int | str) -> signal.Signals:
+    """The signal that a number or name means.
+
+    Raises:
+        ConfigurationError: there is no such signal or it cannot mean a notice.
+    """
+    found: signal.Signals | None = None
+    if isinstance(value, str):
+        short = value.strip().upper().removeprefix("SIG")
+        found = signal.Signals.__members__.get(f"SIG{short}")
+    elif isinstance(value, int) and not isinstance(value, bool):
+        found = next((known for known in signal.Signals if known == value), None)
+    if found is None or found.name.removeprefix("SIG") not in WATCHABLE:
+        raise errors.ConfigurationError(
+            f"signal {value!r}: expected one of {', '.join(WATCHABLE)} (with or without "
+            "'SIG', or a member of signal.Signals); other signals do not exist, cannot "
+            "be caught (KILL, STOP) or do not mean that the machine is going away"
+        )
+    return found
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

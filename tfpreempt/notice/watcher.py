@@ -1,0 +1,156 @@
+"""One watcher, many sources, each with its own grace; the earliest deadline wins."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+
+from tfpreempt import errors
+from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.events import Notice
+from tfpreempt.notice.source import NoticeSource
+
+_logger = logging.getLogger(__name__)
+
+CLOSE_LIMIT_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WatchedSource:
+    """A source and the time that its notices leave.
+
+    Attributes:
+        source: a source that was not started yet.
+        grace_seconds: seconds from its notice until the machine goes; None or 0 where
+            nobody says: then the commit is made at once and sets no deadline.
+    """
+
+    source: NoticeSource
+    grace_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        grace = self.grace_seconds
+        if grace is not None and not (math.isfinite(grace) and grace >= 0):
+            raise errors.ConfigurationError(
+                f"grace_seconds={grace!r} for {self.source.name}: expected a finite "
+                "number of seconds from 0 on, or None where it is not known"
+            )
+
+
+class Watcher:
+    """Starts sources, turns what they say into notices, and knows the deadline.
+
+    Args:
+        sources: they belong to the watcher from now on.
+        worker: index of this worker, written into each notice.
+        on_notice: called with each notice, one at a time, from a thread of the source.
+            It returns quickly; what it raises is logged and the sources live on.
+        clock: where times come from.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[WatchedSource],
+        worker: int,
+        on_notice: Callable[[Notice], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self._sources = tuple(sources)
+        self._worker = worker
+        self._on_notice = on_notice
+        self._clock = SystemClock() if clock is None else clock
+        self._deadline: float | None = None
+        self._deadline_lock = threading.Lock()
+        self._started: list[NoticeSource] = []
+        self._is_used = False
+        self._is_closed = False
+        # Held while on_notice runs. Re-entrant: on_notice may close the watcher.
+        self._delivery = threading.RLock()
+
+    @property
+    def deadline(self) -> float | None:
+        """Monotonic seconds by which the machine goes, as far as anyone said.
+
+        The earliest over all notices so far: a later notice can only shorten it. None
+        while there is no notice that carries a grace.
+        """
+        return self._deadline
+
+    def start(self) -> None:
+        """Starts every source, or none. Called once, on the main thread.
+
+        Raises:
+            UsageError: it was started or closed before.
+            TfpreemptError: a source cannot work here; those before it were closed.
+        """
+        if self._is_used or self._is_closed:
+            raise errors.UsageError(
+                "start() of a watcher that was started or closed before; a watcher is "
+                "started once: make a new one with new sources"
+            )
+        self._is_used = True
+        try:
+            for watched in self._sources:
+                watched.source.start(functools.partial(self._receive, watched))
+                self._started.append(watched.source)
+        except BaseException:
+            self.close()
+            raise
+
+    def rearm(self) -> None:
+        """Watches again after something may have disarmed signals. Main thread."""
+        if not self._is_closed:
+            for source in self._started:
+                source.rearm()
+
+    def close(self) -> None:
+        """Stops every source; after it returns no notice is delivered. Idempotent.
+
+        Waits at most 2 s for an on_notice that is running, and as long as each source
+        takes, which has a limit of its own. Main thread, so that signals are put back.
+        """
+        self._is_closed = True
+        if self._delivery.acquire(timeout=CLOSE_LIMIT_SECONDS):
+            self._delivery.release()
+        else:
+            _logger.warning(
+                "on_notice has not returned within %.1f s of closing the watcher",
+                CLOSE_LIMIT_SECONDS,
+            )
+        while self._started:
+            source = self._started.pop()
+            try:
+                source.close()
+            except Exception:
+                _logger.exception("closing the notice source %s failed", source.name)
+
+    def _receive(self, watched: WatchedSource, detail: str) -> None:
+        notice = Notice(
+            source=watched.source.name,
+            worker=self._worker,
+            grace_seconds=watched.grace_seconds,
+            received_at=self._clock.monotonic(),
+            detail=detail,
+        )
+        if not self._is_closed:
+            # Before the lock: a slow on_notice must not hide an earlier deadline.
+            self._shorten_deadline(notice)
+        with self._delivery:
+            if self._is_closed:
+                return
+            try:
+                self._on_notice(notice)
+            except Exception:
+                _logger.exception("on_notice failed for %s", notice)
+
+    def _shorten_deadline(self, notice: Notice) -> None:
+        if not notice.grace_seconds:
+            return
+        deadline = notice.received_at + notice.grace_seconds
+        with self._deadline_lock:
+            if self._deadline is None or deadline < self._deadline:
+                self._deadline = deadline

@@ -1,0 +1,42 @@
+"""What the session needs of a handler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tfpreempt.events import Commit, Event
+
+
+class Participant(Protocol):
+    """A handler, as the session sees it. Main thread unless said otherwise."""
+
+    @property
+    def step(self) -> int:
+        """The step that a save would carry; any thread."""
+
+    def stage(self, name: str) -> Any:
+        """Writes this worker's part of the save of that name."""
+
+    def commit(
+        self, staged: Any, because: str, workers: Sequence[int]
+    ) -> Commit | None:
+        """Makes it durable; chief only."""
+
+    def discard(self, staged: Any) -> None:
+        """Throws a staged part away; chief only."""
+
+    def committed(self) -> None:
+        """The state as it is now is durable."""
+
+    def needs_peers(self) -> bool:
+        """Whether `stage` needs all workers at once."""
+
+    def record(self, event: Event) -> None:
+        """Writes to the journal; any thread."""
+
+    def leave(self, committed: bool) -> None:
+        """Ends the process by SystemExit, or returns; any thread."""
+
+    def close(self, limit: float | None = None) -> None:
+        """The last boundary."""

@@ -1,0 +1,212 @@
+"""TerminationConfig: how a machine says that it goes, how long it leaves, how to leave.
+
+A config is data: sources, grace, exit. A platform is a variant: a subclass with other
+defaults, never an `if` in the handler.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from tfpreempt.errors import ConfigurationError
+from tfpreempt.notice.callable import CallableSource
+from tfpreempt.notice.file import FileSource
+from tfpreempt.notice.signals import SignalSource
+from tfpreempt.notice.source import NoticeSource
+from tfpreempt.notice.watcher import WatchedSource
+
+NOTICE_FILE_VARIABLE = "TFPREEMPT_NOTICE_FILE"
+
+Grace = float | datetime.timedelta | None
+
+
+class TerminationConfig:
+    """When, with how much grace, and how to leave. Immutable.
+
+    The first four parameters are those of
+    `tf.distribute.experimental.TerminationConfig`. Unlike there, SIGTERM is watched
+    beside a `termination_watcher_fn` too.
+
+    Args:
+        termination_watcher_fn: called every second on a thread of its own; True means
+            that the machine is going away. What it raises is logged and tried again.
+        exit_fn: leaves the process, usually `lambda: sys.exit(CODE)`; called on the
+            main thread, or, where no boundary came before the deadline, on another. If
+            it returns, training goes on. None: `sys.exit(exit_code)`.
+        grace_period: seconds, or a timedelta, from a notice until the machine goes.
+            None or 0: nobody knows; commit at once.
+        save_fn: saves in place of tfpreempt, on every worker; a path that it returns
+            gets a manifest.
+        signals: watched signals, by name or number.
+        notice_file: a file whose appearing is a notice; by default what the environment
+            variable TFPREEMPT_NOTICE_FILE names, if set.
+        sources: more sources, each a NoticeSource, or a WatchedSource with a grace of
+            its own. They are started once, so such a config serves one handler.
+        uncommitted_exit_code: left with in place of `exit_fn` and `exit_code` by a
+            preemption that committed nothing; None makes no difference.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    exit_code: ClassVar[int] = 143
+    """What the platform restarts on: 128 + SIGTERM, as a killed process has."""
+
+    def __init__(
+        self,
+        termination_watcher_fn: Callable[[], Any] | None = None,
+        exit_fn: Callable[[], Any] | None = None,
+        grace_period: Grace = None,
+        save_fn: Callable[..., Any] | None = None,
+        *,
+        signals: Sequence[str | int] = ("SIGTERM",),
+        notice_file: str | os.PathLike[str] | None = None,
+        sources: Sequence[NoticeSource | WatchedSource] = (),
+        uncommitted_exit_code: int | None = None,
+    ) -> None:
+        check_callable("termination_watcher_fn", termination_watcher_fn)
+        check_callable("exit_fn", exit_fn)
+        check_callable("save_fn", save_fn)
+        check_code(uncommitted_exit_code)
+        if isinstance(signals, str | int):
+            signals = (signals,)
+        for signum in signals:
+            SignalSource(signum)  # raises for one that cannot be watched
+        self._termination_watcher_fn = termination_watcher_fn
+        self._exit_fn = exit_fn
+        self._grace_seconds = check_grace(grace_period)
+        self._save_fn = save_fn
+        self._signals = tuple(signals)
+        self._notice_file = notice_file or os.environ.get(NOTICE_FILE_VARIABLE) or None
+        self._sources = tuple(sources)
+        self._uncommitted_exit_code = uncommitted_exit_code
+
+    @classmethod
+    def accept(cls, value: Any) -> TerminationConfig:
+        """Takes ours, TensorFlow's own (told by its four attributes), or None.
+
+        Raises:
+            ConfigurationError: it is none of these.
+        """
+        if value is None:
+            return GenericTerminationConfig()
+        if isinstance(value, TerminationConfig):
+            return value
+        names = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
+        if all(hasattr(value, name) for name in names):
+            return GenericTerminationConfig(*(getattr(value, name) for name in names))
+        raise ConfigurationError(
+            f"termination_config is {value!r}; expected a tfpreempt.TerminationConfig "
+            "(or a variant), a tf.distribute.experimental.TerminationConfig, or None"
+        )
+
+    @property
+    def termination_watcher_fn(self) -> Callable[[], Any] | None:
+        """The polled function, or None."""
+        return self._termination_watcher_fn
+
+    @property
+    def exit_fn(self) -> Callable[[], Any] | None:
+        """The user's way out, or None."""
+        return self._exit_fn
+
+    @property
+    def grace_seconds(self) -> float | None:
+        """The grace period in seconds; None where nobody knows."""
+        return self._grace_seconds
+
+    @property
+    def grace_period(self) -> float | None:
+        """The same, under TensorFlow's name."""
+        return self._grace_seconds
+
+    @property
+    def save_fn(self) -> Callable[..., Any] | None:
+        """The user's way to save, or None."""
+        return self._save_fn
+
+    def watched_sources(self) -> tuple[WatchedSource, ...]:
+        """What is to be watched; new sources at each call, the user's own as given."""
+        grace = self._grace_seconds
+        found: list[NoticeSource] = [SignalSource(signum) for signum in self._signals]
+        if self._termination_watcher_fn is not None:
+            found.append(CallableSource(self._termination_watcher_fn))
+        if self._notice_file is not None:
+            found.append(FileSource(self._notice_file))
+        watched = [WatchedSource(source, grace) for source in found]
+        for source in self._sources:
+            if not isinstance(source, WatchedSource):
+                source = WatchedSource(source, grace)
+            watched.append(source)
+        return tuple(watched)
+
+    def leave(self, committed: bool) -> None:
+        """Leaves the process.
+
+        Args:
+            committed: whether this preemption made a commit.
+
+        Raises:
+            SystemExit: unless an `exit_fn` returns.
+        """
+        if not committed and self._uncommitted_exit_code is not None:
+            sys.exit(self._uncommitted_exit_code)
+        if self._exit_fn is not None:
+            self._exit_fn()
+            return
+        sys.exit(self.exit_code)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(signals={self._signals}, "
+            f"termination_watcher_fn={self._termination_watcher_fn}, "
+            f"notice_file={self._notice_file!r}, sources={self._sources}, "
+            f"grace_seconds={self._grace_seconds}, exit_code={self.exit_code}, "
+            f"exit_fn={self._exit_fn}, save_fn={self._save_fn})"
+        )
+
+
+class GenericTerminationConfig(TerminationConfig):
+    """Any platform that restarts a process which ends as if by SIGTERM (143)."""
+
+
+class BorgTerminationConfig(TerminationConfig):
+    """Borg-like platforms, which restart on exit code 42."""
+
+    exit_code: ClassVar[int] = 42
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Checks an optional function."""
+    if value is not None and not callable(value):
+        raise ConfigurationError(
+            f"{name} is {value!r}, which cannot be called; expected a function or None"
+        )
+
+
+def check_code(code: Any) -> None:
+    """Checks an optional exit code."""
+    whole = isinstance(code, int) and not isinstance(code, bool) and 0 < code < 256
+    if code is not None and not whole:
+        raise ConfigurationError(
+            f"uncommitted_exit_code is {code!r}; expected an exit code from 1 to 255, "
+            "or None"
+        )
+
+
+def check_grace(grace: Any) -> float | None:
+    """A grace period in seconds; 0 and None both mean that nobody knows: None."""
+    if isinstance(grace, datetime.timedelta):
+        grace = grace.total_seconds()
+    number = isinstance(grace, int | float) and not isinstance(grace, bool)
+    if grace is not None and (not number or not math.isfinite(grace) or grace < 0):
+        raise ConfigurationError(
+            f"grace_period is {grace!r}; expected a finite number of seconds from 0 "
+            "on, a datetime.timedelta, or None where the platform does not say"
+        )
+    return float(grace) if grace else None

@@ -1,0 +1,1 @@
+"""Public fakes for tests of programs that use tfpreempt."""

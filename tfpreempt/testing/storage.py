@@ -1,0 +1,202 @@
+"""Fakes for what checkpoints are written to: disks and stores that fail on demand.
+
+`FaultyFiles` stands in front of the real file operations, records each, and can fail or
+"crash" at any one of them. `FaultyStore` is an object store in memory; it passes the
+contract test of the real ones while no fault is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator
+from typing import IO
+
+from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint.storage.files import Files, LocalFiles
+from tfpreempt.checkpoint.storage.interface import (
+    ObjectMissingError,
+    ObjectStat,
+    check_name,
+)
+
+
+class SimulatedCrash(BaseException):
+    """The process is dead from here on; not an Exception, so nothing handles it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operation:
+    """One file operation: its name in `Files` and its path, a rename's new one."""
+
+    name: str
+    path: str
+
+
+class FaultyFiles:
+    """File operations that are recorded, and that fail where the test says.
+
+    Args:
+        inner: what really does the work.
+        fail_at: index of the operation that fails; None for none.
+        error: what is raised: a SimulatedCrash (after it, every operation raises), or
+            an OSError such as `OSError(errno.ENOSPC, "No space left on device")`.
+        when: "before" the operation, "after" it, or "torn": a write that leaves half.
+
+    Attributes:
+        operations: what was asked for, in order. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        inner: Files | None = None,
+        *,
+        fail_at: int | None = None,
+        error: BaseException | None = None,
+        when: str = "before",
+    ) -> None:
+        self.operations: list[Operation] = []
+        self._inner = inner or LocalFiles()
+        self._fail_at = fail_at
+        self._error = error or SimulatedCrash("simulated crash")
+        self._when = when
+        self._dead = False
+        self._lock = threading.Lock()
+
+    def make_dirs(self, path: str) -> None:
+        self._do("make_dirs", path)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._do("write", path, data)
+
+    def sync_file(self, path: str) -> None:
+        self._do("sync_file", path)
+
+    def sync_dir(self, path: str) -> None:
+        self._do("sync_dir", path)
+
+    def rename(self, source: str, target: str) -> None:
+        with self._lock:
+            fails = self._count("rename", target)
+        if fails and self._when != "after":
+            raise self._error
+        self._inner.rename(source, target)
+        if fails:
+            raise self._error
+
+    def remove(self, path: str) -> None:
+        self._do("remove", path)
+
+    def remove_dir(self, path: str) -> None:
+        self._do("remove_dir", path)
+
+    def _do(self, name: str, path: str, data: bytes | None = None) -> None:
+        with self._lock:
+            fails = self._count(name, path)
+        if fails and self._when == "torn" and data is not None:
+            self._inner.write(path, data[: len(data) // 2])
+        if fails and self._when != "after":
+            raise self._error
+        if data is not None:
+            self._inner.write(path, data)
+        else:
+            getattr(self._inner, name)(path)
+        if fails:
+            raise self._error
+
+    def _count(self, name: str, path: str) -> bool:
+        if self._dead:
+            raise self._error
+        index = len(self.operations)
+        self.operations.append(Operation(name, path))
+        fails = index == self._fail_at
+        self._dead = fails and isinstance(self._error, SimulatedCrash)
+        return fails
+
+
+class FaultyStore:
+    """An object store in memory whose operations fail where the test says.
+
+    Args:
+        faults: what to raise, by index of the operation; counted from 0.
+
+    Attributes:
+        operations: (name of the operation, name of the object), in order.
+    """
+
+    def __init__(self, faults: dict[int, BaseException] | None = None) -> None:
+        self.operations: list[tuple[str, str]] = []
+        self._faults = dict(faults or {})
+        self._objects: dict[str, tuple[bytes, int]] = {}
+        self._generation = 0
+        self._lock = threading.Lock()
+
+    def put_if_absent(self, name: str, source: IO[bytes]) -> bool:
+        check_name(name)
+        data = source.read()
+        with self._lock:
+            self._step("put_if_absent", name)
+            if name in self._objects:
+                return False
+            self._generation += 1
+            self._objects[name] = (data, self._generation)
+            return True
+
+    def get(self, name: str, target: IO[bytes]) -> ObjectStat:
+        found = self.stat(name)
+        with self._lock:
+            self._step("get", name)
+            if found is None:
+                raise ObjectMissingError(f"There is no object {name!r}.")
+            target.write(self._objects[name][0])
+        return found
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        with self._lock:
+            self._step("list", prefix)
+            names = sorted(name for name in self._objects if name.startswith(prefix))
+        yield from names
+
+    def stat(self, name: str) -> ObjectStat | None:
+        check_name(name)
+        with self._lock:
+            self._step("stat", name)
+            if name not in self._objects:
+                return None
+            data, generation = self._objects[name]
+        return ObjectStat(
+            name=name,
+            size=len(data),
+            crc32c=checksum.of_bytes(data),
+            generation=str(generation),
+        )
+
+    def delete(self, name: str) -> bool:
+        check_name(name)
+        with self._lock:
+            self._step("delete", name)
+            return self._objects.pop(name, None) is not None
+
+    def _step(self, operation: str, name: str) -> None:
+        index = len(self.operations)
+        self.operations.append((operation, name))
+        if index in self._faults:
+            raise self._faults.pop(index)
+
+
+def damage(path: str, *, offset: int = -1) -> None:
+    """Flips one bit of a file, as a bad disk does; its size and mtime stay.
+
+    Args:
+        path: the file.
+        offset: the byte to damage; negative counts from the end.
+    """
+    status = os.stat(path)
+    with open(path, "r+b") as file:
+        position = offset if offset >= 0 else status.st_size + offset
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
