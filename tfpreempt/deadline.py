@@ -10,15 +10,26 @@ TRAVEL_MARGIN = 0.5  # a notice from a peer is this much older than it says
 SAFETY = 1.5  # a save under pressure takes this much longer than the last one
 
 
-def deadline(received_at: float, grace: float | None, save_timeout: float) -> float:
+def patience(save_timeout: float, save: float | None) -> float:
+    """Seconds to wait for peers where no deadline is known.
+
+    Args:
+        save_timeout: what the user allows.
+        save: measured seconds of a save; None if unknown. Three of them are waited for
+            in any case: waiting less than a save takes can only lose it.
+    """
+    return max(save_timeout, 3 * (save or 0.0))
+
+
+def deadline(received_at: float, grace: float | None, patience: float) -> float:
     """When the machine goes; without a known grace, when waiting stops.
 
     Args:
         received_at: when the notice came.
         grace: seconds told with it; None or 0 mean that nobody knows.
-        save_timeout: seconds after which a save of unknown deadline is given up.
+        patience: seconds to wait where nobody knows.
     """
-    return received_at + (grace or save_timeout)
+    return received_at + (grace or patience)
 
 
 def pays_twice(grace: float | None, save: float | None, step: float) -> bool:

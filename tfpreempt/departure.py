@@ -17,6 +17,7 @@ from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.rendezvous import bounded
 from tfpreempt.coordination.runtime import Runtime, publish
+from tfpreempt.errors import UsageError
 from tfpreempt.events import Exit, Fault, Outcome
 from tfpreempt.participant import Participant
 
@@ -124,6 +125,19 @@ class Departure:
             bounded(lambda: send(message, code), 5.0, "reporting an error")
         except Exception as failure:  # noqa: BLE001 - the error itself is raised anyway
             log.info("tfpreempt: peers could not be told of the error: %s", failure)
+
+    def check(self) -> None:
+        """Refuses to go on after an error that peers were told of.
+
+        Raises:
+            UsageError: there was one.
+        """
+        if self.detached:
+            raise UsageError(
+                "an error was raised in run() on this worker and reported to all "
+                "workers; the cluster cannot go on. Let the process end with the "
+                "error, and start all workers again."
+            )
 
     def fault(self, where: str, error: Exception) -> None:
         """Training survives this; it is logged and written to the journal."""

@@ -8,56 +8,39 @@ no collective, no device sync.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import tensorflow as tf
-from tensorflow.python.checkpoint import checkpoint_context
 
 from tfpreempt import errors
 from tfpreempt.arguments import check_save_every, check_seconds
-from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.saver import Staged
 from tfpreempt.cluster import read_cluster
-from tfpreempt.events import Commit, Event, Exit, Notice, Outcome, Restored
-from tfpreempt.journal import Journal, journal_directory
-from tfpreempt.notice.native import NativeKeySource
-from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.events import Notice
+from tfpreempt.keeper import Keeper
 from tfpreempt.session import session_for
 from tfpreempt.start import Start, make_store
+from tfpreempt.tensorflow_side import (
+    END_OF_DATA,
+    PEER_GONE,
+    DirectoryRequiredError,
+    attach_counter,
+)
 from tfpreempt.termination import TerminationConfig
+from tfpreempt.watching import watch
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-COUNTER = "checkpointed_runs"  # the name under which TensorFlow's handler saves it
 START_TIMEOUT = 300.0  # seconds that the slowest worker may need to make its handler
 NEVER = 1 << 62
-
-END_OF_DATA = (StopIteration, StopAsyncIteration, tf.errors.OutOfRangeError)
-PEER_GONE = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-)
-
-
-class DirectoryRequiredError(  # type: ignore[misc]  # TensorFlow is untyped
-    errors.ConfigurationError, tf.errors.InvalidArgumentError
-):
-    """A checkpoint was passed without a directory."""
-
-    def __init__(self, message: str) -> None:
-        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
 
 class PreemptionCheckpointHandler:
@@ -123,9 +106,7 @@ class PreemptionCheckpointHandler:
         self._closed = False
         self._armed = False
         self._runs = 0
-        self._moved_at = 0  # runs at the newest commit
-        self._save_arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-        self._counter = attach_counter(given)
+        counter = attach_counter(given)
         start = Start(
             given,
             checkpoint_dir,
@@ -135,19 +116,20 @@ class PreemptionCheckpointHandler:
             save_fn=self._config.save_fn,
         )
         start.agree(self._session.store, self._session.next_prefix(), START_TIMEOUT)
-        self._saver, self._candidate = start.saver, start.candidate
-        self._token, self._skipped = start.token, tuple(start.skipped)
-        self._journal = Journal(
-            journal_directory(self._saver.directory),
-            self._cluster.worker,
-            incarnation=os.environ.get("TFPREEMPT_INCARNATION", self._token),
+        self._keeper = Keeper(
+            start,
+            self._session.coordinator,
+            self._config,
+            counter,
+            runs=lambda: self._runs,
+            close=self.close,
         )
-        self._base = self._restore()
         self._slow_at = self._next_stop()
-        self._watcher = self._watch()
-        self._session.join(self)
+        self._watcher = watch(self._config, self._cluster, self._received)
+        weakref.finalize(self, self._watcher.close)
+        self._session.join(self._keeper)
         if isinstance(self._save_every, datetime.timedelta) and self._cluster.is_chief:
-            self._session.save_each(self._save_every.total_seconds(), self)
+            self._session.save_each(self._save_every.total_seconds(), self._keeper)
 
     # --- the loop --------------------------------------------------------------------
 
@@ -197,16 +179,18 @@ class PreemptionCheckpointHandler:
         gate = self._gate
         gate.started += 1
         if gate.flag or gate.busy or self._runs >= self._slow_at:
-            self._save_arguments = (args, kwargs)
+            if not self._armed:
+                self._keeper.warn_of_late_random_state()
+            self._keeper.save_arguments = (args, kwargs)
             try:
                 self._enter()
             finally:
-                self._save_arguments = ((), {})
+                self._keeper.save_arguments = ((), {})
         self._runs += 1
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """Arms the sources on entry, reports errors inside to peers, ends in a boundary.
+        """Arms the sources, reports errors inside to peers, and ends in a boundary.
 
         Yields:
             Nothing.
@@ -225,7 +209,7 @@ class PreemptionCheckpointHandler:
     @property
     def total_run_calls(self) -> int:
         """Calls that came back, over all restarts; what the checkpoint counts."""
-        return self._base + self._runs
+        return self._keeper.base + self._runs
 
     # --- saving ----------------------------------------------------------------------
 
@@ -239,15 +223,14 @@ class PreemptionCheckpointHandler:
             SaveError: the directory, or a worker whose part did not come in time.
         """
         self._check_open()
-        self._check_attached()
-        self._session.save_together(self, "save")
+        self._session.departure.check()
+        self._session.save_together(self._keeper, "save")
         return self.latest_checkpoint if self._cluster.is_chief else None
 
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest commit in the directory, or None. Reads the directory."""
-        found = restoring.find_candidates(self._saver.directory)
-        return self._saver.checkpoint(found[0]) if found else None
+        return self._keeper.latest()
 
     # --- the end ---------------------------------------------------------------------
 
@@ -272,13 +255,13 @@ class PreemptionCheckpointHandler:
             )
         self._arm()
         if not self._session.departure.detached:
-            if self._session.members() == [self]:
+            if self._session.members() == [self._keeper]:
                 self._session.finish(limit)
                 self._commit_final()
-                self.record(Exit(outcome=Outcome.FINISHED, code=None, step=self.step))
+                self._keeper.finished()
             else:
                 self._boundary()
-        self.quiet()
+        self._quiet()
 
     def __enter__(self) -> PreemptionCheckpointHandler:
         self._check_open()
@@ -292,67 +275,16 @@ class PreemptionCheckpointHandler:
         elif not self._closed:
             if not self._session.departure.left:
                 self._raised(error)
-            self.quiet()
+            self._quiet()
         return False
 
-    # --- what the session asks (Participant) -----------------------------------------
-
-    @property
-    def step(self) -> int:
-        """The step that a save would carry."""
-        return self.total_run_calls
-
-    def stage(self, name: str) -> Staged:
-        """Writes this worker's part of a save."""
-        args, kwargs = self._save_arguments
-        if self._counter is not None:
-            self._counter.assign(self.total_run_calls)
-        with checkpoint_context.preemption_save_context():
-            return self._saver.stage(
-                self.total_run_calls, f"{self._token}-{name}", *args, **kwargs
-            )
-
-    def commit(
-        self, staged: Staged, because: str, workers: Sequence[int]
-    ) -> Commit | None:
-        """Makes a staged save durable; on the chief."""
-        commit = self._saver.commit(staged, because, tuple(workers))
-        self.committed()
-        if commit is not None:
-            self.record(commit)
-            log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
-        return commit
-
-    def committed(self) -> None:
-        """The state as it is now is durable."""
-        self._moved_at = self._runs
-
-    def discard(self, staged: Staged) -> None:
-        """Throws away a staged save; on the chief."""
-        self._saver.discard(staged)
-
-    def needs_peers(self) -> bool:
-        """Whether a save needs every worker at once."""
-        return self._saver.needs_peers()
-
-    def record(self, event: Event) -> None:
-        """Writes to the journal; any thread."""
-        if isinstance(event, Exit) and event.code is None:
-            code = 0 if event.outcome is Outcome.FINISHED else self._config.exit_code
-            event = dataclasses.replace(event, code=code)
-        self._journal.record(event)
-
-    def leave(self, committed: bool) -> None:
-        """Leaves as the config says."""
-        self._config.leave(committed)
-
-    def quiet(self) -> None:
+    def _quiet(self) -> None:
         """Stops listening, puts signals back, and is closed."""
         self._closed = True
         self._slow_at = -1
         self._watcher.close()
-        self._session.part(self)
-        self._journal.close()
+        self._session.part(self._keeper)
+        self._keeper.close_journal()
 
     # --- boundaries, the slow path ---------------------------------------------------
 
@@ -360,7 +292,7 @@ class PreemptionCheckpointHandler:
         """A boundary at which there is something to do; the interval is counted."""
         try:
             self._check_open()
-            self._check_attached()
+            self._session.departure.check()
         except errors.TfpreemptError:
             self._gate.started -= 1
             raise
@@ -368,10 +300,9 @@ class PreemptionCheckpointHandler:
         self._session.look()
         if self._runs == 1:
             self._session.begin_measuring()
-        every = self._save_every
-        if isinstance(every, int) and self._runs > self._moved_at:
-            if self.total_run_calls % every == 0:
-                self._save_periodically()
+        every, new = self._save_every, self._runs > self._keeper.saved_at
+        if isinstance(every, int) and new and self.total_run_calls % every == 0:
+            self._save_periodically()
         self._slow_at = self._next_stop()
 
     def _boundary(self) -> None:
@@ -385,22 +316,21 @@ class PreemptionCheckpointHandler:
             return self._runs
         if isinstance(self._save_every, int):
             done = self.total_run_calls // self._save_every
-            return (done + 1) * self._save_every - self._base
+            return (done + 1) * self._save_every - self._keeper.base
         return NEVER
 
     def _save_periodically(self) -> None:
         try:
-            self._session.save_together(self, "periodic")
+            self._session.save_together(self._keeper, "periodic")
         except errors.SaveError as error:
             self._session.departure.fault("periodic save", error)
-        self.committed()
 
     def _commit_final(self) -> None:
         """The state at the normal end, so that a restart has nothing left to do."""
-        if self._runs == self._moved_at:
+        if self._runs == self._keeper.saved_at:
             return
         try:
-            self._session.save_together(self, "finished")
+            self._session.save_together(self._keeper, "finished")
         except errors.CheckpointError as error:
             self._session.departure.fault("the final save", error)
 
@@ -416,20 +346,11 @@ class PreemptionCheckpointHandler:
                 "place to save. Call the inner function directly."
             )
 
-    def _check_attached(self) -> None:
-        if self._session.departure.detached:
-            raise errors.UsageError(
-                "an error was raised in run() on this worker and reported to all "
-                "workers; the cluster cannot go on. Let the process end with the error, "
-                "and start all workers again."
-            )
-
     def _arm(self) -> None:
         if not self._armed:
             self._armed = True
             self._watcher.rearm()
-            if self._candidate is not None:
-                self._saver.load_random_state(self._candidate)
+            self._keeper.load_random_state()
 
     def _raised(self, error: BaseException) -> None:
         """Tells the peers about an error that is about to be raised here."""
@@ -442,62 +363,13 @@ class PreemptionCheckpointHandler:
         gone = isinstance(error, PEER_GONE)
         self._session.raised(error, gone, tf_service.report_error)
 
-    # --- the start -------------------------------------------------------------------
-
-    def _restore(self) -> int:
-        """Restores what was agreed on; returns the number of runs it carries."""
-        restored = Restored(
-            path=None, step=0, sequence=0, world_size=self._cluster.world
-        )
-        if self._candidate is not None:
-            restored = self._saver.restore(self._candidate)
-            if self._counter is not None:
-                restored = dataclasses.replace(
-                    restored, step=int(self._counter.numpy())
-                )
-        restored = dataclasses.replace(restored, skipped=self._skipped)
-        self._journal.record(restored)
-        if restored.path is not None:
-            log.info("tfpreempt: restored step %d of %s", restored.step, restored.path)
-        return restored.step
-
-    def _watch(self) -> Watcher:
-        sources = list(self._config.watched_sources())
-        if self._cluster.jobs:
-            from tfpreempt.coordination import tf_service
-
-            native = NativeKeySource(tf_service.read_native_notice)
-            sources.append(WatchedSource(native, self._config.grace_seconds))
-        received = weakref.WeakMethod(self._received)
-
-        def deliver(notice: Notice) -> None:
-            receive = received()
-            if receive is not None:
-                receive(notice)
-
-        watcher = Watcher(sources, self._cluster.worker, deliver)
-        weakref.finalize(self, watcher.close)
-        watcher.start()
-        return watcher
-
     def _received(self, notice: Notice) -> None:
         """A source speaks; on its thread."""
         self._session.coordinator.notice(notice)
-        self.record(notice)
+        self._keeper.record(notice)
         log.warning(
             "tfpreempt: notice from %s (%s), grace %s s",
             notice.source,
             notice.detail,
             notice.grace_seconds,
         )
-
-
-def attach_counter(given: Any) -> Any:
-    """The variable that counts runs, attached to the user's checkpoint."""
-    checkpoint = getattr(given, "checkpoint", given)
-    if checkpoint is None:
-        return None
-    if not hasattr(checkpoint, COUNTER):
-        counter = tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
-        setattr(checkpoint, COUNTER, counter)
-    return getattr(checkpoint, COUNTER)

@@ -26,9 +26,6 @@ class Participant(Protocol):
     def discard(self, staged: Any) -> None:
         """Throws a staged part away; chief only."""
 
-    def committed(self) -> None:
-        """The state as it is now is durable."""
-
     def needs_peers(self) -> bool:
         """Whether `stage` needs all workers at once."""
 

@@ -1,4 +1,4 @@
-"""Saves that need no agreement, because every worker comes to them at the same place."""
+"""Saves that need no agreement: every worker comes to them at the same place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a handler starts: one storage, one commit to restore, agreed on by all workers."""
+"""How a handler starts: one storage, one commit to restore, agreed on by all."""
 
 from __future__ import annotations
 

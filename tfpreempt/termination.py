@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import numbers
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.callable import CallableSource
-from tfpreempt.notice.file import FileSource
+from tfpreempt.notice.file import FileSource, checked_path
 from tfpreempt.notice.signals import SignalSource
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.notice.watcher import WatchedSource
@@ -82,7 +83,9 @@ class TerminationConfig:
         self._grace_seconds = check_grace(grace_period)
         self._save_fn = save_fn
         self._signals = tuple(signals)
-        self._notice_file = notice_file or os.environ.get(NOTICE_FILE_VARIABLE) or None
+        if notice_file is None:
+            notice_file = os.environ.get(NOTICE_FILE_VARIABLE) or None
+        self._notice_file = None if notice_file is None else checked_path(notice_file)
         self._sources = tuple(sources)
         self._uncommitted_exit_code = uncommitted_exit_code
 
@@ -98,7 +101,9 @@ class TerminationConfig:
         if isinstance(value, TerminationConfig):
             return value
         names = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
-        if all(hasattr(value, name) for name in names):
+        # A class has the names too, as properties: the call was forgotten.
+        is_class = isinstance(value, type)
+        if not is_class and all(hasattr(value, name) for name in names):
             return GenericTerminationConfig(*(getattr(value, name) for name in names))
         raise ConfigurationError(
             f"termination_config is {value!r}; expected a tfpreempt.TerminationConfig "
@@ -144,6 +149,12 @@ class TerminationConfig:
                 source = WatchedSource(source, grace)
             watched.append(source)
         return tuple(watched)
+
+    def code(self, committed: bool) -> int | None:
+        """The exit code of `leave`; None where an `exit_fn` decides."""
+        if not committed and self._uncommitted_exit_code is not None:
+            return self._uncommitted_exit_code
+        return None if self._exit_fn is not None else self.exit_code
 
     def leave(self, committed: bool) -> None:
         """Leaves the process.
@@ -203,7 +214,8 @@ def check_grace(grace: Any) -> float | None:
     """A grace period in seconds; 0 and None both mean that nobody knows: None."""
     if isinstance(grace, datetime.timedelta):
         grace = grace.total_seconds()
-    number = isinstance(grace, int | float) and not isinstance(grace, bool)
+    # Real: NumPy's numbers too.
+    number = isinstance(grace, numbers.Real) and not isinstance(grace, bool)
     if grace is not None and (not number or not math.isfinite(grace) or grace < 0):
         raise ConfigurationError(
             f"grace_period is {grace!r}; expected a finite number of seconds from 0 "

@@ -8,6 +8,7 @@ has to do with it sits behind `Payload` (writer.py), so this file has no TensorF
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -340,6 +341,13 @@ class CheckpointSaver:
         if self._random_state is None or not self._has_my_shard(candidate):
             return False
         return read_state(self._shard(candidate), self._random_state)
+
+    def random_bytes(self) -> bytes:
+        """This worker's random generators as a save would hold them; main thread."""
+        buffer = io.BytesIO()
+        if self._random_state is not None:
+            self._random_state.save(buffer)
+        return buffer.getvalue()
 
     def checkpoint(self, candidate: Candidate) -> Checkpoint:
         """A handle for users."""

@@ -26,6 +26,7 @@ from tfpreempt.events import Decision, Event, Fault, Notice
 
 log = logging.getLogger(__name__)
 
+PATIENCE = 10  # save_timeouts that a save may take where no deadline is known
 FOREVER = 3600.0  # a wait without a deadline is a chain of waits of this length
 
 
@@ -83,9 +84,9 @@ class Coordinator:
         self._verdict: ev.Verdict | None = None
         self._extra: dict[Key, keys.Extra] = {}
         self._grace: float | None = None  # of the notice that set the deadline
-        self._noticed_at: float | None = None
         self._round_limit: float | None = None  # of a round without a deadline
         self._leave_by: float | None = None
+        self._noticed_at: float | None = None
         self._last_call_at: float | None = None
         self._counts: Gathering | None = None
         self._state, self._first = agreement.initial(settings)
@@ -142,6 +143,12 @@ class Coordinator:
         ends = [t for t in (self.deadline, self._round_limit) if t is not None]
         return min(ends) if ends else None
 
+    def seconds_since_notice(self) -> float | None:
+        """Seconds since this machine's own first notice of the round; None without."""
+        if self._noticed_at is None:
+            return None
+        return self._clock.monotonic() - self._noticed_at
+
     # --- any thread ------------------------------------------------------------------
 
     def notice(self, notice: Notice) -> None:
@@ -152,6 +159,7 @@ class Coordinator:
             if dl.pays_twice(notice.grace_seconds, self.save_seconds, step):
                 kind = NoticeKind.TRAIN_ON
             self._shorten(notice.received_at, notice.grace_seconds)
+            self._noticed_at = self._noticed_at or notice.received_at
             self._extra[Key.NOTICE] = {
                 "worker": notice.worker,
                 "source": notice.source,
@@ -375,6 +383,7 @@ class Coordinator:
         self._leave_by = None
         self._extra.pop(Key.COMMIT, None)
         self.lost_because = ""
+        self._noticed_at = None
         if self._state.held is None:
             self.deadline = self._grace = None
             self._extra.clear()
@@ -383,13 +392,13 @@ class Coordinator:
 
     def _shorten(self, received_at: float, grace: float | None) -> None:
         """Takes an earlier deadline; a later one changes nothing."""
-        new = dl.deadline(received_at, grace, self._save_timeout)
+        patience = dl.patience(self._save_timeout, self.save_seconds)
+        new = dl.deadline(received_at, grace, patience)
         if self.deadline is not None and self.deadline <= new:
             return
         self.deadline, self._grace = new, grace
-        self._noticed_at = received_at
         when = dl.guard(new, new - received_at)
-        self._runtime.at(when, functools.partial(self._overrun, new))
+        self._runtime.at(when, functools.partial(self._overrun, new, PATIENCE))
 
     def _set_last_call(self) -> None:
         if self.deadline is None or self._grace is None:
@@ -408,8 +417,16 @@ class Coordinator:
                 log.info("tfpreempt: the grace period is almost over")
                 self.feed(ev.LocalNotice(NoticeKind.FINAL))
 
-    def _overrun(self, deadline: float) -> None:
+    def _overrun(self, deadline: float, patience: int) -> None:
+        """Just before the deadline. A save that is under way is only cut short where the
+        machine really goes then, or where it hangs."""
         with self._lock:
             if self.deadline is None or self.deadline > deadline:
+                return
+            saving = self._state.main in (Main.SAVING, Main.COMMITTING)
+            if saving and not self._grace and patience:
+                log.warning("tfpreempt: the save takes long; waiting for it")
+                again = functools.partial(self._overrun, deadline, patience - 1)
+                self._runtime.at(self._clock.monotonic() + self._save_timeout, again)
                 return
         self._on_overrun()

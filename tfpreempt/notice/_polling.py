@@ -133,11 +133,12 @@ class PollingLoop:
         self._failures, self._fault = 0, None
 
 
-def _checked_interval(name: str, interval: float) -> float:
-    is_number = isinstance(interval, numbers.Real) and not isinstance(interval, bool)
-    if not is_number or not (math.isfinite(interval) and interval > 0):
-        raise errors.ConfigurationError(
-            f"interval={interval!r} for {name}: expected a positive, finite number of "
-            "seconds between two polls, such as interval=1.0"
-        )
-    return float(interval)
+def _checked_interval(name: str, interval: object) -> float:
+    if not isinstance(interval, bool) and isinstance(interval, numbers.Real):
+        seconds = float(interval)
+        if math.isfinite(seconds) and seconds > 0:
+            return seconds
+    raise errors.ConfigurationError(
+        f"interval={interval!r} for {name}: expected a positive, finite number of "
+        "seconds between two polls, such as interval=1.0"
+    )

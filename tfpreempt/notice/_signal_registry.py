@@ -106,7 +106,7 @@ class SignalRegistry:
             self.rearm(signum)
 
     def rearm(self, signum: int) -> None:
-        """Installs handler and wake-up fd anew, over whoever came since. Main thread."""
+        """Installs handler and wake-up fd anew, over what came since. Main thread."""
         with self._lock:
             if self._wakeup is None or signum not in self._watches:
                 return
@@ -125,29 +125,30 @@ class SignalRegistry:
         Elsewhere signals cannot be put back: the handler stays, and with the next
         signal makes way for the one before, as if it had not been there.
         """
-        is_main = threading.current_thread() is threading.main_thread()
         done: WakeupFd | None = None
         with self._lock:
             watch = self._watches.get(signum)
             if watch is None or listener not in watch.listeners:
-                return  # in a forked child, which inherited the source and not its watch
-            is_last = len(watch.listeners) == 1
-            if is_last and is_main:
-                watch.restore()
-                del self._watches[signum]
-                if not self._watches and self._wakeup is not None:
-                    self._wakeup.put_back()
-                    done, self._wakeup = self._wakeup, None
-            if is_last and not is_main:
+                return  # a forked child inherited the source, but not its watch
+            watch.listeners = tuple(
+                kept for kept in watch.listeners if kept != listener
+            )
+            if watch.listeners:
+                return
+            if threading.current_thread() is not threading.main_thread():
                 _logger.warning(
                     "%s: closed off the main thread, where signals cannot be put back; "
                     "close it on the main thread",
                     signal.Signals(signum).name,
                 )
+                return
+            watch.restore()
+            del self._watches[signum]
+            if not self._watches and self._wakeup is not None:
+                self._wakeup.put_back()
+                done, self._wakeup = self._wakeup, None
         if done is not None:
             done.stop()  # outside the lock: it waits for listeners that may want it
-        # Last, so that a signal from before the handler went is still reported.
-        watch.listeners = tuple(kept for kept in watch.listeners if kept != listener)
 
     def _dispatch(self, signum: int) -> None:
         """In the reading thread."""
@@ -174,8 +175,9 @@ class SignalRegistry:
 
     def after_fork_in_parent(self) -> None:
         """Lets them through again."""
-        if self._mask.before is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
+        before = getattr(self._mask, "before", None)
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def after_fork_in_child(self) -> None:
         """Makes the child as if nobody had watched: it dies of SIGTERM as it would."""

@@ -116,9 +116,9 @@ def parse_signal(value: signal.Signals | int | str) -> signal.Signals:
         found = next((known for known in signal.Signals if known == value), None)
     if found is None or found.name.removeprefix("SIG") not in WATCHABLE:
         raise errors.ConfigurationError(
-            f"signal {value!r}: expected one of {', '.join(WATCHABLE)} (with or without "
-            "'SIG', or a member of signal.Signals); other signals do not exist, cannot "
-            "be caught (KILL, STOP) or do not mean that the machine is going away"
+            f"signal {value!r}: expected one of {', '.join(WATCHABLE)} (with or "
+            "without 'SIG', or a member of signal.Signals); others do not exist, "
+            "cannot be caught (KILL, STOP) or do not mean that the machine goes away"
         )
     return found
 

@@ -1,0 +1,166 @@
+"""What one handler keeps: its checkpoint, its step, its journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfpreempt.checkpoint import restore as restoring
+from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.saver import Staged
+from tfpreempt.coordination.coordinator import Coordinator
+from tfpreempt.events import Commit, Event, Exit, Outcome, Restored
+from tfpreempt.journal import Journal, journal_directory
+from tfpreempt.start import Start
+from tfpreempt.termination import TerminationConfig
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Restores at once; saves when the session says so. A `Participant`.
+
+    Args:
+        start: what the workers agreed on.
+        coordinator: this worker's; knows the age of a notice.
+        config: says how to leave.
+        counter: the variable that holds the number of runs; None without a checkpoint.
+        runs: the handler's runs in this process; any thread.
+        close: the handler's last boundary.
+
+    Attributes:
+        base: runs that the restored commit carries.
+        saved_at: runs at the newest save, tried or done; equal on all workers.
+        save_arguments: for the next save, from the user.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        coordinator: Coordinator,
+        config: TerminationConfig,
+        counter: Any,
+        *,
+        runs: Callable[[], int],
+        close: Callable[[float | None], None],
+    ) -> None:
+        self.saved_at = 0
+        self.save_arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._saver = start.saver
+        self._candidate = start.candidate
+        self._token = start.token
+        self._coordinator = coordinator
+        self._config = config
+        self._counter = counter
+        self._runs = runs
+        self._close = close
+        self._journal = Journal(
+            journal_directory(self._saver.directory),
+            coordinator.settings.worker,
+            incarnation=os.environ.get("TFPREEMPT_INCARNATION", self._token),
+        )
+        self.base = self._restore(tuple(start.skipped))
+        self._random_at_start = self._saver.random_bytes() if self._candidate else b""
+
+    # --- what the session asks -------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The step that a save would carry."""
+        return self.base + self._runs()
+
+    def stage(self, name: str) -> Staged:
+        """Writes this worker's part of a save."""
+        self.saved_at = self._runs()
+        if self._counter is not None:
+            self._counter.assign(self.step)
+        args, kwargs = self.save_arguments
+        return self._saver.stage(self.step, f"{self._token}-{name}", *args, **kwargs)
+
+    def commit(
+        self, staged: Staged, because: str, workers: Sequence[int]
+    ) -> Commit | None:
+        """Makes a staged save durable."""
+        commit = self._saver.commit(staged, because, tuple(workers))
+        if commit is None:
+            return None
+        if because == "preemption":
+            waited = self._coordinator.seconds_since_notice()
+            commit = dataclasses.replace(commit, notice_to_commit_seconds=waited)
+        self.record(commit)
+        log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
+        return commit
+
+    def discard(self, staged: Staged) -> None:
+        """Throws away a staged save."""
+        self._saver.discard(staged)
+
+    def needs_peers(self) -> bool:
+        """Whether a save needs every worker at once."""
+        return self._saver.needs_peers()
+
+    def record(self, event: Event) -> None:
+        """Writes to the journal; any thread."""
+        if isinstance(event, Exit) and event.code is None:
+            code = self._config.code(event.outcome is not Outcome.LOST)
+            finished = event.outcome is Outcome.FINISHED
+            event = dataclasses.replace(event, code=0 if finished else code)
+        self._journal.record(event)
+
+    def leave(self, committed: bool) -> None:
+        """Leaves as the config says."""
+        self._config.leave(committed)
+
+    def close(self, limit: float | None = None) -> None:
+        """The handler's last boundary."""
+        self._close(limit)
+
+    # --- what the handler asks -------------------------------------------------------
+
+    def finished(self) -> None:
+        """Training is over on all workers."""
+        self.record(Exit(outcome=Outcome.FINISHED, code=None, step=self.step))
+
+    def close_journal(self) -> None:
+        """Nothing more is to be recorded."""
+        self._journal.close()
+
+    def latest(self) -> Checkpoint | None:
+        """The newest commit in the directory."""
+        found = restoring.find_candidates(self._saver.directory)
+        return self._saver.checkpoint(found[0]) if found else None
+
+    def load_random_state(self) -> None:
+        """Sets this worker's random generators to the restored commit."""
+        if self._candidate is not None:
+            self._saver.load_random_state(self._candidate)
+
+    def warn_of_late_random_state(self) -> None:
+        """A first boundary after the first step finds the generators moved on."""
+        if self._candidate is None:
+            return
+        if self._saver.random_bytes() != self._random_at_start:
+            log.warning(
+                "tfpreempt: random numbers were drawn after the restart and before the "
+                "first save_checkpoint_if_preempted(); the generators are set back to "
+                "the commit only now. For an exact resume enter "
+                "watch_preemption_scope() before the loop, or call this first in it."
+            )
+
+    def _restore(self, skipped: tuple[str, ...]) -> int:
+        """Restores what was agreed on; returns the number of runs it carries."""
+        world = self._coordinator.settings.world
+        restored = Restored(path=None, step=0, sequence=0, world_size=world)
+        if self._candidate is not None:
+            restored = self._saver.restore(self._candidate)
+            if self._counter is not None:
+                step = int(self._counter.numpy())
+                restored = dataclasses.replace(restored, step=step)
+        restored = dataclasses.replace(restored, skipped=skipped)
+        self.record(restored)
+        if restored.path is not None:
+            log.info("tfpreempt: restored step %d of %s", restored.step, restored.path)
+        return restored.step

@@ -1,0 +1,51 @@
+"""What the handler needs of TensorFlow beside the checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfpreempt import errors
+
+COUNTER = "checkpointed_runs"
+"""The name under which TensorFlow's own handler saves the number of runs."""
+
+END_OF_DATA = (StopIteration, StopAsyncIteration, tf.errors.OutOfRangeError)
+"""What a step raises where the data end: no error, and equal on all workers."""
+
+PEER_GONE = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+"""What a collective raises when another worker has died."""
+
+
+class DirectoryRequiredError(
+    errors.ConfigurationError,
+    tf.errors.InvalidArgumentError,  # type: ignore[misc]  # TensorFlow is untyped
+):
+    """A checkpoint was passed without a directory."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+
+def attach_counter(given: Any) -> Any:
+    """Attaches the variable that counts runs to the user's checkpoint.
+
+    Args:
+        given: a tf.train.Checkpoint, a CheckpointManager, or None.
+
+    Returns:
+        The variable, int64; None where there is no checkpoint.
+    """
+    checkpoint = getattr(given, "checkpoint", given)
+    if checkpoint is None:
+        return None
+    if not hasattr(checkpoint, COUNTER):
+        counter = tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
+        setattr(checkpoint, COUNTER, counter)
+    return getattr(checkpoint, COUNTER)

@@ -1,0 +1,48 @@
+"""What a handler listens to: the config's sources, and TensorFlow's own key."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from tfpreempt.cluster import Cluster
+from tfpreempt.events import Notice
+from tfpreempt.notice.native import NativeKeySource
+from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.termination import TerminationConfig
+
+NATIVE_DELAY = 1.0
+"""Seconds: TensorFlow looks for its SIGTERM that often, so its key is that late."""
+
+
+def watch(
+    config: TerminationConfig, cluster: Cluster, receive: Callable[[Notice], None]
+) -> Watcher:
+    """Starts to listen; main thread.
+
+    Args:
+        config: names the sources and their grace.
+        cluster: one with jobs has TensorFlow's key too.
+        receive: a method; held weakly, so that the owner can be garbage-collected.
+
+    Raises:
+        NotMainThreadError: signals are among the sources.
+    """
+    sources = list(config.watched_sources())
+    if cluster.jobs:
+        from tfpreempt.coordination import tf_service
+
+        grace = config.grace_seconds
+        left = None if grace is None else max(grace - NATIVE_DELAY, 0.1)
+        native = NativeKeySource(tf_service.read_native_notice)
+        sources.append(WatchedSource(native, left))
+    weak = weakref.WeakMethod(receive)
+
+    def deliver(notice: Notice) -> None:
+        alive = weak()
+        if alive is not None:
+            alive(notice)
+
+    watcher = Watcher(sources, cluster.worker, deliver)
+    watcher.start()
+    return watcher
