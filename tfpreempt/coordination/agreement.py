@@ -1,11 +1,13 @@
 """The agreement on a step, as a table: events in, actions out.
 
-One `State` per worker; `step(settings, state, event)` returns the next state and what to
-do. There is no I/O, no clock, no thread and no TensorFlow here, so that an exhaustive
-search can drive this very table (tests/cluster does, with crashes, false suspicion, late
-and double notices). The rules, and why each is as it is: docs/architecture.md. Change a
-rule only together with the search.
+One `State` per worker; `step(settings, state, event)` returns the next state and what
+to do. There is no I/O, no clock, no thread and no TensorFlow here, so that an
+exhaustive search can drive this very table (tests/cluster does, with crashes, false
+suspicion, late and double notices). The rules, and why each is as it is:
+docs/architecture.md. Change a rule only together with the search.
 """
+
+# ruff: noqa: D103 - a row is named for its event, which has the docstring
 
 from __future__ import annotations
 
@@ -60,25 +62,30 @@ def step(settings: Settings, state: State, event: Event) -> Moved:
     """
     if getattr(event, "round", state.round) < state.round:
         return state, ()
-    role, rows = TABLE[type(event)]
-    row = rows.get(getattr(state, role)) if role else rows[None]
-    if row is None:
-        raise IllegalEventError(
-            f"worker {settings.worker}: no row for {event} in {role} state "
-            f"{getattr(state, role).name} (round {state.round}); legal states are "
-            f"{', '.join(sorted(s.name for s in rows))}"
-        )
-    return row(settings, state, event)
+    row = find_row(state, event)
+    if row is not None:
+        return row(settings, state, event)
+    if isinstance(event, MAY_COME_LATE):
+        return state, ()
+    raise IllegalEventError(
+        f"worker {settings.worker}: no row for {event} while watch is "
+        f"{state.watch.name} and main is {state.main.name} (round {state.round})"
+    )
+
+
+def find_row(state: State, event: Event) -> Row | None:
+    """The row of the table for this event in this state; None if there is none."""
+    kind = type(event)
+    if kind in WATCH:
+        return WATCH[kind].get(state.watch)
+    if kind in MAIN:
+        return MAIN[kind].get(state.main)
+    return ANY[kind]
 
 
 def initial(settings: Settings) -> Moved:
     """The first state of a worker and the actions that open its first round."""
     return State(), (ev.Get(Key.NOTICE, 1),)
-
-
-def ignore(settings: Settings, state: State, event: Event) -> Moved:
-    """The event comes too late to matter."""
-    return state, ()
 
 
 # --- watch ---------------------------------------------------------------------------
@@ -428,55 +435,32 @@ def behind(state: State, round: int, kind: NoticeKind) -> tuple[Action, ...]:
 
 # --- the table -----------------------------------------------------------------------
 
+WAITS = (*STANDING, Main.COLLECTING, Main.AWAITING, Main.LEAVING)
 
-def rows(row: Row, *states: Main | Watch) -> dict[Any, Row]:
-    return dict.fromkeys(states, row)
-
-
-MAIN_AFTER = (Main.LEAVING, Main.ENDED)
-
-TABLE: dict[type, tuple[str, dict[Any, Row]]] = {
-    ev.NoticeRead: ("watch", rows(notice_read, Watch.LISTENING)),
-    ev.CounterRead: ("watch", rows(counter_read, Watch.COUNTING)),
-    ev.OwnCount: ("watch", rows(own_count, Watch.PUBLISHING)),
-    ev.DecisionRead: ("watch", rows(decision_read, Watch.DECIDING)),
-    ev.CommitRead: ("watch", rows(commit_read, Watch.FOLLOWING)),
-    ev.StoreGone: ("", {None: store_gone}),
-    ev.Boundary: ("main", rows(boundary, Main.TRAINING)),
-    ev.FinalCount: ("", {None: final_count}),
-    ev.Saved: ("main", rows(saved, Main.SAVING)),
-    ev.Committed: ("main", rows(committed, Main.COMMITTING)),
-    ev.StepFailed: ("main", rows(step_failed, Main.TRAINING)),
-    ev.Detached: (
-        "main",
-        rows(detached, *(main for main in Main if main is not Main.DETACHED)),
-    ),
-    ev.DeadlinePassed: (
-        "main",
-        rows(
-            deadline_passed,
-            *STANDING,
-            Main.COLLECTING,
-            Main.AWAITING,
-            Main.LEAVING,
-        )
-        | rows(ignore, Main.TRAINING, Main.ENDED, Main.SAVING, Main.COMMITTING),
-    ),
-    ev.ByeSaid: (
-        "main",
-        rows(bye_said, Main.LEAVING) | rows(ignore, Main.ENDED, Main.DETACHED),
-    ),
-    ev.NextRound: ("main", rows(go_on, Main.ENDED)),
-    ev.CountRead: ("", {None: count_read}),
-    ev.DoneRead: (
-        "main",
-        rows(done_read, Main.COLLECTING)
-        | rows(ignore, Main.COMMITTING, Main.AWAITING, *MAIN_AFTER, Main.DETACHED),
-    ),
-    ev.ByeRead: (
-        "main",
-        rows(bye_read, Main.LEAVING) | rows(ignore, Main.ENDED, Main.DETACHED),
-    ),
-    ev.LocalNotice: ("", {None: local_notice}),
-    ev.NoticeExists: ("", {None: notice_exists}),
+WATCH: dict[type, dict[Watch, Row]] = {
+    ev.NoticeRead: {Watch.LISTENING: notice_read},
+    ev.CounterRead: {Watch.COUNTING: counter_read},
+    ev.OwnCount: {Watch.PUBLISHING: own_count},
+    ev.DecisionRead: {Watch.DECIDING: decision_read},
+    ev.CommitRead: {Watch.FOLLOWING: commit_read},
 }
+MAIN: dict[type, dict[Main, Row]] = {
+    ev.Boundary: {Main.TRAINING: boundary},
+    ev.Saved: {Main.SAVING: saved},
+    ev.Committed: {Main.COMMITTING: committed},
+    ev.StepFailed: {Main.TRAINING: step_failed},
+    ev.Detached: dict.fromkeys(set(Main) - {Main.DETACHED}, detached),
+    ev.NextRound: {Main.ENDED: go_on},
+    ev.DoneRead: {Main.COLLECTING: done_read},
+    ev.ByeSaid: {Main.LEAVING: bye_said},
+    ev.ByeRead: {Main.LEAVING: bye_read},
+    ev.DeadlinePassed: dict.fromkeys(WAITS, deadline_passed),
+}
+ANY: dict[type, Row] = {
+    ev.StoreGone: store_gone,
+    ev.FinalCount: final_count,
+    ev.CountRead: count_read,
+    ev.LocalNotice: local_notice,
+    ev.NoticeExists: notice_exists,
+}
+MAY_COME_LATE = (ev.DoneRead, ev.ByeSaid, ev.ByeRead, ev.DeadlinePassed)

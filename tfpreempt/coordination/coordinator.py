@@ -1,9 +1,7 @@
-"""Performs the agreement's actions: keys, deadlines and the flag that training looks at.
+"""Performs the agreement's actions: keys, waits, and the flag that training looks at.
 
-Never blocks, except in `wait`, which the main thread calls. Everything else may be called
-from any thread. In the training loop only `gate` is touched: `started` is counted, then
-`flag` is looked at; that order, against the watcher's (raise the flag, then read the
-counter), is what makes the agreement safe without a lock.
+Never blocks, except in `wait`, which the main thread calls. Everything else may be
+called from any thread. The training loop touches only the gate.
 """
 
 from __future__ import annotations
@@ -19,7 +17,9 @@ from tfpreempt import deadline as dl
 from tfpreempt.clock import Clock
 from tfpreempt.coordination import agreement, keys
 from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.coordination.events import Key, Main, NoticeKind, Tombstone, Watch
+from tfpreempt.coordination.gate import Gate
 from tfpreempt.coordination.gathering import Gathering
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.events import Decision, Event, Fault, Notice
@@ -28,17 +28,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 10  # save_timeouts that a save may take where no deadline is known
 FOREVER = 3600.0  # a wait without a deadline is a chain of waits of this length
-
-
-class Gate:
-    """What the training loop touches at each boundary."""
-
-    __slots__ = ("busy", "flag", "started")
-
-    def __init__(self) -> None:
-        self.busy = False  # inside a run(); only the main thread looks
-        self.started = 0  # intervals started by this process
-        self.flag = False  # look before starting another
 
 
 class Coordinator:
@@ -67,7 +56,6 @@ class Coordinator:
     ) -> None:
         self.settings = settings
         self.gate = Gate()
-        self.deadline: float | None = None
         self.save_seconds: float | None = None
         self.step_seconds: Callable[[], float] = lambda: 0.0
         self.on_verdict: Callable[[], None] = lambda: None
@@ -83,11 +71,12 @@ class Coordinator:
         self._changed = threading.Condition(self._lock)
         self._verdict: ev.Verdict | None = None
         self._extra: dict[Key, keys.Extra] = {}
-        self._grace: float | None = None  # of the notice that set the deadline
         self._round_limit: float | None = None  # of a round without a deadline
         self._leave_by: float | None = None
-        self._noticed_at: float | None = None
-        self._last_call_at: float | None = None
+        self._patience = PATIENCE
+        self._deadlines = Deadlines(
+            runtime, clock, save_timeout, self._last_call, self._guard
+        )
         self._counts: Gathering | None = None
         self._state, self._first = agreement.initial(settings)
 
@@ -126,7 +115,7 @@ class Coordinator:
             return self.take_verdict()
 
     def take_verdict(self) -> ev.Verdict | None:
-        """The verdict on what main was last told to do, once; None while there is none."""
+        """The verdict on what main did last, once; None while there is none."""
         with self._lock:
             verdict, self._verdict = self._verdict, None
             return verdict
@@ -143,11 +132,14 @@ class Coordinator:
         ends = [t for t in (self.deadline, self._round_limit) if t is not None]
         return min(ends) if ends else None
 
+    @property
+    def deadline(self) -> float | None:
+        """When the machine goes, or waiting stops; None without a notice."""
+        return self._deadlines.at
+
     def seconds_since_notice(self) -> float | None:
         """Seconds since this machine's own first notice of the round; None without."""
-        if self._noticed_at is None:
-            return None
-        return self._clock.monotonic() - self._noticed_at
+        return self._deadlines.since_notice
 
     # --- any thread ------------------------------------------------------------------
 
@@ -158,8 +150,9 @@ class Coordinator:
             step = self.step_seconds()
             if dl.pays_twice(notice.grace_seconds, self.save_seconds, step):
                 kind = NoticeKind.TRAIN_ON
-            self._shorten(notice.received_at, notice.grace_seconds)
-            self._noticed_at = self._noticed_at or notice.received_at
+            deadlines, at = self._deadlines, notice.received_at
+            deadlines.shorten(at, notice.grace_seconds, self.save_seconds)
+            deadlines.noticed_at = deadlines.noticed_at or at
             self._extra[Key.NOTICE] = {
                 "worker": notice.worker,
                 "source": notice.source,
@@ -167,7 +160,7 @@ class Coordinator:
             }
             self.feed(ev.LocalNotice(kind))
             if kind is NoticeKind.TRAIN_ON:
-                self._set_last_call()
+                deadlines.set_last_call(self.save_seconds, step)
 
     def periodic(self) -> None:
         """Asks all workers for a commit at an agreed step; nobody leaves."""
@@ -181,14 +174,13 @@ class Coordinator:
         with self._lock:
             if self._state.watch is not Watch.GONE:
                 log.warning("tfpreempt: %s", error)
-                self.lost_because = self.lost_because or str(error)
+                self._blame({"reason": error})
                 self.feed(ev.StoreGone())
 
     def set_saves_alone(self, alone: bool) -> None:
         """Whether the chief could save its state with no help from a peer."""
         with self._lock:
-            if alone != self.settings.saves_alone:
-                self.settings = dataclasses.replace(self.settings, saves_alone=alone)
+            self.settings = dataclasses.replace(self.settings, saves_alone=alone)
 
     def attach(self, key: Key, extra: keys.Extra) -> None:
         """What is to travel beside the next value of this key."""
@@ -237,20 +229,19 @@ class Coordinator:
                     self._hear(value, extra)
                     self.feed(ev.NoticeRead(round, value))
                 case Key.DECISION:
-                    reason = str(extra.get("reason", ""))
                     if value.boundary is None:
-                        self.lost_because = self.lost_because or reason
-                    self._record(
-                        Decision(round=round, boundary=value.boundary, reason=reason)
-                    )
+                        self._blame(extra)
+                    why, boundary = str(extra.get("reason", "")), value.boundary
+                    self._record(Decision(round=round, boundary=boundary, reason=why))
                     self.feed(ev.DecisionRead(round, value))
                 case Key.COMMIT:
                     self.commit_extra = extra
-                    self.lost_because = self.lost_because or str(
-                        extra.get("reason", "")
-                    )
+                    self._blame(extra)
                     self.save_seconds = extra.get("save_seconds", self.save_seconds)
                     self.feed(ev.CommitRead(round, value))
+
+    def _blame(self, extra: keys.Extra) -> None:
+        self.lost_because = self.lost_because or str(extra.get("reason", ""))
 
     def _hear(self, kind: NoticeKind, extra: keys.Extra) -> None:
         """Takes over the deadline that a peer's notice carries."""
@@ -262,7 +253,7 @@ class Coordinator:
         now = self._clock.monotonic()
         if remaining is not None:
             remaining = max(0.1, float(remaining) - dl.TRAVEL_MARGIN)
-        self._shorten(now, remaining)
+        self._deadlines.shorten(now, remaining, self.save_seconds)
 
     def commit_kind(self) -> ev.CommitKind:
         """The chief's word on how the round ends, once its marker is written."""
@@ -273,13 +264,8 @@ class Coordinator:
             if notice is NoticeKind.PERIODIC:
                 return ev.CommitKind.TRAIN_ON
             save, step = self.save_seconds or 0.0, self.step_seconds()
-            if (
-                notice is NoticeKind.TRAIN_ON
-                and self.deadline is not None
-                and dl.pays_twice(self._grace, save, step)
-                and dl.last_call(self.deadline, self._grace or 0.0, save, step)
-                > self._clock.monotonic()
-            ):
+            on_time = self._deadlines.pays_twice(save, step)
+            if notice is NoticeKind.TRAIN_ON and on_time:
                 return ev.CommitKind.TRAIN_ON
             return ev.CommitKind.EXIT
 
@@ -287,8 +273,9 @@ class Coordinator:
         if action.key is Key.BYE:
             self._leave_by = dl.byes_by(self._clock.monotonic(), self.deadline)
         extra = dict(self._extra.get(action.key, {}))
-        if action.key is Key.NOTICE and self.deadline is not None and self._grace:
-            extra["remaining"] = self.deadline - self._clock.monotonic()
+        remaining = self._deadlines.remaining
+        if action.key is Key.NOTICE and remaining is not None:
+            extra["remaining"] = remaining
         if action.value == ev.Decided(None):
             extra["reason"] = self.lost_because or "a worker did not answer"
         if isinstance(action.value, Tombstone):
@@ -330,7 +317,7 @@ class Coordinator:
         if action.key is Key.COUNT:
             self._counts = gathering
             if self._state.notice is None:
-                return  # training may end much later elsewhere: only the dead are buried
+                return  # others may train for long yet: only the dead are buried
         elif action.key is Key.BYE:
             self._leave_by = 1.0 + dl.byes_by(self._clock.monotonic(), self.deadline)
         self._limit(gathering)
@@ -348,9 +335,8 @@ class Coordinator:
             if isinstance(value, Tombstone) and key is not Key.BYE:
                 reason = str(extra.get("reason") or f"worker {worker} left")
                 self.lost_because = self.lost_because or reason
-                self._record(
-                    Fault(where=f"{key.value} of worker {worker}", error=reason)
-                )
+                where = f"{key.value} of worker {worker}"
+                self._record(Fault(where=where, error=reason))
                 log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
             self.feed(event)
 
@@ -370,10 +356,9 @@ class Coordinator:
     # --- deadlines -------------------------------------------------------------------
 
     def _open_round(self) -> None:
-        now = self._clock.monotonic()
         self._round_limit = None
         if self._state.notice is NoticeKind.PERIODIC:
-            self._round_limit = now + self._save_timeout
+            self._round_limit = self._clock.monotonic() + self._save_timeout
         if self._counts is not None:
             self._limit(self._counts)
 
@@ -383,50 +368,34 @@ class Coordinator:
         self._leave_by = None
         self._extra.pop(Key.COMMIT, None)
         self.lost_because = ""
-        self._noticed_at = None
+        self._deadlines.noticed_at = None
         if self._state.held is None:
-            self.deadline = self._grace = None
+            self._deadlines.forget()
+            self._patience = PATIENCE
             self._extra.clear()
         elif self._state.held is NoticeKind.TRAIN_ON:
-            self._set_last_call()
+            self._deadlines.set_last_call(self.save_seconds, self.step_seconds())
 
-    def _shorten(self, received_at: float, grace: float | None) -> None:
-        """Takes an earlier deadline; a later one changes nothing."""
-        patience = dl.patience(self._save_timeout, self.save_seconds)
-        new = dl.deadline(received_at, grace, patience)
-        if self.deadline is not None and self.deadline <= new:
-            return
-        self.deadline, self._grace = new, grace
-        when = dl.guard(new, new - received_at)
-        self._runtime.at(when, functools.partial(self._overrun, new, PATIENCE))
-
-    def _set_last_call(self) -> None:
-        if self.deadline is None or self._grace is None:
-            return
-        save = self.save_seconds
-        if save is None:
-            save = self._grace / 4  # not measured yet; set again after the first commit
-        when = dl.last_call(self.deadline, self._grace, save, self.step_seconds())
-        self._last_call_at = when
-        self._runtime.at(when, functools.partial(self._last_call, when))
-
-    def _last_call(self, when: float) -> None:
+    def _last_call(self) -> None:
         with self._lock:
-            current = self._last_call_at == when and self.deadline is not None
-            if current and self._state.held is NoticeKind.TRAIN_ON:
+            if self._state.held is NoticeKind.TRAIN_ON:
                 log.info("tfpreempt: the grace period is almost over")
                 self.feed(ev.LocalNotice(NoticeKind.FINAL))
 
-    def _overrun(self, deadline: float, patience: int) -> None:
-        """Just before the deadline. A save that is under way is only cut short where the
-        machine really goes then, or where it hangs."""
+    def _guard(self, is_told: bool) -> bool:
+        """Just before the deadline, the process being here still.
+
+        Where nobody told a deadline, a save that is under way is let finish; where the
+        machine really goes, and where it hangs, it is cut short.
+
+        Returns:
+            Whether this was the end; otherwise it is asked again later.
+        """
         with self._lock:
-            if self.deadline is None or self.deadline > deadline:
-                return
             saving = self._state.main in (Main.SAVING, Main.COMMITTING)
-            if saving and not self._grace and patience:
+            self._patience -= 1
+            if saving and not is_told and self._patience > 0:
                 log.warning("tfpreempt: the save takes long; waiting for it")
-                again = functools.partial(self._overrun, deadline, patience - 1)
-                self._runtime.at(self._clock.monotonic() + self._save_timeout, again)
-                return
+                return False
         self._on_overrun()
+        return True

@@ -12,6 +12,8 @@ Four roles share a worker's state, each with its own rows:
 An interval lies between two boundaries; a worker's count is how many it has started.
 """
 
+# ruff: noqa: D101 - where the name says it all there is no docstring
+
 from __future__ import annotations
 
 import dataclasses
@@ -231,7 +233,7 @@ class ByeSaid:
 
 @value
 class NextRound:
-    """Main goes on after leaving: the exit function returned, or a new handler opens."""
+    """Main goes on after leaving: the exit function returned, or a handler opens."""
 
     served: bool = True  # the held notice is dealt with
 

@@ -1,8 +1,8 @@
 """How the coordinator's reads, writes and alarms happen: the protocol, and threads.
 
-The coordinator itself never blocks. It asks a runtime, and is called back. `Threads` does
-it with daemon threads that are never joined: a read of a key that never comes must not
-hinder the end of the process, and cannot be cancelled.
+The coordinator itself never blocks. It asks a runtime, and is called back. `Threads`
+does it with daemon threads that are never joined: a read of a key that never comes must
+not hinder the end of the process, and cannot be cancelled.
 """
 
 from __future__ import annotations

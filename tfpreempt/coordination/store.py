@@ -1,7 +1,7 @@
 """The key-value store that workers agree through.
 
-A key is inserted once and then never changes, which makes it a consensus object: whoever
-inserts first decides, everyone reads the same value (DESIGN: agreement).
+A key is inserted once and then never changes, which makes it a consensus object:
+whoever inserts first decides, everyone reads the same value.
 """
 
 from __future__ import annotations

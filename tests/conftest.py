@@ -1,0 +1,62 @@
+"""What all tests share: seeds in the header, Hypothesis profiles, free ports.
+
+Set TFPREEMPT_TEST_PROFILE to "fast" (1,000 schedules) or "full" (10,000), and
+TFPREEMPT_TEST_SEED to the seed that a failing run printed to draw its cases again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+PROFILE = os.environ.get("TFPREEMPT_TEST_PROFILE", "fast")
+SEED = int(
+    os.environ.get("TFPREEMPT_TEST_SEED") or random.SystemRandom().getrandbits(32)
+)
+
+# Threads make single examples uneven: a deadline per example would fail on a busy
+# machine and find nothing.
+_SHARED = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+settings.register_profile("fast", max_examples=1_000, **_SHARED)
+settings.register_profile("full", max_examples=10_000, **_SHARED)
+settings.load_profile(PROFILE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives Hypothesis the printed seed, unless the command line names another."""
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_report_header() -> str:
+    return f"tfpreempt: profile {PROFILE}, TFPREEMPT_TEST_SEED={SEED}"
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """Random numbers from the seed that the header shows."""
+    return random.Random(SEED)
+
+
+@pytest.fixture
+def free_ports() -> Callable[[int], list[int]]:
+    """`free_ports(n)`: n ports of the loopback interface that nobody listens on."""
+
+    def find(count: int) -> list[int]:
+        with contextlib.ExitStack() as held:
+            sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+            for each in sockets:
+                each.bind(("127.0.0.1", 0))
+            return [each.getsockname()[1] for each in sockets]
+
+    return find

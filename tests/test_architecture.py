@@ -1,0 +1,285 @@
+"""The shape of the package, read from its source: docs/architecture.md, executable.
+
+A rule that has exceptions lists them by file with the reason. Nothing here imports
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tfpreempt"
+
+# What lies on which floor; a file imports from its own station and from lower floors.
+FLOORS = {
+    "keras": 7, "cli": 7, "testing": 7, "__main__": 7,
+    "handler": 6,
+    # What the handler is made of: one process's part in the agreement.
+    "session": 5, "keeper": 5, "watching": 5,
+    "departure": 4, "saving": 4, "start": 4,
+    "termination": 3, "platforms": 3,
+    "notice": 2, "coordination": 2, "checkpoint": 2,
+    "deadline": 1, "journal": 1, "_threads": 1,
+    "arguments": 1, "cluster": 1, "participant": 1, "tensorflow_side": 1,
+    "errors": 0, "events": 0, "clock": 0,
+}  # fmt: skip
+# Same floor, one direction: detect() names the variants that termination.py defines.
+SAME_FLOOR = {("platforms", "termination"), ("__main__", "cli")}
+
+# Who imports TensorFlow (or Keras, which imports it), and why.
+TENSORFLOW = {
+    "coordination/tf_service.py": "the store is TensorFlow's coordination service",
+    "checkpoint/tf_state.py": "States for tf.train.Checkpoint, seeds, RNGs, iterators",
+    "checkpoint/writer.py": "wraps tf.train.CheckpointManager",
+    "checkpoint/storage/gfile.py": "paths that only tf.io.gfile can reach",
+    "handler.py": "takes strategies, checkpoints and cluster resolvers",
+    "tensorflow_side.py": "what the handler needs of TensorFlow, kept apart from it",
+    "cli/_demo_worker.py": "the demo's training program, a process of its own",
+}
+TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras"}
+# Who reaches below TensorFlow's public surface, into its eager context, and for what.
+EAGER_CONTEXT = {
+    "coordination/tf_service.py": "the coordination service has no public interface",
+    "checkpoint/tf_state.py": "the global seed can be read nowhere else",
+}
+# Who sleeps: everybody else waits for an event, with a deadline.
+SLEEPERS = {
+    "cli/_guard.py": "a process of its own that awaits the end of others' children",
+}
+# Who comes in by the front door, the package's own list of names.
+VISITORS = {
+    "cli/__init__.py": "shows the version",
+    "cli/_demo_worker.py": "is written as a user's program",
+}
+# The decision is made without I/O, clock or TensorFlow: these import one another only.
+PURE = {
+    "coordination/agreement.py": {"tfpreempt.events", "tfpreempt.coordination.events"},
+    "coordination/events.py": {"tfpreempt.events"},
+}
+PURE_STDLIB = {"__future__", "collections", "dataclasses", "enum", "typing"}
+
+FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "base.py", "manager2.py"}
+LINES = 400
+# Longer than that, and why.
+LONG = {
+    "tfpreempt/coordination/agreement.py": "one table in one file: it is searched whole",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One imported module, with where it stands."""
+
+    file: str
+    line: int
+    module: str
+    is_for_types: bool
+
+    def __str__(self) -> str:
+        return f"tfpreempt/{self.file}:{self.line} imports {self.module}"
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    return {
+        relative(path): ast.parse(path.read_text(encoding="utf-8"), str(path))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir()
+
+
+def imported_modules(node: ast.stmt) -> Iterator[str]:
+    """The modules that a statement imports; names are told from submodules."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"line {node.lineno}: relative import"
+        for alias in node.names:
+            below = f"{node.module}.{alias.name}"
+            own = below.startswith("tfpreempt.") and is_module(below)
+            foreign = (node.module or "").startswith("tensorflow.")
+            yield below if own or foreign else str(node.module)
+
+
+@functools.cache
+def imports() -> tuple[Import, ...]:
+    found = []
+    for file, tree in sources().items():
+        for_types = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            for statement in node.body
+            for inner in ast.walk(statement)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                found += [
+                    Import(
+                        file=file,
+                        line=node.lineno,
+                        module=module,
+                        is_for_types=id(node) in for_types,
+                    )
+                    for module in imported_modules(node)
+                ]
+    return tuple(found)
+
+
+def station(file: str) -> str:
+    """Where a file belongs: its folder, or its name, private parts with their owner."""
+    name = file.partition("/")[0].removesuffix(".py")
+    return "handler" if name.startswith("_handler") else name
+
+
+def test_every_file_has_a_floor() -> None:
+    homeless = {file for file in sources() if station(file) not in FLOORS}
+    assert homeless == {"__init__.py"}
+
+
+def test_imports_go_down_only() -> None:
+    wrong = []
+    for each in imports():
+        parts = each.module.split(".")
+        home = station(each.file)
+        # The front door may show everything.
+        if parts[0] != "tfpreempt" or home == "__init__":
+            continue
+        if len(parts) == 1:
+            if each.file not in VISITORS:
+                wrong.append(f"{each}: name the module instead")
+            continue
+        target = station(parts[1])
+        allowed = (
+            target == home
+            or FLOORS[target] < FLOORS[home]
+            or (home, target) in SAME_FLOOR
+        )
+        if not allowed:
+            wrong.append(f"{each}: {home} may not import {target}")
+    assert wrong == []
+
+
+def test_only_listed_files_import_tensorflow() -> None:
+    importers = {
+        each.file
+        for each in imports()
+        if not each.is_for_types
+        and each.module.split(".")[0] in {"tensorflow", "keras", "tf_keras"}
+        and each.file.partition("/")[0] not in TENSORFLOW_FOLDERS
+    }
+    assert importers <= TENSORFLOW.keys()
+
+
+def test_only_listed_files_touch_the_eager_context() -> None:
+    importers = {
+        each.file
+        for each in imports()
+        if each.module.startswith("tensorflow.python.eager")
+    }
+    assert importers <= EAGER_CONTEXT.keys()
+
+
+def test_front_door_loads_nothing_at_import() -> None:
+    loaded = {
+        each.module
+        for each in imports()
+        if each.file == "__init__.py" and not each.is_for_types
+    }
+    assert loaded <= {"__future__", "importlib", "sys", "typing"}
+
+
+@pytest.mark.parametrize("file", sorted(PURE))
+def test_the_agreement_is_pure(file: str) -> None:
+    used = {each.module for each in imports() if each.file == file}
+    stdlib = {name for name in used if name.split(".")[0] in PURE_STDLIB}
+    assert used - stdlib <= PURE[file]
+
+
+def test_no_pickle_in_the_package() -> None:
+    names = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    found = [str(each) for each in imports() if each.module.split(".")[0] in names]
+    assert found == []
+
+
+def is_sleep(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "time" and "sleep" in {each.name for each in node.names}
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == "time.sleep"
+
+
+def test_only_listed_files_sleep() -> None:
+    found = [
+        f"tfpreempt/{file}:{node.lineno}"
+        for file, tree in sources().items()
+        for node in ast.walk(tree)
+        if file not in SLEEPERS and is_sleep(node)
+    ]
+    assert found == []
+
+
+def test_exceptions_are_still_needed() -> None:
+    """A file that is gone, or no longer does it, leaves the lists."""
+    listed = {*EAGER_CONTEXT, *SLEEPERS, *VISITORS, *PURE}
+    assert listed <= sources().keys()
+
+
+def test_no_finalizers() -> None:
+    """Threads and files have owners that close them; `__del__` closes by accident."""
+    found = [
+        f"tfpreempt/{file}:{node.lineno}"
+        for file, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "__del__"
+    ]
+    assert found == []
+
+
+def test_every_file_says_its_one_job() -> None:
+    silent = [file for file, tree in sources().items() if not ast.get_docstring(tree)]
+    assert silent == []
+
+
+def test_no_file_without_a_subject() -> None:
+    tests = ROOT / "tests"
+    paths = [*PACKAGE.rglob("*.py"), *tests.rglob("*.py")]
+    assert [path for path in paths if path.name in FORBIDDEN_NAMES] == []
+
+
+def test_no_file_is_too_long() -> None:
+    paths = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in paths}
+    long = {str(path.relative_to(ROOT)) for path, n in lengths.items() if n > LINES}
+    assert long == LONG.keys(), {path: n for path, n in lengths.items() if n > LINES}
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["tfpreempt", "tfpreempt.errors", "tfpreempt.cli", "tfpreempt.cli.demo"],
+)
+def test_importing_leaves_tensorflow_alone(module: str) -> None:
+    code = (
+        f"import sys, {module}; "
+        "sys.exit(sorted({'tensorflow', 'keras'} & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,126 @@
+"""The package as it is published: names, ranges, pins."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import tfpreempt
+
+ROOT = Path(__file__).parents[1]
+UNPINNED_EXTRAS = {"docs"}  # no make target installs it yet
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    return parser
+
+
+def requirements(text: str) -> list[Requirement]:
+    lines = [line.strip() for line in text.splitlines()]
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def declared() -> list[Requirement]:
+    """Everything that setup.cfg asks for, base and extras."""
+    parser = setup_cfg()
+    found = requirements(parser["options"]["install_requires"])
+    for extra, text in parser["options.extras_require"].items():
+        if extra not in UNPINNED_EXTRAS:
+            found += requirements(text)
+    return found
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_constraints_are_exact_pins_only() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    exact = re.compile(r"[A-Za-z0-9._-]+==[0-9][0-9a-z.]*")
+    odd = [line for line in lines if line[0] != "#" and not exact.fullmatch(line)]
+    assert odd == []
+
+
+@pytest.mark.parametrize("requirement", declared(), ids=str)
+def test_every_requirement_is_pinned_within_its_range(requirement: Requirement) -> None:
+    version = pins()[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(version)
+
+
+def test_make_installs_extras_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    match = re.search(r"^EXTRAS := (.+)$", makefile, re.MULTILINE)
+    assert match is not None
+    extras = setup_cfg()["options.extras_require"]
+    assert [name for name in match[1].split(",") if name not in extras] == []
+
+
+def test_version_is_read_without_importing() -> None:
+    """setuptools finds a literal in the source, so a build needs no TensorFlow."""
+    tree = ast.parse((ROOT / "tfpreempt/__init__.py").read_text(encoding="utf-8"))
+    literals = [
+        node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == "__version__"
+        and isinstance(node.value, ast.Constant)
+    ]
+    assert literals == [tfpreempt.__version__]
+    assert setup_cfg()["metadata"]["version"] == "attr: tfpreempt.__version__"
+
+
+def test_public_names_are_one_list() -> None:
+    named = {*tfpreempt._HOMES, *tfpreempt._SUBMODULES, "__version__"}
+    assert set(tfpreempt.__all__) == named
+    assert sorted(tfpreempt.__all__) == tfpreempt.__all__
+    assert named <= set(dir(tfpreempt))
+
+
+@pytest.mark.parametrize("name", sorted(tfpreempt._HOMES))
+def test_public_name_is_defined_in_its_home(name: str) -> None:
+    home = tfpreempt._HOMES[name]
+    source = ROOT.joinpath(*home.split(".")).with_suffix(".py")
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    defined = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
+    assert name in defined
+
+
+@pytest.mark.tensorflow
+def test_every_public_name_loads() -> None:
+    for name in tfpreempt.__all__:
+        assert getattr(tfpreempt, name) is getattr(tfpreempt, name)
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'Handler'.*TerminationCon"):
+        tfpreempt.Handler  # noqa: B018  # the attribute access is the test
+
+
+def test_other_systems_are_told_so_at_import() -> None:
+    code = "import sys; sys.platform = 'darwin'; import tfpreempt"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "ImportError: tfpreempt runs on Linux only, this is 'darwin'" in done.stderr
+
+
+def test_types_are_shipped() -> None:
+    assert (ROOT / "tfpreempt/py.typed").exists()
+    assert setup_cfg()["options.package_data"]["tfpreempt"] == "py.typed"

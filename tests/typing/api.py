@@ -1,0 +1,75 @@
+"""Programs as users write them, for the type checker; nothing here is run."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import tfpreempt
+from tfpreempt import (
+    BorgTerminationConfig,
+    Checkpoint,
+    GenericTerminationConfig,
+    PreemptionCheckpointHandler,
+    State,
+    TerminationConfig,
+    TfpreemptError,
+    errors,
+)
+
+assert_type(tfpreempt.__version__, str)
+
+
+def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
+    def step(number: int, *, scale: float = 1.0) -> float:
+        return number * scale
+
+    handler = PreemptionCheckpointHandler(resolver, checkpoint, directory)
+    with handler:
+        for number in range(handler.total_run_calls, 100):
+            assert_type(handler.run(step, number, scale=2.0), float)
+            handler.run(step, "one")  # type: ignore[arg-type]  # run() checks fn's
+        handler.save_checkpoint_if_preempted()
+    handler.close()
+    return assert_type(handler.total_run_calls, int)
+
+
+def configured(resolver: Any, manager: Any) -> None:
+    def leave() -> None:
+        raise SystemExit(143)
+
+    def noticed() -> bool:
+        return False
+
+    config = TerminationConfig(
+        termination_watcher_fn=noticed, exit_fn=leave, grace_period=30
+    )
+    PreemptionCheckpointHandler(resolver, manager, termination_config=config)
+    variants: list[TerminationConfig] = [
+        GenericTerminationConfig(),
+        BorgTerminationConfig(),
+    ]
+    PreemptionCheckpointHandler(
+        cluster_resolver=resolver,
+        checkpoint_or_checkpoint_manager=manager,
+        termination_config=variants[0],
+    )
+
+
+def scope(handler: PreemptionCheckpointHandler) -> None:
+    with handler.watch_preemption_scope():
+        pass
+
+
+def references(path: str) -> str:
+    return assert_type(Checkpoint(path).path, str)
+
+
+def caught() -> type[Exception]:
+    try:
+        raise errors.HandlerClosedError("closed")
+    except TfpreemptError as error:
+        return type(error)
+
+
+def subclassed(states: list[State]) -> list[str]:
+    return [state.name for state in states]
