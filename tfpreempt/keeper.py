@@ -10,7 +10,7 @@ from typing import Any
 
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.saver import Staged
+from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.events import Commit, Event, Exit, Outcome, Restored
 from tfpreempt.journal import Journal, journal_directory

@@ -1,8 +1,7 @@
 """Saves a step in two phases and restores one, whatever form the checkpoint has.
 
-`stage` runs on every worker's main thread and ends with this worker's files durable;
-`commit` runs on the chief, after the handler knows that all are done. What TensorFlow
-has to do with it sits behind `Payload` (writer.py), so this file has no TensorFlow.
+`stage` runs on every worker's main thread; `commit` on the chief, once all are done.
+What TensorFlow has to do with it sits behind `Payload` (writer.py).
 """
 
 from __future__ import annotations
@@ -343,7 +342,7 @@ class CheckpointSaver:
         return read_state(self._shard(candidate), self._random_state)
 
     def random_bytes(self) -> bytes:
-        """This worker's random generators as a save would hold them; main thread."""
+        """This worker's random generators as a save would hold them."""
         buffer = io.BytesIO()
         if self._random_state is not None:
             self._random_state.save(buffer)
@@ -399,6 +398,3 @@ class CheckpointSaver:
 
     def _shard(self, candidate: Candidate) -> str:
         return os.path.join(candidate.shards, layout.worker_name(self.worker))
-
-
-__all__ = ["CheckpointSaver", "Staged"]

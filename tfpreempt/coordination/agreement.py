@@ -65,7 +65,8 @@ def step(settings: Settings, state: State, event: Event) -> Moved:
     row = find_row(state, event)
     if row is not None:
         return row(settings, state, event)
-    if isinstance(event, MAY_COME_LATE):
+    answer = state.watch is Watch.GONE and type(event) in WATCH  # was on its way
+    if answer or isinstance(event, MAY_COME_LATE):
         return state, ()
     raise IllegalEventError(
         f"worker {settings.worker}: no row for {event} while watch is "

@@ -335,8 +335,7 @@ class Coordinator:
             if isinstance(value, Tombstone) and key is not Key.BYE:
                 reason = str(extra.get("reason") or f"worker {worker} left")
                 self.lost_because = self.lost_because or reason
-                where = f"{key.value} of worker {worker}"
-                self._record(Fault(where=where, error=reason))
+                self._record(Fault(where=f"{key.value}/{worker}", error=reason))
                 log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
             self.feed(event)
 

@@ -76,13 +76,13 @@ class Collectives:
         group.append(_Entry(process, tag, resume))
         ends = max(self._ends.get(number, 0), self._timeline.now + duration)
         self._ends[number] = ends
-        if any(entry.tag != tag for entry in group):
-            self.torn.append(f"collective {number}: {[entry.tag for entry in group]}")
-        elif len(group) == len(self._processes):
+        if len(group) == len(self._processes) and self._is_whole(number):
             for entry in group:
                 self._end(entry, ends, True)
-        elif any(self._never_comes(process, number) for process in self._processes):
+        elif any(self._is_missed(process, number) for process in self._processes):
             self._end(group[-1], self._timeline.now + self._failure(), False)
+        elif not self._is_whole(number):
+            self.torn.append(f"collective {number}: {[entry.tag for entry in group]}")
 
     def process_ended(self, process: Process) -> None:
         """The survivors' collectives will fail, also one that it was still in."""
@@ -95,8 +95,12 @@ class Collectives:
                 if entry.process.gone_at is None and not entry.over:
                     self._end(entry, self._timeline.now + self._failure(), False)
 
-    def _never_comes(self, process: Process, number: int) -> bool:
-        return process.gone_at is not None and self._entered[process] <= number
+    def _is_whole(self, number: int) -> bool:
+        return len({entry.tag for entry in self._groups[number]}) == 1
+
+    def _is_missed(self, process: Process, number: int) -> bool:
+        """Whether it ended before this collective, or in it."""
+        return process.gone_at is not None and self._entered[process] <= number + 1
 
     def _end(self, entry: _Entry, when: int, ok: bool) -> None:
         self._timeline.at(when, functools.partial(entry.end, ok), entry.process)

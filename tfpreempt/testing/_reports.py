@@ -49,7 +49,7 @@ class WorkerReport:
         outcome: what it left as; None if it was killed, raised or hangs.
         ended_at_ms: when its process was gone; None if it hangs.
         machine_gone_at_ms: when its own machine goes, by the notices it received;
-            None if it received none.
+            None if none said when.
         saves: what it was told to save, in order.
         is_overdue: a wait of its main thread reached its deadline.
         was_frozen: it was frozen at some time.

@@ -85,5 +85,8 @@ class Timeline:
 
 
 def milliseconds(seconds: float) -> int:
-    """The first whole millisecond that is not before this time."""
-    return math.ceil(round(seconds * 1000, 3))
+    """The first whole millisecond at which the clock shows at least this time."""
+    found = math.floor(seconds * 1000) - 1
+    while found / 1000 < seconds:
+        found += 1
+    return found
