@@ -52,6 +52,8 @@ class Departure:
                 "Reason: %s",
                 reason or "unknown",
             )
+        else:
+            log.warning("tfpreempt: the step is committed; leaving to be started again")
         self._record(members, outcome, "" if committed else reason)
         self.left = True
         members[0].leave(committed)

@@ -68,6 +68,9 @@ class PreemptionCheckpointHandler:
         max_to_keep: commits kept in `checkpoint_dir`; None keeps all. A manager keeps
             its own number.
 
+    Attributes:
+        runs: calls of `run()` that came back in this process.
+
     Raises:
         ConfigurationError: an argument cannot work.
         DirectoryNotSharedError: workers see different storage under the directory.
@@ -105,7 +108,7 @@ class PreemptionCheckpointHandler:
         self._gate = self._session.gate
         self._closed = False
         self._armed = False
-        self._runs = 0
+        self.runs = 0
         counter = attach_counter(given)
         start = Start(
             given,
@@ -121,8 +124,7 @@ class PreemptionCheckpointHandler:
             self._session.coordinator,
             self._config,
             counter,
-            runs=lambda: self._runs,
-            close=self.close,
+            handler=self,
         )
         self._slow_at = self._next_stop()
         self._watcher = watch(self._config, self._cluster, self._received)
@@ -156,7 +158,7 @@ class PreemptionCheckpointHandler:
         """
         gate = self._gate
         gate.started += 1
-        if gate.flag or gate.busy or self._runs >= self._slow_at:
+        if gate.flag or gate.busy or self.runs >= self._slow_at:
             self._enter()
         gate.busy = True
         try:
@@ -166,7 +168,7 @@ class PreemptionCheckpointHandler:
             self._raised(error)
             raise
         gate.busy = False
-        self._runs += 1
+        self.runs += 1
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -178,7 +180,7 @@ class PreemptionCheckpointHandler:
         """
         gate = self._gate
         gate.started += 1
-        if gate.flag or gate.busy or self._runs >= self._slow_at:
+        if gate.flag or gate.busy or self.runs >= self._slow_at:
             if not self._armed:
                 self._keeper.warn_of_late_random_state()
             self._keeper.save_arguments = (args, kwargs)
@@ -186,7 +188,7 @@ class PreemptionCheckpointHandler:
                 self._enter()
             finally:
                 self._keeper.save_arguments = ((), {})
-        self._runs += 1
+        self.runs += 1
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
@@ -209,7 +211,7 @@ class PreemptionCheckpointHandler:
     @property
     def total_run_calls(self) -> int:
         """Calls that came back, over all restarts; what the checkpoint counts."""
-        return self._keeper.base + self._runs
+        return self._keeper.base + self.runs
 
     # --- saving ----------------------------------------------------------------------
 
@@ -298,9 +300,9 @@ class PreemptionCheckpointHandler:
             raise
         self._arm()
         self._session.look()
-        if self._runs == 1:
+        if self.runs == 1:
             self._session.begin_measuring()
-        every, new = self._save_every, self._runs > self._keeper.saved_at
+        every, new = self._save_every, self._keeper.has_moved
         if isinstance(every, int) and new and self.total_run_calls % every == 0:
             self._save_periodically()
         self._slow_at = self._next_stop()
@@ -312,8 +314,8 @@ class PreemptionCheckpointHandler:
 
     def _next_stop(self) -> int:
         """The number of runs at which the slow path must be taken next."""
-        if self._runs < 2:
-            return self._runs
+        if self.runs < 2:
+            return self.runs
         if isinstance(self._save_every, int):
             done = self.total_run_calls // self._save_every
             return (done + 1) * self._save_every - self._keeper.base
@@ -327,7 +329,7 @@ class PreemptionCheckpointHandler:
 
     def _commit_final(self) -> None:
         """The state at the normal end, so that a restart has nothing left to do."""
-        if self._runs == self._keeper.saved_at:
+        if not self._keeper.has_moved:
             return
         try:
             self._session.save_together(self._keeper, "finished")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
@@ -20,6 +21,17 @@ from tfpreempt.termination import TerminationConfig
 log = logging.getLogger(__name__)
 
 
+class Handler(Protocol):
+    """What a keeper needs of its handler."""
+
+    @property
+    def runs(self) -> int:
+        """Calls that came back in this process."""
+
+    def close(self, limit: float | None = None) -> None:
+        """The last boundary."""
+
+
 class Keeper:
     """Restores at once; saves when the session says so. A `Participant`.
 
@@ -28,8 +40,7 @@ class Keeper:
         coordinator: this worker's; knows the age of a notice.
         config: says how to leave.
         counter: the variable that holds the number of runs; None without a checkpoint.
-        runs: the handler's runs in this process; any thread.
-        close: the handler's last boundary.
+        handler: whose it is; held weakly, so that a dropped handler is gone at once.
 
     Attributes:
         base: runs that the restored commit carries.
@@ -44,8 +55,7 @@ class Keeper:
         config: TerminationConfig,
         counter: Any,
         *,
-        runs: Callable[[], int],
-        close: Callable[[float | None], None],
+        handler: Handler,
     ) -> None:
         self.saved_at = 0
         self.save_arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -55,8 +65,8 @@ class Keeper:
         self._coordinator = coordinator
         self._config = config
         self._counter = counter
-        self._runs = runs
-        self._close = close
+        self._handler = weakref.ref(handler)
+        self._known_runs = 0
         self._journal = Journal(
             journal_directory(self._saver.directory),
             coordinator.settings.worker,
@@ -71,6 +81,11 @@ class Keeper:
     def step(self) -> int:
         """The step that a save would carry."""
         return self.base + self._runs()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether there are steps since the newest save."""
+        return self._runs() != self.saved_at
 
     def stage(self, name: str) -> Staged:
         """Writes this worker's part of a save."""
@@ -116,7 +131,16 @@ class Keeper:
 
     def close(self, limit: float | None = None) -> None:
         """The handler's last boundary."""
-        self._close(limit)
+        handler = self._handler()
+        if handler is not None:
+            handler.close(limit)
+
+    def _runs(self) -> int:
+        """The handler's runs in this process; any thread."""
+        handler = self._handler()
+        if handler is not None:
+            self._known_runs = handler.runs
+        return self._known_runs
 
     # --- what the handler asks -------------------------------------------------------
 

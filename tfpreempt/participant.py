@@ -15,6 +15,10 @@ class Participant(Protocol):
     def step(self) -> int:
         """The step that a save would carry; any thread."""
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether there are steps since its newest save; equal on all workers."""
+
     def stage(self, name: str) -> Any:
         """Writes this worker's part of the save of that name."""
 

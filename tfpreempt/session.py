@@ -85,6 +85,7 @@ class Session:
 
     def join(self, member: Participant) -> None:
         """A handler opens."""
+        self._come_back()
         self._members.append(weakref.ref(member))
 
     def part(self, member: Participant) -> None:
@@ -107,6 +108,7 @@ class Session:
 
         Returns when that interval may start; ends the process if it must.
         """
+        self._come_back()
         while self.gate.flag:
             self.gate.started -= 1
             verdict = self._settle()
@@ -121,8 +123,16 @@ class Session:
             limit: seconds after which the wait for the others is given up; None waits
                 as long as they live.
         """
+        self._come_back()
         while self._settle(last=True, limit=limit) is not ev.Leave:
             pass
+
+    def _come_back(self) -> None:
+        """SystemExit was caught (a notebook does): training goes on, as if the exit
+        function had returned."""
+        if self.departure.left:
+            self.departure.left = False
+            self.coordinator.feed(ev.NextRound())
 
     def _settle(
         self, last: bool = False, limit: float | None = None
@@ -159,8 +169,10 @@ class Session:
         """This worker's part of a round's save; None if it could not be written."""
         name = f"r{self.coordinator.state.round}"
         self._save_started = self.clock.monotonic()
+        members = self.members()
+        moved = [member for member in members if member.has_moved]
         try:
-            return [(member, member.stage(name)) for member in self.members()]
+            return [(member, member.stage(name)) for member in moved or members]
         except Exception as error:  # noqa: BLE001 - told to all workers; all leave
             self._save_failed(error)
             return None

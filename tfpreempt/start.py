@@ -20,8 +20,8 @@ from tfpreempt.coordination.store import KeyValueStore
 
 log = logging.getLogger(__name__)
 
-NOT_SHARED = "[not shared] "
-DISAGREES = "[disagrees] "
+NOT_SHARED = "DirectoryNotSharedError: "
+DISAGREES = "WorkersDisagreeError: "
 
 
 class Start:
@@ -167,13 +167,20 @@ class Start:
 
 
 def raise_problems(problems: dict[int, str]) -> None:
-    """Raises, on every worker, what any worker found wrong with the start."""
+    """Raises, on every worker, what any worker found wrong with the start.
+
+    Args:
+        problems: for each worker that has one, "ClassOfError: text".
+    """
     if not problems:
         return
-    text = "; ".join(f"worker {i}: {problem}" for i, problem in problems.items())
-    if NOT_SHARED in text:
-        raise errors.DirectoryNotSharedError(text.replace(NOT_SHARED, ""))
-    raise errors.WorkersDisagreeError(text.replace(DISAGREES, ""))
+    name = problems[min(problems)].split(":")[0]
+    kind = getattr(errors, name, errors.WorkersDisagreeError)
+    text = "; ".join(
+        f"worker {i}: {problem.removeprefix(f'{name}: ')}"
+        for i, problem in problems.items()
+    )
+    raise kind(text)
 
 
 def make_store(cluster: Cluster) -> KeyValueStore:

@@ -27,7 +27,7 @@ from tfpreempt.events import Decision, Event, Fault, Notice
 log = logging.getLogger(__name__)
 
 PATIENCE = 10  # save_timeouts that a save may take where no deadline is known
-FOREVER = 3600.0  # a wait without a deadline is a chain of waits of this length
+FOREVER = 3600.0  # a wait without a deadline is a chain of such waits
 
 
 class Coordinator:
@@ -151,7 +151,9 @@ class Coordinator:
             if dl.pays_twice(notice.grace_seconds, self.save_seconds, step):
                 kind = NoticeKind.TRAIN_ON
             deadlines, at = self._deadlines, notice.received_at
-            deadlines.shorten(at, notice.grace_seconds, self.save_seconds)
+            new = deadlines.shorten(at, notice.grace_seconds, self.save_seconds)
+            if self._state.held is not None and not new:
+                return  # said again
             deadlines.noticed_at = deadlines.noticed_at or at
             self._extra[Key.NOTICE] = {
                 "worker": notice.worker,
@@ -179,8 +181,7 @@ class Coordinator:
 
     def set_saves_alone(self, alone: bool) -> None:
         """Whether the chief could save its state with no help from a peer."""
-        with self._lock:
-            self.settings = dataclasses.replace(self.settings, saves_alone=alone)
+        self.settings = dataclasses.replace(self.settings, saves_alone=alone)
 
     def attach(self, key: Key, extra: keys.Extra) -> None:
         """What is to travel beside the next value of this key."""
@@ -384,8 +385,7 @@ class Coordinator:
     def _guard(self, is_told: bool) -> bool:
         """Just before the deadline, the process being here still.
 
-        Where nobody told a deadline, a save that is under way is let finish; where the
-        machine really goes, and where it hangs, it is cut short.
+        Where nobody told a deadline, a save that is under way is let finish.
 
         Returns:
             Whether this was the end; otherwise it is asked again later.

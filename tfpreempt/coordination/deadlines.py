@@ -58,19 +58,23 @@ class Deadlines:
 
     def shorten(
         self, received_at: float, grace: float | None, save: float | None
-    ) -> None:
+    ) -> bool:
         """Takes an earlier deadline; a later one changes nothing.
 
         Args:
             received_at: when the notice came.
             grace: seconds told with it.
             save: measured seconds of a save.
+
+        Returns:
+            Whether it was earlier.
         """
         new = dl.deadline(received_at, grace, dl.patience(self._save_timeout, save))
         if self.at is not None and self.at <= new:
-            return
+            return False
         self.at, self.grace = new, grace
         self._set_guard(dl.guard(new, new - received_at), new)
+        return True
 
     def pays_twice(self, save: float, step: float) -> bool:
         """Whether to train on after a commit, and commit again at the end."""

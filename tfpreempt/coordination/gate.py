@@ -1,8 +1,8 @@
 """What the training loop touches at a boundary: a counter and a flag, no lock.
 
 The loop counts the next interval and then looks at the flag; the watcher raises the
-flag and then reads the counter. Whichever comes first, one of the two sees the other, so
-that no interval is ever started that the watcher did not publish.
+flag and then reads the counter. Whichever comes first, one of the two sees the other,
+so that no interval is ever started that the watcher did not publish.
 """
 
 from __future__ import annotations

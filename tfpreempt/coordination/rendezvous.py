@@ -51,7 +51,7 @@ def agree(
         try:
             plan = {"ok": True, **propose()}
         except TfpreemptError as error:
-            plan = {"ok": False, "problem": str(error)}
+            plan = {"ok": False, "problem": describe(error)}
             _put(store, f"{prefix}/plan", plan)
             raise
         _put(store, f"{prefix}/plan", plan)
@@ -62,7 +62,7 @@ def agree(
     try:
         problem = check(plan)
     except TfpreemptError as error:
-        problem = str(error)
+        problem = describe(error)
     _put(store, f"{prefix}/hello/{worker}", {"problem": problem})
     if worker == 0:
         problems = {}
@@ -73,6 +73,11 @@ def agree(
         _put(store, f"{prefix}/ready", problems)
     ready = _take(store, f"{prefix}/ready", timeout, "worker 0's go-ahead")
     return plan, {int(i): str(problem) for i, problem in ready.items()}
+
+
+def describe(error: TfpreemptError) -> str:
+    """An error as text that names its class first, so that peers can raise the same."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _put(store: KeyValueStore, key: str, value: Plan) -> None:
