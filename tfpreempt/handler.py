@@ -261,8 +261,8 @@ class PreemptionCheckpointHandler:
                 self._session.finish(limit)
                 self._commit_final()
                 self._keeper.finished()
-            else:
-                self._boundary()
+            else:  # no boundary: workers may differ in handlers that they never used
+                self._commit_final()
         self._quiet()
 
     def __enter__(self) -> PreemptionCheckpointHandler:
@@ -352,6 +352,7 @@ class PreemptionCheckpointHandler:
         if not self._armed:
             self._armed = True
             self._watcher.rearm()
+            self._session.keep(self._keeper, self)
             self._keeper.load_random_state()
 
     def _raised(self, error: BaseException) -> None:

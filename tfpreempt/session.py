@@ -56,6 +56,7 @@ class Session:
         self.save_timeout = save_timeout
         self.clock: Clock = clock or SystemClock()
         self._members: list[weakref.ref[Participant]] = []
+        self._kept: dict[Participant, object] = {}  # their handlers, until closed
         self._handlers_made = 0
         self._started: tuple[float, int] | None = None
         self.departure = Departure(cluster, self.members)
@@ -88,8 +89,14 @@ class Session:
         self._come_back()
         self._members.append(weakref.ref(member))
 
+    def keep(self, member: Participant, handler: object) -> None:
+        """Training has begun: a handler that nobody holds any more, in a program that
+        never closes it, still gets its last boundary."""
+        self._kept[member] = handler
+
     def part(self, member: Participant) -> None:
         """A handler is closed."""
+        self._kept.pop(member, None)
         self._members = [ref for ref in self._members if ref() not in (None, member)]
 
     def members(self) -> list[Participant]:
@@ -132,6 +139,7 @@ class Session:
         function had returned."""
         if self.departure.left:
             self.departure.left = False
+            self._kept.clear()  # what came before the exit is over
             self.coordinator.feed(ev.NextRound())
 
     def _settle(

@@ -97,8 +97,7 @@ class Coordinator:
         """Waits for the verdict on what main was last told to do.
 
         Args:
-            limit: seconds after which None is returned although nothing was decided;
-                None waits until the round's own deadline.
+            limit: seconds after which None is returned; None waits for the deadline.
         """
         give_up = None if limit is None else self._clock.monotonic() + limit
         with self._lock:
@@ -155,11 +154,8 @@ class Coordinator:
             if self._state.held is not None and not new:
                 return  # said again
             deadlines.noticed_at = deadlines.noticed_at or at
-            self._extra[Key.NOTICE] = {
-                "worker": notice.worker,
-                "source": notice.source,
-                "detail": notice.detail,
-            }
+            who = {"worker": notice.worker, "source": notice.source}
+            self._extra[Key.NOTICE] = who
             self.feed(ev.LocalNotice(kind))
             if kind is NoticeKind.TRAIN_ON:
                 deadlines.set_last_call(self.save_seconds, step)
@@ -191,8 +187,11 @@ class Coordinator:
         """Moves the agreement on and performs what it says."""
         with self._lock:
             self._state, actions = agreement.step(self.settings, self._state, event)
+            if isinstance(event, ev.Saved | ev.Committed):
+                self._deadlines.extend()
             for action in actions:
                 self._perform(action)
+            self._changed.notify_all()  # the deadline of a wait may be another now
 
     # --- performing ------------------------------------------------------------------
 
@@ -216,7 +215,6 @@ class Coordinator:
                 self._gather(action)
             case _:
                 self._verdict = action
-                self._changed.notify_all()
                 self.on_verdict()
 
     def _name(self, round: int, key: Key, worker: int | None = None) -> str:
@@ -391,6 +389,9 @@ class Coordinator:
             Whether this was the end; otherwise it is asked again later.
         """
         with self._lock:
+            if self._state.main is Main.LEAVING:
+                self.feed(ev.DeadlinePassed())
+                return True
             saving = self._state.main in (Main.SAVING, Main.COMMITTING)
             self._patience -= 1
             if saving and not is_told and self._patience > 0:

@@ -32,9 +32,10 @@ class Deadlines:
         on_last_call: Callable[[], None],
         on_guard: Callable[[bool], bool],
     ) -> None:
-        self.at: float | None = None
-        self.grace: float | None = None
+        self.grace: float | None = None  # told with the deadline
         self.noticed_at: float | None = None
+        self._told: float | None = None  # when the machine goes
+        self._soft: float | None = None  # when waiting stops, nobody having told
         self._runtime = runtime
         self._clock = clock
         self._save_timeout = save_timeout
@@ -43,11 +44,14 @@ class Deadlines:
         self._last_call_at: float | None = None
 
     @property
+    def at(self) -> float | None:
+        """The deadline, told or soft, whichever is earlier; None without a notice."""
+        return min((t for t in (self._told, self._soft) if t is not None), default=None)
+
+    @property
     def remaining(self) -> float | None:
-        """Seconds until the deadline, where a source told one."""
-        if self.at is None or not self.grace:
-            return None
-        return self.at - self._clock.monotonic()
+        """Seconds until the machine goes, where a source told it."""
+        return None if self._told is None else self._told - self._clock.monotonic()
 
     @property
     def since_notice(self) -> float | None:
@@ -69,19 +73,29 @@ class Deadlines:
         Returns:
             Whether it was earlier.
         """
-        new = dl.deadline(received_at, grace, dl.patience(self._save_timeout, save))
-        if self.at is not None and self.at <= new:
-            return False
-        self.at, self.grace = new, grace
-        self._set_guard(dl.guard(new, new - received_at), new)
-        return True
+        before = self.at
+        end = dl.deadline(received_at, grace, dl.patience(self._save_timeout, save))
+        if not grace and (self._soft is None or end < self._soft):
+            self._soft = end
+            self._set_guard(dl.guard(end, end - received_at), end)
+        elif grace and (self._told is None or end < self._told):
+            self._told, self.grace = end, grace
+            self._set_guard(dl.guard(end, end - received_at), end)
+        return before is None or end < before
+
+    def extend(self) -> None:
+        """Main has saved: a deadline that nobody told allows another full wait."""
+        if self._soft is not None:
+            self._soft = max(self._soft, self._clock.monotonic() + self._save_timeout)
+            self._set_guard(self._soft, self._soft)
 
     def pays_twice(self, save: float, step: float) -> bool:
         """Whether to train on after a commit, and commit again at the end."""
-        if self.at is None or not dl.pays_twice(self.grace, save, step):
+        if self._told is None or self.grace is None:
             return False
-        last_call = dl.last_call(self.at, self.grace or 0.0, save, step)
-        return last_call > self._clock.monotonic()
+        last_call = dl.last_call(self._told, self.grace, save, step)
+        on_time = last_call > self._clock.monotonic()
+        return on_time and dl.pays_twice(self.grace, save, step)
 
     def set_last_call(self, save: float | None, step: float) -> None:
         """Sets the alarm for the final round; a newer setting replaces it.
@@ -90,16 +104,16 @@ class Deadlines:
             save: measured seconds of a save; unknown before the first commit.
             step: measured seconds of a step.
         """
-        if self.at is None or self.grace is None:
+        if self._told is None or self.grace is None:
             return
         save = self.grace / 4 if save is None else save
-        when = dl.last_call(self.at, self.grace, save, step)
+        when = dl.last_call(self._told, self.grace, save, step)
         self._last_call_at = when
         self._runtime.at(when, functools.partial(self._last_call, when))
 
     def forget(self) -> None:
         """The notice was served, and the process stays."""
-        self.at = self.grace = self._last_call_at = None
+        self._told = self._soft = self.grace = self._last_call_at = None
 
     def _last_call(self, when: float) -> None:
         if self._last_call_at == when:
@@ -109,7 +123,9 @@ class Deadlines:
         self._runtime.at(when, functools.partial(self._guard, deadline))
 
     def _guard(self, deadline: float) -> None:
-        if self.at is None or self.at > deadline:
-            return
-        if not self._on_guard(bool(self.grace)):
-            self._set_guard(self._clock.monotonic() + self._save_timeout, deadline)
+        is_told = deadline == self._told
+        if not is_told and deadline != self._soft:
+            return  # replaced, or the notice was served
+        if not self._on_guard(is_told):
+            again = self._clock.monotonic() + self._save_timeout
+            self._set_guard(again, deadline)

@@ -1,4 +1,4 @@
-"""Collectives of a simulated cluster: all processes enter the same ones in one order."""
+"""Collectives of a simulated cluster: all processes enter the same in one order."""
 
 from __future__ import annotations
 

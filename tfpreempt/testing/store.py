@@ -99,7 +99,7 @@ class FaultyStore:
         return self._inner.dead_workers()
 
     def _meet(self, operation: str, key: str) -> StoreFault | None:
-        """Records the operation, and returns the fault that it meets, after its delay."""
+        """Records the operation; returns the fault that it meets, after its delay."""
         with self._lock:
             lost = self._lost_after is not None
             lost = lost and len(self.operations) >= (self._lost_after or 0)

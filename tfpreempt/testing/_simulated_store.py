@@ -1,0 +1,214 @@
+"""An insert-once store with slow messages, and a coordinator's runtime on it.
+
+The runtime keeps the order that `runtime.Threads` keeps: one read after the other, one
+insert after the other, gathers in a few walks. The store lives in its host's process:
+it stands still while that is frozen, and every request fails once that is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from tfpreempt.coordination.runtime import GATHERERS, OnValue
+from tfpreempt.errors import StoreGoneError
+from tfpreempt.testing._timeline import Process, Timeline, milliseconds
+
+DEATHS_EVERY = 1000
+"""Milliseconds between two questions for dead workers."""
+
+Job = Callable[[Callable[[], None]], None]  # told to call its argument when it is done
+
+
+class Request:
+    """One message to the store that was not answered yet."""
+
+    __slots__ = ("answer", "fail", "key", "process", "value")
+
+    def __init__(
+        self,
+        process: Process,
+        key: str,
+        value: str | None,
+        answer: OnValue,
+        fail: Callable[[], None],
+    ) -> None:
+        self.process = process
+        self.key = key
+        self.value = value  # None: a get
+        self.answer = answer
+        self.fail = fail
+
+
+class SimulatedStore:
+    """The store of a simulated cluster.
+
+    Args:
+        timeline: when things happen.
+        host: the process that it lives in.
+        delay: gives the milliseconds that the next message travels.
+
+    Attributes:
+        values: what was inserted.
+    """
+
+    def __init__(
+        self, timeline: Timeline, host: Process, delay: Callable[[], int]
+    ) -> None:
+        self.values: dict[str, str] = {}
+        self._timeline = timeline
+        self._host = host
+        self._delay = delay
+        self._open: dict[int, Request] = {}
+        self._waiting: dict[str, list[int]] = {}
+        self._numbers = itertools.count()
+
+    def send(self, request: Request) -> None:
+        """Sends a request; its answer, or its failure, comes later."""
+        number = next(self._numbers)
+        self._open[number] = request
+        if self._host.gone_at is not None:
+            self._fail(number)
+            return
+        arrive = functools.partial(self._arrive, number)
+        self._timeline.after(self._delay(), arrive, self._host)
+
+    def close(self) -> None:
+        """The host is gone, and the store with it."""
+        for number in list(self._open):
+            self._fail(number)
+        self._waiting.clear()
+
+    def _arrive(self, number: int) -> None:
+        request = self._open[number]
+        if request.process.gone_at is not None and request.value is None:
+            del self._open[number]
+            return
+        known = self.values.get(request.key)
+        if request.value is None:
+            if known is None:
+                self._waiting.setdefault(request.key, []).append(number)
+            else:
+                self._answer(number, known, self._delay())
+        elif known is None:
+            self.values[request.key] = request.value
+            self._answer(number, request.value, self._delay())
+            for waiting in self._waiting.pop(request.key, ()):
+                self._answer(waiting, request.value, self._delay())
+        else:  # "it exists", and then a get of what is there
+            self._answer(number, known, self._delay() + 2 * self._delay())
+
+    def _answer(self, number: int, text: str, wait: int) -> None:
+        request = self._open.pop(number)
+        call = functools.partial(request.answer, text)
+        self._timeline.after(wait, call, request.process)
+
+    def _fail(self, number: int) -> None:
+        request = self._open.pop(number)
+        self._timeline.after(self._delay(), request.fail, request.process)
+
+
+class SimulatedRuntime:
+    """A `Runtime` for the coordinator of one simulated worker.
+
+    Args:
+        timeline: when things happen.
+        process: where callbacks run.
+        store: the cluster's store.
+        dead_workers: whom the service reports dead at this moment.
+        on_gone: called when the store cannot be reached.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        process: Process,
+        store: SimulatedStore,
+        dead_workers: Callable[[], frozenset[int]],
+        on_gone: Callable[[StoreGoneError], None],
+    ) -> None:
+        self._timeline = timeline
+        self._process = process
+        self._store = store
+        self._dead_workers = dead_workers
+        self._on_gone = on_gone
+        self._reads = _Line()
+        self._writes = _Line()
+        self._watches: list[
+            tuple[threading.Event, Callable[[frozenset[int]], None]]
+        ] = []
+        self._asking = False
+
+    def get(self, key: str, then: OnValue) -> None:
+        self._reads.join(functools.partial(self._request, key, None, then))
+
+    def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
+        for t in range(min(GATHERERS, len(keys))):
+            walk = _Line()
+            for i in range(t, len(keys), GATHERERS):
+                got = functools.partial(then, i)
+                walk.join(functools.partial(self._request, keys[i], None, got))
+
+    def insert(self, key: str, value: str, then: OnValue) -> None:
+        self._writes.join(functools.partial(self._request, key, value, then))
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        self._timeline.at(milliseconds(when), call, self._process)
+
+    def watch_deaths(
+        self, until: threading.Event, then: Callable[[frozenset[int]], None]
+    ) -> None:
+        self._watches.append((until, then))
+        self.ask_for_the_dead()
+
+    def ask_for_the_dead(self) -> None:
+        """Starts to ask, if anyone wants to know; until then nobody could be dead."""
+        if self._watches and not self._asking:
+            self._asking = True
+            self._timeline.after(DEATHS_EVERY, self._ask, self._process)
+
+    def _ask(self) -> None:
+        self._asking = False
+        self._watches = [watch for watch in self._watches if not watch[0].is_set()]
+        dead = self._dead_workers()
+        for until, then in list(self._watches) if dead else ():
+            if not until.is_set():
+                then(dead)
+        self.ask_for_the_dead()
+
+    def _request(
+        self, key: str, value: str | None, then: OnValue, done: Callable[[], None]
+    ) -> None:
+        def answer(text: str) -> None:
+            then(text)
+            done()
+
+        def fail() -> None:
+            error = StoreGoneError(f"the simulated store is gone, asked for {key!r}")
+            self._on_gone(error)
+            done()
+
+        self._store.send(Request(self._process, key, value, answer, fail))
+
+
+class _Line:
+    """Jobs of one thread: each begins when the one before it is done."""
+
+    __slots__ = ("_busy", "_jobs")
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self._busy = False
+
+    def join(self, job: Job) -> None:
+        self._jobs.append(job)
+        if not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        self._busy = bool(self._jobs)
+        if self._jobs:
+            self._jobs.popleft()(self._next)

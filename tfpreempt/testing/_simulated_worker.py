@@ -1,0 +1,330 @@
+"""One worker of a simulated cluster: the real coordinator, and a training loop.
+
+The loop does what `tfpreempt.session` and the handler do at boundaries, saves and ends,
+as a generator that yields wherever the real main thread waits. Nothing else of the real
+code is imitated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.coordinator import FOREVER, Coordinator
+from tfpreempt.coordination.events import CommitKind, Key
+from tfpreempt.events import Notice, Outcome
+from tfpreempt.testing._reports import Ending, Marker, Save, WorkerReport
+from tfpreempt.testing._simulated_store import SimulatedRuntime
+from tfpreempt.testing._timeline import Process, milliseconds
+
+if TYPE_CHECKING:
+    from tfpreempt.testing.cluster import SimulatedCluster
+
+Resume = Callable[[Any], None]
+Pause = Callable[[Resume], None]
+Main = Generator[Pause, Any, None]
+Verdicts = Generator[Pause, Any, ev.Verdict]
+Settled = Generator[Pause, Any, type[ev.Proceed | ev.Leave | ev.Resume | ev.Raise]]
+
+
+class _LeavesError(Exception):
+    """The process ends: what SystemExit is to the real one."""
+
+
+class _RaisesError(Exception):
+    """The user's program fails: what any other exception is to the real one."""
+
+
+class Worker(Process):
+    """A process of the simulated cluster.
+
+    Args:
+        cluster: what it belongs to.
+        index: its number; 0 is the chief and hosts the store.
+    """
+
+    __slots__ = (
+        "_main",
+        "_measured_from",
+        "_open",
+        "_save_started",
+        "_wake",
+        "cluster",
+        "coordinator",
+        "deadline_ms",
+        "ending",
+        "failing_saves",
+        "gate",
+        "index",
+        "left",
+        "outcome",
+        "overdue",
+        "raises_at",
+        "runtime",
+        "saves",
+    )
+
+    def __init__(self, cluster: SimulatedCluster, index: int) -> None:
+        super().__init__()
+        self.cluster = cluster
+        self.index = index
+        self.ending: Ending | None = None
+        self.outcome: Outcome | None = None
+        self.overdue = False
+        self.left = False  # on its way out
+        self.saves: list[Save] = []
+        self.failing_saves = 0
+        self.raises_at: set[int] = set()
+        self.deadline_ms: int | None = None  # when its own machine goes
+        self._open = True  # its handler
+        self._wake: Callable[[], None] | None = None
+        self._measured_from: tuple[int, int] | None = None
+        self._save_started = 0
+
+    def start(self) -> None:
+        """Makes the coordinator and begins to train."""
+        cluster, schedule = self.cluster, self.cluster.schedule
+        self.runtime = SimulatedRuntime(
+            cluster.timeline,
+            self,
+            cluster.store,
+            cluster.reported_dead,
+            lambda error: self.coordinator.store_gone(error),
+        )
+        self.coordinator = Coordinator(
+            ev.Settings(
+                self.index,
+                cluster.world,
+                schedule.collectives,
+                not schedule.collective_save,
+            ),
+            "0",
+            self.runtime,
+            cluster.timeline,
+            save_timeout=schedule.save_timeout_ms / 1000,
+            record=lambda event: None,
+            on_overrun=self._overrun,
+        )
+        self.coordinator.step_seconds = self._step_seconds
+        self.coordinator.on_verdict = self._on_verdict
+        self.gate = self.coordinator.gate
+        self.coordinator.start()
+        self._main = self._live()
+        cluster.timeline.after(
+            cluster.draw(schedule.start_ms), lambda: self._resume(None), self
+        )
+
+    def report(self) -> WorkerReport:
+        """What became of it."""
+        return WorkerReport(
+            worker=self.index,
+            ending=self.ending or Ending.HUNG,
+            outcome=self.outcome,
+            ended_at_ms=self.gone_at,
+            machine_gone_at_ms=self.deadline_ms,
+            saves=tuple(self.saves),
+            is_overdue=self.overdue,
+            was_frozen=self.frozen_until > 0,
+        )
+
+    # --- what happens to it ----------------------------------------------------------
+
+    def receive(self, grace_seconds: float | None) -> None:
+        """A source of this machine sees a notice."""
+        now = self.cluster.timeline.now
+        if grace_seconds:
+            gone = now + milliseconds(grace_seconds)
+            self.deadline_ms = min(gone, self.deadline_ms or gone)
+        self.coordinator.notice(
+            Notice(
+                source="simulated",
+                worker=self.index,
+                grace_seconds=grace_seconds,
+                received_at=self.cluster.timeline.monotonic(),
+            )
+        )
+
+    def end(self, ending: Ending) -> None:
+        """The process is gone."""
+        self.ending = ending
+        self.gone_at = self.cluster.timeline.now
+        if ending is Ending.KILLED:
+            self.outcome = None
+        self.cluster.process_ended(self)
+
+    def _overrun(self) -> None:
+        if not self.left and self._open:
+            self.outcome = Outcome.LOST
+            self.end(Ending.OVERRUN)
+
+    # --- the main thread, as a generator ---------------------------------------------
+
+    def _resume(self, value: Any) -> None:
+        self._wake = None
+        try:
+            pause = self._main.send(value)
+        except StopIteration:
+            self.end(Ending.LEFT)
+        except _LeavesError:
+            self.end(Ending.LEFT)
+        except _RaisesError:
+            self.end(Ending.RAISED)
+        else:
+            pause(self._resume)
+
+    def _sleep(self, span: tuple[int, int]) -> Pause:
+        wait = self.cluster.draw(span)
+
+        def pause(resume: Resume) -> None:
+            self.cluster.timeline.after(wait, functools.partial(resume, None), self)
+
+        return pause
+
+    def _together(self, tag: tuple[str, int], span: tuple[int, int]) -> Pause:
+        return functools.partial(
+            self.cluster.collectives.enter, self, tag, self.cluster.draw(span)
+        )
+
+    def _live(self) -> Main:
+        schedule = self.cluster.schedule
+        for _ in range(schedule.fits):
+            self._open, self.outcome = True, None
+            for _ in range(schedule.lengths[self.index]):
+                self.gate.started += 1
+                yield self._sleep(schedule.gap_ms)
+                if self.gate.flag:
+                    yield from self._look()
+                if self._measured_from is None:
+                    self._measured_from = (self.cluster.timeline.now, self.gate.started)
+                self.cluster.interval_begins(self)
+                yield from self._interval()
+            yield from self._finish()
+            self._open = False
+        yield self._sleep(schedule.exit_ms)
+
+    def _interval(self) -> Main:
+        schedule, number = self.cluster.schedule, self.gate.started
+        span = schedule.step_ms[self.index % len(schedule.step_ms)]
+        if not schedule.collectives:
+            yield self._sleep(span)
+        elif not (yield self._together(("step", number), span)):
+            yield from self._step_failed()
+        if number in self.raises_at:
+            self.coordinator.feed(ev.Detached())
+            yield from self._raise()
+
+    def _look(self) -> Main:
+        while self.gate.flag:
+            self.gate.started -= 1
+            verdict = yield from self._settle()
+            self.gate.started += 1
+            if verdict is ev.Proceed:
+                return
+
+    def _finish(self) -> Main:
+        while (yield from self._settle(last=True)) is not ev.Leave:
+            pass
+
+    def _settle(self, last: bool = False) -> Settled:
+        c = self.coordinator
+        staged = False
+        c.feed(ev.Boundary(self.gate.started, last))
+        while True:
+            match (yield from self._verdict()):
+                case ev.Save(boundary, alone, repeat):
+                    self._save_started = self.cluster.timeline.now
+                    state = c.state
+                    save = Save(state.round, boundary, alone, repeat)
+                    self.saves.append(save)
+                    staged = not repeat
+                    ok = repeat or (yield from self._stage(state.round, alone))
+                    c.feed(ev.Saved(ok))
+                case ev.WriteMarker(workers):
+                    yield self._sleep(self.cluster.schedule.marker_ms)
+                    c.feed(ev.Committed(self._mark(staged, workers)))
+                case ev.Leave(outcome):
+                    yield from self._leave(outcome)
+                    c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
+                    return ev.Leave
+                case verdict:
+                    return type(verdict)
+
+    def _stage(self, round: int, alone: bool) -> Generator[Pause, Any, bool]:
+        schedule = self.cluster.schedule
+        ok: bool = True
+        if schedule.collective_save and not alone:
+            ok = yield self._together(("save", round), schedule.save_ms)
+        else:
+            yield self._sleep(schedule.save_ms)
+        if self.failing_saves:
+            self.failing_saves -= 1
+            ok = False
+        return ok
+
+    def _mark(self, staged: bool, workers: tuple[int, ...]) -> CommitKind:
+        c = self.coordinator
+        if staged:
+            spent = self.cluster.timeline.now - self._save_started
+            c.save_seconds = spent / 1000
+            c.attach(Key.COMMIT, {"save_seconds": c.save_seconds})
+        kind = c.commit_kind()
+        self.cluster.markers.append(Marker(c.state.round, c.state.at, kind, workers))
+        return kind
+
+    def _leave(self, outcome: Outcome) -> Main:
+        self.outcome = outcome
+        if outcome is Outcome.FINISHED:
+            return
+        self.left = True
+        yield self._sleep(self.cluster.schedule.exit_ms)
+        raise _LeavesError
+
+    def _step_failed(self) -> Main:
+        self.coordinator.feed(ev.StepFailed())
+        verdict = yield from self._verdict()
+        if isinstance(verdict, ev.Leave):
+            yield from self._leave(verdict.outcome)
+        yield from self._raise()
+
+    def _raise(self) -> Main:
+        self.outcome = None
+        yield self._sleep(self.cluster.schedule.raise_ms)
+        raise _RaisesError
+
+    # --- waiting, as Coordinator.wait does -------------------------------------------
+
+    def _verdict(self) -> Verdicts:
+        c, timeline = self.coordinator, self.cluster.timeline
+        while True:
+            verdict = c.take_verdict()
+            if verdict is not None:
+                return verdict
+            now, end = timeline.monotonic(), c.main_deadline()
+            if end is not None and now >= end:
+                self.overdue = True
+                c.feed(ev.DeadlinePassed())
+                continue
+            yield functools.partial(self._wait, now + FOREVER if end is None else end)
+
+    def _wait(self, until: float, resume: Resume) -> None:
+        """Sleeps until a verdict, or until then; like a condition, it is woken once."""
+
+        def wake() -> None:
+            if self._wake is wake:
+                resume(None)
+
+        self._wake = wake
+        self.cluster.timeline.at(milliseconds(until), wake, self)
+
+    def _on_verdict(self) -> None:
+        if self._wake is not None:
+            self.cluster.timeline.after(0, self._wake, self)
+
+    def _step_seconds(self) -> float:
+        if self._measured_from is None:
+            return 0.0
+        since, first = self._measured_from
+        intervals = max(1, self.gate.started - first)
+        return (self.cluster.timeline.now - since) / 1000 / intervals
