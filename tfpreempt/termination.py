@@ -24,6 +24,7 @@ from tfpreempt.notice.watcher import WatchedSource
 NOTICE_FILE_VARIABLE = "TFPREEMPT_NOTICE_FILE"
 
 Grace = float | datetime.timedelta | None
+SourceMaker = Callable[[], NoticeSource | WatchedSource]
 
 
 class TerminationConfig:
@@ -46,8 +47,8 @@ class TerminationConfig:
         signals: watched signals, by name or number.
         notice_file: a file whose appearing is a notice; by default what the environment
             variable TFPREEMPT_NOTICE_FILE names, if set.
-        sources: more sources, each a NoticeSource, or a WatchedSource with a grace of
-            its own. They are started once, so such a config serves one handler.
+        sources: functions that each make one more NoticeSource, or a WatchedSource with
+            a grace of its own; called anew for every handler that the config serves.
         uncommitted_exit_code: left with in place of `exit_fn` and `exit_code` by a
             preemption that committed nothing; None makes no difference.
 
@@ -67,12 +68,14 @@ class TerminationConfig:
         *,
         signals: Sequence[str | int] = ("SIGTERM",),
         notice_file: str | os.PathLike[str] | None = None,
-        sources: Sequence[NoticeSource | WatchedSource] = (),
+        sources: Sequence[SourceMaker] = (),
         uncommitted_exit_code: int | None = None,
     ) -> None:
         check_callable("termination_watcher_fn", termination_watcher_fn)
         check_callable("exit_fn", exit_fn)
         check_callable("save_fn", save_fn)
+        for make in sources:
+            check_callable("a member of sources", make)
         check_code(uncommitted_exit_code)
         if isinstance(signals, str | int):
             signals = (signals,)
@@ -136,7 +139,7 @@ class TerminationConfig:
         return self._save_fn
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
-        """What is to be watched; new sources at each call, the user's own as given."""
+        """What is to be watched; new sources at each call."""
         grace = self._grace_seconds
         found: list[NoticeSource] = [SignalSource(signum) for signum in self._signals]
         if self._termination_watcher_fn is not None:
@@ -144,10 +147,11 @@ class TerminationConfig:
         if self._notice_file is not None:
             found.append(FileSource(self._notice_file))
         watched = [WatchedSource(source, grace) for source in found]
-        for source in self._sources:
-            if not isinstance(source, WatchedSource):
-                source = WatchedSource(source, grace)
-            watched.append(source)
+        for make in self._sources:
+            made = make()
+            if not isinstance(made, WatchedSource):
+                made = WatchedSource(made, grace)
+            watched.append(made)
         return tuple(watched)
 
     def code(self, committed: bool) -> int | None:

@@ -154,8 +154,7 @@ class Coordinator:
             if self._state.held is not None and not new:
                 return  # said again
             deadlines.noticed_at = deadlines.noticed_at or at
-            who = {"worker": notice.worker, "source": notice.source}
-            self._extra[Key.NOTICE] = who
+            self._extra[Key.NOTICE] = {"worker": notice.worker, "from": notice.source}
             self.feed(ev.LocalNotice(kind))
             if kind is NoticeKind.TRAIN_ON:
                 deadlines.set_last_call(self.save_seconds, step)

@@ -1,0 +1,33 @@
+"""The store of a real coordination service: this process is a cluster of one worker."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+
+from tfpreempt.coordination.store import KeyValueStore
+
+
+def make() -> tuple[KeyValueStore, None]:
+    """The store, emptied; its service lives as long as the process."""
+    from tfpreempt.coordination.tf_service import TensorFlowStore
+
+    start_service()
+    store = TensorFlowStore([("worker", 1)])
+    store.delete("c")
+    return store, None
+
+
+@functools.cache
+def start_service() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    cluster = {"worker": [f"127.0.0.1:{port}"]}
+    task = {"type": "worker", "index": 0}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+    import tensorflow as tf
+
+    tf.distribute.MultiWorkerMirroredStrategy()

@@ -1,0 +1,76 @@
+"""What every clock promises; and what the fake one adds."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.testing.clock import FakeClock
+
+
+@pytest.fixture(params=[SystemClock, FakeClock])
+def clock(request: pytest.FixtureRequest) -> Clock:
+    made: Clock = request.param()
+    return made
+
+
+def test_monotonic_never_goes_back(clock: Clock) -> None:
+    times = [clock.monotonic() for _ in range(100)]
+    assert times == sorted(times)
+    assert all(isinstance(time, float) for time in times)
+
+
+def test_wall_is_seconds_of_this_century(clock: Clock) -> None:
+    assert isinstance(clock.wall(), float)
+    assert 1.5e9 < clock.wall() < 4e9
+
+
+def test_fake_moves_only_by_hand() -> None:
+    clock = FakeClock(start=10.0, wall=2e9)
+    assert (clock.monotonic(), clock.wall()) == (10.0, 2e9)
+    clock.advance(2.5)
+    assert (clock.monotonic(), clock.wall()) == (12.5, 2e9 + 2.5)
+    with pytest.raises(ValueError, match="never goes back"):
+        clock.advance(-1.0)
+
+
+def test_fake_wait_ends_by_time_or_event() -> None:
+    clock = FakeClock()
+    answers: list[bool] = []
+    event = threading.Event()
+
+    def wait_twice() -> None:
+        answers.append(clock.wait(event, 5.0))
+        answers.append(clock.wait(event, 5.0))
+
+    thread = threading.Thread(target=wait_twice, daemon=True)
+    thread.start()
+    clock.wait_for_waiters()
+    clock.advance(4.0)
+    assert answers == []
+    clock.advance(1.0)
+    clock.wait_for_waiters()
+    assert answers == [False]
+    event.set()
+    thread.join(10.0)
+    assert answers == [False, True]
+
+
+def test_fake_waits_for_a_function() -> None:
+    assert FakeClock().wait(lambda: True, 1.0)
+    assert not FakeClock().wait(lambda: False, 0.0)
+
+
+def test_fake_runs_calls_in_order_at_their_times() -> None:
+    clock = FakeClock(start=0.0)
+    ran: list[tuple[str, float]] = []
+    clock.call_at(3.0, lambda: ran.append(("c", clock.monotonic())))
+    clock.call_at(1.0, lambda: ran.append(("a", clock.monotonic())))
+    clock.call_at(1.0, lambda: ran.append(("b", clock.monotonic())))
+    clock.advance(2.0)
+    assert ran == [("a", 1.0), ("b", 1.0)]
+    clock.advance(2.0)
+    assert ran[-1] == ("c", 3.0)
+    assert clock.monotonic() == 4.0

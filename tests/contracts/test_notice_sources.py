@@ -1,0 +1,212 @@
+"""What every source of notices promises, on each of them and on the fake."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notice.rigs import (
+    CallableRig,
+    FileRig,
+    NativeRig,
+    Rig,
+    ScriptedRig,
+    SignalRig,
+)
+from tfpreempt import errors
+from tfpreempt.notice.source import NoticeSource
+
+RIGS: dict[str, Callable[[Path], Rig]] = {
+    "signal": lambda folder: SignalRig(),
+    "file": FileRig,
+    "callable": lambda folder: CallableRig(),
+    "native": lambda folder: NativeRig(),
+    "scripted": lambda folder: ScriptedRig(),
+}
+
+
+@pytest.fixture(params=sorted(RIGS))
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    made = RIGS[request.param](tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def source(rig: Rig) -> Iterator[NoticeSource]:
+    made = rig.make()
+    yield made
+    made.close()
+
+
+def test_has_a_stable_name(source: NoticeSource) -> None:
+    assert source.name
+    assert source.name == source.name
+
+
+def test_quiet_says_nothing(rig: Rig, source: NoticeSource) -> None:
+    heard: list[str] = []
+    source.start(heard.append)
+    source.rearm()
+    rig.settle()
+    assert heard == []
+
+
+def test_a_notice_is_reported_once(rig: Rig, source: NoticeSource) -> None:
+    heard: list[str] = []
+    source.start(heard.append)
+    rig.give()
+    rig.settle()
+    rig.settle()
+    assert len(heard) == 1
+    assert isinstance(heard[0], str)
+    assert heard[0]
+
+
+def test_a_notice_after_rearm_is_reported_once(rig: Rig, source: NoticeSource) -> None:
+    heard: list[str] = []
+    source.start(heard.append)
+    source.rearm()
+    source.rearm()
+    rig.give()
+    rig.settle()
+    assert len(heard) == 1
+
+
+def test_withdrawn_and_back_is_a_new_notice(rig: Rig, source: NoticeSource) -> None:
+    if not rig.has_level:
+        pytest.skip("this one cannot be withdrawn")
+    heard: list[str] = []
+    source.start(heard.append)
+    for expected in (1, 2, 3):
+        rig.give()
+        rig.settle()
+        assert len(heard) == expected
+        rig.withdraw()
+        rig.settle()
+        assert len(heard) == expected
+
+
+def test_another_arrival_is_another_notice(rig: Rig, source: NoticeSource) -> None:
+    if rig.has_level or not rig.keeps_going_after_notice:
+        pytest.skip("this one has a level, or comes once")
+    heard: list[str] = []
+    source.start(heard.append)
+    for expected in (1, 2, 3):
+        rig.give()
+        rig.settle()
+        assert len(heard) == expected
+
+
+def test_garbage_is_a_notice_with_a_short_detail(
+    rig: Rig, source: NoticeSource
+) -> None:
+    heard: list[str] = []
+    source.start(heard.append)
+    rig.garbage()
+    rig.settle()
+    assert len(heard) == 1
+    assert isinstance(heard[0], str)
+    assert len(heard[0].encode()) <= 4096
+
+
+def test_failing_then_recovering(rig: Rig, source: NoticeSource) -> None:
+    if not rig.can_fail:
+        pytest.skip("this one has nothing that can fail and come back")
+    heard: list[str] = []
+    source.start(heard.append)
+    rig.fail()
+    for _ in range(3):
+        rig.settle()
+    assert heard == []
+    rig.recover()
+    rig.give()
+    rig.settle()
+    assert len(heard) == 1
+
+
+def test_a_failing_listener_does_not_end_the_source(
+    rig: Rig, source: NoticeSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[str] = []
+
+    def listen(detail: str) -> None:
+        calls.append(detail)
+        raise ValueError("the listener's fault")
+
+    source.start(listen)
+    rig.give()
+    rig.settle()
+    assert len(calls) == 1
+    assert "the listener's fault" in caplog.text
+    if rig.keeps_going_after_notice:
+        if rig.has_level:
+            rig.withdraw()
+            rig.settle()
+        rig.give()
+        rig.settle()
+        assert len(calls) == 2
+
+
+def test_close_while_waiting_is_quick(rig: Rig, source: NoticeSource) -> None:
+    source.start(lambda detail: None)
+    rig.settle()
+    began = time.monotonic()
+    source.close()
+    source.close()
+    assert time.monotonic() - began < 1.5  # less than the limit that warns
+
+
+def test_close_leaves_no_thread_behind(rig: Rig, source: NoticeSource) -> None:
+    if isinstance(rig, NativeRig):
+        pytest.skip("its one thread is never joined, by design")
+    before = set(threading.enumerate())
+    source.start(lambda detail: None)
+    source.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_nothing_is_reported_after_close(rig: Rig, source: NoticeSource) -> None:
+    heard: list[str] = []
+    source.start(heard.append)
+    source.close()
+    rig.give()
+    if not rig.has_level:  # a closed poller looks at nothing: no need to settle
+        rig.settle()
+    assert heard == []
+
+
+def test_close_without_start(source: NoticeSource) -> None:
+    source.close()
+
+
+def test_a_second_start_is_refused(source: NoticeSource) -> None:
+    source.start(lambda detail: None)
+    with pytest.raises(errors.UsageError, match="make a new one"):
+        source.start(lambda detail: None)
+
+
+def test_a_start_after_close_is_refused(source: NoticeSource) -> None:
+    source.close()
+    with pytest.raises(errors.UsageError, match="closed"):
+        source.start(lambda detail: None)
+
+
+def test_two_sources_hear_the_same_notice(rig: Rig) -> None:
+    sources = [rig.make(), rig.make()]
+    heard: list[list[str]] = [[], []]
+    if rig.has_level:
+        pytest.skip("each polls for itself; one rig drives one")
+    try:
+        for source, into in zip(sources, heard, strict=True):
+            source.start(into.append)
+        rig.give()
+        rig.settle()
+        assert [len(each) for each in heard] == [1, 1]
+    finally:
+        for source in sources:
+            source.close()

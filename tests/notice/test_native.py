@@ -1,0 +1,132 @@
+"""TensorFlow's key: one blocked get in a process, whoever listens."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notice.rigs import LIMIT, wait_until
+from tfpreempt.errors import StoreGoneError
+from tfpreempt.notice.native import NativeKeySource
+
+
+class Key:
+    """A key that comes when the test says so; counts the gets."""
+
+    def __init__(self) -> None:
+        self.values: queue.Queue[str | Exception] = queue.Queue()
+        self.readers: list[threading.Thread] = []
+
+    def read(self) -> str:
+        self.readers.append(threading.current_thread())
+        value = self.values.get(timeout=LIMIT)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def come(self, value: str | Exception) -> None:
+        self.values.put(value)
+        assert wait_until(lambda: bool(self.readers))
+        for reader in self.readers:
+            reader.join(LIMIT)
+
+
+@pytest.fixture
+def key() -> Iterator[Key]:
+    made = Key()
+    yield made
+    made.values.put("")
+
+
+def test_two_sources_share_one_get(key: Key) -> None:
+    heard: list[str] = []
+    sources = [NativeKeySource(key.read) for _ in range(2)]
+    for source in sources:
+        source.start(heard.append)
+    key.come("/job:worker/task:1")
+    assert heard == ["/job:worker/task:1"] * 2
+    assert len(key.readers) == 1
+
+
+def test_closing_one_leaves_the_other(key: Key) -> None:
+    heard: list[str] = []
+    first, second = (NativeKeySource(key.read) for _ in range(2))
+    first.start(lambda detail: heard.append("first"))
+    second.start(lambda detail: heard.append("second"))
+    first.close()
+    key.come("x")
+    assert heard == ["second"]
+
+
+def test_a_get_outlives_its_listener_and_is_used_again(key: Key) -> None:
+    first = NativeKeySource(key.read)
+    first.start(lambda detail: None)
+    first.close()
+    heard: list[str] = []
+    NativeKeySource(key.read).start(heard.append)
+    key.come("x")
+    assert heard == ["x"]
+    assert len(key.readers) == 1
+
+
+def test_a_value_that_nobody_heard_waits_for_one(key: Key) -> None:
+    first = NativeKeySource(key.read)
+    first.start(lambda detail: None)
+    first.close()
+    key.come("x")
+    heard: list[str] = []
+    NativeKeySource(key.read).start(heard.append)
+    NativeKeySource(key.read).start(heard.append)
+    assert heard == ["x"]
+
+
+def test_a_value_that_was_heard_is_not_told_again(key: Key) -> None:
+    heard: list[str] = []
+    NativeKeySource(key.read).start(heard.append)
+    key.come("x")
+    NativeKeySource(key.read).start(heard.append)
+    assert heard == ["x"]
+    assert len(key.readers) == 1
+
+
+def test_a_new_identity_is_a_new_get(key: Key) -> None:
+    heard: list[str] = []
+    NativeKeySource(key.read, identity=(id(key), 1)).start(heard.append)
+    key.come("x")
+    NativeKeySource(key.read, identity=(id(key), 2)).start(heard.append)
+    key.come("y")
+    assert heard == ["x", "y"]
+
+
+@pytest.mark.parametrize("error", [StoreGoneError("leader ended"), ValueError("odd")])
+def test_a_failure_is_one_line_at_info(
+    key: Key, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+    with caplog.at_level(logging.INFO):
+        NativeKeySource(key.read).start(heard.append)
+        key.come(error)
+    assert heard == []
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert str(error) in caplog.text
+    assert caplog.records[0].exc_info is None
+
+
+def test_after_a_failure_the_next_source_tries_anew(key: Key) -> None:
+    NativeKeySource(key.read).start(lambda detail: None)
+    key.come(StoreGoneError("not yet"))
+    heard: list[str] = []
+    NativeKeySource(key.read).start(heard.append)
+    key.come("x")
+    assert heard == ["x"]
+    assert len(key.readers) == 2
+
+
+def test_the_reading_thread_is_a_daemon(key: Key) -> None:
+    NativeKeySource(key.read).start(lambda detail: None)
+    key.come("x")
+    assert key.readers[0].daemon

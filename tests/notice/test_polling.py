@@ -1,0 +1,128 @@
+"""The polling loop: faults are logged once, retried with back-off, never silent."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from tfpreempt import errors
+from tfpreempt.notice._polling import PollingLoop, retry_seconds
+
+
+class Script:
+    """Answers polls one after the other, and records how long each pause is."""
+
+    def __init__(self, *answers: str | BaseException | None) -> None:
+        self.answers = list(answers)
+        self.pauses: list[float] = []
+        self.edges: list[str] = []
+        self.done = threading.Event()
+
+    def poll(self) -> str | None:
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.pauses.append(seconds)
+        if self.answers:
+            return False
+        self.done.set()
+        return event.wait(10.0)
+
+    def run(self, interval: float = 1.0) -> None:
+        loop = PollingLoop(
+            "polled", self.poll, self.edges.append, interval=interval, wait=self.wait
+        )
+        loop.start()
+        assert self.done.wait(10.0)
+        loop.close()
+
+
+def test_only_edges_are_reported() -> None:
+    script = Script(None, "a", "a", "b", None, None, "c", "")
+    script.run()
+    assert script.edges == ["a", "c"]
+
+
+def test_an_empty_detail_is_a_notice() -> None:
+    script = Script("", "", None, "")
+    script.run()
+    assert script.edges == ["", ""]
+
+
+def test_the_level_survives_a_failure() -> None:
+    script = Script("a", OSError("gone"), "a", None, OSError("gone"), "a")
+    script.run()
+    assert script.edges == ["a", "a"]
+
+
+def test_pauses_grow_to_a_limit_and_start_anew() -> None:
+    script = Script(*[OSError("x")] * 8, None, OSError("x"), None)
+    script.run(interval=0.25)
+    assert script.pauses == [1, 2, 4, 8, 16, 30, 30, 30, 0.25, 1, 0.25]
+
+
+def test_retry_seconds_has_a_limit() -> None:
+    assert retry_seconds(1) == 1.0
+    assert retry_seconds(10**9) == 30.0
+
+
+def test_a_fault_is_logged_once_with_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    same = [OSError("no route") for _ in range(4)]
+    with caplog.at_level(logging.DEBUG):
+        Script(None, *same, OSError("refused"), ValueError("refused"), None).run()
+    told = [record for record in caplog.records if "polled" in record.getMessage()]
+    assert [bool(record.exc_info) for record in told] == [True, False, False, False]
+    assert "OSError: no route" in told[0].getMessage()
+    assert "OSError: refused" in told[1].getMessage()
+    assert "ValueError: refused" in told[2].getMessage()
+    assert "works again after 6 failures" in told[3].getMessage()
+
+
+def test_a_fault_after_recovery_is_logged_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Script(OSError("x"), None, OSError("x"), None).run()
+    assert sum(bool(record.exc_info) for record in caplog.records) == 2
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
+def test_not_even_an_exit_ends_it(error: BaseException) -> None:
+    script = Script(error, "a")
+    script.run()
+    assert script.edges == ["a"]
+
+
+def test_a_call_that_hangs_does_not_hold_up_close(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    entered, release = threading.Event(), threading.Event()
+    edges: list[str] = []
+
+    def hang() -> str:
+        entered.set()
+        release.wait(10.0)
+        return "too late"
+
+    loop = PollingLoop("hung", hang, edges.append, interval=1.0, close_limit=0.05)
+    loop.start()
+    assert entered.wait(10.0)
+    loop.close()
+    assert "has not returned within" in caplog.text
+    release.set()
+    loop.close()
+    assert edges == []
+
+
+@pytest.mark.parametrize(
+    "interval", [0, -1, float("nan"), float("inf"), True, "1", None]
+)
+def test_bad_intervals_are_refused(interval: float) -> None:
+    with pytest.raises(errors.ConfigurationError, match="positive, finite"):
+        PollingLoop("p", lambda: None, lambda detail: None, interval=interval)

@@ -1,0 +1,214 @@
+"""Signals to real processes: long operations, forked children, what ends a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PRELUDE = """
+    import hashlib, json, multiprocessing, os, signal, sys, threading, time
+    from tfpreempt.notice.signals import SignalSource
+
+    heard = []
+    source = SignalSource("SIGTERM")
+    source.start(lambda detail: heard.append(time.monotonic()))
+
+    def tell(**values):
+        print(json.dumps(values), flush=True)
+"""
+
+
+def run(program: str, expected: int = 0) -> dict[str, object]:
+    """Runs a program after the prelude; returns the JSON of its last line."""
+    code = textwrap.dedent(PRELUDE) + textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == expected, done.stderr
+    assert "Exception ignored" not in done.stderr
+    lines = done.stdout.splitlines()
+    found: dict[str, object] = json.loads(lines[-1]) if lines else {}
+    return found
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        # Never looks at signals while it runs, as TensorFlow's ops do not.
+        "hashlib.pbkdf2_hmac('sha256', b'p', b's', 6_000_000)",
+        "time.sleep(1.5)",
+    ],
+)
+def test_heard_while_the_main_thread_is_inside_c(operation: str) -> None:
+    told = run(
+        f"""
+        sent = []
+        def kill():
+            time.sleep(0.2)
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGTERM)
+        threading.Thread(target=kill).start()
+        {operation}
+        ended = time.monotonic()
+        tell(latency=heard[0] - sent[0], left=ended - heard[0], count=len(heard))
+        """
+    )
+    print("latency:", told["latency"])
+    assert told["count"] == 1
+    # The point: not when the operation ended, but while it ran.
+    assert float(str(told["left"])) > 0.05
+
+
+def test_a_forked_worker_dies_of_sigterm_and_the_parent_hears_nothing() -> None:
+    told = run(
+        """
+        context = multiprocessing.get_context("fork")
+        codes = []
+        for _ in range(20):
+            child = context.Process(target=time.sleep, args=(30,))
+            child.start()
+            child.terminate()  # at once: it may not have let go of our socket yet
+            child.join(20)
+            codes.append(child.exitcode)
+        time.sleep(0.05)
+        during = len(heard)
+        os.kill(os.getpid(), signal.SIGTERM)  # and the parent still hears its own
+        while not heard: time.sleep(0.001)
+        tell(codes=sorted(set(codes)), during=during, after=len(heard))
+        """
+    )
+    assert told == {"codes": [-15], "during": 0, "after": 1}
+
+
+def test_a_child_forked_by_another_thread_is_free_too() -> None:
+    told = run(
+        """
+        status = []
+        def fork():
+            pid = os.fork()
+            if pid == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(30)
+                os._exit(0)
+            status.append(os.waitpid(pid, 0)[1])
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+        tell(ended_by=os.WTERMSIG(status[0]), heard=len(heard))
+        """
+    )
+    assert told == {"ended_by": 15, "heard": 0}
+
+
+def test_a_child_has_the_handler_and_wakeup_fd_from_before() -> None:
+    told = run(
+        """
+        source.close()
+        import socket
+        a, b = socket.socketpair()
+        b.setblocking(False)
+        signal.set_wakeup_fd(b.fileno())
+        signal.signal(signal.SIGTERM, lambda *args: os._exit(9))
+        source = SignalSource("TERM")
+        source.start(lambda detail: heard.append(detail))
+        pid = os.fork()
+        if pid == 0:
+            is_back = signal.set_wakeup_fd(-1) == b.fileno()
+            source.close()  # inherited; does nothing
+            if is_back:
+                os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(1)
+        status = os.waitpid(pid, 0)[1]
+        tell(code=os.WEXITSTATUS(status), heard=len(heard))
+        source.close()
+        """
+    )
+    assert told == {"code": 9, "heard": 0}
+
+
+def test_a_child_can_watch_for_itself() -> None:
+    told = run(
+        """
+        pid = os.fork()
+        if pid == 0:
+            mine = []
+            own = SignalSource("TERM")
+            own.start(mine.append)
+            os.kill(os.getpid(), signal.SIGTERM)
+            end = time.monotonic() + 10
+            while not mine and time.monotonic() < end: time.sleep(0.001)
+            os._exit(len(mine))
+        status = os.waitpid(pid, 0)[1]
+        tell(code=os.WEXITSTATUS(status), heard=len(heard))
+        """
+    )
+    assert told == {"code": 1, "heard": 0}
+
+
+def test_the_forking_thread_can_be_signalled_afterwards() -> None:
+    told = run(
+        """
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        tell(blocked=[int(each) for each in blocked])
+        """
+    )
+    assert told == {"blocked": []}
+
+
+def test_after_close_sigterm_ends_the_process() -> None:
+    run("source.close(); os.kill(os.getpid(), signal.SIGTERM)", expected=-15)
+
+
+def test_after_close_on_another_thread_sigterm_ends_the_process() -> None:
+    run(
+        """
+        thread = threading.Thread(target=source.close)
+        thread.start()
+        thread.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+        """,
+        expected=-15,
+    )
+
+
+def test_an_open_source_does_not_hold_up_the_end() -> None:
+    run("sys.exit(3)", expected=3)
+
+
+def test_heard_with_asyncio_in_the_same_process() -> None:
+    told = run(
+        """
+        import asyncio
+        async def main():
+            loop = asyncio.get_running_loop()
+            got = asyncio.Event()
+            loop.add_signal_handler(signal.SIGUSR1, got.set)  # takes the wake-up fd
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
+            first = len(heard)
+            source.rearm()
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await asyncio.wait_for(got.wait(), 10)
+            return first
+        first = asyncio.run(main())
+        tell(first=first, then=len(heard))
+        """
+    )
+    assert told == {"first": 1, "then": 2}

@@ -1,0 +1,365 @@
+"""Signals within one process: who is called, who is chained, what is put back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from tests.notice.rigs import wait_until
+from tfpreempt import errors
+from tfpreempt.notice.signals import SignalSource
+
+USR1 = signal.SIGUSR1
+
+
+@pytest.fixture(autouse=True)
+def _untouched() -> Iterator[None]:
+    """Every test leaves handlers and wake-up fd as it found them."""
+
+    def found() -> list[object]:
+        fd = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(fd)
+        watched = (USR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM)
+        return [fd, *map(signal.getsignal, watched)]
+
+    before = found()
+    yield
+    assert found() == before
+
+
+class Handler:
+    """A Python handler that counts, and calls the one that it was installed over."""
+
+    def __init__(self, chains: bool = False) -> None:
+        self.calls = 0
+        self._below = signal.signal(USR1, self) if chains else None
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self.calls += 1
+        if callable(self._below):
+            self._below(signum, frame)
+
+
+@pytest.fixture
+def handler() -> Iterator[Handler]:
+    """A handler that was there before."""
+    made = Handler()
+    before = signal.signal(USR1, made)
+    yield made
+    assert signal.getsignal(USR1) is made
+    signal.signal(USR1, before)
+
+
+def installed() -> object:
+    return signal.getsignal(USR1)
+
+
+@pytest.fixture
+def heard(handler: Handler) -> list[str]:
+    return []
+
+
+@pytest.fixture
+def source(heard: list[str]) -> Iterator[SignalSource]:
+    made = SignalSource(USR1)
+    made.start(heard.append)
+    yield made
+    made.close()
+
+
+class Pair:
+    """A wake-up fd of another library."""
+
+    def __init__(self) -> None:
+        self.read_end, self.write_end = socket.socketpair()
+        self.read_end.setblocking(False)
+        self.write_end.setblocking(False)
+        self.fd = self.write_end.fileno()
+
+    def received(self) -> bytes:
+        try:
+            return self.read_end.recv(100)
+        except BlockingIOError:
+            return b""
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.read_end.close()
+    made.write_end.close()
+
+
+def send(count: int = 1) -> None:
+    for _ in range(count):
+        os.kill(os.getpid(), USR1)
+
+
+def heard_exactly(heard: list[str], count: int) -> bool:
+    """A signal too many would come at once: a moment shows that there is none."""
+    assert wait_until(lambda: len(heard) >= count)
+    return not wait_until(lambda: len(heard) > count, limit=0.03)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [signal.SIGUSR1, int(signal.SIGUSR1), "SIGUSR1", "USR1", "usr1", " sigusr1"],
+)
+def test_a_signal_by_any_name(value: int | str) -> None:
+    assert SignalSource(value).name == "signal:SIGUSR1"
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "USR1", "USR2", "HUP", "XCPU", "CONT"])
+def test_signals_that_are_watched(name: str) -> None:
+    assert SignalSource(name).name == f"signal:SIG{name}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["KILL", signal.SIGKILL, "SIGSTOP", "SEGV", "CHLD", "NOPE", "", 0, -1, 999, True],
+)
+def test_signals_that_are_refused(value: int | str) -> None:
+    with pytest.raises(errors.ConfigurationError, match="TERM, INT, USR1") as caught:
+        SignalSource(value)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, 1.5, b"TERM"])
+def test_things_that_are_no_signals(value: object) -> None:
+    with pytest.raises(errors.ConfigurationError, match="expected one of"):
+        SignalSource(value)  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_each_arrival_is_reported_and_chained(
+    source: SignalSource, heard: list[str], handler: Handler
+) -> None:
+    send(20)
+    assert heard_exactly(heard, 20)
+    assert set(heard) == {"SIGUSR1"}
+    assert handler.calls == 20
+
+
+def test_close_puts_the_handler_back(
+    source: SignalSource, heard: list[str], handler: Handler
+) -> None:
+    assert installed() is not handler
+    source.close()
+    assert installed() is handler
+    send()
+    assert handler.calls == 1
+    assert heard == []
+
+
+def test_two_sources_on_one_signal(
+    source: SignalSource, heard: list[str], handler: Handler
+) -> None:
+    second_heard: list[str] = []
+    second = SignalSource("USR1")
+    second.start(second_heard.append)
+    send()
+    assert heard_exactly(heard, 1)
+    assert heard_exactly(second_heard, 1)
+    assert handler.calls == 1
+    source.close()
+    send()
+    assert heard_exactly(second_heard, 2)
+    assert installed() is not handler
+    second.close()
+    assert installed() is handler
+    assert len(heard) == 1
+
+
+def test_two_signals_share_what_is_there(source: SignalSource) -> None:
+    threads = threading.active_count()
+    second_heard: list[str] = []
+    second = SignalSource("USR2")
+    second.start(second_heard.append)
+    assert threading.active_count() == threads
+    source.close()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert heard_exactly(second_heard, 1)
+    second.close()
+
+
+def test_the_default_of_sigint_is_not_chained() -> None:
+    heard: list[str] = []
+    source = SignalSource("INT")
+    source.start(heard.append)
+    os.kill(os.getpid(), signal.SIGINT)  # no KeyboardInterrupt
+    assert wait_until(lambda: heard == ["SIGINT"])
+    source.close()
+
+
+def test_what_the_chained_handler_raises_is_raised(heard: list[str]) -> None:
+    def leave(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(7)
+
+    below = signal.signal(USR1, leave)
+    source = SignalSource(USR1)
+    source.start(heard.append)
+    with pytest.raises(SystemExit):
+        send()
+    assert heard_exactly(heard, 1)
+    source.close()
+    assert signal.signal(USR1, below) is leave
+
+
+def test_off_the_main_thread_it_says_what_to_do() -> None:
+    caught: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            SignalSource("TERM").start(lambda detail: None)
+        except errors.NotMainThreadError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=start, name="a-worker-thread")
+    thread.start()
+    thread.join(10.0)
+    for said in ("signal:SIGTERM", "a-worker-thread", "termination_watcher_fn"):
+        assert said in str(caught[0])
+
+
+def test_rearm_off_the_main_thread_warns_once(
+    source: SignalSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        thread = threading.Thread(target=source.rearm)
+        thread.start()
+        thread.join(10.0)
+    assert caplog.text.count("cannot be armed again") == 1
+
+
+# --- others who come later -----------------------------------------------------------
+
+
+def test_rearm_after_c_code_took_the_signal(
+    source: SignalSource, heard: list[str], handler: Handler
+) -> None:
+    """As TensorFlow does when MultiWorkerMirroredStrategy is made (FACTS 1)."""
+    ours = installed()
+    ignore = ctypes.c_void_p(1)  # SIG_IGN
+    ctypes.CDLL(None).signal(int(USR1), ignore)
+    assert installed() is ours
+    send()
+    assert heard == []
+    source.rearm()
+    send()
+    assert heard_exactly(heard, 1)
+    assert handler.calls == 1
+
+
+def test_rearm_chains_who_came_later(
+    source: SignalSource, heard: list[str], handler: Handler
+) -> None:
+    later = Handler()
+    signal.signal(USR1, later)
+    source.rearm()
+    send()
+    assert heard_exactly(heard, 1)
+    assert (later.calls, handler.calls) == (1, 0)
+    source.close()
+    assert installed() is later
+    signal.signal(USR1, handler)
+
+
+def test_who_came_later_and_chains_us_makes_no_circle(
+    source: SignalSource, heard: list[str], handler: Handler
+) -> None:
+    later = Handler(chains=True)
+    for expected in (1, 2, 3):
+        source.rearm()
+        send()
+        assert heard_exactly(heard, expected)
+        assert (later.calls, handler.calls) == (expected, expected)
+        signal.signal(USR1, later)
+    source.close()
+    assert installed() is later
+    signal.signal(USR1, handler)
+
+
+def test_close_leaves_a_later_handler_alone(
+    source: SignalSource, heard: list[str], handler: Handler
+) -> None:
+    later = Handler(chains=True)
+    source.close()
+    assert installed() is later
+    send()
+    assert (later.calls, handler.calls) == (1, 1)  # ours passes on what it gets
+    assert heard == []
+    signal.signal(USR1, handler)
+
+
+def test_the_previous_wakeup_fd_gets_its_bytes_and_its_place(pair: Pair) -> None:
+    heard: list[str] = []
+    none = signal.set_wakeup_fd(pair.fd)
+    source = SignalSource(USR1)
+    source.start(heard.append)
+    send()
+    assert heard_exactly(heard, 1)
+    assert wait_until(lambda: pair.received() == bytes([USR1]))
+    source.close()
+    assert signal.set_wakeup_fd(none) == pair.fd
+
+
+def test_a_previous_wakeup_fd_that_was_closed_is_no_harm() -> None:
+    heard: list[str] = []
+    closed = Pair()
+    signal.set_wakeup_fd(closed.fd)
+    source = SignalSource(USR1)
+    source.start(heard.append)
+    closed.read_end.close()
+    closed.write_end.close()
+    send()
+    assert heard_exactly(heard, 1)
+    source.close()
+
+
+def test_a_wakeup_fd_that_came_later_loses_no_notice(
+    source: SignalSource, heard: list[str], pair: Pair
+) -> None:
+    ours = signal.set_wakeup_fd(pair.fd)
+    send()
+    assert heard_exactly(heard, 1)
+    assert pair.received() == bytes([USR1])
+    source.rearm()
+    send()
+    assert heard_exactly(heard, 2)
+    assert wait_until(lambda: pair.received() == bytes([USR1]))
+    source.close()
+    assert signal.set_wakeup_fd(-1) == pair.fd
+    assert os.fstat(ours)  # left open: the other library may still write to it
+
+
+def test_a_later_wakeup_fd_that_forwards_to_ours_makes_no_circle(
+    source: SignalSource, heard: list[str], pair: Pair
+) -> None:
+    ours = signal.set_wakeup_fd(pair.fd)
+    source.rearm()
+    send()
+    assert wait_until(lambda: pair.received() == bytes([USR1]))
+    os.write(ours, bytes([USR1]))
+    assert heard_exactly(heard, 1)
+    assert pair.received() == b""
+    source.close()
+    assert signal.set_wakeup_fd(-1) == pair.fd
+    assert os.fstat(ours)
+
+
+def test_a_wakeup_fd_that_was_taken_away_is_put_in_again(
+    source: SignalSource, heard: list[str]
+) -> None:
+    ours = signal.set_wakeup_fd(-1)
+    send()
+    assert heard_exactly(heard, 1)
+    assert signal.set_wakeup_fd(ours) == ours
+    send()
+    assert heard_exactly(heard, 2)

@@ -1,0 +1,238 @@
+"""The watcher: many sources, each with its grace, the earliest deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.notice.rigs import wait_until
+from tfpreempt import errors
+from tfpreempt.events import Notice
+from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.testing.clock import FakeClock
+from tfpreempt.testing.notice import ScriptedSource
+
+START = 1000.0
+
+
+def watch(
+    *sources: ScriptedSource,
+    on_notice: Callable[[Notice], None] = lambda notice: None,
+    clock: FakeClock | None = None,
+    graces: tuple[float | None, ...] = (),
+) -> Watcher:
+    padded = (*graces, *[None] * (len(sources) - len(graces)))
+    watched = [
+        WatchedSource(source, grace)
+        for source, grace in zip(sources, padded, strict=True)
+    ]
+    return Watcher(watched, 3, on_notice, FakeClock() if clock is None else clock)
+
+
+def test_a_notice_says_who_where_when_and_how_long() -> None:
+    clock, heard = FakeClock(), list[Notice]()
+    source = ScriptedSource("signal:SIGTERM", [(START + 5.0, "SIGTERM")], clock)
+    watcher = watch(source, on_notice=heard.append, clock=clock, graces=(30.0,))
+    watcher.start()
+    clock.advance(20.0)
+    assert heard == [
+        Notice(
+            source="signal:SIGTERM",
+            worker=3,
+            grace_seconds=30.0,
+            received_at=START + 5.0,
+            detail="SIGTERM",
+        )
+    ]
+    assert watcher.deadline == START + 35.0
+    watcher.close()
+
+
+@pytest.mark.parametrize(
+    ("graces", "times", "deadline"),
+    [
+        ((30.0, 60.0), (0.0, 0.0), 30.0),
+        ((60.0, 30.0), (0.0, 10.0), 40.0),  # a later notice shortens it
+        ((30.0, 60.0), (0.0, 10.0), 30.0),  # and never extends it
+        ((30.0, 30.0), (0.0, 29.0), 30.0),  # the same notice again changes nothing
+        ((30.0, None), (0.0, 10.0), 30.0),
+        ((None, 30.0), (0.0, 10.0), 40.0),
+        ((None, None), (0.0, 10.0), None),
+        ((0.0, 30.0), (0.0, 10.0), 40.0),  # 0: nobody says
+    ],
+)
+def test_the_earliest_deadline_wins(
+    graces: tuple[float | None, ...],
+    times: tuple[float, ...],
+    deadline: float | None,
+) -> None:
+    clock = FakeClock(start=START)
+    sources = [ScriptedSource(at=[(START + at, "")], clock=clock) for at in times]
+    watcher = watch(*sources, clock=clock, graces=graces)
+    watcher.start()
+    assert watcher.deadline is None
+    clock.advance(50.0)
+    assert watcher.deadline == (None if deadline is None else START + deadline)
+    watcher.close()
+
+
+def test_a_failing_listener_is_logged_and_heard_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls: list[Notice] = []
+
+    def listen(notice: Notice) -> None:
+        calls.append(notice)
+        raise ValueError("not today")
+
+    source = ScriptedSource()
+    watcher = watch(source, on_notice=listen, graces=(5.0,))
+    watcher.start()
+    source.fire()
+    source.fire()
+    assert len(calls) == 2
+    assert caplog.text.count("ValueError: not today") == 2
+    assert watcher.deadline == START + 5.0
+    watcher.close()
+
+
+def test_if_one_cannot_start_none_stays() -> None:
+    good, never = ScriptedSource("good"), ScriptedSource("never")
+    bad = ScriptedSource("bad", start_error=errors.NoticeError("no such place"))
+    watcher = watch(good, bad, never)
+    with pytest.raises(errors.NoticeError, match="no such place"):
+        watcher.start()
+    assert good.is_closed
+    assert not never.is_started
+    with pytest.raises(errors.UsageError):
+        watcher.start()
+
+
+def test_after_close_nothing_comes() -> None:
+    class Deaf(ScriptedSource):
+        def close(self) -> None:
+            """Goes on speaking, as a thread might that was just about to."""
+
+    heard: list[Notice] = []
+    source = Deaf()
+    watcher = watch(source, on_notice=heard.append, graces=(5.0,))
+    watcher.start()
+    watcher.close()
+    source.fire()
+    assert heard == []
+    assert watcher.deadline is None
+
+
+def test_close_goes_on_after_a_source_fails_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Stuck(ScriptedSource):
+        def close(self) -> None:
+            raise OSError("stuck")
+
+    first = ScriptedSource()
+    watcher = watch(first, Stuck())
+    watcher.start()
+    watcher.close()
+    watcher.close()
+    assert first.is_closed
+    assert "stuck" in caplog.text
+
+
+def test_close_waits_for_a_running_listener() -> None:
+    entered, release, left = (threading.Event() for _ in range(3))
+
+    def listen(notice: Notice) -> None:
+        entered.set()
+        release.wait(10.0)
+        left.set()
+
+    source = ScriptedSource()
+    watcher = watch(source, on_notice=listen)
+    watcher.start()
+    threading.Thread(target=source.fire, daemon=True).start()
+    assert entered.wait(10.0)
+    closer = threading.Thread(target=watcher.close, daemon=True)
+    closer.start()
+    assert not wait_until(lambda: not closer.is_alive(), limit=0.05)
+    release.set()
+    closer.join(10.0)
+    assert left.is_set()
+
+
+def test_the_listener_may_close_the_watcher() -> None:
+    heard: list[Notice] = []
+
+    def listen(notice: Notice) -> None:
+        heard.append(notice)
+        watcher.close()
+
+    source = ScriptedSource()
+    watcher = watch(source, on_notice=listen)
+    watcher.start()
+    source.fire()
+    source.fire()
+    assert len(heard) == 1
+
+
+def test_a_slow_listener_hides_no_earlier_deadline() -> None:
+    release, entered = threading.Event(), threading.Event()
+
+    def listen(notice: Notice) -> None:
+        entered.set()
+        release.wait(10.0)
+
+    late, soon = ScriptedSource("late"), ScriptedSource("soon")
+    watcher = watch(late, soon, on_notice=listen, graces=(100.0, 5.0))
+    watcher.start()
+    threads = [
+        threading.Thread(target=source.fire, daemon=True) for source in (late, soon)
+    ]
+    threads[0].start()
+    assert entered.wait(10.0)
+    threads[1].start()
+    assert wait_until(lambda: watcher.deadline == START + 5.0)
+    release.set()
+    for thread in threads:
+        thread.join(10.0)
+    watcher.close()
+
+
+def test_rearm_reaches_every_source_while_open() -> None:
+    sources = [ScriptedSource(), ScriptedSource()]
+    watcher = watch(*sources)
+    watcher.rearm()
+    assert [source.rearmed for source in sources] == [0, 0]
+    watcher.start()
+    watcher.rearm()
+    watcher.close()
+    watcher.rearm()
+    assert [source.rearmed for source in sources] == [1, 1]
+
+
+def test_starts_once() -> None:
+    watcher = watch(ScriptedSource())
+    watcher.start()
+    with pytest.raises(errors.UsageError, match="make a new one"):
+        watcher.start()
+    watcher.close()
+
+
+def test_without_sources_it_is_quiet() -> None:
+    watcher = watch()
+    watcher.start()
+    watcher.rearm()
+    watcher.close()
+
+
+@pytest.mark.parametrize("grace", [-1.0, float("nan"), float("inf")])
+def test_a_grace_that_cannot_be_is_refused(grace: float) -> None:
+    with pytest.raises(errors.ConfigurationError, match="grace_seconds"):
+        WatchedSource(ScriptedSource(), grace)
+
+
+def test_a_script_needs_a_clock() -> None:
+    with pytest.raises(ValueError, match="clock"):
+        ScriptedSource(at=[(1.0, "x")])
