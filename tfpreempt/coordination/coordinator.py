@@ -22,7 +22,7 @@ from tfpreempt.coordination.events import Key, Main, NoticeKind, Tombstone, Watc
 from tfpreempt.coordination.gate import Gate
 from tfpreempt.coordination.gathering import Gathering
 from tfpreempt.coordination.runtime import Runtime
-from tfpreempt.events import Decision, Event, Fault, Notice
+from tfpreempt.events import Decision, Event, Fault, Notice, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -380,17 +380,15 @@ class Coordinator:
                 self.feed(ev.LocalNotice(NoticeKind.FINAL))
 
     def _guard(self, is_told: bool) -> bool:
-        """Just before the deadline, the process being here still.
+        """Just before the deadline; returns whether that was the end.
 
         Where nobody told a deadline, a save that is under way is let finish.
-
-        Returns:
-            Whether this was the end; otherwise it is asked again later.
         """
         with self._lock:
             if self._state.main is Main.LEAVING:
+                stays = self._state.outcome is Outcome.FINISHED
                 self.feed(ev.DeadlinePassed())
-                return True
+                return not stays
             saving = self._state.main in (Main.SAVING, Main.COMMITTING)
             self._patience -= 1
             if saving and not is_told and self._patience > 0:

@@ -127,5 +127,8 @@ class Deadlines:
         if not is_told and deadline != self._soft:
             return  # replaced, or the notice was served
         if not self._on_guard(is_told):
-            again = self._clock.monotonic() + self._save_timeout
+            now = self._clock.monotonic()
+            again = now + self._save_timeout
+            if self._told is not None:
+                again = min(again, max(now, self._told))
             self._set_guard(again, deadline)
