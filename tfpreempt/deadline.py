@@ -55,6 +55,17 @@ def last_call(deadline: float, grace: float, save: float, step: float) -> float:
     return deadline - (SAFETY * save + 2 * step + margin)
 
 
+def after_travel(remaining: float, delay: float = TRAVEL_MARGIN) -> float:
+    """What is left of a grace that was told somewhere else, some time ago.
+
+    Args:
+        remaining: seconds as told.
+        delay: seconds that it may be old; of a short grace a fifth at most, because a
+            margin must not use up what it protects.
+    """
+    return remaining - min(delay, 0.2 * remaining)
+
+
 def guard(deadline: float, total: float) -> float:
     """When the process ends itself although no boundary came.
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 
 from tfpreempt.cluster import Cluster
+from tfpreempt.deadline import after_travel
 from tfpreempt.events import Notice
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
@@ -33,7 +34,7 @@ def watch(
         from tfpreempt.coordination import tf_service
 
         grace = config.grace_seconds
-        left = None if grace is None else max(grace - NATIVE_DELAY, 0.1)
+        left = None if grace is None else after_travel(grace, NATIVE_DELAY)
         native = NativeKeySource(tf_service.read_native_notice)
         sources.append(WatchedSource(native, left))
     weak = weakref.WeakMethod(receive)

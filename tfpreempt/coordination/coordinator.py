@@ -250,7 +250,7 @@ class Coordinator:
         remaining = extra.get("remaining")
         now = self._clock.monotonic()
         if remaining is not None:
-            remaining = max(0.1, float(remaining) - dl.TRAVEL_MARGIN)
+            remaining = dl.after_travel(max(0.1, float(remaining)))
         self._deadlines.shorten(now, remaining, self.save_seconds)
 
     def commit_kind(self) -> ev.CommitKind:
