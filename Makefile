@@ -50,7 +50,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/python -m pytest -m bench -s $(ARGS)
+	$(BIN)/python -m tests.bench $(ARGS)
 
 campaign: $(STAMP)
 	$(BIN)/python -m pytest -m campaign -s $(ARGS)

@@ -1,0 +1,41 @@
+"""Measures tfpreempt against TensorFlow's own handler; one JSON line for each bench.
+
+Usage: python -m tests.bench [--rounds N] [--mebibytes N] [BENCH ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from tests.bench import non_chief_bytes, notice_to_exit, step_overhead
+from tests.bench.row import show
+
+BENCHES = ("step_overhead", "notice_to_exit", "non_chief_bytes")
+
+
+def main() -> None:
+    """Runs the benches that were asked for, or all."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser.add_argument("benches", nargs="*", metavar="BENCH", help=", ".join(BENCHES))
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="preemptions of each kind"
+    )
+    parser.add_argument("--mebibytes", type=int, default=512, help="size of the state")
+    asked = parser.parse_args()
+    wanted = set(asked.benches or BENCHES)
+    if unknown := wanted - set(BENCHES):
+        parser.error(f"no bench {sorted(unknown)}; there are {', '.join(BENCHES)}")
+    if "step_overhead" in wanted:
+        show(step_overhead.measure())
+    if wanted & {"notice_to_exit", "non_chief_bytes"}:
+        found = notice_to_exit.run(asked.rounds, asked.mebibytes)
+        if "notice_to_exit" in wanted:
+            for row in notice_to_exit.rows(found, asked.mebibytes):
+                show(row)
+        if "non_chief_bytes" in wanted:
+            sides = found["worker 1"]
+            show(non_chief_bytes.row(sides["ours"], sides["theirs"]))
+
+
+if __name__ == "__main__":
+    main()

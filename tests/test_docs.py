@@ -1,0 +1,50 @@
+"""The pages under docs/ are true of the code, as far as names can show it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tfpreempt"
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+MAPPED = ("", "notice", "coordination", "checkpoint")  # file by file; cli by its heads
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_map_names_every_file_and_none_that_is_gone() -> None:
+    files = {path.name for folder in MAPPED for path in (PACKAGE / folder).glob("*.py")}
+    named = set(re.findall(r"`(?:\w+/)*(\w+\.py)`", ARCHITECTURE))
+    assert files - named - {"__init__.py", "__main__.py"} == set()
+    there = {
+        path.name
+        for top in ("tfpreempt", "tests")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    assert named - there == set()
+
+
+def test_the_table_names_every_state() -> None:
+    states = {state.name for role in (Watch, Main) for state in role}
+    assert states - set(re.findall(r"`([A-Z]+)`", ARCHITECTURE)) == set()
+
+
+def test_the_keys_and_their_values_are_named() -> None:
+    words = {each.value for kind in (Key, NoticeKind, CommitKind) for each in kind}
+    named = set(re.findall(r"`(\w+)(?:/<i>)?`", ARCHITECTURE))
+    assert words - named == set()
+
+
+def test_decisions_are_numbered_in_a_row() -> None:
+    numbers = [int(path.name[:4]) for path in PAGES if path.parent.name == "decisions"]
+    assert numbers == list(range(1, len(numbers) + 1))
