@@ -182,8 +182,8 @@ def skip_last_collections() -> None:
     """Makes the interpreter's end quick: 0.1 s in place of 1 s of processor time.
 
     At its end Python collects garbage again and again while it takes modules apart;
-    what TensorFlow leaves behind is much, and the system frees it anyway. All else of an
-    ordinary exit happens: `finally`, exit hooks, threads, ends by the last reference.
+    what TensorFlow leaves behind is much, and the system frees it anyway. All else of
+    an ordinary exit happens: `finally`, exit hooks, threads, ends by the last reference.
     """
     gc.disable()
     gc.freeze()

@@ -23,7 +23,7 @@ from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.runtime import Threads
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.departure import Departure, on_interpreter_end
-from tfpreempt.errors import StoreGoneError, UsageError
+from tfpreempt.errors import SaveError, StoreGoneError, UsageError
 from tfpreempt.events import Commit, Event, Fault, Outcome
 from tfpreempt.participant import Participant
 from tfpreempt.saving import JointSaves, repeat
@@ -191,6 +191,8 @@ class Session:
         because = "preemption"
         if self.coordinator.state.notice is NoticeKind.PERIODIC:
             because = "periodic"
+            if len(workers) < self.cluster.world:
+                return self._drop(staged, workers)
         try:
             commits = [m.commit(part, because, workers) for m, part in staged]
         except Exception as error:  # noqa: BLE001 - told to all workers; all leave
@@ -205,6 +207,21 @@ class Session:
             extra["save_seconds"] = self.coordinator.save_seconds = seconds
         self.coordinator.attach(Key.COMMIT, extra)
         return self.coordinator.commit_kind()
+
+    def _drop(
+        self, staged: list[tuple[Participant, Any]], workers: tuple[int, ...]
+    ) -> CommitKind:
+        """Nobody has to leave, so the last commit, which is whole, is worth more than a
+        newer one without somebody's generators and data position."""
+        for member, part in staged:
+            member.discard(part)
+        missing = sorted(set(range(self.cluster.world)) - set(workers))
+        error = SaveError(
+            f"no part of the periodic save came from worker(s) {missing}; it is "
+            "dropped, the last commit stands. Look at the logs of those workers."
+        )
+        self.departure.fault("periodic save", error)
+        return CommitKind.NONE
 
     def _save_failed(self, error: Exception) -> None:
         log.error("tfpreempt: the checkpoint could not be saved", exc_info=error)

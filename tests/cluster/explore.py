@@ -1,437 +1,22 @@
 """An exhaustive search over the shipped agreement table.
 
-Breadth-first over every interleaving of a small cluster: each worker is the real
-`agreement.step` plus the few lines of a training loop; reads and writes of the
-insert-once store, the raising of the flag, the reading of the counter, crashes, false
-suspicion, notices, timers and time-outs are single steps in any order. The first path to
-each kind of violation is kept and printed.
+Breadth-first over every interleaving of a small cluster (`_world.py`). The first path
+to each kind of violation is kept, and is a shortest one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from tfpreempt.coordination import agreement
+from tests.cluster._values import GONE, Cluster, Worker, World
+from tests.cluster._world import Search
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
 from tfpreempt.events import Outcome
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """What to explore."""
-
-    workers: int = 2
-    lengths: tuple[int, ...] = (2,)  # intervals of each worker (last one repeats)
-    collectives: bool = True  # each interval holds one collective
-    collective_save: bool = True  # so does each save
-    notices: tuple[NoticeKind, ...] = (NoticeKind.FINAL,)  # may come anywhere, any time
-    notices_to: tuple[int, ...] = ()  # only to these workers; empty: to any
-    crashes: int = 0
-    suspicions: int = 0
-    detaches: int = 0
-    save_failures: int = 0
-
-    def length(self, worker: int) -> int:
-        return self.lengths[min(worker, len(self.lengths) - 1)]
-
-
-class Worker(NamedTuple):
-    state: ev.State
-    phase: str  # boundary, counted, interval, table, saving, ended, raised, dead
-    done: int = 0  # finished intervals
-    counter: int = 0
-    flag: bool = False
-    ops: frozenset[Any] = frozenset()
-    collectives: int = 0  # entered so far
-    tag: tuple[str, int] | None = None  # the one it is in
-    saved: tuple[tuple[int, int], ...] = ()  # (round, boundary) of its saves
-    marked: bool = False  # the chief's WriteMarker is pending
-    timer: bool = False  # a train-on notice will become final
-    outcome: Outcome | None = None
-    overdue: bool = False  # left because its own deadline passed
-
-
-class World(NamedTuple):
-    workers: tuple[Worker, ...]
-    store: frozenset[tuple[Any, Any]]
-    notices: tuple[NoticeKind, ...]
-    crashes: int
-    suspicions: int
-    detaches: int
-    save_failures: int
-    broken: bool  # a crash, a suspicion or a detach happened
-
-
-GONE = frozenset({"ended", "raised", "dead"})
-
-
-class Search:
-    """One exhaustive exploration."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.settings = [
-            ev.Settings(
-                i, cluster.workers, cluster.collectives, not cluster.collective_save
-            )
-            for i in range(cluster.workers)
-        ]
-        self._moves: dict[Any, Any] = {}
-        self._interned: dict[Any, Any] = {}
-
-    # --- one worker ------------------------------------------------------------------
-
-    def move(self, i: int, state: ev.State, event: ev.Event) -> agreement.Moved:
-        key = (i, id(state), event)
-        moved = self._moves.get(key)
-        if moved is None:
-            after, actions = agreement.step(self.settings[i], state, event)
-            moved = self._moves[key] = (self.intern(after), actions)
-            self._interned.setdefault(("keep", id(state)), state)
-        return moved
-
-    def intern(self, thing: Any) -> Any:
-        return self._interned.setdefault(thing, thing)
-
-    def feed(self, i: int, w: Worker, event: ev.Event) -> Worker:
-        state, actions = self.move(i, w.state, event)
-        w = w._replace(state=state)
-        ops = set(w.ops)
-        for action in actions:
-            match action:
-                case ev.RaiseFlag():
-                    w = w._replace(flag=True)
-                case ev.LowerFlag():
-                    w = w._replace(flag=False)
-                case ev.Gather(key, round, workers):
-                    ops |= {("gather", key, round, j) for j in workers}
-                case ev.ReadCounter() | ev.Get() | ev.Insert():
-                    ops.add(self.intern(action))
-                case _:
-                    w = self.verdict(i, w, action)
-        if w.phase in GONE:
-            return self.gone(w)
-        return w._replace(ops=frozenset(ops))
-
-    def gone(self, w: Worker) -> Worker:
-        """Forgets what no longer matters, so that equal ends are one state."""
-        return Worker(
-            self.intern(ev.State(round=w.state.round)),
-            w.phase,
-            collectives=w.collectives,
-            tag=w.tag,
-            saved=w.saved,
-            outcome=w.outcome,
-            overdue=w.overdue,
-        )
-
-    def verdict(self, i: int, w: Worker, verdict: ev.Verdict) -> Worker:
-        match verdict:
-            case ev.Proceed():
-                return self.enter(w._replace(counter=w.done + 1))
-            case ev.Save(boundary, alone, repeat):
-                if not alone:
-                    w = w._replace(saved=(*w.saved, (w.state.round, boundary)))
-                if self.cluster.collective_save and not (alone or repeat):
-                    return w._replace(
-                        phase="saving",
-                        collectives=w.collectives + 1,
-                        tag=("save", w.state.round),
-                    )
-                return w._replace(phase="writing")
-            case ev.WriteMarker():
-                return w._replace(marked=True)
-            case ev.Resume():
-                return w._replace(phase="boundary")
-            case ev.Leave(outcome):
-                return w._replace(phase="ended", outcome=outcome)
-            case ev.Raise():
-                return w._replace(phase="raised")
-        raise AssertionError(verdict)
-
-    def enter(self, w: Worker) -> Worker:
-        if not self.cluster.collectives:
-            return w._replace(phase="interval")
-        return w._replace(
-            phase="interval", collectives=w.collectives + 1, tag=("step", w.done)
-        )
-
-    # --- the world's steps -----------------------------------------------------------
-
-    def initial(self) -> World:
-        c = self.cluster
-        workers = []
-        for settings in self.settings:
-            state, actions = agreement.initial(settings)
-            workers.append(
-                Worker(self.intern(state), "boundary", ops=frozenset(actions))
-            )
-        return World(
-            tuple(workers),
-            frozenset(),
-            c.notices,
-            c.crashes,
-            c.suspicions,
-            c.detaches,
-            c.save_failures,
-            False,
-        )
-
-    def steps(self, world: World) -> list[tuple[str, World, bool]]:
-        """(label, next world, whether the environment chose it)."""
-        store = dict(world.store)
-        host_up = world.workers[0].phase not in GONE
-        found: list[tuple[str, World, bool]] = []
-        for i, w in enumerate(world.workers):
-            if w.phase in GONE:
-                continue
-            for op in w.ops:
-                step = self.io(world, store, host_up, i, w, op)
-                if step is None:
-                    continue
-                if isinstance(op, tuple) and step[2] is False and op[0] == "gather":
-                    return [step]  # commutes with everything else: explore it alone
-                found.append(step)
-        for i, w in enumerate(world.workers):
-            if w.phase not in GONE:
-                found += self.training(world, i, w)
-                found += self.environment(world, store, i, w)
-        return found
-
-    def put(self, world: World, i: int, w: Worker, **changes: Any) -> World:
-        workers = (*world.workers[:i], w, *world.workers[i + 1 :])
-        return world._replace(workers=workers, **changes)
-
-    def io(
-        self, world: World, store: Any, host_up: bool, i: int, w: Worker, op: Any
-    ) -> tuple[str, World, bool] | None:
-        rest = w._replace(ops=w.ops - {op})
-        if isinstance(op, ev.ReadCounter):
-            event: ev.Event = ev.CounterRead(w.state.round, w.counter)
-            return (
-                f"w{i} reads its counter {w.counter}",
-                self.put(world, i, self.feed(i, rest, event)),
-                False,
-            )
-        if not host_up:
-            if w.state.watch is Watch.GONE:
-                return None
-            gone = self.feed(i, w._replace(ops=frozenset()), ev.StoreGone())
-            return f"w{i} finds the store gone", self.put(world, i, gone), False
-        if isinstance(op, ev.Insert):
-            key = (op.key, op.round, op.worker)
-            known = store.get(key)
-            after = world.store
-            if known is None:
-                known = op.value
-                after = self.intern(world.store | {(key, op.value)})
-            new = self.inserted(i, rest, op, known)
-            label = f"w{i} inserts {op.key.value}/{op.round}/{op.worker}={op.value}"
-            return (
-                f"{label}, holds {known}",
-                self.put(world, i, new, store=after),
-                False,
-            )
-        if isinstance(op, ev.Get):
-            known = store.get((op.key, op.round, None))
-            if known is None:
-                return None
-            new = self.feed(i, rest, self.read(op, known))
-            return (
-                f"w{i} reads {op.key.value}/{op.round}={known}",
-                self.put(world, i, new),
-                False,
-            )
-        return self.gather(world, store, i, w, op)
-
-    def gather(
-        self, world: World, store: Any, i: int, w: Worker, op: Any
-    ) -> tuple[str, World, bool] | None:
-        _, key, round, j = op
-        known = store.get((key, round, j))
-        if known is not None:
-            event: ev.Event
-            if key is Key.COUNT:
-                event = ev.CountRead(round, j, known)
-            elif key is Key.DONE:
-                event = ev.DoneRead(round, j, known is True)
-            else:
-                event = ev.ByeRead(round, j)
-            new = self.feed(i, w._replace(ops=w.ops - {op}), event)
-            return (
-                f"w{i} gathers {key.value}/{j}={known}",
-                self.put(world, i, new),
-                False,
-            )
-        gone = world.workers[j].phase in GONE
-        noticed = w.state.notice in agreement.REAL
-        suspects = world.suspicions > 0 and noticed and not gone
-        tired = key is Key.BYE and w.state.outcome is Outcome.LOST
-        if not ((gone or tired) and world.broken) and not suspects:
-            return None
-        after = self.intern(world.store | {((key, round, j), ev.Tombstone())})
-        return (
-            f"w{i} gives up on w{j}: tombstone {key.value}/{j}",
-            world._replace(
-                store=after,
-                broken=True,
-                suspicions=world.suspicions - (not gone and not tired),
-            ),
-            not gone and not tired,
-        )
-
-    def read(self, op: ev.Get, known: Any) -> ev.Event:
-        if op.key is Key.NOTICE:
-            return ev.NoticeRead(op.round, known)
-        if op.key is Key.DECISION:
-            return ev.DecisionRead(op.round, known)
-        return ev.CommitRead(op.round, known)
-
-    def inserted(self, i: int, w: Worker, op: ev.Insert, known: Any) -> Worker:
-        """The insert's result, as the coordinator reports it to the table."""
-        if op.key is Key.COUNT and op.worker == i:
-            if isinstance(op.value, ev.Count) and op.value.final:
-                return self.feed(i, w, ev.FinalCount(op.round, known))
-            if isinstance(op.value, ev.Count) and w.state.watch is Watch.PUBLISHING:
-                return self.feed(i, w, ev.OwnCount(op.round, known))
-        elif op.key is Key.NOTICE and known is not op.value:
-            return self.feed(i, w, ev.NoticeExists(op.round, known))
-        elif op.key is Key.BYE:
-            return self.feed(i, w, ev.ByeSaid())
-        return w
-
-    def training(
-        self, world: World, i: int, w: Worker
-    ) -> Iterator[tuple[str, World, bool]]:
-        def to(label: str, new: Worker, **changes: Any) -> tuple[str, World, bool]:
-            return f"w{i} {label}", self.put(world, i, new, **changes), False
-
-        c = self.cluster
-        if w.phase == "boundary":
-            if w.done == c.length(i):
-                event = ev.Boundary(w.done, last=True)
-                new = w._replace(phase="table", counter=w.done)
-                yield to(f"is through at {w.done}", self.feed(i, new, event))
-            else:
-                new = w._replace(phase="counted", counter=w.done + 1)
-                yield to(f"counts {w.done + 1}", new)
-        elif w.phase == "counted":
-            if w.flag:
-                new = w._replace(phase="table", counter=w.done)
-                yield to(
-                    f"sees the flag, takes the count back to {w.done}",
-                    self.feed(i, new, ev.Boundary(w.done)),
-                )
-            else:
-                yield to(f"starts interval {w.done + 1}", self.enter(w))
-        elif w.phase in ("interval", "saving", "writing"):
-            yield from self.collective(world, i, w, to)
-        if w.marked:
-            yield from self.write_marker(world, i, w, to)
-
-    def collective(self, world: World, i: int, w: Worker, to: Any) -> Any:
-        c = self.cluster
-        complete, dead = True, False
-        together = w.phase == "saving" or (w.phase == "interval" and c.collectives)
-        for x in world.workers if together else ():
-            same = x.collectives == w.collectives and x.tag == w.tag
-            if x.collectives <= w.collectives and not same:
-                complete = False
-                dead = dead or x.phase in GONE
-            elif x.collectives == w.collectives and x.phase in GONE:
-                dead = True
-        if complete:
-            if w.phase == "interval":
-                new = w._replace(phase="boundary", done=w.done + 1, counter=w.done + 1)
-                yield to(f"ends interval {w.done + 1}", new)
-            else:
-                new = w._replace(phase="table")
-                yield to("has saved", self.feed(i, new, ev.Saved(True)))
-        if dead and world.broken:
-            new = w._replace(phase="table")
-            if w.phase == "interval":
-                yield to("step fails", self.feed(i, new, ev.StepFailed()))
-            else:
-                yield to("save fails", self.feed(i, new, ev.Saved(False)))
-        if w.phase != "interval" and complete and world.save_failures:
-            new = self.feed(i, w._replace(phase="table"), ev.Saved(False))
-            yield to(
-                "cannot write", new, save_failures=world.save_failures - 1, broken=True
-            )
-
-    def write_marker(self, world: World, i: int, w: Worker, to: Any) -> Any:
-        w = w._replace(marked=False)
-        kinds = {
-            NoticeKind.FINAL: (CommitKind.EXIT,),
-            NoticeKind.PERIODIC: (CommitKind.TRAIN_ON,),
-            NoticeKind.TRAIN_ON: (CommitKind.EXIT, CommitKind.TRAIN_ON),
-        }[w.state.notice]  # type: ignore[index]
-        assert w.state.decision is not None
-        if w.state.decision.boundary is None:
-            kinds = (CommitKind.ALONE,)
-        for kind in kinds:
-            new = self.feed(i, w, ev.Committed(kind))
-            yield to(f"writes the marker: {kind.value}", new)
-
-    def environment(
-        self, world: World, store: Any, i: int, w: Worker
-    ) -> Iterator[tuple[str, World, bool]]:
-        c = self.cluster
-        if world.notices and w.state.main is not Main.ENDED:
-            for n, kind in enumerate(world.notices):
-                if kind in world.notices[:n] or (
-                    c.notices_to and i not in c.notices_to
-                ):
-                    continue
-                left = world.notices[:n] + world.notices[n + 1 :]
-                new = self.feed(i, w, ev.LocalNotice(kind))
-                new = new._replace(timer=new.timer or kind is NoticeKind.TRAIN_ON)
-                yield (
-                    f"NOTICE {kind.value} at w{i}",
-                    self.put(world, i, new, notices=left),
-                    True,
-                )
-        if w.timer:
-            new = self.feed(i, w, ev.LocalNotice(NoticeKind.FINAL))
-            new = new._replace(timer=False)
-            yield f"w{i} timer: final notice", self.put(world, i, new), False
-        if world.crashes:
-            dead = self.gone(w._replace(phase="dead"))
-            yield (
-                f"CRASH w{i}",
-                self.put(world, i, dead, crashes=world.crashes - 1, broken=True),
-                True,
-            )
-        if world.detaches and w.phase == "boundary":
-            new = self.feed(i, w._replace(phase="raised"), ev.Detached())
-            yield (
-                f"w{i} RAISES",
-                self.put(world, i, new, detaches=world.detaches - 1, broken=True),
-                True,
-            )
-        if world.broken and self.waits_in_vain(store, w):
-            new = self.feed(i, w._replace(overdue=True), ev.DeadlinePassed())
-            yield f"w{i} gives up at its deadline", self.put(world, i, new), False
-
-    def waits_in_vain(self, store: Any, w: Worker) -> bool:
-        """Whether main may reach its deadline: they are long against one read of a key
-        that is there, so not while the worker has such a read before it."""
-        main, noticed = w.state.main, w.state.notice in agreement.REAL
-        waits = {Main.WAITING, Main.COLLECTING, Main.AWAITING}
-        if main not in waits and not (main is Main.FINISHING and noticed):
-            return False
-        return not any(
-            isinstance(op, (ev.Insert, ev.ReadCounter))
-            or (isinstance(op, ev.Get) and (op.key, op.round, None) in store)
-            for op in w.ops
-        )
-
-
-# --- what must never be seen -------------------------------------------------------------
+# --- what must never be seen ---------------------------------------------------------
 
 
 def violation(cluster: Cluster, world: World, stuck: bool) -> str | None:
@@ -459,6 +44,9 @@ def violation(cluster: Cluster, world: World, stuck: bool) -> str | None:
             return "LOST: a loss without any failure"
         if workers[0].phase == "ended" and any(w.phase not in GONE for w in workers):
             return "HOST LEFT: while another still needs the store"
+    for i, w in enumerate(workers):
+        if is_forgotten(w, store):
+            return f"FORGOTTEN: w{i} holds a final notice that is in no round"
     if stuck and any(w.phase not in GONE for w in workers):
         where = ", ".join(
             f"w{i} {w.phase}/{w.state.main.name}" for i, w in enumerate(workers)
@@ -468,10 +56,23 @@ def violation(cluster: Cluster, world: World, stuck: bool) -> str | None:
         noticed = [kind for key, kind in store.items() if key[0] is Key.NOTICE]
         real = [kind for kind in noticed if kind is not NoticeKind.FINISHED]
         done = [kind for kind in commits.values() if kind is not CommitKind.NONE]
-        if len(done) < len(real) and NoticeKind.FINISHED not in noticed:
-            if commits.get(max(commits, default=0)) is not CommitKind.EXIT:
-                return f"SILENT LOSS: notices {real}, commits {done}"
+        left = commits.get(max(commits, default=0)) is CommitKind.EXIT
+        if len(done) < len(real) and NoticeKind.FINISHED not in noticed and not left:
+            return f"SILENT LOSS: notices {real}, commits {done}"
     return None
+
+
+def is_forgotten(w: Worker, store: dict[Any, Any]) -> bool:
+    """Whether its own final notice is neither in the store nor on its way there."""
+    if w.state.held is not NoticeKind.FINAL or w.state.watch is Watch.GONE:
+        return False
+    if w.phase in GONE or w.state.main is Main.DETACHED:
+        return False
+    last = (NoticeKind.FINAL, NoticeKind.FINISHED)
+    return not any(
+        key[0] is Key.NOTICE and key[1] >= w.state.round and kind in last
+        for key, kind in store.items()
+    ) and not any(isinstance(op, ev.Insert) and op.key is Key.NOTICE for op in w.ops)
 
 
 @dataclasses.dataclass
@@ -483,8 +84,16 @@ class Result:
     seconds: float
 
 
-def explore(cluster: Cluster, limit: int = 5_000_000) -> Result:
-    """Explores all of it, or raises if there is more than `limit`."""
+def explore(
+    cluster: Cluster, limit: int = 5_000_000, first_only: bool = False
+) -> Result:
+    """Explores all of it, or raises if there is more than `limit`.
+
+    Args:
+        cluster: what to explore.
+        limit: number of states.
+        first_only: stop at the first violation.
+    """
     started = time.perf_counter()
     search = Search(cluster)
     first = search.initial()
@@ -499,6 +108,8 @@ def explore(cluster: Cluster, limit: int = 5_000_000) -> Result:
         if wrong is not None:
             kind = wrong.split(":")[0]
             result.violations.setdefault(kind, (wrong, trace(parents, n)))
+            if first_only:
+                break
             continue
         if stuck:
             ending = tuple(sorted(str(w.outcome or w.phase) for w in world.workers))

@@ -50,18 +50,25 @@ class SimulatedStore:
         timeline: when things happen.
         host: the process that it lives in.
         delay: gives the milliseconds that the next message travels.
+        is_lost: says whether an answer that is under way dies with the host.
 
     Attributes:
         values: what was inserted.
     """
 
     def __init__(
-        self, timeline: Timeline, host: Process, delay: Callable[[], int]
+        self,
+        timeline: Timeline,
+        host: Process,
+        delay: Callable[[], int],
+        is_lost: Callable[[], bool],
     ) -> None:
         self.values: dict[str, str] = {}
         self._timeline = timeline
         self._host = host
         self._delay = delay
+        self._is_lost = is_lost
+        self._answering: set[int] = set()
         self._open: dict[int, Request] = {}
         self._waiting: dict[str, list[int]] = {}
         self._numbers = itertools.count()
@@ -79,7 +86,8 @@ class SimulatedStore:
     def close(self) -> None:
         """The host is gone, and the store with it."""
         for number in list(self._open):
-            self._fail(number)
+            if number not in self._answering or self._is_lost():
+                self._fail(number)
         self._waiting.clear()
 
     def _arrive(self, number: int) -> None:
@@ -102,9 +110,14 @@ class SimulatedStore:
             self._answer(number, known, self._delay() + 2 * self._delay())
 
     def _answer(self, number: int, text: str, wait: int) -> None:
-        request = self._open.pop(number)
-        call = functools.partial(request.answer, text)
-        self._timeline.after(wait, call, request.process)
+        self._answering.add(number)
+        arrive = functools.partial(self._answered, number, text)
+        self._timeline.after(wait, arrive, self._open[number].process)
+
+    def _answered(self, number: int, text: str) -> None:
+        request = self._open.pop(number, None)
+        if request is not None:
+            request.answer(text)
 
     def _fail(self, number: int) -> None:
         request = self._open.pop(number)

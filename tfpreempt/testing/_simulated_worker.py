@@ -37,6 +37,14 @@ class _RaisesError(Exception):
     """The user's program fails: what any other exception is to the real one."""
 
 
+class _WakingCoordinator(Coordinator):
+    """Tells the simulated main thread what wakes a real one in `Coordinator.wait`."""
+
+    def feed(self, event: ev.Event) -> None:
+        super().feed(event)
+        self.on_verdict()
+
+
 class Worker(Process):
     """A process of the simulated cluster.
 
@@ -93,7 +101,7 @@ class Worker(Process):
             cluster.reported_dead,
             lambda error: self.coordinator.store_gone(error),
         )
-        self.coordinator = Coordinator(
+        self.coordinator = _WakingCoordinator(
             ev.Settings(
                 self.index,
                 cluster.world,
@@ -108,7 +116,7 @@ class Worker(Process):
             on_overrun=self._overrun,
         )
         self.coordinator.step_seconds = self._step_seconds
-        self.coordinator.on_verdict = self._on_verdict
+        self.coordinator.on_verdict = self._look_again
         self.gate = self.coordinator.gate
         self.coordinator.start()
         self._main = self._live()
@@ -309,7 +317,7 @@ class Worker(Process):
             yield functools.partial(self._wait, now + FOREVER if end is None else end)
 
     def _wait(self, until: float, resume: Resume) -> None:
-        """Sleeps until a verdict, or until then; like a condition, it is woken once."""
+        """Sleeps until something was fed, or until then."""
 
         def wake() -> None:
             if self._wake is wake:
@@ -318,7 +326,7 @@ class Worker(Process):
         self._wake = wake
         self.cluster.timeline.at(milliseconds(until), wake, self)
 
-    def _on_verdict(self) -> None:
+    def _look_again(self) -> None:
         if self._wake is not None:
             self.cluster.timeline.after(0, self._wake, self)
 

@@ -168,7 +168,12 @@ class SimulatedCluster:
         self._slow: list[tuple[int, int]] = []  # (until, extra)
         self._left = self.world
         self.workers = [Worker(self, i) for i in range(self.world)]
-        self.store = SimulatedStore(self.timeline, self.workers[0], self._store_delay)
+        self.store = SimulatedStore(
+            self.timeline,
+            self.workers[0],
+            self._store_delay,
+            lambda: self._random.random() < 0.5,
+        )
         self.collectives = Collectives(
             self.timeline, self.workers, lambda: self.draw(schedule.failure_ms)
         )
