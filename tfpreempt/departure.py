@@ -183,7 +183,7 @@ def skip_last_collections() -> None:
 
     At its end Python collects garbage again and again while it takes modules apart;
     what TensorFlow leaves behind is much, and the system frees it anyway. All else of
-    an ordinary exit happens: `finally`, exit hooks, threads, ends by the last reference.
+    an ordinary exit happens: `finally`, exit hooks, threads, ends by last references.
     """
     gc.disable()
     gc.freeze()

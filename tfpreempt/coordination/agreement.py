@@ -60,7 +60,8 @@ def step(settings: Settings, state: State, event: Event) -> Moved:
     Raises:
         IllegalEventError: the state has no row for the event.
     """
-    if getattr(event, "round", state.round) < state.round:
+    late = getattr(event, "round", state.round) < state.round
+    if late and not isinstance(event, ev.NoticeExists):  # a held notice is never stale
         return state, ()
     row = find_row(state, event)
     if row is not None:
@@ -431,7 +432,7 @@ def behind(state: State, round: int, kind: NoticeKind) -> tuple[Action, ...]:
     covered = kind in {NoticeKind.FINAL, NoticeKind.FINISHED, state.held}
     if covered or state.held is None:
         return ()
-    return (Insert(Key.NOTICE, round + 1, state.held),)
+    return (Insert(Key.NOTICE, max(round + 1, state.round), state.held),)
 
 
 # --- the table -----------------------------------------------------------------------
