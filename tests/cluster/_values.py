@@ -1,0 +1,59 @@
+"""What is explored: a small cluster, and the values that one state of it is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.events import NoticeKind
+from tfpreempt.events import Outcome
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What to explore."""
+
+    workers: int = 2
+    lengths: tuple[int, ...] = (2,)  # intervals of each worker (last one repeats)
+    collectives: bool = True  # each interval holds one collective
+    collective_save: bool = True  # so does each save
+    notices: tuple[NoticeKind, ...] = (NoticeKind.FINAL,)  # may come anywhere, any time
+    notices_to: tuple[int, ...] = ()  # only to these workers; empty: to any
+    crashes: int = 0
+    suspicions: int = 0
+    detaches: int = 0
+    save_failures: int = 0
+
+    def length(self, worker: int) -> int:
+        return self.lengths[min(worker, len(self.lengths) - 1)]
+
+
+class Worker(NamedTuple):
+    state: ev.State
+    phase: str  # boundary, counted, interval, table, saving, ended, raised, dead
+    done: int = 0  # finished intervals
+    counter: int = 0
+    flag: bool = False
+    ops: frozenset[Any] = frozenset()
+    collectives: int = 0  # entered so far
+    tag: tuple[str, int] | None = None  # the one it is in
+    saved: tuple[tuple[int, int], ...] = ()  # (round, boundary) of its saves
+    marked: bool = False  # the chief's WriteMarker is pending
+    timer: bool = False  # a train-on notice will become final
+    outcome: Outcome | None = None
+    overdue: bool = False  # left because its own deadline passed
+
+
+class World(NamedTuple):
+    workers: tuple[Worker, ...]
+    store: frozenset[tuple[Any, Any]]
+    notices: tuple[NoticeKind, ...]
+    crashes: int
+    suspicions: int
+    detaches: int
+    save_failures: int
+    broken: bool  # a crash, a suspicion or a detach happened
+
+
+GONE = frozenset({"ended", "raised", "dead"})

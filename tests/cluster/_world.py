@@ -1,0 +1,380 @@
+"""A small cluster as one value, and every single step that it can take.
+
+Each worker is the real `agreement.step` plus the few lines of a training loop. Reads
+and writes of the insert-once store, the raising of the flag, the reading of the
+counter, crashes, false suspicion, notices, timers and time-outs are single steps in any
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.cluster._values import GONE, Cluster, Worker, World
+from tfpreempt.coordination import agreement
+from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
+from tfpreempt.events import Outcome
+
+
+class Search:
+    """One exhaustive exploration."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.settings = [
+            ev.Settings(
+                i, cluster.workers, cluster.collectives, not cluster.collective_save
+            )
+            for i in range(cluster.workers)
+        ]
+        self._moves: dict[Any, Any] = {}
+        self._interned: dict[Any, Any] = {}
+
+    # --- one worker ------------------------------------------------------------------
+
+    def move(self, i: int, state: ev.State, event: ev.Event) -> agreement.Moved:
+        key = (i, id(state), event)
+        moved = self._moves.get(key)
+        if moved is None:
+            after, actions = agreement.step(self.settings[i], state, event)
+            moved = self._moves[key] = (self.intern(after), actions)
+            self._interned.setdefault(("keep", id(state)), state)
+        return moved
+
+    def intern(self, thing: Any) -> Any:
+        return self._interned.setdefault(thing, thing)
+
+    def feed(self, i: int, w: Worker, event: ev.Event) -> Worker:
+        state, actions = self.move(i, w.state, event)
+        w = w._replace(state=state)
+        ops = set(w.ops)
+        for action in actions:
+            match action:
+                case ev.RaiseFlag():
+                    w = w._replace(flag=True)
+                case ev.LowerFlag():
+                    w = w._replace(flag=False)
+                case ev.Gather(key, round, workers):
+                    ops |= {("gather", key, round, j) for j in workers}
+                case ev.ReadCounter() | ev.Get() | ev.Insert():
+                    ops.add(self.intern(action))
+                case _:
+                    w = self.verdict(i, w, action)
+        if w.phase in GONE:
+            return self.gone(w)
+        return w._replace(ops=frozenset(ops))
+
+    def gone(self, w: Worker) -> Worker:
+        """Forgets what no longer matters, so that equal ends are one state."""
+        return Worker(
+            self.intern(ev.State(round=w.state.round)),
+            w.phase,
+            collectives=w.collectives,
+            tag=w.tag,
+            saved=w.saved,
+            outcome=w.outcome,
+            overdue=w.overdue,
+        )
+
+    def verdict(self, i: int, w: Worker, verdict: ev.Verdict) -> Worker:
+        match verdict:
+            case ev.Proceed():
+                return self.enter(w._replace(counter=w.done + 1))
+            case ev.Save(boundary, alone, repeat):
+                if not alone:
+                    w = w._replace(saved=(*w.saved, (w.state.round, boundary)))
+                if self.cluster.collective_save and not (alone or repeat):
+                    return w._replace(
+                        phase="saving",
+                        collectives=w.collectives + 1,
+                        tag=("save", w.state.round),
+                    )
+                return w._replace(phase="writing")
+            case ev.WriteMarker():
+                return w._replace(marked=True)
+            case ev.Resume():
+                return w._replace(phase="boundary")
+            case ev.Leave(outcome):
+                return w._replace(phase="ended", outcome=outcome)
+            case ev.Raise():
+                return w._replace(phase="raised")
+        raise AssertionError(verdict)
+
+    def enter(self, w: Worker) -> Worker:
+        if not self.cluster.collectives:
+            return w._replace(phase="interval")
+        return w._replace(
+            phase="interval", collectives=w.collectives + 1, tag=("step", w.done)
+        )
+
+    # --- the world's steps -----------------------------------------------------------
+
+    def initial(self) -> World:
+        c = self.cluster
+        workers = []
+        for settings in self.settings:
+            state, actions = agreement.initial(settings)
+            workers.append(
+                Worker(self.intern(state), "boundary", ops=frozenset(actions))
+            )
+        return World(
+            tuple(workers),
+            frozenset(),
+            c.notices,
+            c.crashes,
+            c.suspicions,
+            c.detaches,
+            c.save_failures,
+            False,
+        )
+
+    def steps(self, world: World) -> list[tuple[str, World, bool]]:
+        """(label, next world, whether the environment chose it)."""
+        store = dict(world.store)
+        host_up = world.workers[0].phase not in GONE
+        found: list[tuple[str, World, bool]] = []
+        for i, w in enumerate(world.workers):
+            if w.phase in GONE:
+                continue
+            for op in w.ops:
+                step = self.io(world, store, host_up, i, w, op)
+                if step is None:
+                    continue
+                if isinstance(op, tuple) and step[2] is False and op[0] == "gather":
+                    return [step]  # commutes with everything else: explore it alone
+                found.append(step)
+        for i, w in enumerate(world.workers):
+            if w.phase not in GONE:
+                found += self.training(world, i, w)
+                found += self.environment(world, store, i, w)
+        return found
+
+    def put(self, world: World, i: int, w: Worker, **changes: Any) -> World:
+        workers = (*world.workers[:i], w, *world.workers[i + 1 :])
+        return world._replace(workers=workers, **changes)
+
+    def io(
+        self, world: World, store: Any, host_up: bool, i: int, w: Worker, op: Any
+    ) -> tuple[str, World, bool] | None:
+        rest = w._replace(ops=w.ops - {op})
+        if isinstance(op, ev.ReadCounter):
+            event: ev.Event = ev.CounterRead(w.state.round, w.counter)
+            return (
+                f"w{i} reads its counter {w.counter}",
+                self.put(world, i, self.feed(i, rest, event)),
+                False,
+            )
+        if not host_up:
+            if w.state.watch is Watch.GONE:
+                return None
+            gone = self.feed(i, w._replace(ops=frozenset()), ev.StoreGone())
+            return f"w{i} finds the store gone", self.put(world, i, gone), False
+        if isinstance(op, ev.Insert):
+            key = (op.key, op.round, op.worker)
+            known = store.get(key)
+            after = world.store
+            if known is None:
+                known = op.value
+                after = self.intern(world.store | {(key, op.value)})
+            new = self.inserted(i, rest, op, known)
+            label = f"w{i} inserts {op.key.value}/{op.round}/{op.worker}={op.value}"
+            return (
+                f"{label}, holds {known}",
+                self.put(world, i, new, store=after),
+                False,
+            )
+        if isinstance(op, ev.Get):
+            known = store.get((op.key, op.round, None))
+            if known is None:
+                return None
+            new = self.feed(i, rest, self.read(op, known))
+            return (
+                f"w{i} reads {op.key.value}/{op.round}={known}",
+                self.put(world, i, new),
+                False,
+            )
+        return self.gather(world, store, i, w, op)
+
+    def gather(
+        self, world: World, store: Any, i: int, w: Worker, op: Any
+    ) -> tuple[str, World, bool] | None:
+        _, key, round, j = op
+        known = store.get((key, round, j))
+        if known is not None:
+            event: ev.Event
+            if key is Key.COUNT:
+                event = ev.CountRead(round, j, known)
+            elif key is Key.DONE:
+                event = ev.DoneRead(round, j, known is True)
+            else:
+                event = ev.ByeRead(round, j)
+            new = self.feed(i, w._replace(ops=w.ops - {op}), event)
+            return (
+                f"w{i} gathers {key.value}/{j}={known}",
+                self.put(world, i, new),
+                False,
+            )
+        gone = world.workers[j].phase in GONE
+        noticed = w.state.notice in agreement.REAL
+        suspects = world.suspicions > 0 and noticed and not gone
+        tired = key is Key.BYE and w.state.outcome is Outcome.LOST
+        if not ((gone or tired) and world.broken) and not suspects:
+            return None
+        after = self.intern(world.store | {((key, round, j), ev.Tombstone())})
+        return (
+            f"w{i} gives up on w{j}: tombstone {key.value}/{j}",
+            world._replace(
+                store=after,
+                broken=True,
+                suspicions=world.suspicions - (not gone and not tired),
+            ),
+            not gone and not tired,
+        )
+
+    def read(self, op: ev.Get, known: Any) -> ev.Event:
+        if op.key is Key.NOTICE:
+            return ev.NoticeRead(op.round, known)
+        if op.key is Key.DECISION:
+            return ev.DecisionRead(op.round, known)
+        return ev.CommitRead(op.round, known)
+
+    def inserted(self, i: int, w: Worker, op: ev.Insert, known: Any) -> Worker:
+        """The insert's result, as the coordinator reports it to the table."""
+        if op.key is Key.COUNT and op.worker == i:
+            if isinstance(op.value, ev.Count) and op.value.final:
+                return self.feed(i, w, ev.FinalCount(op.round, known))
+            if isinstance(op.value, ev.Count) and w.state.watch is Watch.PUBLISHING:
+                return self.feed(i, w, ev.OwnCount(op.round, known))
+        elif op.key is Key.NOTICE and known is not op.value:
+            return self.feed(i, w, ev.NoticeExists(op.round, known))
+        elif op.key is Key.BYE:
+            return self.feed(i, w, ev.ByeSaid())
+        return w
+
+    def training(
+        self, world: World, i: int, w: Worker
+    ) -> Iterator[tuple[str, World, bool]]:
+        def to(label: str, new: Worker, **changes: Any) -> tuple[str, World, bool]:
+            return f"w{i} {label}", self.put(world, i, new, **changes), False
+
+        c = self.cluster
+        if w.phase == "boundary":
+            if w.done == c.length(i):
+                event = ev.Boundary(w.done, last=True)
+                new = w._replace(phase="table", counter=w.done)
+                yield to(f"is through at {w.done}", self.feed(i, new, event))
+            else:
+                new = w._replace(phase="counted", counter=w.done + 1)
+                yield to(f"counts {w.done + 1}", new)
+        elif w.phase == "counted":
+            if w.flag:
+                new = w._replace(phase="table", counter=w.done)
+                yield to(
+                    f"sees the flag, takes the count back to {w.done}",
+                    self.feed(i, new, ev.Boundary(w.done)),
+                )
+            else:
+                yield to(f"starts interval {w.done + 1}", self.enter(w))
+        elif w.phase in ("interval", "saving", "writing"):
+            yield from self.collective(world, i, w, to)
+        if w.marked:
+            yield from self.write_marker(world, i, w, to)
+
+    def collective(self, world: World, i: int, w: Worker, to: Any) -> Any:
+        c = self.cluster
+        complete, dead = True, False
+        together = w.phase == "saving" or (w.phase == "interval" and c.collectives)
+        for x in world.workers if together else ():
+            same = x.collectives == w.collectives and x.tag == w.tag
+            if x.collectives <= w.collectives and not same:
+                complete = False
+                dead = dead or x.phase in GONE
+            elif x.collectives == w.collectives and x.phase in GONE:
+                dead = True
+        if complete:
+            if w.phase == "interval":
+                new = w._replace(phase="boundary", done=w.done + 1, counter=w.done + 1)
+                yield to(f"ends interval {w.done + 1}", new)
+            else:
+                new = w._replace(phase="table")
+                yield to("has saved", self.feed(i, new, ev.Saved(True)))
+        if dead and world.broken:
+            new = w._replace(phase="table")
+            if w.phase == "interval":
+                yield to("step fails", self.feed(i, new, ev.StepFailed()))
+            else:
+                yield to("save fails", self.feed(i, new, ev.Saved(False)))
+        if w.phase != "interval" and complete and world.save_failures:
+            new = self.feed(i, w._replace(phase="table"), ev.Saved(False))
+            yield to(
+                "cannot write", new, save_failures=world.save_failures - 1, broken=True
+            )
+
+    def write_marker(self, world: World, i: int, w: Worker, to: Any) -> Any:
+        w = w._replace(marked=False)
+        kinds = {
+            NoticeKind.FINAL: (CommitKind.EXIT,),
+            NoticeKind.PERIODIC: (CommitKind.TRAIN_ON,),
+            NoticeKind.TRAIN_ON: (CommitKind.EXIT, CommitKind.TRAIN_ON),
+        }[w.state.notice]  # type: ignore[index]
+        assert w.state.decision is not None
+        if w.state.decision.boundary is None:
+            kinds = (CommitKind.ALONE,)
+        for kind in kinds:
+            new = self.feed(i, w, ev.Committed(kind))
+            yield to(f"writes the marker: {kind.value}", new)
+
+    def environment(
+        self, world: World, store: Any, i: int, w: Worker
+    ) -> Iterator[tuple[str, World, bool]]:
+        c = self.cluster
+        if world.notices and w.state.main is not Main.ENDED:
+            for n, kind in enumerate(world.notices):
+                if kind in world.notices[:n] or (
+                    c.notices_to and i not in c.notices_to
+                ):
+                    continue
+                left = world.notices[:n] + world.notices[n + 1 :]
+                new = self.feed(i, w, ev.LocalNotice(kind))
+                new = new._replace(timer=new.timer or kind is NoticeKind.TRAIN_ON)
+                yield (
+                    f"NOTICE {kind.value} at w{i}",
+                    self.put(world, i, new, notices=left),
+                    True,
+                )
+        if w.timer:
+            new = self.feed(i, w, ev.LocalNotice(NoticeKind.FINAL))
+            new = new._replace(timer=False)
+            yield f"w{i} timer: final notice", self.put(world, i, new), False
+        if world.crashes:
+            dead = self.gone(w._replace(phase="dead"))
+            yield (
+                f"CRASH w{i}",
+                self.put(world, i, dead, crashes=world.crashes - 1, broken=True),
+                True,
+            )
+        if world.detaches and w.phase == "boundary":
+            new = self.feed(i, w._replace(phase="raised"), ev.Detached())
+            yield (
+                f"w{i} RAISES",
+                self.put(world, i, new, detaches=world.detaches - 1, broken=True),
+                True,
+            )
+        if world.broken and self.waits_in_vain(store, w):
+            new = self.feed(i, w._replace(overdue=True), ev.DeadlinePassed())
+            yield f"w{i} gives up at its deadline", self.put(world, i, new), False
+
+    def waits_in_vain(self, store: Any, w: Worker) -> bool:
+        """Whether main may reach its deadline: they are long against one read of a key
+        that is there, so not while the worker has such a read before it."""
+        main, noticed = w.state.main, w.state.notice in agreement.REAL
+        waits = {Main.WAITING, Main.COLLECTING, Main.AWAITING}
+        if main not in waits and not (main is Main.FINISHING and noticed):
+            return False
+        return not any(
+            isinstance(op, (ev.Insert, ev.ReadCounter))
+            or (isinstance(op, ev.Get) and (op.key, op.round, None) in store)
+            for op in w.ops
+        )

@@ -1,0 +1,107 @@
+"""The shipped agreement, in every order of events that small clusters can have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cluster._values import Cluster
+from tests.cluster.explore import Result, explore, show
+from tfpreempt.coordination.events import NoticeKind
+from tfpreempt.events import Outcome
+
+F, T, P = NoticeKind.FINAL, NoticeKind.TRAIN_ON, NoticeKind.PERIODIC
+FREE: dict[str, Any] = {"collectives": False, "collective_save": False}
+LOCAL: dict[str, Any] = {"collective_save": False}
+COMMITTED, LOST, FINISHED = (str(outcome) for outcome in Outcome)
+GOOD = {COMMITTED, FINISHED}
+BAD = {COMMITTED, FINISHED, LOST}
+
+# What happens, and which ends at least one path must reach: a search that never gets
+# there proves nothing.
+SMALL: dict[str, tuple[Cluster, set[str]]] = {
+    "one worker": (Cluster(workers=1, lengths=(3,)), GOOD),
+    "one worker, two notices": (Cluster(workers=1, notices=(F, F)), GOOD),
+    "one worker, local save": (Cluster(workers=1, **LOCAL, save_failures=1), BAD),
+    "two workers": (Cluster(lengths=(1,)), GOOD),
+    "crash": (Cluster(lengths=(1,), crashes=1), BAD | {"dead", "raised"}),
+    "crash, local save": (Cluster(lengths=(1,), crashes=1, **LOCAL), BAD | {"dead"}),
+    "false suspicion": (Cluster(lengths=(1,), suspicions=1), BAD),
+    "detach": (Cluster(lengths=(1,), detaches=1), BAD | {"raised"}),
+    "save fails": (Cluster(lengths=(1,), save_failures=1), BAD),
+    "uneven": (Cluster(lengths=(1, 2), **FREE), GOOD),
+    "periodic, crash": (Cluster(lengths=(1,), notices=(P,), crashes=1), {FINISHED}),
+}
+LARGE: dict[str, tuple[Cluster, set[str]]] = {
+    "one worker, two rounds": (Cluster(workers=1, notices=(T, P)), GOOD),
+    "two late notices": (Cluster(notices=(F, F)), GOOD),
+    "crash, two steps": (Cluster(crashes=1, **LOCAL), BAD | {"dead", "raised"}),
+    "two crashes": (Cluster(lengths=(1,), crashes=2), BAD | {"dead"}),
+    "crash and suspicion": (Cluster(lengths=(1,), crashes=1, suspicions=1), BAD),
+    "detach, two steps": (Cluster(detaches=1), BAD | {"raised"}),
+    "save fails, two steps": (Cluster(save_failures=1), BAD),
+    "uneven, chief first": (Cluster(lengths=(1, 3), **FREE), GOOD),
+    "uneven, chief last": (Cluster(lengths=(3, 1), **FREE), GOOD),
+    "uneven, crash": (Cluster(lengths=(1, 2), crashes=1, **FREE), BAD | {"dead"}),
+    "uneven, suspicion": (Cluster(lengths=(1, 2), suspicions=1, **FREE), BAD),
+    "uneven, detach": (Cluster(lengths=(2, 1), detaches=1, **FREE), BAD | {"raised"}),
+    "uneven, two rounds": (Cluster(lengths=(2, 1), notices=(T,), **FREE), GOOD),
+    "two rounds": (Cluster(notices=(T,)), GOOD),
+    "two rounds, late final": (Cluster(lengths=(1,), notices=(T, F)), GOOD),
+    "two rounds, crash": (Cluster(lengths=(1,), notices=(T,), crashes=1), BAD),
+    "two rounds, suspicion": (Cluster(lengths=(1,), notices=(T,), suspicions=1), BAD),
+    "periodic, late final": (Cluster(notices=(P, F)), GOOD),
+    "periodic, save fails": (
+        Cluster(lengths=(1,), notices=(P, F), save_failures=1),
+        BAD,
+    ),
+    "three workers": (Cluster(workers=3, lengths=(1,)), GOOD),
+    "three, two late notices": (
+        Cluster(workers=3, lengths=(1,), notices=(F, F), notices_to=(0, 1)),
+        GOOD,
+    ),
+    "three, crash": (Cluster(workers=3, lengths=(1,), crashes=1), BAD | {"dead"}),
+    "three, suspicion": (Cluster(workers=3, lengths=(1,), suspicions=1), BAD),
+    "three, detach": (Cluster(workers=3, lengths=(1,), detaches=1), BAD | {"raised"}),
+    "three, uneven": (
+        Cluster(workers=3, lengths=(3, 1, 2), notices_to=(1,), **FREE),
+        GOOD,
+    ),
+    "three, two rounds": (
+        Cluster(workers=3, lengths=(1,), notices=(T,), notices_to=(1,)),
+        GOOD,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_order_of_events(name):
+    check(name, *SMALL[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", LARGE)
+def test_every_order_of_events_in_larger_clusters(name):
+    check(name, *LARGE[name])
+
+
+def check(name: str, cluster: Cluster, wanted: set[str]) -> None:
+    result = explore(cluster, limit=1_000_000)
+    assert not result.violations, show(name, result)
+    missing = wanted - reached(result)
+    assert not missing, f"no path ends with {missing}: {show(name, result)}"
+    if not may_lose(cluster):
+        assert all(len(set(ending)) == 1 for ending in result.endings), "ends differ"
+        assert LOST not in reached(result)
+
+
+def reached(result: Result) -> set[str]:
+    return {end for ending in result.endings for end in ending}
+
+
+def may_lose(cluster: Cluster) -> bool:
+    """Whether anything goes wrong that can cost a commit."""
+    faults = (cluster.crashes, cluster.suspicions, cluster.detaches)
+    return any(faults) or cluster.save_failures > 0

@@ -1,0 +1,173 @@
+"""The search can fail: simpler rules, each of which it must find wrong.
+
+A mutation changes one rule of the shipped table, or one line of the training loop, and
+names the violations that may be found. `==` in place of "at or past the decision" is
+not here: as long as the decision is the largest count, nobody can be past it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cluster._values import Cluster
+from tests.cluster._world import Search
+from tests.cluster.explore import explore
+from tests.cluster.test_explore import FREE, F, P
+from tfpreempt.coordination import agreement
+from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.agreement import leave, set_
+from tfpreempt.coordination.events import Key, Main, Watch
+from tfpreempt.events import Outcome
+
+
+def found(cluster: Cluster) -> set[str]:
+    """The kind of the first violation that the search finds."""
+    return set(explore(cluster, limit=1_000_000, first_only=True).violations)
+
+
+@pytest.fixture
+def patch(monkeypatch):
+    return monkeypatch
+
+
+def wrap(patch: pytest.MonkeyPatch, table: dict[Any, Any], event: Any, row: Any):
+    """Replaces an event's row, in all states, by `row(old, settings, state, event)`."""
+    changed = {
+        state: lambda *args, old=old: row(old, *args)
+        for state, old in table[event].items()
+    }
+    patch.setitem(table, event, changed)
+
+
+@pytest.mark.slow
+def test_the_rules_as_they_are():
+    """What the mutations below are measured against."""
+    for cluster in (Cluster(), Cluster(lengths=(1, 2), suspicions=1, **FREE)):
+        assert not found(cluster)
+
+
+def test_reading_the_counter_before_raising_the_flag(patch):
+    def without_flag(old, settings, state, event):
+        state, actions = old(settings, state, event)
+        return state, tuple(a for a in actions if not isinstance(a, ev.RaiseFlag))
+
+    def with_flag(old, settings, state, event):
+        state, actions = old(settings, state, event)
+        return state, (ev.RaiseFlag(), *actions)
+
+    wrap(patch, agreement.WATCH, ev.NoticeRead, without_flag)
+    wrap(patch, agreement.WATCH, ev.OwnCount, with_flag)
+    assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT"}
+
+
+def test_looking_at_the_flag_before_counting(patch):
+    def training(self, world, i, w):
+        at_end = w.phase == "boundary" and w.done == self.cluster.length(i)
+        if w.phase == "boundary" and not at_end and w.flag:
+            new = self.feed(i, w._replace(phase="table"), ev.Boundary(w.done))
+            yield f"w{i} sees the flag", self.put(world, i, new), False
+        elif w.phase == "boundary" and not at_end:
+            looked = w._replace(phase="counted", counter=w.done)
+            yield f"w{i} sees no flag", self.put(world, i, looked), False
+        elif w.phase == "counted":
+            new = self.enter(w._replace(counter=w.done + 1))
+            yield f"w{i} counts and starts", self.put(world, i, new), False
+        else:
+            yield from original(self, world, i, w)
+
+    original = Search.training
+    patch.setattr(Search, "training", training)
+    assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT"}
+
+
+def test_the_smallest_count_decides(patch):
+    patch.setattr(agreement, "max", min, raising=False)
+    assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT"}
+
+
+@pytest.mark.slow
+def test_leaving_out_a_late_worker_without_a_tombstone(patch):
+    def gather(self, world, store, i, w, op):
+        step = original(self, world, store, i, w, op)
+        _, key, round, j = op
+        if step is None or not step[2] or key is not Key.COUNT:
+            return step
+        event = ev.CountRead(round, j, ev.Tombstone())
+        new = self.feed(i, w._replace(ops=w.ops - {op}), event)
+        return step[0], self.put(step[1], i, new, store=world.store), True
+
+    original = Search.gather
+    patch.setattr(Search, "gather", gather)
+    assert found(Cluster(lengths=(2,), suspicions=1, **FREE)) & {"SPLIT", "STUCK"}
+
+
+@pytest.mark.slow
+def test_a_worker_that_finds_its_tombstone_goes_on(patch):
+    def as_if_counted(old, settings, state, event):
+        mine = ev.Count(state.at)
+        return old(settings, state, ev.OwnCount(event.round, mine))
+
+    wrap(patch, agreement.WATCH, ev.OwnCount, as_if_counted)
+    assert "SPLIT" in found(Cluster(lengths=(3,), suspicions=1, **FREE))
+
+
+def test_the_host_leaves_before_the_byes(patch):
+    def at_once(settings, state, outcome):
+        if not settings.host:
+            return original(settings, state, outcome)
+        return agreement.ended(set_(state, main=Main.LEAVING, outcome=outcome))
+
+    original = leave
+    patch.setattr(agreement, "leave", at_once)
+    assert found(Cluster(lengths=(1,))) & {"HOST LEFT", "LOST"}
+
+
+def test_who_is_through_leaves_without_waiting(patch):
+    def boundary(old, settings, state, event):
+        if event.last and state.notice is None and state.watch is not Watch.GONE:
+            return agreement.ended(set_(state, outcome=Outcome.FINISHED))
+        return old(settings, state, event)
+
+    wrap(patch, agreement.MAIN, ev.Boundary, boundary)
+    assert found(Cluster(lengths=(1,))) & {"STUCK", "MIXED", "HOST LEFT"}
+
+
+def test_who_is_through_does_not_count_as_arrived(patch):
+    def act(settings, state):
+        target = state.decision.boundary
+        if state.last and target is not None and state.at < target:
+            return set_(state, main=Main.WAITING), ()
+        return original(settings, state)
+
+    original = agreement.act
+    patch.setattr(agreement, "act", act)
+    assert "STUCK" in found(Cluster(lengths=(2, 1), **FREE))
+
+
+@pytest.mark.slow
+def test_waiting_for_the_commit_without_a_deadline(patch):
+    def waits_in_vain(self, store, w):
+        return w.state.main is not Main.AWAITING and original(self, store, w)
+
+    original = Search.waits_in_vain
+    patch.setattr(Search, "waits_in_vain", waits_in_vain)
+    assert "STUCK" in found(Cluster(workers=3, lengths=(1,), suspicions=1))
+
+
+def test_leaving_as_committed_after_the_own_save(patch):
+    def saved(old, settings, state, event):
+        if settings.host:
+            return old(settings, state, event)
+        state, actions = leave(settings, state, Outcome.COMMITTED)
+        done = ev.Insert(Key.DONE, state.round, event.ok, settings.worker)
+        return state, (done, *actions)
+
+    wrap(patch, agreement.MAIN, ev.Saved, saved)
+    assert "UNCOMMITTED" in found(Cluster(lengths=(1,)))
+
+
+def test_a_second_notice_is_ignored_because_the_key_exists(patch):
+    patch.setattr(agreement, "behind", lambda state, round, kind: ())
+    assert found(Cluster(notices=(P, F), notices_to=(1,))) == {"FORGOTTEN"}

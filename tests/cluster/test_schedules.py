@@ -1,0 +1,254 @@
+"""Random schedules of a simulated cluster that runs the real coordinator.
+
+The profile says how many (tests/conftest.py): 1,000 in `make test-fast`, 10,000 in
+`make test`. A failure prints the smallest schedule that shows it; give that to
+`SimulatedCluster` to see it again.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cluster.schedules import draw, is_calm, smallest, wrong
+from tfpreempt.coordination import agreement
+from tfpreempt.events import Outcome
+from tfpreempt.testing.cluster import (
+    AskToSave,
+    Ending,
+    FailSave,
+    Freeze,
+    Kill,
+    Preempt,
+    Raise,
+    RunReport,
+    Schedule,
+    SimulatedCluster,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def silence():
+    """Warnings are right here, and there are thousands of them."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def run(schedule: Schedule) -> RunReport:
+    report = SimulatedCluster(schedule).run()
+    problems = wrong(schedule, report)
+    assert not problems, f"{problems} in {smallest(schedule)}"
+    return report
+
+
+def outcomes(report: RunReport) -> set[Outcome | None]:
+    return {w.outcome for w in report.workers}
+
+
+@given(st.randoms(use_true_random=False))
+def test_no_schedule_breaks_a_promise(r):
+    run(draw(r))
+
+
+@pytest.mark.slow
+def test_no_schedule_of_ten_thousand_seeds_breaks_a_promise(rng):
+    """Wider than what Hypothesis draws, which likes to repeat itself."""
+    for _ in range(10_000):
+        run(draw(random.Random(rng.getrandbits(64))))
+
+
+def test_random_schedules_reach_what_matters():
+    """The test above proves nothing about what its schedules never do."""
+    seen: collections.Counter[str] = collections.Counter()
+    for seed in range(300):
+        schedule = draw(random.Random(seed))
+        report = SimulatedCluster(schedule).run()
+        seen["calm"] += is_calm(schedule)
+        seen["two rounds"] += len(report.markers) > 1
+        seen["skew"] += max(schedule.lengths) - min(schedule.lengths) >= 50
+        for w in report.workers:
+            seen[w.ending.value] += 1
+            seen[str(w.outcome)] += 1
+    wanted = {"calm", "two rounds", "skew", *map(str, Outcome)}
+    wanted |= {e.value for e in Ending if e is not Ending.HUNG}
+    assert {name for name in wanted if seen[name] < 3} == set()
+
+
+@pytest.mark.parametrize("rule", ["max", "behind", "leave"])
+def test_a_wrong_rule_is_found(monkeypatch, rule):
+    wrong_rules = {
+        "max": min,  # the smallest count decides
+        "behind": lambda state, round, kind: (),  # a second notice is dropped
+        "leave": lambda settings, state, outcome: agreement.ended(
+            agreement.set_(state, outcome=outcome)  # the host waits for no bye
+        ),
+    }
+    monkeypatch.setattr(agreement, rule, wrong_rules[rule], raising=False)
+    assert any(
+        wrong(schedule, SimulatedCluster(schedule).run())
+        for schedule in (draw(random.Random(seed)) for seed in range(500))
+    )
+
+
+# --- one schedule, one thing ---------------------------------------------------------
+
+
+def test_equal_schedules_give_equal_runs():
+    schedule = draw(random.Random(7))
+    assert SimulatedCluster(schedule).run() == SimulatedCluster(schedule).run()
+
+
+def test_without_a_notice_all_finish():
+    report = run(Schedule(lengths=(5, 5, 5)))
+    assert outcomes(report) == {Outcome.FINISHED}
+    assert report.markers == ()
+
+
+@pytest.mark.parametrize("grace", [None, 0, 1])
+def test_a_notice_commits_one_step(grace):
+    preempt = Preempt(worker=1, at_step=4, grace_seconds=grace)
+    report = run(Schedule(lengths=(50, 50), faults=(preempt,)))
+    assert outcomes(report) == {Outcome.COMMITTED}
+    assert {save.boundary for w in report.workers for save in w.saves} <= {4, 5, 6}
+
+
+def test_a_long_grace_period_is_used():
+    preempt = Preempt(worker=0, at_step=4, grace_seconds=30)
+    report = run(Schedule(lengths=(1000, 1000), faults=(preempt,)))
+    first, last = report.markers
+    assert outcomes(report) == {Outcome.COMMITTED}
+    assert last.boundary > first.boundary + 150
+
+
+def test_notices_at_all_workers_at_once_are_one():
+    faults = tuple(Preempt(worker=i, at_ms=300, grace_seconds=0) for i in range(6))
+    report = run(Schedule(lengths=(50,) * 6, faults=faults))
+    assert outcomes(report) == {Outcome.COMMITTED}
+    assert len(report.markers) == 1
+
+
+def test_workers_a_hundred_steps_apart_save_at_one_boundary():
+    preempt = Preempt(worker=0, at_step=150, grace_seconds=0)
+    schedule = Schedule(
+        lengths=(300, 300),
+        collectives=False,
+        collective_save=False,
+        step_ms=((5, 5), (15, 15)),
+        faults=(preempt,),
+    )
+    report = run(schedule)
+    assert outcomes(report) == {Outcome.COMMITTED}
+    assert len({save.boundary for w in report.workers for save in w.saves}) == 1
+
+
+def test_after_a_death_under_a_notice_the_chief_saves_alone():
+    faults = (
+        Preempt(worker=0, at_step=4, grace_seconds=25),
+        Kill(worker=1, at_step=4),
+    )
+    schedule = Schedule(
+        lengths=(50, 50, 50), collective_save=False, failure_ms=(2, 5), faults=faults
+    )
+    report = run(schedule)
+    assert outcomes(report) <= {Outcome.LOST, Outcome.COMMITTED, None}
+    assert report.workers[2].outcome is Outcome.LOST
+
+
+def test_a_long_freeze_costs_the_commit_but_no_deadline():
+    faults = (
+        Freeze(worker=2, at_step=4, lasts_ms=60_000),
+        Preempt(worker=0, at_ms=900, grace_seconds=20),
+    )
+    report = run(Schedule(lengths=(50, 50, 50), faults=faults))
+    assert Outcome.FINISHED not in outcomes(report)
+    assert all(w.in_time for w in report.workers[:2])
+
+
+def test_an_error_ends_all_workers():
+    report = run(Schedule(lengths=(50, 50), faults=(Raise(worker=1, at_step=4),)))
+    assert {w.ending for w in report.workers} == {Ending.RAISED}
+
+
+def test_a_failed_save_is_lost_on_all_workers():
+    preempt = Preempt(worker=0, at_step=4, grace_seconds=0)
+    failure = FailSave(worker=0, at_step=1)
+    report = run(Schedule(lengths=(50, 50), faults=(preempt, failure)))
+    assert outcomes(report) == {Outcome.LOST}
+    assert report.markers == ()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_where_no_deadline_is_known_a_long_save_is_let_finish(world):
+    """It was; and then all left as lost, because waiting for its end was over."""
+    schedule = Schedule(
+        lengths=(50,) * world,
+        save_ms=(20_000, 20_000),
+        save_timeout_ms=5000,
+        faults=(Preempt(at_step=4, grace_seconds=None),),
+    )
+    assert outcomes(run(schedule)) == {Outcome.COMMITTED}
+
+
+def test_a_told_deadline_counts_after_one_that_was_not_told():
+    faults = (
+        Preempt(at_step=4, grace_seconds=0),
+        Preempt(at_step=4, grace_seconds=7),
+    )
+    schedule = Schedule(
+        lengths=(50,), save_ms=(20_000, 20_000), save_timeout_ms=5000, faults=faults
+    )
+    (worker,) = run(schedule).workers
+    assert worker.ending is Ending.OVERRUN
+    assert worker.ended_at_ms > 5000
+
+
+def test_the_chief_that_committed_does_not_leave_as_lost():
+    """Whoever does not say bye is waited for, but not past the own deadline."""
+    faults = (
+        Freeze(worker=2, at_step=4, lasts_ms=30_000),
+        Preempt(worker=0, at_step=9, grace_seconds=3),
+    )
+    schedule = Schedule(
+        lengths=(130, 30, 30), collectives=False, collective_save=False, faults=faults
+    )
+    report = run(schedule)
+    assert [w.outcome for w in report.workers[:2]] == [Outcome.COMMITTED] * 2
+
+
+def test_a_deadline_stands_in_the_fit_after_the_one_that_finished():
+    """The host freezes as all are through, so that one waits to say bye."""
+    freeze = Freeze(at_ms=90, lasts_ms=5000)
+    for grace in (1, 2, 3, 5):
+        preempt = Preempt(worker=1, at_ms=529, grace_seconds=grace)
+        schedule = Schedule(
+            lengths=(6, 6),
+            fits=2,
+            step_ms=((1, 5),),
+            start_ms=(0, 0),
+            faults=(freeze, preempt),
+        )
+        run(schedule)
+
+
+def test_periodic_saves_and_a_second_fit():
+    faults = (AskToSave(at_step=4), AskToSave(at_step=12), AskToSave(at_step=25))
+    report = run(Schedule(lengths=(20, 20), fits=2, faults=faults))
+    assert outcomes(report) == {Outcome.FINISHED}
+    assert len(report.markers) == 3
+
+
+def test_a_cluster_moves_one_event_at_a_time():
+    cluster = SimulatedCluster(Schedule(lengths=(50, 50)))
+    while cluster.workers[1].gate.started < 7:
+        assert cluster.step()
+    cluster.apply(Preempt(worker=1, grace_seconds=0))
+    while cluster.step():
+        pass
+    assert outcomes(cluster.report()) == {Outcome.COMMITTED}
+    assert not cluster.step()

@@ -1,0 +1,187 @@
+"""Single rows of the table; what they do together is for tests/cluster."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tfpreempt.coordination import agreement
+from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.agreement import IllegalEventError, initial, step
+from tfpreempt.coordination.events import (
+    CommitKind,
+    Count,
+    Decided,
+    Insert,
+    Key,
+    Main,
+    NoticeKind,
+    Tombstone,
+    Watch,
+)
+from tfpreempt.events import Outcome
+
+ALONE = ev.Settings(0, 1)
+CHIEF, OTHER = ev.Settings(0, 2), ev.Settings(1, 2)
+
+
+def feed(settings, *events, state=None):
+    """Feeds events in order; the last state, and the actions of the last event."""
+    state, actions = (initial(settings)[0] if state is None else state), ()
+    for event in events:
+        state, actions = step(settings, state, event)
+    return state, actions
+
+
+def test_it_imports_nothing_that_does_anything():
+    tree = ast.parse(Path(agreement.__file__).read_text())
+    imported = {
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    ours = {name for name in imported if name and name.startswith("tfpreempt")}
+    assert ours == {
+        "tfpreempt.coordination",
+        "tfpreempt.coordination.events",
+        "tfpreempt.events",
+    }
+    rest = imported - ours
+    assert rest == {"__future__", "collections.abc", "dataclasses", "typing"}
+
+
+def test_every_event_has_a_row():
+    rows = {**agreement.WATCH, **agreement.MAIN, **agreement.ANY}
+    assert set(rows) == set(ev.Event.__args__)
+
+
+def test_an_illegal_event_names_event_state_and_worker():
+    with pytest.raises(IllegalEventError) as caught:
+        feed(OTHER, ev.Saved(True))
+    for part in ("worker 1", "Saved(ok=True)", "TRAINING", "LISTENING", "round 1"):
+        assert part in str(caught.value)
+
+
+def test_an_event_of_an_older_round_changes_nothing():
+    state = ev.State(round=3)
+    for event in (
+        ev.NoticeRead(2, NoticeKind.FINAL),
+        ev.OwnCount(1, Count(4)),
+        ev.CountRead(2, 1, Count(4)),
+        ev.CommitRead(2, CommitKind.EXIT),
+        ev.ByeRead(1, 1),
+    ):
+        assert step(CHIEF, state, event) == (state, ())
+
+
+def test_the_flag_is_raised_before_the_counter_is_read():
+    _, actions = feed(OTHER, ev.NoticeRead(1, NoticeKind.FINAL))
+    assert actions[:2] == (ev.RaiseFlag(), ev.ReadCounter())
+
+
+def test_one_process_alone_saves_where_it_stands():
+    state, _ = feed(
+        ALONE,
+        ev.LocalNotice(NoticeKind.FINAL),
+        ev.NoticeRead(1, NoticeKind.FINAL),
+        ev.CounterRead(1, 7),
+        ev.OwnCount(1, Count(7)),
+        ev.DecisionRead(1, Decided(7)),
+    )
+    state, actions = feed(ALONE, ev.Boundary(7), state=state)
+    assert actions == (ev.Save(7, alone=False, repeat=False),)
+    state, actions = feed(ALONE, ev.Saved(True), state=state)
+    assert actions == (ev.WriteMarker((0,)),)
+    state, actions = feed(ALONE, ev.Committed(CommitKind.EXIT), state=state)
+    assert actions == (Insert(Key.COMMIT, 1, CommitKind.EXIT),)
+    state, actions = feed(ALONE, ev.CommitRead(1, CommitKind.EXIT), state=state)
+    assert actions == (ev.Leave(Outcome.COMMITTED),)
+    assert state.main is Main.ENDED
+
+
+def decided(settings, boundary):
+    return ev.State(
+        watch=Watch.FOLLOWING,
+        notice=NoticeKind.FINAL,
+        own=Count(5),
+        decision=Decided(boundary),
+        counts=(Count(5), Count(5)) if settings.host else (),
+    )
+
+
+@pytest.mark.parametrize(("at", "verdict"), [(4, ev.Proceed), (5, ev.Save)])
+def test_at_the_decision_it_saves_and_before_it_trains(at, verdict):
+    _, actions = feed(OTHER, ev.Boundary(at), state=decided(OTHER, 5))
+    assert type(actions[0]) is verdict
+
+
+def test_past_the_decision_it_saves_too():
+    _, actions = feed(OTHER, ev.Boundary(6), state=decided(OTHER, 5))
+    assert actions == (ev.Save(6, alone=False, repeat=False),)
+
+
+def test_the_last_boundary_counts_as_any_decision():
+    _, actions = feed(OTHER, ev.Boundary(2, last=True), state=decided(OTHER, 5))
+    assert actions == (ev.Save(2, alone=False, repeat=False),)
+
+
+def test_the_largest_count_decides():
+    state = ev.State(
+        watch=Watch.DECIDING, notice=NoticeKind.FINAL, counts=(Count(4), None)
+    )
+    _, actions = feed(CHIEF, ev.CountRead(1, 1, Count(6)), state=state)
+    assert actions == (Insert(Key.DECISION, 1, Decided(6)),)
+
+
+@pytest.mark.parametrize(("collectives", "boundary"), [(True, None), (False, 4)])
+def test_a_tombstone_loses_the_round_if_all_are_needed(collectives, boundary):
+    settings = ev.Settings(0, 2, collectives=collectives)
+    state = ev.State(
+        watch=Watch.DECIDING, notice=NoticeKind.FINAL, counts=(Count(4), None)
+    )
+    _, actions = feed(settings, ev.CountRead(1, 1, Tombstone()), state=state)
+    assert actions == (Insert(Key.DECISION, 1, Decided(boundary)),)
+
+
+def test_when_all_are_final_and_nobody_is_noticed_training_is_over():
+    state = ev.State(main=Main.FINISHING, counts=(Count(4, True), None))
+    _, actions = feed(CHIEF, ev.CountRead(1, 1, Count(4, True)), state=state)
+    assert actions == (Insert(Key.NOTICE, 1, NoticeKind.FINISHED),)
+
+
+def test_who_finds_its_tombstone_never_saves():
+    state = ev.State(watch=Watch.PUBLISHING, notice=NoticeKind.FINAL)
+    state, _ = feed(OTHER, ev.OwnCount(1, Tombstone()), ev.Boundary(5), state=state)
+    assert state.main is Main.LEAVING
+    assert state.outcome is Outcome.LOST
+
+
+def test_a_shorter_notice_goes_into_the_next_round():
+    state = ev.State(watch=Watch.DECIDING, notice=NoticeKind.PERIODIC)
+    _, actions = feed(OTHER, ev.LocalNotice(NoticeKind.FINAL), state=state)
+    assert actions == (Insert(Key.NOTICE, 2, NoticeKind.FINAL),)
+
+
+def test_a_boundary_that_is_committed_is_not_written_again():
+    state = decided(OTHER, 5)
+    state = agreement.set_(state, round=2, saved_at=5)
+    _, actions = feed(OTHER, ev.Boundary(5), state=state)
+    assert actions == (ev.Save(5, alone=False, repeat=True),)
+
+
+@pytest.mark.parametrize("main", [Main.WAITING, Main.AWAITING, Main.COLLECTING])
+def test_a_gone_store_before_the_commit_was_read_means_lost(main):
+    settings = CHIEF if main is Main.COLLECTING else OTHER
+    state = agreement.set_(decided(settings, 5), main=main)
+    _, actions = feed(settings, ev.StoreGone(), state=state)
+    assert actions == (ev.Leave(Outcome.LOST),)
+
+
+@pytest.mark.parametrize(
+    "late", [ev.ByeSaid(), ev.ByeRead(1, 1), ev.DoneRead(1, 1, True)]
+)
+def test_what_comes_late_changes_nothing(late):
+    state = ev.State(main=Main.ENDED, outcome=Outcome.COMMITTED)
+    assert step(CHIEF, state, late) == (state, ())

@@ -1,0 +1,249 @@
+"""Three coordinators with their real threads, on one store in one process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+from tfpreempt.clock import SystemClock
+from tfpreempt.coordination import events as ev
+from tfpreempt.coordination import keys
+from tfpreempt.coordination.coordinator import Coordinator
+from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.runtime import Threads
+from tfpreempt.events import Decision, Notice, Outcome
+
+SOON = 10.0  # seconds in which anything that must happen has happened
+CLOCK = SystemClock()
+
+
+class Member:
+    """A worker: its coordinator, what it recorded, and whether it overran."""
+
+    def __init__(self, store, worker, world=3, save_timeout=SOON):
+        self.records: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.overran = threading.Event()
+        self.coordinator: Coordinator
+        runtime = Threads(
+            store, CLOCK, lambda error: self.coordinator.store_gone(error), 0.001
+        )
+        self.coordinator = Coordinator(
+            ev.Settings(worker, world),
+            "0",
+            runtime,
+            CLOCK,
+            save_timeout=save_timeout,
+            record=self.records.put,
+            on_overrun=self.overran.set,
+        )
+        self.gate = self.coordinator.gate
+        self.coordinator.start()
+
+    def notice(self, grace=None):
+        self.coordinator.notice(
+            Notice(
+                source="test",
+                worker=self.coordinator.settings.worker,
+                grace_seconds=grace,
+                received_at=CLOCK.monotonic(),
+            )
+        )
+
+    def boundary(self, count, last=False):
+        self.gate.started = count
+        self.coordinator.feed(ev.Boundary(count, last))
+
+    def decision(self):
+        while not isinstance(found := self.records.get(timeout=SOON), Decision):
+            pass  # a fault, on the way to the decision
+        return found.boundary
+
+    def save(self):
+        """Saves as told, the chief writes the marker; the last verdict."""
+        c = self.coordinator
+        verdict = c.wait(SOON)
+        assert isinstance(verdict, ev.Save)
+        c.feed(ev.Saved(True))
+        verdict = c.wait(SOON)
+        if isinstance(verdict, ev.WriteMarker):
+            assert verdict.workers == (0, 1, 2)
+            c.feed(ev.Committed(c.commit_kind()))
+            verdict = c.wait(SOON)
+        return verdict
+
+
+@pytest.fixture
+def store():
+    store = MemoryStore()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def members(store):
+    return [Member(store, i) for i in range(3)]
+
+
+def together(call, members):
+    """Calls it for every member in a thread of its own, as processes would."""
+    results = [None] * len(members)
+
+    def one(i):
+        results[i] = call(members[i])
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(members))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * SOON)
+    return results
+
+
+def stand(members, *counts):
+    """Where the workers are when the notice comes: inside these intervals."""
+    for member, count in zip(members, counts, strict=True):
+        member.gate.started = count
+
+
+def test_a_notice_leads_to_one_decision(members):
+    stand(members, 4, 5, 5)
+    members[1].notice()
+    assert together(Member.decision, members) == [5, 5, 5]
+    assert all(member.gate.flag for member in members)
+
+
+def test_all_save_commit_and_leave(members, store):
+    stand(members, 4, 5, 5)
+    members[1].notice()
+    together(Member.decision, members)
+    members[0].boundary(4)
+    assert members[0].coordinator.wait(SOON) == ev.Proceed(5)
+    for member in members:
+        member.boundary(5)
+    assert together(Member.save, members) == [ev.Leave(Outcome.COMMITTED)] * 3
+    text = store.get("tfpreempt/0/1/commit")
+    assert keys.decode(Key.COMMIT, text)[0] is CommitKind.EXIT
+
+
+def test_notices_everywhere_at_once_are_one_round(members, store):
+    stand(members, 2, 2, 2)
+    together(Member.notice, members)
+    assert together(Member.decision, members) == [2, 2, 2]
+
+
+def test_all_finish(members):
+    for member in members:
+        member.boundary(3, last=True)
+    verdicts = together(lambda member: member.coordinator.wait(SOON), members)
+    assert verdicts == [ev.Leave(Outcome.FINISHED)] * 3
+
+
+def test_waiting_can_be_given_up(members):
+    members[1].boundary(3, last=True)
+    assert members[1].coordinator.wait(0.01) is None
+
+
+def test_without_a_worker_the_chief_commits_alone(store):
+    """Its state needs no help; the one that is left of the others leaves as lost."""
+    chief, other = (Member(store, i) for i in range(2))
+    store.insert("tfpreempt/0/1/count/2", keys.encode(ev.Tombstone()))
+    stand([chief, other], 1, 1)
+    chief.notice(grace=60)
+    assert together(Member.decision, [chief, other]) == [None, None]
+    chief.boundary(1)
+    other.boundary(1)
+    assert chief.coordinator.wait(SOON) == ev.Save(1, alone=True, repeat=False)
+    chief.coordinator.feed(ev.Saved(True))
+    assert chief.coordinator.wait(SOON) == ev.WriteMarker((0,))
+    assert chief.coordinator.commit_kind() is CommitKind.ALONE
+    chief.coordinator.feed(ev.Committed(CommitKind.ALONE))
+    assert other.coordinator.wait(SOON) == ev.Leave(Outcome.LOST)
+    store.insert("tfpreempt/0/1/bye/2", keys.encode(True))
+    assert chief.coordinator.wait(SOON) == ev.Leave(Outcome.COMMITTED)
+
+
+def test_a_worker_that_is_reported_dead_is_given_up_at_once(store):
+    members = [Member(store, i) for i in range(2)]  # of three; the third never came
+    store.report_dead(frozenset({2}))
+    stand(members, 1, 1)
+    members[1].notice(grace=600)
+    assert together(Member.decision, [members[1]]) == [None]
+    assert members[1].coordinator.lost_because
+    assert "worker 2" in members[1].coordinator.lost_because
+
+
+def test_a_wait_ends_at_the_deadline(store):
+    alone = Member(store, 1)  # nobody gathers
+    alone.notice(grace=0.2)
+    while not alone.gate.flag:
+        threading.Event().wait(0.001)
+    alone.boundary(1)
+    assert alone.coordinator.wait() == ev.Leave(Outcome.LOST)
+
+
+def test_a_wait_is_woken_when_its_deadline_comes_to_be_known(store):
+    """Main waits for others that still train; then a notice comes."""
+    member = Member(store, 1)
+    member.boundary(3, last=True)
+    waiting = threading.Thread(target=member.coordinator.wait, daemon=True)
+    waiting.start()
+    member.notice(grace=0.2)
+    waiting.join(SOON)
+    assert not waiting.is_alive()
+    assert member.coordinator.state.main is Main.ENDED
+
+
+def test_an_overrun_is_called_before_the_deadline(store):
+    member = Member(store, 1)
+    before = CLOCK.monotonic()
+    member.notice(grace=0.1)
+    assert member.overran.wait(SOON)
+    assert CLOCK.monotonic() - before >= 0.08
+    assert member.coordinator.deadline == pytest.approx(before + 0.1, abs=0.05)
+
+
+def test_a_later_deadline_changes_nothing(store):
+    member = Member(store, 1)
+    member.notice(grace=60)
+    first = member.coordinator.deadline
+    member.notice(grace=600)
+    assert member.coordinator.deadline == first
+    member.notice(grace=30)
+    assert member.coordinator.deadline < first
+
+
+def test_a_peers_deadline_is_taken_over_with_a_margin(members):
+    members[2].notice(grace=60)
+    together(Member.decision, members)
+    mine = members[0].coordinator.deadline
+    assert mine is not None
+    assert mine < members[2].coordinator.deadline
+
+
+def test_a_gone_store_ends_every_wait(members, store):
+    stand(members, 1, 1, 1)
+    members[0].notice()
+    together(Member.decision, members)
+    for member in members[1:]:
+        member.boundary(1)
+        assert isinstance(member.coordinator.wait(SOON), ev.Save)
+        member.coordinator.feed(ev.Saved(True))
+    store.close()
+    verdicts = together(lambda member: member.coordinator.wait(SOON), members[1:])
+    assert verdicts == [ev.Leave(Outcome.LOST)] * 2
+    assert "closed" in members[1].coordinator.lost_because
+
+
+def test_a_periodic_round_goes_on(members):
+    stand(members, 3, 3, 3)
+    members[0].coordinator.periodic()
+    together(Member.decision, members)
+    for member in members:
+        member.boundary(3)
+    assert together(Member.save, members) == [ev.Resume()] * 3
+    assert not any(member.gate.flag for member in members)
+    assert {member.coordinator.state.round for member in members} == {2}
+    assert members[0].coordinator.state.notice is not NoticeKind.PERIODIC

@@ -1,0 +1,102 @@
+"""Before training: one plan for all, or the same error for all."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.rendezvous import agree, bounded
+from tfpreempt.errors import CheckpointError, StoreGoneError, WaitTimeoutError
+
+
+def start(workers, *, propose=lambda: {"step": 3}, checks=None, timeout=10.0):
+    """Every worker in its thread; what each returned or raised."""
+    store = MemoryStore()
+
+    def one(worker):
+        check = (checks or {}).get(worker, lambda plan: None)
+        try:
+            return agree(
+                store,
+                "start/1",
+                worker,
+                3,
+                propose=propose,
+                check=check,
+                timeout=timeout,
+            )
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(one, workers))
+
+
+def test_all_get_the_chiefs_plan():
+    assert start(range(3)) == [({"ok": True, "step": 3}, {})] * 3
+
+
+def test_the_checks_see_the_plan():
+    seen = []
+    start(range(3), checks={i: lambda plan: seen.append(plan["step"]) for i in (0, 2)})
+    assert seen == [3, 3]
+
+
+def test_a_followers_problem_reaches_everyone():
+    results = start(range(3), checks={2: lambda plan: "another disk"})
+    assert [problems for _, problems in results] == [{2: "another disk"}] * 3
+
+
+def test_a_check_that_raises_is_a_problem_too():
+    def check(plan):
+        raise CheckpointError("cannot read it")
+
+    results = start(range(3), checks={1: check})
+    for _, problems in results:
+        assert list(problems) == [1]
+        assert "cannot read it" in problems[1]
+
+
+def test_the_chiefs_error_is_raised_there_and_told_to_the_others():
+    def propose():
+        raise CheckpointError("the directory is a file")
+
+    chief, *others = start(range(3), propose=propose)
+    assert isinstance(chief, CheckpointError)
+    for _, problems in others:
+        assert list(problems) == [0]
+        assert "the directory is a file" in problems[0]
+
+
+def test_a_missing_worker_is_named_in_time():
+    chief, other = start([0, 1], timeout=0.05)
+    assert isinstance(chief, WaitTimeoutError)
+    assert "worker 2" in str(chief)
+    assert isinstance(other, WaitTimeoutError)
+
+
+def test_a_missing_chief_is_named_in_time():
+    (other,) = start([1], timeout=0.05)
+    assert isinstance(other, WaitTimeoutError)
+    assert "worker 0" in str(other)
+
+
+def test_a_gone_store_is_not_mistaken_for_a_missing_worker():
+    store = MemoryStore()
+    store.close()
+    with pytest.raises(StoreGoneError):
+        bounded(lambda: store.get("a"), 10.0, "reading")
+
+
+def test_a_bounded_call_may_return_none():
+    assert bounded(lambda: None, 10.0, "nothing") is None
+
+
+def test_a_call_that_blocks_is_left_alone_at_its_limit():
+    release = threading.Event()
+    with pytest.raises(WaitTimeoutError, match=r"sleeping took longer than 0\.01 s"):
+        bounded(release.wait, 0.01, "sleeping")
+    release.set()

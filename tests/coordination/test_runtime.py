@@ -1,0 +1,151 @@
+"""Threads: reads, inserts, gathers and alarms on a blocking store."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+from tfpreempt.clock import SystemClock
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.runtime import GATHERERS, Threads
+from tfpreempt.errors import StoreGoneError
+from tfpreempt.testing.store import FaultyStore, StoreFault
+
+SOON = 10.0  # seconds in which anything that must happen has happened
+
+
+class Answers:
+    """Collects what callbacks are given; `take` waits for the next."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def __call__(self, *given: object) -> None:
+        self._queue.put(given[0] if len(given) == 1 else given)
+
+    def take(self, count: int = 1) -> list[object]:
+        return [self._queue.get(timeout=SOON) for _ in range(count)]
+
+    def is_empty(self) -> bool:
+        return self._queue.empty()
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def gone():
+    return Answers()
+
+
+@pytest.fixture
+def runtime(store, gone):
+    yield Threads(store, SystemClock(), gone, deaths_every=0.001)
+    store.close()  # lets the threads that still read go
+
+
+def test_a_get_is_answered_when_the_key_comes(runtime, store):
+    answers = Answers()
+    runtime.get("a", answers)
+    assert answers.is_empty()
+    store.insert("a", "1")
+    assert answers.take() == ["1"]
+
+
+def test_gets_are_answered_one_after_the_other(runtime, store):
+    answers = Answers()
+    store.insert("b", "2")
+    runtime.get("a", answers)
+    runtime.get("b", answers)
+    store.insert("a", "1")
+    assert answers.take(2) == ["1", "2"]
+
+
+def test_many_keys_come_with_their_index(runtime, store):
+    answers = Answers()
+    names = [f"k/{i}" for i in range(3 * GATHERERS + 1)]
+    runtime.get_each(names, answers)
+    for i in reversed(range(len(names))):
+        store.insert(names[i], str(i))
+    got = answers.take(len(names))
+    assert sorted(got) == [(i, str(i)) for i in range(len(names))]
+
+
+def test_a_get_of_no_keys_does_nothing(runtime):
+    runtime.get_each([], lambda index, text: None)
+
+
+def test_an_insert_tells_what_the_key_holds(runtime, store):
+    answers = Answers()
+    store.insert("old", "first")
+    runtime.insert("old", "mine", answers)
+    runtime.insert("new", "mine", answers)
+    assert answers.take(2) == ["first", "mine"]
+    assert store.get("new") == "mine"
+
+
+def test_inserts_take_effect_in_order():
+    inner = MemoryStore()
+    slow = StoreFault(operation="insert", key="a", error=None, delay_seconds=0.01)
+    store, answers = FaultyStore(inner, faults=[slow]), Answers()
+    runtime = Threads(store, SystemClock(), lambda error: None)
+    for key in "abc":
+        runtime.insert(key, key, answers)
+    assert answers.take(3) == ["a", "b", "c"]
+
+
+def test_alarms_ring_in_the_order_of_their_times(runtime):
+    now, rung = SystemClock().monotonic(), Answers()
+    runtime.at(now + 0.02, lambda: rung("third"))
+    runtime.at(now + 0.01, lambda: rung("second"))
+    runtime.at(now - 5, lambda: rung("first"))
+    assert rung.take(3) == ["first", "second", "third"]
+
+
+def test_an_alarm_may_set_another(runtime):
+    rung = Answers()
+    runtime.at(0.0, lambda: runtime.at(0.0, lambda: rung("inner")))
+    assert rung.take() == ["inner"]
+
+
+def test_a_bug_in_a_callback_is_logged_and_ends_nothing(runtime, store, caplog):
+    def fail(text: str) -> None:
+        raise AssertionError("a bug")
+
+    answers = Answers()
+    store.insert("a", "1")
+    runtime.get("a", fail)
+    runtime.insert("b", "2", fail)
+    runtime.at(0.0, lambda: fail(""))
+    runtime.get("a", answers)
+    runtime.insert("c", "3", answers)
+    runtime.at(0.0, lambda: answers("alarm"))
+    assert sorted(answers.take(3)) == ["1", "3", "alarm"]
+    assert "this is a bug" in caplog.text
+
+
+def test_a_store_that_goes_is_told(runtime, store, gone):
+    runtime.get("a", lambda text: None)
+    runtime.get_each(["b"], lambda index, text: None)
+    store.close()
+    assert {type(error) for error in gone.take(2)} == {StoreGoneError}
+    runtime.insert("c", "3", lambda text: None)
+    assert isinstance(gone.take()[0], StoreGoneError)
+
+
+def test_deaths_are_told_until_nobody_asks(runtime, store):
+    told, until = Answers(), threading.Event()
+    runtime.watch_deaths(until, told)
+    store.report_dead(frozenset({2}))
+    assert told.take(2) == [frozenset({2})] * 2
+    until.set()
+
+
+def test_asking_for_deaths_ends_with_the_store(runtime, store, gone):
+    runtime.watch_deaths(threading.Event(), lambda dead: None)
+    store.close()
+    assert isinstance(gone.take()[0], StoreGoneError)

@@ -1,0 +1,31 @@
+"""One program for each test. TensorFlow is imported when the first one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tfpreempt import session
+
+if TYPE_CHECKING:
+    from tests.handler.program import Program
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    """`make test-fast` need not even import what it will not run."""
+    return "not tensorflow" in config.option.markexpr or None
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    """A program that was just started."""
+    from tests.handler.program import Program
+
+    monkeypatch.setattr(session, "_current", None)
+    yield Program(tmp_path / "ckpt")
+    if session._current is not None:
+        for member in session._current.members():
+            session._current.part(member)

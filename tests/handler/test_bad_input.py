@@ -1,0 +1,202 @@
+"""Bad input and misuse get a clear error, and nothing is lost."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.handler.program import LIMIT, Program
+from tfpreempt import TerminationConfig, errors, session
+from tfpreempt.handler import PreemptionCheckpointHandler
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+
+# --- bad input -----------------------------------------------------------------------
+
+
+def test_a_checkpoint_without_a_directory(program: Program) -> None:
+    """F: also an InvalidArgumentError, as TensorFlow's handler raises."""
+    with pytest.raises(errors.ConfigurationError, match="checkpoint_dir") as raised:
+        PreemptionCheckpointHandler(None, program.checkpoint)
+    assert isinstance(raised.value, tf.errors.InvalidArgumentError)
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("file", "file"),
+        ("file/below", "file"),
+        ("/proc/tfpreempt", "proc"),
+    ],
+)
+def test_a_directory_that_cannot_be_one(
+    program: Program, tmp_path: Path, path: str, advice: str
+) -> None:
+    """F: a file, a path below a file, a file system that makes no directories."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(errors.TfpreemptError, match=advice) as raised:
+        program.handler(checkpoint_dir=tmp_path / path)
+    assert str(tmp_path / path) in str(raised.value)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_parameter_server_cluster(program: Program) -> None:
+    """F: also a NotImplementedError, as TensorFlow's handler raises."""
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": ["h:1"], "ps": ["h:2"]}),
+        task_type="worker",
+        task_id=0,
+    )
+    with pytest.raises(errors.UnsupportedClusterError, match="parameter servers") as e:
+        PreemptionCheckpointHandler(resolver, program.checkpoint, program.directory)
+    assert isinstance(e.value, NotImplementedError)
+
+
+def test_a_checkpoint_of_another_model(program: Program) -> None:
+    """F: what does not match is named, nothing is assigned, the commit stays."""
+    with program.handler() as handler:
+        handler.run(program.step)
+    shape = tf.Variable([[0.0]])
+    fits = tf.Variable([9.0, 9.0])
+    other = tf.train.Checkpoint(variable=shape, more=fits)
+    with pytest.raises(errors.CheckpointMismatchError) as raised:
+        program.handler(other)
+    assert "variable" in str(raised.value)
+    assert "more" in str(raised.value)
+    assert shape.numpy().tolist() == [[0.0]]
+    assert fits.numpy().tolist() == [9.0, 9.0]
+    again = Program(program.directory)
+    with again.handler() as handler:
+        assert handler.total_run_calls == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("save_every", 0),
+        ("save_every", -1),
+        ("save_every", 2.5),
+        ("save_every", True),
+        ("save_every", "10"),
+        ("save_every", datetime.timedelta(0)),
+        ("save_timeout", 0),
+        ("save_timeout", float("nan")),
+        ("save_timeout", None),
+        ("max_to_keep", 0),
+        ("max_to_keep", "2"),
+        ("termination_config", "SIGTERM"),
+    ],
+)
+def test_arguments_that_cannot_work(
+    program: Program, argument: str, value: object
+) -> None:
+    """F: named, with what was received; nothing is left behind."""
+    with pytest.raises(errors.ConfigurationError, match=argument) as raised:
+        PreemptionCheckpointHandler(
+            None, program.checkpoint, program.directory, **{argument: value}
+        )
+    assert repr(value) in str(raised.value)
+
+
+@pytest.mark.parametrize("grace", [-1, float("nan"), float("inf"), "30"])
+def test_a_grace_that_cannot_be(grace: Any) -> None:
+    """F: negative, NaN, infinite, no number."""
+    with pytest.raises(errors.ConfigurationError, match="grace_period"):
+        TerminationConfig(grace_period=grace)
+
+
+@pytest.mark.parametrize("name", ["KILL", "STOP", "NOPE", 9, 4711, "SEGV"])
+def test_a_signal_that_cannot_be_watched(name: str | int) -> None:
+    """F: unknown, or one that cannot mean a notice."""
+    with pytest.raises(errors.ConfigurationError, match=str(name)):
+        TerminationConfig(signals=(name,))
+
+
+def test_tensorflows_config_with_a_bad_grace(program: Program) -> None:
+    """F: what TensorFlow's object lets through is found here."""
+    config = tf.distribute.experimental.TerminationConfig(grace_period=float("nan"))
+    with pytest.raises(errors.ConfigurationError, match="grace_period"):
+        PreemptionCheckpointHandler(None, program.checkpoint, program.directory, config)
+
+
+def test_something_that_is_no_resolver(program: Program) -> None:
+    """F: the strategy itself in place of its resolver."""
+    strategy = tf.distribute.get_strategy()
+    with pytest.raises(errors.ConfigurationError, match="cluster_resolver"):
+        PreemptionCheckpointHandler(strategy, program.checkpoint, program.directory)
+
+
+def test_something_that_is_no_checkpoint(program: Program) -> None:
+    """F: a model in place of its checkpoint."""
+    with pytest.raises(errors.ConfigurationError, match=r"tf\.train\.Checkpoint"):
+        PreemptionCheckpointHandler(None, tf.Module(), program.directory)
+
+
+# --- misuse --------------------------------------------------------------------------
+
+
+def test_nested_run(program: Program) -> None:
+    """F: refused, and the outer run goes on."""
+    with program.handler() as handler:
+
+        def outer() -> str:
+            with pytest.raises(errors.NestedRunError):
+                handler.run(program.step)
+            with pytest.raises(errors.NestedRunError):
+                handler.save_checkpoint_if_preempted()
+            with pytest.raises(errors.UsageError, match="inside run"):
+                handler.close()
+            return "done"
+
+        assert handler.run(outer) == "done"
+        assert handler.run(outer) == "done"
+        assert handler.run(outer) == "done"
+        assert handler.total_run_calls == 3
+        program.button.press()
+        handler.run(program.step)
+    assert [r["step"] for r in program.events("commit")] == [3, 4]
+
+
+def test_after_close(program: Program) -> None:
+    """F: every call is refused; closing again does nothing."""
+    handler = program.handler()
+    handler.run(program.step)
+    handler.close()
+    handler.close()
+    for call in (
+        lambda: handler.run(program.step),
+        handler.save_checkpoint_if_preempted,
+        handler.save,
+        handler.__enter__,
+        handler.watch_preemption_scope().__enter__,
+    ):
+        with pytest.raises(errors.HandlerClosedError):
+            call()
+    assert handler.total_run_calls == 1
+
+
+def test_off_the_main_thread(program: Program) -> None:
+    """F: signals need the main thread: said, with a way that works there."""
+    found: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            program.handler(config={"signals": ("TERM",)})
+        except errors.NotMainThreadError as error:
+            found.append(error)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(LIMIT)
+    assert "main thread" in str(found[0])
+    assert "signals=()" in str(found[0])
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert session._current.members() == []

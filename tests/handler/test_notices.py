@@ -1,0 +1,153 @@
+"""Notices and boundaries: what `run()` and its like do, in one process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.handler.program import Program, wait_until
+from tfpreempt import session
+from tfpreempt.handler import PreemptionCheckpointHandler
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+
+# --- notices, boundaries -------------------------------------------------------------
+
+
+def test_exit_fn_that_returns_and_a_second_notice(program: Program) -> None:
+    """A.6: training goes on after the commit; the next notice works again."""
+    with program.handler() as handler:
+        for calls in (3, 6):
+            while handler.total_run_calls < calls:
+                handler.run(program.step)
+            program.button.press()
+            handler.run(program.step)
+    assert program.exits == 2
+    assert [r["step"] for r in program.events("commit")] == [3, 6, 7]
+    assert handler.total_run_calls == 7
+
+
+def test_the_default_exit_is_143(program: Program) -> None:
+    """FACTS 2.15: 143, with the batch of the next step not yet taken."""
+    taken = []
+    handler = program.handler(config={"exit_fn": None})
+    handler.run(taken.append, 1)
+    program.button.press()
+    with pytest.raises(SystemExit) as left:
+        handler.run(taken.append, 2)
+    assert left.value.code == 143
+    assert taken == [1]
+    assert program.events("exit")[0]["outcome"] == "committed"
+
+
+def test_a_program_that_catches_the_exit_goes_on(program: Program) -> None:
+    """FACTS 2.7: SystemExit is caught, as notebooks do; a second notice works."""
+    handler = program.handler(config={"exit_fn": None})
+    for step in (1, 2):
+        handler.run(program.step)
+        program.button.press()
+        with pytest.raises(SystemExit):
+            handler.run(program.step)
+        assert [r["step"] for r in program.events("commit")][-1] == step
+    handler.run(program.step)
+    handler.close()
+    assert [r["step"] for r in program.events("commit")] == [1, 2, 3]
+
+
+def test_a_notice_that_is_up_at_close_is_served(program: Program) -> None:
+    """FACTS 2.5: after the last step, before `close()`: a commit and the exit."""
+    handler = program.handler()
+    handler.run(program.step)
+    program.button.press()
+    handler.close()
+    assert program.exits == 1
+    assert [r["step"] for r in program.events("commit")] == [1]
+
+
+def test_results_arguments_and_errors_pass_through_run(program: Program) -> None:
+    """`run()` is transparent; an error does not spoil the handler."""
+    with program.handler() as handler:
+        assert handler.run(lambda a, *, b: (a, b), 1, b=2) == (1, 2)
+        with pytest.raises(StopIteration):
+            handler.run(next, iter(()))
+        with pytest.raises(ZeroDivisionError):
+            handler.run(lambda: 1 / 0)
+        assert handler.total_run_calls == 1
+        assert handler.run(lambda self: self, self=3) == 3
+
+
+def test_the_end_of_a_scope_is_a_boundary(program: Program) -> None:
+    """`watch_preemption_scope()` commits on leaving, if a notice has come."""
+    handler = program.handler()
+    with handler.watch_preemption_scope():
+        program.step()
+    assert program.exits == 0
+    with handler.watch_preemption_scope():
+        program.button.press()
+    assert program.exits == 1
+    handler.close()
+
+
+def test_tensorflows_own_config(program: Program) -> None:
+    """A.5: its watcher function and its exit function are taken over."""
+    told = threading.Event()
+    config = tf.distribute.experimental.TerminationConfig(
+        termination_watcher_fn=told.is_set, exit_fn=program.leave, grace_period=0
+    )
+    handler = PreemptionCheckpointHandler(
+        None, program.checkpoint, program.directory, config
+    )
+    with handler:
+        handler.run(program.step)
+        told.set()
+        wait_until(lambda: session._current.gate.flag)
+        handler.run(program.step)
+    assert program.exits == 1
+    assert program.events("notice")[0]["source"].startswith("callable:")
+
+
+# --- signals -------------------------------------------------------------------------
+
+
+def test_the_previous_signal_handler_is_chained_and_restored(program: Program) -> None:
+    """FACTS 2.8: it is called too, and is back after `close()`; ours only records."""
+    seen: list[int] = []
+
+    def theirs(signum: int, frame: Any) -> None:
+        seen.append(signum)
+
+    before = signal.signal(signal.SIGUSR1, theirs)
+    try:
+        with program.handler(config={"signals": ("USR1",)}) as handler:
+            handler.run(program.step)
+            ours: Any = signal.getsignal(signal.SIGUSR1)
+            assert ours is not theirs
+            ours(signal.SIGUSR1, None)  # called, and not sent: nothing but the chain
+            assert seen == [signal.SIGUSR1]
+            assert program.events("notice") == []
+            os.kill(os.getpid(), signal.SIGUSR1)
+            wait_until(lambda: session._current.gate.flag)
+            handler.run(program.step)
+            assert seen == [signal.SIGUSR1] * 2
+        assert signal.getsignal(signal.SIGUSR1) is theirs
+        assert program.exits == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_dropped_handler_puts_the_signals_back(program: Program) -> None:
+    """FACTS 2.6: a handler that was never used and is dropped leaves nothing behind."""
+    before = signal.getsignal(signal.SIGUSR1)
+    handler = program.handler(config={"signals": ("USR1",)})
+    assert signal.getsignal(signal.SIGUSR1) is not before
+    del handler
+    gc.collect()
+    assert signal.getsignal(signal.SIGUSR1) is before
+    assert session._current.members() == []

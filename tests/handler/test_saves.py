@@ -1,0 +1,178 @@
+"""What is saved, when, and what a restart finds, in one process."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tests.handler.program import LIMIT, Program
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+
+# --- what is saved -------------------------------------------------------------------
+
+
+def test_arguments_reach_a_managers_save(program: Program) -> None:
+    """A.5: `checkpoint_number=` names the checkpoint that the manager writes."""
+    manager = tf.train.CheckpointManager(
+        program.checkpoint, str(program.directory), max_to_keep=2
+    )
+    with program.handler(manager) as handler:
+        program.button.press()
+        handler.save_checkpoint_if_preempted(checkpoint_number=77)
+    assert program.exits == 1
+    assert (program.directory / "ckpt-77.index").exists()
+
+
+def test_arguments_reach_our_own_save(program: Program) -> None:
+    """A.5: likewise without a manager; positional as well."""
+    with program.handler() as handler:
+        program.button.press()
+        handler.save_checkpoint_if_preempted(77)
+        assert handler.latest_checkpoint is not None
+    assert (program.directory / "77" / "COMMITTED").exists()
+
+
+def test_a_save_fn_that_returns_a_path(program: Program) -> None:
+    """A.4: it gets the arguments; its path gets a manifest and is restored."""
+    calls = []
+
+    def save_fn(name: str, *, suffix: str) -> str:
+        calls.append((name, suffix))
+        return program.checkpoint.write(str(program.directory / f"{name}-{suffix}"))
+
+    handler = program.handler(config={"save_fn": save_fn})
+    handler.run(program.step)
+    program.button.press()
+    handler.save_checkpoint_if_preempted("mine", suffix="a")
+    assert (calls, program.exits) == ([("mine", "a")], 1)
+    prefix = program.directory / "mine-a"
+    assert (Path(f"{prefix}.tfpreempt") / "COMMITTED").exists()
+    again = Program(program.directory)
+    restored = again.handler(config={"save_fn": save_fn})
+    assert restored.total_run_calls == 1
+    assert again.variable.numpy().tolist() == [2.0, 3.0]
+
+
+def test_a_save_fn_that_returns_none(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A.4: nothing to commit: a warning, and the exit goes on."""
+    handler = program.handler(config={"save_fn": lambda: None})
+    handler.run(program.step)
+    program.button.press()
+    handler.run(program.step)
+    assert program.exits == 1
+    assert program.events("commit") == []
+    assert "save_fn returned None" in caplog.text
+
+
+def test_save_every_steps_and_by_hand(program: Program) -> None:
+    """`save_every=3` and `save()`; no more than `max_to_keep` stay."""
+    with program.handler(save_every=3, max_to_keep=2) as handler:
+        while handler.total_run_calls < 8:
+            handler.run(program.step)
+            if handler.total_run_calls == 4:
+                made = handler.save()
+                assert made is not None
+                assert Path(made.path).name == "4"
+    commits = [(r["step"], r["because"]) for r in program.events("commit")]
+    assert commits == [
+        (3, "periodic"),
+        (4, "save"),
+        (6, "periodic"),
+        (8, "finished"),
+    ]
+    assert sorted(p.name for p in program.directory.iterdir() if p.name.isdigit()) == [
+        "6",
+        "8",
+    ]
+
+
+def test_save_every_so_much_time(program: Program) -> None:
+    """`save_every=timedelta(...)`: commits go on while training does; nobody leaves."""
+    every = datetime.timedelta(seconds=0.1)
+    with program.handler(save_every=every) as handler:
+        end = time.monotonic() + LIMIT
+        while len(program.events("commit")) < 2 and time.monotonic() < end:
+            handler.run(program.step)
+    assert program.exits == 0
+    assert [r["because"] for r in program.events("commit")][:2] == ["periodic"] * 2
+
+
+def test_a_complete_run_started_again_has_nothing_to_do(program: Program) -> None:
+    """E.1: the final state is committed; `restore=False` starts afresh all the same."""
+    with program.handler() as handler:
+        for _ in range(5):
+            handler.run(program.step)
+    again = Program(program.directory)
+    with again.handler() as handler:
+        assert handler.total_run_calls == 5
+    assert again.variable.numpy().tolist() == [6.0, 7.0]
+    assert [r["step"] for r in program.events("commit")] == [5]
+    afresh = Program(program.directory)
+    with afresh.handler(restore=False) as handler:
+        assert handler.total_run_calls == 0
+    assert afresh.variable.numpy().tolist() == [1.0, 2.0]
+
+
+def test_two_open_handlers_are_both_saved(program: Program) -> None:
+    """FACTS 2.7: at a notice every open handler commits, and at its own `close()`."""
+    other = Program(program.directory.with_name("other"))
+    first, second = program.handler(), other.handler()
+    first.run(program.step)
+    second.run(other.step)
+    program.button.press()
+    second.run(other.step)
+    assert (program.exits, other.exits) == (1, 0)
+    assert [r["step"] for r in program.events("commit")] == [1]
+    assert [r["step"] for r in other.events("commit")] == [1]
+    first.run(program.step)
+    first.close()
+    second.close()
+    assert [r["step"] for r in program.events("commit")] == [1, 2]
+    assert [r["step"] for r in other.events("commit")] == [1, 2]
+
+
+def test_what_a_plain_manager_wrote_is_restored(program: Program) -> None:
+    """G.2: a CheckpointManager's own checkpoint is where a run goes on."""
+    program.variable.assign([5.0, 6.0])
+    manager = tf.train.CheckpointManager(
+        program.checkpoint, str(program.directory), max_to_keep=1
+    )
+    path = manager.save()
+    again = Program(program.directory)
+    with again.handler() as handler:
+        assert handler.total_run_calls == 0
+        assert again.variable.numpy().tolist() == [5.0, 6.0]
+        handler.run(again.step)
+    assert Path(path + ".index").exists()
+    third = Program(program.directory)
+    with third.handler():
+        assert third.variable.numpy().tolist() == [6.0, 7.0]
+
+
+def test_a_save_that_fails_leaves_the_last_commit(program: Program) -> None:
+    """A notice whose save fails: exit all the same, outcome lost, the commit stands."""
+
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    handler = program.handler(config={"save_fn": None})
+    handler.run(program.step)
+    handler.save()
+    handler.run(program.step)
+    handler._keeper._saver._payload.write = fail
+    program.button.press()
+    handler.run(program.step)
+    assert program.exits == 1
+    [left] = program.events("exit")
+    assert left["outcome"] == "lost"
+    assert "No space left" in left["detail"]
+    assert handler.latest_checkpoint is not None
+    assert handler.latest_checkpoint.path.endswith("1")

@@ -1,0 +1,351 @@
+"""Starts real workers, waits for what they print, signals them, collects what is left.
+
+Nothing here sleeps to let something happen: every wait is for a line, a file, a journal
+record or an end, has a deadline, and fails with the workers' output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tfpreempt.journal import journal_directory, read_journal
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).resolve().with_name("programs")
+LIMIT = 90.0
+"""Seconds that any one wait may take: "did not hang" on a busy machine, no more."""
+
+RESTART = 143
+STEPS = 12
+"""Where train.py ends by default."""
+
+T = TypeVar("T")
+
+
+def wait_until(
+    condition: Callable[[], T], what: str, limit: float = LIMIT, say: str | None = None
+) -> T:
+    """Waits until a condition is true and returns it."""
+    end = time.monotonic() + limit
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {limit:g} s\n{say or ''}")
+        time.sleep(0.005)
+    return value
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Zygote:
+    """The process that forks workers (see zygote.py); start it once, close it."""
+
+    def __init__(self) -> None:
+        environment = dict(os.environ, PYTHONPATH=_python_path())
+        environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
+        environment.pop("TF_CONFIG", None)
+        self._process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "multiprocess" / "zygote.py")],
+            stdin=subprocess.PIPE,
+            env=environment,
+            bufsize=0,
+        )
+
+    def fork(self, request: dict[str, Any]) -> int:
+        """Starts a worker; returns its pid."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        told = Path(request["pid"])
+
+        def forked() -> bool:
+            assert self._process.poll() is None, "the zygote ended; see its stderr"
+            return told.exists()
+
+        wait_until(forked, "the zygote forks")
+        return int(told.read_text())
+
+    def close(self) -> None:
+        """Ends it and every worker that it still has."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(LIMIT)
+
+
+def _python_path() -> str:
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(ROOT), *([given] if given else [])])
+
+
+class Worker:
+    """One process: its output so far, its end."""
+
+    def __init__(self, pid: int, log: Path, told_exit: Path) -> None:
+        self.pid = pid
+        self._log = log
+        self._told_exit = told_exit
+
+    @property
+    def output(self) -> str:
+        """Everything that it has printed."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def lines(self, word: str) -> list[list[str]]:
+        """The whole lines that begin with a word, split, without that word."""
+        whole, _, _ = self.output.rpartition("\n")
+        found = (
+            line for line in whole.split("\n") if f"{line} ".startswith(f"{word} ")
+        )
+        return [line.split()[1:] for line in found]
+
+    def wait_line(self, word: str, count: int = 1, limit: float = LIMIT) -> list[str]:
+        """Waits until it has printed so many lines with this word; the last one."""
+
+        def found() -> list[list[str]]:
+            lines = self.lines(word)
+            if len(lines) < count and self.code is not None:
+                raise AssertionError(
+                    f"ended with {self.code} before {word!r}:\n{self.output[-6000:]}"
+                )
+            return lines if len(lines) >= count else []
+
+        try:
+            return wait_until(found, f"line {word!r}", limit)[count - 1]
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.output[-6000:]}") from None
+
+    def wait_text(self, text: str) -> None:
+        """Waits until this is anywhere in its output."""
+        wait_until(lambda: text in self.output, repr(text), say=self.output[-6000:])
+
+    def send(self, signum: int) -> float:
+        """Signals it; returns the wall time just before."""
+        now = time.time()
+        os.kill(self.pid, signum)
+        return now
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it lives."""
+        if not self._told_exit.exists():
+            return None
+        return int(self._told_exit.read_text())
+
+    def result(self) -> dict[str, Any]:
+        """The JSON that it printed behind the word `result`."""
+        [line] = self.lines("result")
+        value: dict[str, Any] = json.loads(" ".join(line))
+        return value
+
+
+class Cluster:
+    """Workers that were started together."""
+
+    def __init__(self, workers: Sequence[Worker], checkpoints: Path) -> None:
+        self.workers = list(workers)
+        self.checkpoints = checkpoints
+
+    def __getitem__(self, index: int) -> Worker:
+        return self.workers[index]
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self.workers)
+
+    def wait(self, limit: float = LIMIT) -> list[int]:
+        """Waits for all to end; their exit codes in order."""
+
+        def codes() -> list[int] | None:
+            found = [worker.code for worker in self.workers]
+            return None if None in found else [c for c in found if c is not None]
+
+        try:
+            return wait_until(codes, "all workers end", limit)
+        except AssertionError as error:
+            for worker in self.workers:
+                if worker.code is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker.pid, signal.SIGABRT)  # faulthandler: the stacks
+            time.sleep(1.0)
+            raise AssertionError(f"{error}\n{self.story()}") from None
+
+    def expect(self, *codes: int, limit: float = LIMIT) -> None:
+        """Waits for all to end with these codes."""
+        found = self.wait(limit)
+        assert found == list(codes), f"{found}\n{self.story()}"
+
+    def story(self) -> str:
+        """What everyone printed, for messages."""
+        return "\n".join(
+            f"--- worker {i}, pid {w.pid}, code {w.code}\n{w.output[-5000:]}"
+            for i, w in enumerate(self.workers)
+        )
+
+    def results(self) -> list[dict[str, Any]]:
+        """The result of every worker."""
+        return [worker.result() for worker in self.workers]
+
+    def wait_record(self, event: str, **fields: Any) -> dict[str, Any]:
+        """Waits for a journal record, newest first; see `records`."""
+        try:
+            return wait_until(
+                lambda: records(self.checkpoints, event, **fields), f"{event} {fields}"
+            )[-1]
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
+
+
+def records(checkpoints: Path, event: str, **fields: Any) -> list[dict[str, Any]]:
+    """The journal's records of an event with these fields, by wall time."""
+    return [
+        record
+        for record in read_journal(journal_directory(checkpoints))
+        if record["event"] == event
+        and all(record.get(name) == value for name, value in fields.items())
+    ]
+
+
+class Place:
+    """A directory in memory for one run and all its restarts; starts clusters in it."""
+
+    def __init__(self, zygote: Zygote, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "ckpt"
+        self._zygote = zygote
+        self._clusters: list[Cluster] = []
+        self._started = 0
+
+    def hold(self, *names: str) -> None:
+        """From now on, workers that come to a hold of this name stay there."""
+        for name in names or ("step",):
+            (self.path / f"hold-{name}").touch()
+
+    def release(self, name: str = "step") -> None:
+        """Lets the holding workers go on."""
+        (self.path / f"hold-{name}").unlink()
+
+    def start(
+        self,
+        program: str,
+        *arguments: object,
+        world: int = 1,
+        tf_config: bool | None = None,
+        each: Callable[[int], Sequence[object]] = lambda worker: (),
+        env: dict[str, str] | None = None,
+    ) -> Cluster:
+        """Starts a program as a cluster.
+
+        Args:
+            program: file name under programs/.
+            *arguments: for all workers, behind the checkpoint directory.
+            world: number of workers.
+            tf_config: whether TF_CONFIG is set; by default for more than one worker.
+            each: more arguments, by worker.
+            env: more environment variables.
+        """
+        has_config = world > 1 if tf_config is None else tf_config
+        ports = free_ports(world) if has_config else []
+        workers = []
+        for index in range(world):
+            self._started += 1
+            stem = self.path / f"process-{self._started}"
+            environment = worker_environment(self.path, env)
+            if has_config:
+                environment["TF_CONFIG"] = tf_config_text(ports, index)
+            request = {
+                "argv": [
+                    str(PROGRAMS / program),
+                    str(self.checkpoints),
+                    *map(str, arguments),
+                    *map(str, each(index)),
+                ],
+                "env": environment,
+                "cwd": str(self.path),
+                "log": f"{stem}.log",
+                "pid": f"{stem}.pid",
+                "exit": f"{stem}.exit",
+            }
+            pid = self._zygote.fork(request)
+            workers.append(Worker(pid, Path(f"{stem}.log"), Path(f"{stem}.exit")))
+        cluster = Cluster(workers, self.checkpoints)
+        self._clusters.append(cluster)
+        return cluster
+
+    def train(self, strategy: str, world: int, *more: object) -> Cluster:
+        """Starts train.py."""
+        return self.start(
+            "train.py",
+            "--strategy",
+            strategy,
+            *more,
+            world=world,
+            tf_config=strategy == "mwms",
+        )
+
+    def close(self) -> None:
+        """Kills what still runs here and removes the directory."""
+        for cluster in self._clusters:
+            for worker in cluster:
+                if worker.code is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker.pid, signal.SIGKILL)
+                    wait_until(lambda w=worker: w.code is not None, "a killed worker")
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def tf_config_text(ports: Sequence[int], index: int) -> str:
+    """TF_CONFIG of one worker on this machine."""
+    return json.dumps(
+        {
+            "cluster": {"worker": [f"127.0.0.1:{port}" for port in ports]},
+            "task": {"type": "worker", "index": index},
+        }
+    )
+
+
+def worker_environment(
+    path: Path, more: dict[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a worker that runs in this place."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TFPREEMPT_", "TF_CONFIG", "PYTEST_"))
+    }
+    environment["PYTHONPATH"] = _python_path()
+    environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    environment["CUDA_VISIBLE_DEVICES"] = "-1"
+    environment["HOLD_DIRECTORY"] = str(path)
+    return environment | (more or {})
+
+
+@contextlib.contextmanager
+def place(zygote: Zygote) -> Iterator[Place]:
+    """A new place, gone afterwards."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    made = Place(zygote, Path(tempfile.mkdtemp(prefix="tfpreempt-test-", dir=memory)))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def payload_files(directory: Path) -> list[str]:
+    """The data files of TensorFlow's checkpoints anywhere under a directory."""
+    return sorted(str(p.relative_to(directory)) for p in directory.rglob("*.data-*"))

@@ -1,0 +1,108 @@
+"""A training script as users write it: strategy, model, handler, loop."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+from typing import IO, Any
+
+import tensorflow as tf
+from toy_model import INDEX, Model, hold, log_to_stdout, make_strategy, say
+
+from tfpreempt import PreemptionCheckpointHandler, State, TerminationConfig
+
+FAILURES = {
+    "tensorflow": tf.errors.ResourceExhaustedError(None, None, "no room for the batch"),
+    "python": ValueError("a bad batch"),
+}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("checkpoint_dir")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--strategy", default="none")
+    parser.add_argument("--form", default="checkpoint")
+    parser.add_argument("--style", default="run")
+    parser.add_argument("--grace", type=float)
+    parser.add_argument("--hold-at", type=int, nargs="*", default=(), help="in steps")
+    parser.add_argument("--hold-worker", type=int, help="only this one holds")
+    parser.add_argument("--save-every", type=int)
+    parser.add_argument("--save-each", type=float, help="seconds")
+    parser.add_argument("--save-timeout", type=float, default=30.0)
+    parser.add_argument("--hold-in-save", type=int, help="only this worker holds")
+    parser.add_argument("--fail-at", type=int, help="on worker 1")
+    parser.add_argument("--fail-with", choices=FAILURES)
+    parser.add_argument("--config", default="ours")
+    return parser.parse_args()
+
+
+class SlowState(State):
+    """Takes as long to save as the test wants."""
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        hold("save")
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        pass
+
+
+def make_config(options: argparse.Namespace) -> Any:
+    if options.config == "tensorflow":
+        return tf.distribute.experimental.TerminationConfig(
+            grace_period=options.grace or 0
+        )
+    return TerminationConfig(grace_period=options.grace)
+
+
+def make_handler(options: argparse.Namespace, model: Model) -> Any:
+    resolver = model.strategy.cluster_resolver if options.strategy == "mwms" else None
+    every: Any = options.save_every
+    if options.save_each is not None:
+        every = datetime.timedelta(seconds=options.save_each)
+    more = {"save_every": every, "save_timeout": options.save_timeout}
+    config = make_config(options)
+    if options.form == "manager":
+        manager = tf.train.CheckpointManager(
+            model.checkpoint, options.checkpoint_dir, max_to_keep=2
+        )
+        return PreemptionCheckpointHandler(
+            resolver, manager, termination_config=config, **more
+        )
+    return PreemptionCheckpointHandler(
+        resolver, model.checkpoint, options.checkpoint_dir, config, **more
+    )
+
+
+def main() -> None:
+    options = parse()
+    log_to_stdout()
+    model = Model(make_strategy(options.strategy))
+    handler = make_handler(options, model)
+    slow = SlowState("slow", per_worker=True) if options.hold_in_save == INDEX else None
+    say("pid", os.getpid())
+    say("restored", handler.total_run_calls, int(model.trained.numpy()))
+    say("weights", model.weights.numpy().tobytes().hex())
+
+    def train_step() -> None:
+        is_mine = options.hold_worker in (None, INDEX)
+        if is_mine and int(model.trained.numpy()) in options.hold_at:
+            hold()
+        if INDEX == 1 and int(model.trained.numpy()) == options.fail_at:
+            raise FAILURES[options.fail_with]
+        model.step()
+
+    with handler:
+        while model.trained < options.steps:
+            if options.style == "run":
+                handler.run(train_step)
+            else:
+                handler.save_checkpoint_if_preempted()
+                train_step()
+            say("step", handler.total_run_calls)
+    del slow
+    model.report(runs=handler.total_run_calls, worker=INDEX)
+
+
+main()

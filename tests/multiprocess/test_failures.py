@@ -1,0 +1,166 @@
+"""Errors, deaths and hangs: every end is bounded, named, and restarts from a commit."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+import pytest
+
+from tests.multiprocess.conftest import Reference
+from tests.multiprocess.harness import (
+    LIMIT,
+    RESTART,
+    Cluster,
+    Place,
+    records,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+
+KILLED = -signal.SIGKILL
+
+
+def hold_in_step(here: Place, step: int, *more: object) -> Cluster:
+    """Two workers, both inside the same step."""
+    here.hold()
+    cluster = here.train("mwms", 2, "--hold-at", step, *more)
+    for worker in cluster:
+        worker.wait_line("holding")
+    return cluster
+
+
+def kill(cluster: Cluster, victim: int) -> None:
+    """SIGKILL; returns when the process is gone."""
+    cluster[victim].send(signal.SIGKILL)
+    wait_until(lambda: cluster[victim].code is not None, "the killed worker is gone")
+
+
+def outcomes(here: Place) -> list[tuple[int, str, int]]:
+    """Worker, outcome and code of every exit in the journal, in order of workers."""
+    return sorted(
+        (r["worker"], r["outcome"], r["code"])
+        for r in records(here.checkpoints, "exit")
+    )
+
+
+# --- errors raised in a step ---------------------------------------------------------
+
+
+def test_a_tensorflow_error_is_raised_on_every_worker(here: Place) -> None:
+    """A.2: an error of TensorFlow on one worker has its type on the other too."""
+    cluster = here.train("mwms", 2, "--fail-at", 3, "--fail-with", "tensorflow")
+    cluster.expect(1, 1)
+    for worker in cluster:
+        assert "errors_impl.ResourceExhaustedError: " in worker.output, cluster.story()
+        assert "no room for the batch" in worker.output
+        assert not worker.lines("result")
+
+
+def test_a_python_error_names_its_worker_to_the_others(here: Place) -> None:
+    """A.2: a plain exception on one worker ends the other, which names it."""
+    cluster = here.train("mwms", 2, "--fail-at", 3, "--fail-with", "python")
+    cluster.expect(1, 1)
+    assert "ValueError: a bad batch" in cluster[1].output
+    assert "worker 1 raised ValueError: a bad batch" in cluster[0].output
+    assert records(here.checkpoints, "notice") == []
+
+
+# --- workers that die ----------------------------------------------------------------
+
+
+def test_a_worker_killed_without_notice_costs_the_steps_since_the_last_commit(
+    here: Place, reference: Reference
+) -> None:
+    """D.2: the survivor raises; with `save_every` a restart loses that many at most."""
+    cluster = hold_in_step(here, 10, "--save-every", 4)
+    kill(cluster, 1)
+    here.release()
+    cluster.expect(1, KILLED)
+    assert "UnavailableError" in cluster[0].output
+    second = here.train("mwms", 2, "--save-every", 4)
+    second.expect(0, 0)
+    assert [worker.lines("restored") for worker in second] == [[["8", "8"]]] * 2
+    assert second.results() == reference("mwms", 2)
+
+
+def test_a_worker_killed_in_a_periodic_save(here: Place, reference: Reference) -> None:
+    """D.2: its part is missing, nobody has to leave: the older, whole commit stands.
+
+    A commit without its generators and data position would not resume exactly.
+    """
+    here.train("mwms", 2, "--steps", 4).expect(0, 0)
+    here.hold("save")
+    more = ("--steps", 1 << 40, "--save-each", 0.2, "--hold-in-save", 1)
+    cluster = here.train("mwms", 2, *more)
+    cluster[1].wait_line("holding")
+    kill(cluster, 1)
+    cluster.expect(1, KILLED)
+    assert [r["step"] for r in records(here.checkpoints, "commit")] == [4]
+    assert "no part" in records(here.checkpoints, "fault", worker=0)[-1]["error"]
+    second = here.train("mwms", 2)
+    second.expect(0, 0)
+    assert second.results() == reference("mwms", 2)
+
+
+@pytest.mark.parametrize("moment", ["before the notice", "after the decision"])
+def test_a_dead_peer_under_a_notice(here: Place, moment: str) -> None:
+    """FACTS 2.4: one dead peer doesn't hang the others: restart code, outcome lost."""
+    cluster = hold_in_step(here, 4, "--save-timeout", 25)
+    if moment == "before the notice":
+        kill(cluster, 1)
+    cluster[0].send(signal.SIGTERM)
+    cluster.wait_record("notice", worker=0)
+    if moment == "after the decision":
+        cluster.wait_record("decision", worker=0, boundary=5)
+        kill(cluster, 1)
+    here.release()
+    cluster.expect(RESTART, KILLED)
+    assert outcomes(here) == [(0, "lost", RESTART)]
+    assert "the last commit stands" in cluster[0].output
+    assert records(here.checkpoints, "commit") == []
+
+
+def test_the_chief_killed_after_a_notice(here: Place) -> None:
+    """D.3: with the store's host gone the others leave with the restart code."""
+    cluster = hold_in_step(here, 4, "--save-timeout", 25)
+    cluster[1].send(signal.SIGTERM)
+    cluster.wait_record("decision", worker=1, boundary=5)
+    kill(cluster, 0)
+    here.release()
+    cluster.expect(KILLED, RESTART)
+    assert outcomes(here) == [(1, "lost", RESTART)]
+
+
+# --- no boundary before the deadline -------------------------------------------------
+
+
+def test_a_step_that_hangs_through_the_grace_period(
+    here: Place, reference: Reference
+) -> None:
+    """D.1: no boundary before the deadline: restart code, "lost" in the journal, and
+    the last commit stands. FACTS 2.9: more SIGTERMs don't put the deadline off.
+    """
+    here.hold()
+    more = ("--hold-at", 10, "--hold-worker", 1, "--save-every", 4, "--grace", 3)
+    cluster = here.train("mwms", 2, *more)
+    cluster[1].wait_line("holding")
+    cluster[1].send(signal.SIGTERM)
+    cluster.wait_record("notice", worker=1)
+
+    def ended_under_more_signals() -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            cluster[1].send(signal.SIGTERM)
+        return cluster[1].code is not None
+
+    wait_until(ended_under_more_signals, "the hung worker ends itself", LIMIT)
+    cluster.expect(RESTART, RESTART)
+    assert outcomes(here) == [(0, "lost", RESTART), (1, "lost", RESTART)]
+    assert "no boundary" in records(here.checkpoints, "exit", worker=1)[0]["detail"]
+    assert [r["step"] for r in records(here.checkpoints, "commit")] == [4, 8]
+    here.release()
+    second = here.train("mwms", 2)
+    second.expect(0, 0)
+    assert [worker.lines("restored") for worker in second] == [[["8", "8"]]] * 2
+    assert second.results() == reference("mwms", 2)

@@ -1,0 +1,88 @@
+"""A process that has TensorFlow imported and forks workers on request.
+
+Importing TensorFlow takes most of the time of a small test; a fork of a process that
+has imported it, and has run nothing yet, takes none. Every worker is a real process
+that makes its own TensorFlow runtime. Requests come on stdin, one JSON object a line;
+an exit code goes into the file that the request names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+from typing import Any
+
+PRELOADED = ("tensorflow", "tfpreempt.handler", "tfpreempt.coordination.tf_service")
+
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.01
+
+Request = dict[str, Any]
+
+
+def serve() -> Request:
+    """Serves requests until stdin ends; returns, in a worker, the worker's request."""
+    children: dict[int, str] = {}
+    buffered = b""
+    while True:
+        readable, _, _ = select.select([0], [], [], _POLL_SECONDS)
+        if readable:
+            chunk = os.read(0, 1 << 16)
+            if not chunk:
+                for pid in children:
+                    os.kill(pid, signal.SIGKILL)
+                os._exit(0)
+            *lines, buffered = (buffered + chunk).split(b"\n")
+            for line in lines:
+                request = json.loads(line)
+                pid = os.fork()
+                if pid == 0:
+                    return request
+                children[pid] = request["exit"]
+                _write(request["pid"], str(pid))
+        for pid in list(children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                _write(children.pop(pid), str(code))
+
+
+def _write(path: str, text: str) -> None:
+    with open(path + ".part", "w") as file:
+        file.write(text)
+    os.rename(path + ".part", path)
+
+
+def become(request: Request) -> None:
+    """Makes this fork look like a program that was just started."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for descriptor in (null, log):
+        os.close(descriptor)
+    faulthandler.enable()  # SIGABRT shows where every thread is
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.argv = request["argv"]
+    sys.path[0] = os.path.dirname(request["argv"][0])
+
+
+if __name__ == "__main__":
+    for name in PRELOADED:
+        importlib.import_module(name)
+
+    become(serve())
+    # As the interpreter does: in this very module, whose globals live to the end.
+    __file__ = sys.argv[0]
+    with open(__file__, encoding="utf-8") as _program:
+        exec(compile(_program.read(), __file__, "exec"))

@@ -1,0 +1,83 @@
+"""The arithmetic of deadlines."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfpreempt import deadline as dl
+
+seconds = st.floats(0.01, 10_000)
+maybe = st.none() | seconds
+few = settings(max_examples=100)  # it is arithmetic
+
+
+def test_a_told_grace_is_the_deadline():
+    assert dl.deadline(100.0, 25.0, 30.0) == 125.0
+
+
+@pytest.mark.parametrize("grace", [None, 0, 0.0])
+def test_without_one_it_is_where_waiting_stops(grace):
+    assert dl.deadline(100.0, grace, 30.0) == 130.0
+
+
+def test_waiting_is_never_shorter_than_saves_take():
+    assert dl.patience(30.0, None) == 30.0
+    assert dl.patience(30.0, 5.0) == 30.0
+    assert dl.patience(30.0, 20.0) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("grace", "save", "step", "pays"),
+    [
+        (None, 1.0, 1.0, False),
+        (0, None, 0.0, False),
+        (30.0, None, 1.0, True),
+        (9.0, 1.0, 1.0, True),
+        (8.9, 1.0, 1.0, False),
+    ],
+)
+def test_a_second_commit_pays_from_three_saves_and_six_steps(grace, save, step, pays):
+    assert dl.pays_twice(grace, save, step) is pays
+
+
+@few
+@given(seconds, seconds, seconds, seconds)
+def test_where_it_pays_the_last_call_leaves_time_for_the_save(at, grace, save, step):
+    end = at + grace
+    call = dl.last_call(end, grace, save, step)
+    assert call < end - save - 2 * step
+
+
+@few
+@given(seconds, seconds)
+def test_the_guard_rings_between_notice_and_deadline(at, total):
+    end = at + total
+    assert at <= dl.guard(end, total) < end
+    assert end - dl.guard(end, total) <= 1.0 + 1e-9
+
+
+@few
+@given(seconds, seconds, maybe, seconds)
+def test_counts_are_waited_for_in_the_first_half(now, total, save, limit):
+    by = dl.counts_by(now, now + total, save, limit)
+    assert now < by <= now + 0.5 * min(total, limit) + 1e-6
+
+
+@few
+@given(seconds, seconds, seconds)
+def test_shards_are_waited_for_longer_than_counts_but_not_to_the_end(now, total, limit):
+    by = dl.dones_by(now, now + total, limit)
+    assert dl.counts_by(now, now + total, None, limit) <= by < now + total
+
+
+def test_a_deadline_that_is_over_leaves_no_wait():
+    assert dl.counts_by(100.0, 90.0, 1.0, 30.0) == 100.0
+    assert dl.dones_by(100.0, 90.0, 30.0) == 100.0
+
+
+def test_the_host_waits_ten_seconds_for_byes_less_before_a_deadline():
+    assert dl.byes_by(100.0, None) == 110.0
+    assert dl.byes_by(100.0, 103.0) == 103.0
+    assert dl.byes_by(100.0, 99.0) == 100.5

@@ -1,0 +1,289 @@
+"""The session and the way out, without TensorFlow: a memory store, a fake handler."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tfpreempt import departure, session
+from tfpreempt.clock import SystemClock
+from tfpreempt.cluster import LOCAL, Cluster, read_cluster
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.runtime import Threads
+from tfpreempt.errors import ConfigurationError, UnsupportedClusterError, UsageError
+from tfpreempt.events import Commit, Event, Exit, Notice
+
+pytestmark = pytest.mark.timeout(30)
+
+LIMIT = 10.0
+
+
+class Participant:
+    """A handler that saves nothing and remembers what it was asked."""
+
+    has_moved = True
+    step = 0
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.events: list[Event] = []
+        self.error: Exception | None = None
+
+    def stage(self, name: str) -> str:
+        if self.error is not None:
+            raise self.error
+        self.calls.append(f"stage {name}")
+        return name
+
+    def commit(self, staged: str, because: str, workers: Sequence[int]) -> Commit:
+        self.calls.append(f"commit {because} {list(workers)}")
+        return Commit(
+            step=self.step,
+            path="/nowhere",
+            sequence=1,
+            world_size=1,
+            save_seconds=0.0,
+            bytes=0,
+            because=because,
+        )
+
+    def discard(self, staged: str) -> None:
+        self.calls.append("discard")
+
+    def needs_peers(self) -> bool:
+        return False
+
+    def record(self, event: Event) -> None:
+        self.events.append(event)
+
+    def leave(self, committed: bool) -> None:
+        self.calls.append(f"leave {committed}")
+
+    def close(self, limit: float | None = None) -> None:
+        self.calls.append("close")
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> session.Session:
+    """The session of a process that was just started; forgotten afterwards."""
+    monkeypatch.setattr(session, "_current", None)
+    monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
+    return session.session_for(LOCAL, MemoryStore, 5.0)
+
+
+def notify(current: session.Session, grace: float | None = None) -> None:
+    """A notice arrives; returns when training would see it."""
+    up = threading.Event()
+    gate = current.gate
+    notice = Notice(
+        source="test",
+        worker=0,
+        grace_seconds=grace,
+        received_at=SystemClock().monotonic(),
+    )
+    current.coordinator.notice(notice)
+    for _ in range(int(LIMIT / 0.001)):
+        if gate.flag:
+            return
+        up.wait(0.001)
+    raise AssertionError("the flag was never raised")
+
+
+def boundary(current: session.Session) -> None:
+    """As `run()` does."""
+    current.gate.started += 1
+    if current.gate.flag:
+        current.look()
+
+
+def test_one_session_a_process(current: session.Session) -> None:
+    """All handlers share it; the shortest time-out holds; one cluster only."""
+    assert session.session_for(LOCAL, MemoryStore, 3.0) is current
+    assert current.save_timeout == 3.0
+    assert [current.next_prefix() for _ in range(2)] == [
+        "tfpreempt/0/start/1",
+        "tfpreempt/0/start/2",
+    ]
+    other = Cluster(worker=1, jobs=(("worker", 2),))
+    with pytest.raises(UsageError, match="one process can belong to one cluster"):
+        session.session_for(other, MemoryStore, 3.0)
+
+
+def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> None:
+    """FACTS 2.7: rounds follow each other where the exit function returns."""
+    member = Participant()
+    current.join(member)
+    for _ in range(3):
+        boundary(current)
+        notify(current)
+        boundary(current)
+        boundary(current)
+    saved = [call for call in member.calls if not call.startswith("stage")]
+    assert saved == ["commit preemption [0]", "leave True"] * 3
+    outcomes = [e.outcome.value for e in member.events if isinstance(e, Exit)]
+    assert outcomes == ["committed"] * 3
+
+
+def test_a_save_that_fails_is_told(current: session.Session) -> None:
+    """Nothing is lost in silence: fault and exit are recorded, the way out is taken."""
+    member = Participant()
+    member.error = OSError("the disk has gone")
+    current.join(member)
+    notify(current)
+    boundary(current)
+    assert member.calls == ["leave False"]
+    kinds = [type(event).__name__ for event in member.events]
+    assert "Fault" in kinds
+    [left] = [event for event in member.events if isinstance(event, Exit)]
+    assert left.outcome.value == "lost"
+    assert "the disk has gone" in left.detail
+
+
+def test_no_boundary_before_the_deadline(current: session.Session) -> None:
+    """D.1: the process leaves from another thread; no boundary is needed."""
+    member = Participant()
+    there = threading.Event()
+    member.leave = lambda committed: there.set()  # type: ignore[method-assign]
+    current.join(member)
+    boundary(current)
+    notify(current, grace=0.3)
+    assert there.wait(LIMIT)
+    [left] = [event for event in member.events if isinstance(event, Exit)]
+    assert "no boundary" in left.detail
+
+
+def test_all_open_handlers_are_saved(current: session.Session) -> None:
+    """FACTS 2.6: a handler that was closed or dropped is not asked; the others are."""
+    first, second, closed = Participant(), Participant(), Participant()
+    for member in (first, second, closed):
+        current.join(member)
+    current.join(Participant())  # dropped at once
+    current.part(closed)
+    assert current.members() == [first, second]
+    notify(current)
+    boundary(current)
+    assert [len(member.calls) for member in (first, second, closed)] == [3, 2, 0]
+    assert first.calls[-1] == "leave True"
+
+
+# --- the way out ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "status"), [(7, 7), (None, 0), ("words", 1)])
+def test_an_exit_from_another_thread_ends_the_process(
+    code: int | str | None, status: int
+) -> None:
+    """`exit_hard` gives the code of SystemExit and flushes what was printed."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        sys.stdout = io.TextIOWrapper(os.fdopen(tell, "wb"), write_through=False)
+        print("said before the end", end="")
+        departure.exit_hard(lambda: sys.exit(code))
+        os._exit(99)
+    os.close(tell)
+    with os.fdopen(told) as output:
+        assert output.read() == "said before the end"
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
+
+
+def test_an_exit_function_that_returns_ends_nothing() -> None:
+    """Training goes on where the user's exit function returns."""
+    departure.exit_hard(lambda: None)
+
+
+def test_the_last_boundary_can_still_start_threads() -> None:
+    """The hook at the end of the program runs before Python refuses threads."""
+    program = (
+        "import threading\n"
+        "from tfpreempt.departure import on_interpreter_end\n"
+        "def end():\n"
+        "    t = threading.Thread(target=print, args=('late',)); t.start(); t.join()\n"
+        "on_interpreter_end(end)\n"
+        "print('early')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert (done.stdout.split(), done.stderr) == (["early", "late"], "")
+
+
+def test_the_first_failure_is_named_by_all() -> None:
+    """Errors follow each other through a cluster; each names the first one."""
+    store = MemoryStore()
+    sent: list[tuple[str, int | None]] = []
+    notes: list[list[str]] = []
+    for worker, error in enumerate([ValueError("a bad batch"), OSError("no peer")]):
+        cluster = Cluster(worker=worker, jobs=(("worker", 2),))
+        runtime = Threads(store, SystemClock(), lambda gone: None)
+        way_out = departure.Departure(cluster, list)
+
+        def send(message: str, code: int | None) -> None:
+            sent.append((message, code))
+
+        way_out.report(runtime, "failure", error, send)
+        notes.append(getattr(error, "__notes__", []))
+    assert sent[0] == ("worker 0 raised ValueError: a bad batch", None)
+    assert notes == [[], ["worker 0 failed first: ValueError: a bad batch"]]
+    assert json.loads(store.get("failure"))["worker"] == 0
+
+
+# --- who the workers are -------------------------------------------------------------
+
+
+class Spec:
+    """What is used of a tf.train.ClusterSpec."""
+
+    def __init__(self, jobs: dict[str, Any]) -> None:
+        self._jobs = jobs
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._jobs
+
+
+class Resolver:
+    """What is used of a resolver."""
+
+    def __init__(self, jobs: dict[str, Any], task: tuple[str | None, int | None]):
+        self.task_type, self.task_id = task
+        self.cluster_spec: Callable[[], Spec] = lambda: Spec(jobs)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task", "expected"),
+    [
+        ({}, (None, None), (0, 1)),
+        ({"worker": ["a", "b"]}, ("worker", 1), (1, 2)),
+        ({"chief": ["a"], "worker": ["b", "c"]}, ("chief", 0), (0, 3)),
+        ({"worker": ["b", "c"], "chief": ["a"]}, ("worker", 1), (2, 3)),
+        ({"worker": ["a"], "evaluator": ["b"]}, ("worker", 0), (0, 1)),
+    ],
+)
+def test_workers_are_numbered_chief_first(
+    jobs: dict[str, Any], task: tuple[str, int], expected: tuple[int, int]
+) -> None:
+    """The chief is 0, whatever the order of the jobs in TF_CONFIG."""
+    found = read_cluster(Resolver(jobs, task))
+    assert (found.worker, found.world) == expected
+
+
+@pytest.mark.parametrize("task", [("evaluator", 0), ("worker", 2), (None, None)])
+def test_a_task_that_does_not_train(task: tuple[str | None, int | None]) -> None:
+    """F: an evaluator, a task outside of the cluster."""
+    with pytest.raises(ConfigurationError, match=str(task[0])):
+        read_cluster(Resolver({"worker": ["a", "b"], "evaluator": ["c"]}, task))
+
+
+def test_parameter_servers() -> None:
+    """F: there is no common step; also a NotImplementedError."""
+    with pytest.raises(UnsupportedClusterError) as raised:
+        read_cluster(Resolver({"worker": ["a"], "ps": ["b"]}, ("worker", 0)))
+    assert isinstance(raised.value, NotImplementedError)
