@@ -134,6 +134,7 @@ def test_who_is_through_leaves_without_waiting(patch):
     assert found(Cluster(lengths=(1,))) & {"STUCK", "MIXED", "HOST LEFT"}
 
 
+@pytest.mark.slow
 def test_who_is_through_does_not_count_as_arrived(patch):
     def act(settings, state):
         target = state.decision.boundary

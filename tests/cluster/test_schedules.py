@@ -51,22 +51,17 @@ def outcomes(report: RunReport) -> set[Outcome | None]:
     return {w.outcome for w in report.workers}
 
 
-@given(st.randoms(use_true_random=False))
-def test_no_schedule_breaks_a_promise(r):
-    run(draw(r))
-
-
-@pytest.mark.slow
-def test_no_schedule_of_ten_thousand_seeds_breaks_a_promise(rng):
-    """Wider than what Hypothesis draws, which likes to repeat itself."""
-    for _ in range(10_000):
-        run(draw(random.Random(rng.getrandbits(64))))
+@given(st.integers(0, 2**64 - 1))
+def test_no_schedule_breaks_a_promise(seed):
+    """A seed, not a schedule, is what Hypothesis draws: that is twice as fast, and
+    `smallest` does better than its shrinking."""
+    run(draw(random.Random(seed)))
 
 
 def test_random_schedules_reach_what_matters():
     """The test above proves nothing about what its schedules never do."""
     seen: collections.Counter[str] = collections.Counter()
-    for seed in range(300):
+    for seed in range(200):
         schedule = draw(random.Random(seed))
         report = SimulatedCluster(schedule).run()
         seen["calm"] += is_calm(schedule)
