@@ -18,7 +18,7 @@ from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.rendezvous import bounded
 from tfpreempt.coordination.runtime import Runtime, publish
-from tfpreempt.errors import UsageError
+from tfpreempt.errors import UsageError, WaitTimeoutError
 from tfpreempt.events import Exit, Fault, Outcome
 from tfpreempt.participant import Participant
 
@@ -40,6 +40,7 @@ class Departure:
         self.detached = False  # raised; peers were told
         self._cluster = cluster
         self._members = members
+        self._process = os.getpid()
 
     def leave(self, outcome: Outcome, reason: str) -> None:
         """Leaves by the oldest handler's exit function; returns if that does."""
@@ -55,24 +56,31 @@ class Departure:
             )
         else:
             log.warning("tfpreempt: the step is committed; leaving to be started again")
-        self._record(members, outcome, "" if committed else reason)
+        self._record(members, outcome, reason)
         self.left = True
         atexit.register(skip_last_collections)
-        members[0].leave(committed)
+        if threading.current_thread() is threading.main_thread():
+            members[0].leave(committed)
+        else:  # SystemExit would end this thread alone, and the program with code 0
+            exit_hard(lambda: members[0].leave(committed))
         atexit.unregister(skip_last_collections)
         self.left = False  # the exit function returned: training goes on
 
     def overrun(self) -> None:
         """No boundary came before the deadline: ends the process from this thread."""
         members = self._members()
-        if self.left or self.detached or not members:
+        if self._is_over or not members:
             return
         log.error(
             "tfpreempt: no boundary was reached before the deadline; the process ends "
             "now and the last commit stands. If steps or evaluations take this long, "
             "call save_checkpoint_if_preempted() within them."
         )
-        self._record(members, Outcome.LOST, "no boundary came before the deadline")
+        why = "no boundary came before the deadline"
+        try:  # storage that hangs is what may have kept the boundary from coming
+            bounded(lambda: self._record(members, Outcome.LOST, why), 0.5, "recording")
+        except WaitTimeoutError as error:
+            log.error("tfpreempt: %s", error)
         self.left = True
         exit_hard(lambda: members[0].leave(False))
         self.left = False
@@ -121,7 +129,9 @@ class Departure:
         mine = f"{type(error).__name__}: {error}"
         record = {"worker": self._cluster.worker, "error": mine[:2000]}
         first = publish(runtime, key, json.dumps(record), wait=2.0)
-        if first is not None and (told := json.loads(first)) != record:
+        if first is None:
+            return  # the store does not answer, and reporting would hold the GIL
+        if (told := json.loads(first)) != record:
             error.add_note(f"worker {told['worker']} failed first: {told['error']}")
         code = getattr(error, "error_code", None)
         message = getattr(error, "message", None) if code is not None else None
@@ -158,7 +168,7 @@ class Departure:
             limit: seconds to wait for workers that still train.
         """
         members = self._members()
-        if self.left or self.detached or not members:
+        if self._is_over or not members:
             return
         error = getattr(sys, "last_value", None)
         if error is not None:
@@ -170,6 +180,11 @@ class Departure:
                 member.close(limit)
 
         exit_hard(close)
+
+    @property
+    def _is_over(self) -> bool:
+        """Nothing is left to do here; a forked child has no part in it at all."""
+        return self.left or self.detached or os.getpid() != self._process
 
     def _record(self, members: list[Participant], outcome: Outcome, why: str) -> None:
         for member in members:

@@ -30,6 +30,7 @@ from tfpreempt.tensorflow_side import (
     PEER_GONE,
     DirectoryRequiredError,
     attach_counter,
+    check_checkpoint,
 )
 from tfpreempt.termination import TerminationConfig
 from tfpreempt.watching import watch
@@ -109,6 +110,7 @@ class PreemptionCheckpointHandler:
         self._closed = False
         self._armed = False
         self.runs = 0
+        check_checkpoint(given)
         counter = attach_counter(given)
         start = Start(
             given,
@@ -224,8 +226,9 @@ class PreemptionCheckpointHandler:
         Raises:
             SaveError: the directory, or a worker whose part did not come in time.
         """
-        self._check_open()
+        self._check_open("save()")
         self._session.departure.check()
+        self._arm()
         self._session.save_together(self._keeper, "save")
         return self.latest_checkpoint if self._cluster.is_chief else None
 
@@ -258,8 +261,8 @@ class PreemptionCheckpointHandler:
         self._arm()
         if not self._session.departure.detached:
             if self._session.members() == [self._keeper]:
-                self._session.finish(limit)
-                self._commit_final()
+                if self._session.finish(limit):
+                    self._commit_final()
                 self._keeper.finished()
             else:  # no boundary: workers may differ in handlers that they never used
                 self._commit_final()
@@ -336,7 +339,7 @@ class PreemptionCheckpointHandler:
         except errors.CheckpointError as error:
             self._session.departure.fault("the final save", error)
 
-    def _check_open(self) -> None:
+    def _check_open(self, what: str = "run()") -> None:
         if self._closed:
             raise errors.HandlerClosedError(
                 "this handler was closed; make a new PreemptionCheckpointHandler (it "
@@ -344,8 +347,8 @@ class PreemptionCheckpointHandler:
             )
         if self._gate.busy:
             raise errors.NestedRunError(
-                "run() was entered inside run(); the boundary inside cannot be a safe "
-                "place to save. Call the inner function directly."
+                f"{what} was entered inside run(), where it cannot be safe to save: "
+                "the step is half done. Call it between two runs."
             )
 
     def _arm(self) -> None:

@@ -180,6 +180,8 @@ class Keeper:
         restored = Restored(path=None, step=0, sequence=0, world_size=world)
         if self._candidate is not None:
             restored = self._saver.restore(self._candidate)
+            if self._counter is not None and self._candidate.prefix is None:
+                self._counter.assign(restored.step)  # saved without the variable
             if self._counter is not None:
                 step = int(self._counter.numpy())
                 restored = dataclasses.replace(restored, step=step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt.clock import Clock
@@ -11,7 +11,7 @@ from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.events import Key
 from tfpreempt.coordination.gathering import Gathering
-from tfpreempt.coordination.runtime import Runtime
+from tfpreempt.coordination.runtime import Runtime, publish
 from tfpreempt.errors import SaveError
 from tfpreempt.events import Commit
 from tfpreempt.participant import Participant
@@ -30,13 +30,28 @@ class JointSaves:
         self._cluster = cluster
         self._prefix = f"tfpreempt/{incarnation}/save"
         self._runtime = runtime
-        self._saves = 0
+        self._fit = 1  # how often training came to its end here, plus one
+        self._final: set[int] = set()  # workers that are through (on the chief)
+        self._listens = False
+        self._gathering: Gathering | None = None
 
-    def save(self, member: Participant, because: str, timeout: float) -> Commit | None:
+    def finishing(self) -> None:
+        """This worker is through: the chief's saves do not wait for it any more."""
+        if not self._cluster.is_chief:
+            name = f"{self._prefix}/final-{self._fit}/{self._cluster.worker}"
+            self._runtime.insert(name, keys.encode(True), lambda held: None)
+        self._fit += 1
+        self._final = set()
+        self._listens = False
+
+    def save(
+        self, member: Participant, name: str, because: str, timeout: float
+    ) -> Commit | None:
         """All workers save now; every worker calls this at the same place.
 
         Args:
             member: the handler that saves.
+            name: of this save; equal on all workers, and never used again.
             because: written into the manifest.
             timeout: seconds that the chief waits for the others' parts.
 
@@ -47,35 +62,40 @@ class JointSaves:
             SaveError: (chief) a worker's part did not come in time.
             CheckpointError: this worker's part could not be written.
         """
-        self._saves += 1
         if self._cluster.is_chief:
-            return self._lead(member, because, timeout)
+            return self._lead(member, name, because, timeout)
         done = False
         try:
-            member.stage(f"s{self._saves}")
+            member.stage(name)
             done = True
         finally:
-            name = f"{self._prefix}/{self._saves}/{self._cluster.worker}"
-            self._runtime.insert(name, keys.encode(done), lambda held: None)
+            key = f"{self._prefix}/{name}/{self._cluster.worker}"
+            wait = min(timeout, 5.0)  # the process may end right after this
+            publish(self._runtime, key, keys.encode(done), wait)
         return None
 
-    def _lead(self, member: Participant, because: str, timeout: float) -> Commit | None:
-        staged = member.stage(f"s{self._saves}")
-        missing = self._gather_dones(timeout)
-        if missing:
+    def _lead(
+        self, member: Participant, name: str, because: str, timeout: float
+    ) -> Commit | None:
+        staged = member.stage(name)
+        absent = set(self._gather_dones(name, timeout))
+        missing = sorted(absent - self._final)
+        if missing and because != "finished":
             member.discard(staged)
             raise SaveError(
                 f"no sign within {timeout:g} s from worker(s) {missing} that their "
                 f"part of the {because} save is written; this save is dropped, the "
                 "last commit stands. Look at the logs of those workers."
             )
-        return member.commit(staged, because, range(self._cluster.world))
+        present = sorted(set(range(self._cluster.world)) - absent)
+        return member.commit(staged, because, present)
 
-    def _gather_dones(self, timeout: float) -> list[int]:
+    def _gather_dones(self, name: str, timeout: float) -> list[int]:
         """Waits for the others' parts; returns whose never came."""
         others = range(1, self._cluster.world)
         if not others:
             return []
+        self._listen(others)
         absent: set[int] = set()
 
         def then(worker: int, value: Any, extra: keys.Extra) -> None:
@@ -85,14 +105,31 @@ class JointSaves:
         gathering = Gathering(
             self._runtime,
             Key.DONE,
-            {j: f"{self._prefix}/{self._saves}/{j}" for j in others},
+            {j: f"{self._prefix}/{name}/{j}" for j in others},
             by=self._cluster.worker,
             then=then,
         )
+        self._gathering = gathering
         gathering.start()
+        gathering.bury(frozenset(self._final), "its training is over")
         late = gathering.wait(timeout)
         gathering.bury_missing(f"no part within {timeout:g} s")
         return sorted(absent | late)
+
+    def _listen(self, others: Sequence[int]) -> None:
+        """On the chief: hears, from now on, who is through."""
+        if self._listens:
+            return
+        self._listens = True
+        final = self._final  # of this fit; the next one has a set of its own
+
+        def then(index: int, text: str) -> None:
+            final.add(others[index])
+            if self._gathering is not None:
+                self._gathering.bury(frozenset(final), "its training is over")
+
+        names = [f"{self._prefix}/final-{self._fit}/{j}" for j in others]
+        self._runtime.get_each(names, then)
 
 
 def repeat(

@@ -56,6 +56,7 @@ class Session:
         self.save_timeout = save_timeout
         self.clock: Clock = clock or SystemClock()
         self._members: list[weakref.ref[Participant]] = []
+        self._saves = 0
         self._kept: dict[Participant, object] = {}  # their handlers, until closed
         self._handlers_made = 0
         self._started: tuple[float, int] | None = None
@@ -123,16 +124,26 @@ class Session:
             if verdict is ev.Proceed:
                 return
 
-    def finish(self, limit: float | None) -> None:
+    def finish(self, limit: float | None) -> bool:
         """The last boundary: until all workers are through, or a notice is served.
 
         Args:
             limit: seconds after which the wait for the others is given up; None waits
                 as long as they live.
+
+        Returns:
+            Whether all are through; False: given up, and the others were told.
         """
         self._come_back()
-        while self._settle(last=True, limit=limit) is not ev.Leave:
-            pass
+        self._joint.finishing()
+        verdict: type[ev.Verdict] | None = ev.Resume
+        while verdict is ev.Resume:
+            verdict = self._settle(last=True, limit=limit)
+        if verdict is None:
+            self.coordinator.lost_because = f"worker {self.cluster.worker} left early"
+            self.departure.detached = True
+            self.coordinator.feed(ev.Detached())
+        return verdict is not None
 
     def _come_back(self) -> None:
         """SystemExit was caught (a notebook does): training goes on, as if the exit
@@ -158,7 +169,7 @@ class Session:
                         "leaves without waiting any longer",
                         limit,
                     )
-                    return ev.Leave
+                    return None
                 case ev.Save(_, _, repeat):
                     parts = [] if repeat else self._stage()
                     staged = parts or []
@@ -167,7 +178,8 @@ class Session:
                     kind = self._mark(staged, workers)
                     c.feed(ev.Committed(kind))
                 case ev.Leave(outcome):
-                    self.departure.leave(outcome, c.lost_because)
+                    note = str(c.commit_extra.get("note", ""))
+                    self.departure.leave(outcome, c.lost_because or note)
                     c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
                     return ev.Leave
                 case verdict:
@@ -175,7 +187,7 @@ class Session:
 
     def _stage(self) -> list[tuple[Participant, Any]] | None:
         """This worker's part of a round's save; None if it could not be written."""
-        name = f"r{self.coordinator.state.round}"
+        name = f"round-{self.coordinator.state.round}"
         self._save_started = self.clock.monotonic()
         members = self.members()
         moved = [member for member in members if member.has_moved]
@@ -205,6 +217,8 @@ class Session:
             extra = {"step": done[0].step, "path": done[0].path}
         if staged:
             extra["save_seconds"] = self.coordinator.save_seconds = seconds
+        if staged and not done:
+            extra["note"] = "save_fn returned no path: what it saved is not verified"
         self.coordinator.attach(Key.COMMIT, extra)
         return self.coordinator.commit_kind()
 
@@ -239,7 +253,19 @@ class Session:
         Raises:
             CheckpointError: see `JointSaves.save`.
         """
-        return self._joint.save(member, because, self.save_timeout)
+        number = self.coordinator.state.round  # equal at the end of uneven workers too
+        if because != "finished":
+            self._saves += 1
+            number = self._saves
+        self.coordinator.is_saving = True
+        try:
+            name = f"{because}-{number}"
+            commit = self._joint.save(member, name, because, self.save_timeout)
+        finally:
+            self.coordinator.is_saving = False
+        if commit is not None:
+            self.coordinator.save_seconds = commit.save_seconds
+        return commit
 
     def save_each(self, seconds: float, member: Participant) -> None:
         """On the chief: asks all for a commit every so many seconds."""
@@ -274,6 +300,11 @@ class Session:
 
     def _store_gone(self, error: StoreGoneError) -> None:
         self.coordinator.store_gone(error)
+
+    def set_save_timeout(self, seconds: float) -> None:
+        """The newest handler's word holds."""
+        self.save_timeout = seconds
+        self.coordinator.set_save_timeout(seconds)
 
     # --- measurements ----------------------------------------------------------------
 
@@ -312,5 +343,5 @@ def session_for(
                 f"this process already takes part in {_current.cluster}, and a second "
                 f"handler names {cluster}; one process can belong to one cluster only"
             )
-        _current.save_timeout = min(_current.save_timeout, save_timeout)
+        _current.set_save_timeout(save_timeout)
         return _current

@@ -140,8 +140,8 @@ class Start:
             return (
                 f"{NOT_SHARED}{own!r} here is not the same storage as worker 0's "
                 f"{plan['directory']!r} (a file that worker 0 wrote there is not to be "
-                "seen). Use a directory that all machines mount; where there is none, "
-                "object storage by remote_checkpoint_dir is the way"
+                "seen). Use a directory that all machines mount. (For machines without "
+                "one, remote_checkpoint_dir is to be the way, in a later version.)"
             )
         saver = self._build(directory)
         if plan["checkpoint"] is not None:

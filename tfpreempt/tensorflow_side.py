@@ -33,6 +33,17 @@ class DirectoryRequiredError(
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
 
+def check_checkpoint(given: Any) -> None:
+    """Refuses what is neither a checkpoint, a manager, nor None."""
+    kinds = (tf.train.Checkpoint, tf.train.CheckpointManager)
+    if given is not None and not isinstance(given, kinds):
+        raise errors.ConfigurationError(
+            f"checkpoint_or_checkpoint_manager is {given!r}; expected a "
+            "tf.train.Checkpoint with checkpoint_dir, a tf.train.CheckpointManager, or "
+            "None for named States alone"
+        )
+
+
 def attach_counter(given: Any) -> Any:
     """Attaches the variable that counts runs to the user's checkpoint.
 

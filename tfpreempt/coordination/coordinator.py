@@ -26,6 +26,7 @@ from tfpreempt.events import Decision, Event, Fault, Notice, Outcome
 
 log = logging.getLogger(__name__)
 
+PREEMPTION = frozenset({NoticeKind.FINAL, NoticeKind.TRAIN_ON})
 PATIENCE = 10  # save_timeouts that a save may take where no deadline is known
 FOREVER = 3600.0  # a wait without a deadline is a chain of such waits
 
@@ -71,7 +72,7 @@ class Coordinator:
         self._changed = threading.Condition(self._lock)
         self._verdict: ev.Verdict | None = None
         self._extra: dict[Key, keys.Extra] = {}
-        self._round_limit: float | None = None  # of a round without a deadline
+        self.is_saving = False  # outside of a round; main thread writes it
         self._leave_by: float | None = None
         self._patience = PATIENCE
         self._deadlines = Deadlines(
@@ -126,10 +127,7 @@ class Coordinator:
         """
         if self._state.main is Main.LEAVING:
             return self._leave_by
-        if self._state.notice not in agreement.REAL:
-            return None
-        ends = [t for t in (self.deadline, self._round_limit) if t is not None]
-        return min(ends) if ends else None
+        return self.deadline if self._state.notice in PREEMPTION else None
 
     @property
     def deadline(self) -> float | None:
@@ -178,6 +176,10 @@ class Coordinator:
         """Whether the chief could save its state with no help from a peer."""
         self.settings = dataclasses.replace(self.settings, saves_alone=alone)
 
+    def set_save_timeout(self, seconds: float) -> None:
+        """How long waiting may take where no deadline is known."""
+        self._save_timeout = self._deadlines.save_timeout = seconds
+
     def attach(self, key: Key, extra: keys.Extra) -> None:
         """What is to travel beside the next value of this key."""
         self._extra[key] = extra
@@ -221,6 +223,9 @@ class Coordinator:
 
     def _read(self, key: Key, round: int, text: str) -> None:
         value, extra = keys.decode(key, text)
+        if key is Key.DECISION:  # no lock is held while the journal writes
+            why = str(extra.get("reason", ""))
+            self._record(Decision(round=round, boundary=value.boundary, reason=why))
         with self._lock:
             match key:
                 case Key.NOTICE:
@@ -229,8 +234,6 @@ class Coordinator:
                 case Key.DECISION:
                     if value.boundary is None:
                         self._blame(extra)
-                    why, boundary = str(extra.get("reason", "")), value.boundary
-                    self._record(Decision(round=round, boundary=boundary, reason=why))
                     self.feed(ev.DecisionRead(round, value))
                 case Key.COMMIT:
                     self.commit_extra = extra
@@ -262,6 +265,8 @@ class Coordinator:
             if notice is NoticeKind.PERIODIC:
                 return ev.CommitKind.TRAIN_ON
             save, step = self.save_seconds or 0.0, self.step_seconds()
+            if self.settings.collectives and False in self._state.dones:
+                return ev.CommitKind.EXIT  # somebody is gone: no step can follow
             on_time = self._deadlines.pays_twice(save, step)
             if notice is NoticeKind.TRAIN_ON and on_time:
                 return ev.CommitKind.TRAIN_ON
@@ -314,7 +319,7 @@ class Coordinator:
         gathering.start()
         if action.key is Key.COUNT:
             self._counts = gathering
-            if self._state.notice is None:
+            if self._state.notice not in PREEMPTION:
                 return  # others may train for long yet: only the dead are buried
         elif action.key is Key.BYE:
             self._leave_by = 1.0 + dl.byes_by(self._clock.monotonic(), self.deadline)
@@ -329,18 +334,17 @@ class Coordinator:
             event = ev.CountRead(round, worker, value)
         elif key is Key.DONE:
             event = ev.DoneRead(round, worker, value is True)
-        with self._lock:
-            if isinstance(value, Tombstone) and key is not Key.BYE:
-                reason = str(extra.get("reason") or f"worker {worker} left")
-                self.lost_because = self.lost_because or reason
-                self._record(Fault(where=f"{key.value}/{worker}", error=reason))
-                log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
-            self.feed(event)
+        if isinstance(value, Tombstone) and key is not Key.BYE:
+            reason = str(extra.get("reason") or f"worker {worker} left")
+            self.lost_because = self.lost_because or reason
+            self._record(Fault(where=f"{key.value}/{worker}", error=reason))
+            log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
+        self.feed(event)
 
     def _limit(self, gathering: Gathering) -> None:
         """Waits no longer than the deadline allows."""
         now = self._clock.monotonic()
-        end = self.deadline or self._round_limit or now + self._save_timeout
+        end = self.deadline or now + self._save_timeout
         if gathering.key is Key.COUNT:
             when = dl.counts_by(now, end, self.save_seconds, self._save_timeout)
         elif gathering.key is Key.DONE:
@@ -353,14 +357,10 @@ class Coordinator:
     # --- deadlines -------------------------------------------------------------------
 
     def _open_round(self) -> None:
-        self._round_limit = None
-        if self._state.notice is NoticeKind.PERIODIC:
-            self._round_limit = self._clock.monotonic() + self._save_timeout
-        if self._counts is not None:
+        if self._counts is not None and self._state.notice in PREEMPTION:
             self._limit(self._counts)
 
     def _close_round(self) -> None:
-        self._round_limit = None
         self._counts = None
         self._leave_by = None
         self._extra.pop(Key.COMMIT, None)
@@ -385,11 +385,12 @@ class Coordinator:
         Where nobody told a deadline, a save that is under way is let finish.
         """
         with self._lock:
-            if self._state.main is Main.LEAVING:
+            main = self._state.main
+            if main in agreement.WAITS:
                 stays = self._state.outcome is Outcome.FINISHED
                 self.feed(ev.DeadlinePassed())
                 return not stays
-            saving = self._state.main in (Main.SAVING, Main.COMMITTING)
+            saving = self.is_saving or main in (Main.SAVING, Main.COMMITTING)
             self._patience -= 1
             if saving and not is_told and self._patience > 0:
                 log.warning("tfpreempt: the save takes long; waiting for it")

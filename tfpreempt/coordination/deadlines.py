@@ -38,7 +38,7 @@ class Deadlines:
         self._soft: float | None = None  # when waiting stops, nobody having told
         self._runtime = runtime
         self._clock = clock
-        self._save_timeout = save_timeout
+        self.save_timeout = save_timeout
         self._on_last_call = on_last_call
         self._on_guard = on_guard
         self._last_call_at: float | None = None
@@ -74,7 +74,7 @@ class Deadlines:
             Whether it was earlier.
         """
         before = self.at
-        end = dl.deadline(received_at, grace, dl.patience(self._save_timeout, save))
+        end = dl.deadline(received_at, grace, dl.patience(self.save_timeout, save))
         if not grace and (self._soft is None or end < self._soft):
             self._soft = end
             self._set_guard(dl.guard(end, end - received_at), end)
@@ -86,7 +86,7 @@ class Deadlines:
     def extend(self) -> None:
         """Main has saved: a deadline that nobody told allows another full wait."""
         if self._soft is not None:
-            self._soft = max(self._soft, self._clock.monotonic() + self._save_timeout)
+            self._soft = max(self._soft, self._clock.monotonic() + self.save_timeout)
             self._set_guard(self._soft, self._soft)
 
     def pays_twice(self, save: float, step: float) -> bool:
@@ -128,7 +128,7 @@ class Deadlines:
             return  # replaced, or the notice was served
         if not self._on_guard(is_told):
             now = self._clock.monotonic()
-            again = now + self._save_timeout
+            again = now + self.save_timeout
             if self._told is not None:
                 again = min(again, max(now, self._told))
             self._set_guard(again, deadline)

@@ -62,7 +62,7 @@ class Gathering:
         self._runtime.get_each(list(self._names.values()), got)
         self._runtime.watch_deaths(
             self._complete,
-            lambda dead: self._bury(dead, "the coordination service reports it dead"),
+            lambda dead: self.bury(dead, "the coordination service reports it dead"),
         )
 
     def wait(self, timeout: float) -> frozenset[int]:
@@ -73,9 +73,10 @@ class Gathering:
 
     def bury_missing(self, why: str) -> None:
         """Gives up on every worker that has not answered."""
-        self._bury(frozenset(self._names), why)
+        self.bury(frozenset(self._names), why)
 
-    def _bury(self, workers: frozenset[int], why: str) -> None:
+    def bury(self, workers: frozenset[int], why: str) -> None:
+        """Gives up on these workers, as far as they have not answered."""
         with self._lock:
             late = sorted(self._missing & workers)
         for worker in late:

@@ -143,8 +143,9 @@ class Threads:
         except StoreGoneError as error:
             self._on_gone(error)
             return False
-        except Exception:
+        except Exception as error:
             log.exception("tfpreempt: a coordination thread failed; this is a bug")
+            self._on_gone(StoreGoneError(f"a coordination thread failed: {error}"))
         return True
 
     def _ring(self) -> None:

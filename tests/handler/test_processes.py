@@ -1,0 +1,98 @@
+"""What a process does with its handler besides training: forks, threads, saves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+HEAD = """
+import multiprocessing, os, signal, sys, threading, time
+import numpy as np, tensorflow as tf, tfpreempt
+from tfpreempt.notice.file import FileSource
+v = tf.Variable(0.0)
+d = sys.argv[1]
+def make(**kwargs):
+    return tfpreempt.PreemptionCheckpointHandler(
+        None, tf.train.Checkpoint(v=v), d, **kwargs)
+def step():
+    v.assign_add(1.0)
+    return np.random.rand()
+"""
+
+
+def python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", HEAD + code, str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_forked_child_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+    """Its end is not the end of training."""
+    done = python(
+        """
+h = make()
+for _ in range(3): h.run(step)
+child = multiprocessing.get_context("fork").Process(target=lambda: None)
+child.start(); child.join()
+print(child.exitcode, sorted(os.listdir(d)))
+h.run(step); h.close()
+print(sorted(os.listdir(d)))
+""",
+        tmp_path,
+    )
+    assert done.stdout.splitlines() == [
+        "0 ['journal']",
+        "['4', 'checkpoint', 'journal']",
+    ], done.stderr
+
+
+def test_training_off_the_main_thread_leaves_with_the_restart_code(
+    tmp_path: Path,
+) -> None:
+    """SystemExit in another thread would let the program end with 0."""
+    done = python(
+        """
+def train():
+    config = tfpreempt.TerminationConfig(signals=(), notice_file=d + "/stop")
+    h = make(termination_config=config)
+    h.run(step)
+    open(d + "/stop", "w").close()
+    while True:
+        h.run(step); time.sleep(0.01)
+thread = threading.Thread(target=train); thread.start(); thread.join()
+print("main goes on")
+""",
+        tmp_path,
+    )
+    assert done.returncode == 143, done.stderr
+    assert "main goes on" not in done.stdout
+
+
+def test_a_save_before_the_first_run_holds_the_restored_generators(
+    tmp_path: Path,
+) -> None:
+    """The next start draws what an undisturbed run would have drawn."""
+    first = python(
+        "np.random.seed(7); h = make()\nfor _ in range(3): h.run(step)\nh.save()",
+        tmp_path,
+    )
+    assert first.returncode == 0, first.stderr
+    again = python(
+        "np.random.seed(7); h = make(); h.save(); os.kill(os.getpid(), 9)", tmp_path
+    )
+    assert again.returncode == -9, again.stderr
+    last = python("h = make(); print(h.total_run_calls, h.run(step))", tmp_path)
+    expected = python(
+        "np.random.seed(7); print(3, [np.random.rand() for _ in range(4)][3])",
+        tmp_path,
+    )
+    assert last.stdout == expected.stdout, last.stderr

@@ -1,0 +1,109 @@
+"""Saves without agreement: two workers on one store, in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tfpreempt.clock import SystemClock
+from tfpreempt.cluster import Cluster
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.runtime import Threads
+from tfpreempt.errors import SaveError
+from tfpreempt.events import Commit
+from tfpreempt.saving import JointSaves
+
+SECONDS = 5.0
+
+
+class Member:
+    """A participant that only remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.staged: list[str] = []
+        self.present: list[Sequence[int]] = []
+        self.discarded = 0
+
+    def stage(self, name: str) -> str:
+        self.staged.append(name)
+        return name
+
+    def commit(self, staged: Any, because: str, workers: Sequence[int]) -> Commit:
+        self.present.append(tuple(workers))
+        return Commit(
+            step=1,
+            path=staged,
+            sequence=1,
+            world_size=2,
+            save_seconds=0.0,
+            bytes=0,
+            because=because,
+        )
+
+    def discard(self, staged: Any) -> None:
+        self.discarded += 1
+
+
+@pytest.fixture
+def pair() -> list[JointSaves]:
+    store = MemoryStore()
+    return [
+        JointSaves(
+            Cluster(worker=worker, jobs=(("worker", 2),)),
+            "test",
+            Threads(store, SystemClock(), lambda error: None, deaths_every=60.0),
+        )
+        for worker in range(2)
+    ]
+
+
+def save_both(pair: list[JointSaves], name: str) -> Member:
+    chief, other = Member(), Member()
+    thread = threading.Thread(
+        target=lambda: pair[1].save(other, name, "save", SECONDS)  # type: ignore[arg-type]
+    )
+    thread.start()
+    pair[0].save(chief, name, "save", SECONDS)  # type: ignore[arg-type]
+    thread.join(SECONDS)
+    assert other.staged == [name]
+    return chief
+
+
+def test_both_parts_make_the_commit(pair: list[JointSaves]) -> None:
+    assert save_both(pair, "save-1").present == [(0, 1)]
+
+
+def test_a_worker_that_is_through_is_not_waited_for(pair: list[JointSaves]) -> None:
+    pair[1].finishing()
+    chief = Member()
+    commit = pair[0].save(chief, "periodic-3", "periodic", 60.0)  # type: ignore[arg-type]
+    assert commit is not None
+    assert chief.present == [(0,)]
+
+
+def test_the_next_fit_needs_it_again(pair: list[JointSaves]) -> None:
+    for saves in pair:
+        saves.finishing()
+    assert save_both(pair, "save-1").present == [(0, 1)]
+
+
+def test_a_part_of_another_save_does_not_pass_for_this_one(
+    pair: list[JointSaves],
+) -> None:
+    pair[1].save(Member(), "periodic-20", "periodic", SECONDS)  # type: ignore[arg-type]
+    chief = Member()
+    with pytest.raises(SaveError, match=r"worker\(s\) \[1\]"):
+        pair[0].save(chief, "periodic-30", "periodic", 0.1)  # type: ignore[arg-type]
+    assert chief.discarded == 1
+    assert chief.present == []
+
+
+def test_the_last_state_is_committed_with_whoever_is_there(
+    pair: list[JointSaves],
+) -> None:
+    chief = Member()
+    pair[0].save(chief, "finished-1", "finished", 0.1)  # type: ignore[arg-type]
+    assert chief.present == [(0,)]
