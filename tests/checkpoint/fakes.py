@@ -21,7 +21,8 @@ class OwnPayload:
         self.restored_from = None
         self.states = []
 
-    def write(self, directory, step, declare, args, kwargs):
+    def write(self, directory, step, prepare, declare, args, kwargs):
+        prepare()
         for name in names("ckpt") if self.is_chief else ():
             pathlib.Path(directory, name).write_bytes(content(step))
         return Written(number=kwargs.get("checkpoint_number", step))
@@ -29,7 +30,7 @@ class OwnPayload:
     def committed(self):
         pass
 
-    def restore(self, prefix):
+    def restore(self, prefix, with_data=True):
         self.restored_from = pathlib.Path(prefix + ".index").read_bytes()
 
     def restored(self, candidate):
@@ -51,7 +52,8 @@ class FlatPayload(OwnPayload):
         self.before_file = before_file
         self.kept = []
 
-    def write(self, directory, step, declare, args, kwargs):
+    def write(self, directory, step, prepare, declare, args, kwargs):
+        prepare()
         prefix = os.path.join(self.directory, f"ckpt-{step}")
         declare(prefix)
         for name in reversed(names(f"ckpt-{step}")):

@@ -31,8 +31,14 @@ def until_told(code=143):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
     tell(f"ready-{me}-{restart}")
     while True:
-        signal.pause()
+        time.sleep(0.02)  # pause() could miss a signal just before it
 """
+
+
+def _hear_stops() -> None:
+    """Undoes what nohup, or a shell's background, does to the tests themselves."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Run:
@@ -62,6 +68,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_hear_stops,
         )
 
     def finish(self) -> tuple[int, str, str]:

@@ -141,7 +141,7 @@ def commit(*_):
 signal.signal(signal.SIGTERM, commit)
 tell("ready")
 while True:
-    signal.pause()
+    time.sleep(0.02)  # pause() could miss a signal just before it
 """
     supervised.start(program)
     supervised.wait_told("ready")
