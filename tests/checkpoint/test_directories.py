@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -123,3 +124,21 @@ def test_floats_come_back(number):
     assert np.float64(again[0]).tobytes() == np.float64(number).tobytes() or (
         number != number and again[0] != again[0]
     )
+
+
+URLS = ["gs://bucket/run", "s3://b", "file:///tmp/x", pathlib.Path("gs://bucket/run")]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_is_no_local_directory(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.ConfigurationError, match="expected a local path") as got:
+        failure.check_directory(url)
+    assert str(url) in str(got.value)
+    assert "Mount the bucket" in str(got.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_bytes_are_no_path():
+    with pytest.raises(errors.ConfigurationError, match=r"str or os\.PathLike"):
+        failure.check_directory(b"/tmp/run")

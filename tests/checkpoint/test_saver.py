@@ -9,6 +9,7 @@ import pytest
 from tests.checkpoint.fakes import OwnPayload, Words, make_saver, save
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.testing.storage import damage
 
 
 def worker(directory, index, world, text=""):
@@ -158,3 +159,29 @@ def test_handles(tmp_path):
     assert handle == saver.checkpoint(saver.newest())
     with pytest.raises(TypeError, match=r"\.path"):
         os.path.exists(handle)
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(2, ["1", "3"]), (None, ["1", "2", "3"])])
+def test_retention_does_not_count_a_commit_that_was_found_damaged(tmp_path, keep, kept):
+    saver = make_saver(tmp_path, OwnPayload())
+    save(saver, 1)
+    save(saver, 2)
+    damage(str(tmp_path / "2" / "ckpt.index"))
+    saver = make_saver(tmp_path, OwnPayload(), max_to_keep=keep)
+    assert saver.newest().step == 1
+    save(saver, 3)
+    assert sorted(name for name in os.listdir(tmp_path) if name.isdigit()) == kept
+    save(saver, 2)  # a new commit under the damaged one's number is a good one
+    assert saver.newest().step == 2
+
+
+def test_a_commit_of_states_alone_is_passed_over_where_weights_are_needed(tmp_path):
+    save(make_saver(tmp_path, OwnPayload()), 1)
+    save(make_saver(tmp_path), 2)
+    assert make_saver(tmp_path).newest().step == 2
+    problems = []
+    saver = make_saver(tmp_path, OwnPayload(), needs_prefix=True)
+    assert saver.newest(problems.append).step == 1
+    (problem,) = problems
+    assert "only named States" in problem
+    assert str(tmp_path / "2") in problem

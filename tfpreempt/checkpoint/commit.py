@@ -20,7 +20,7 @@ import concurrent.futures
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tfpreempt.checkpoint import catalog, checksum, layout, pointer, retention
@@ -62,6 +62,7 @@ def publish(
     number: int,
     draft: Draft,
     max_to_keep: int | None,
+    damaged: Collection[str] = (),
 ) -> tuple[str, Manifest]:
     """Commits a staging directory in the own form.
 
@@ -73,6 +74,7 @@ def publish(
         number: the number that becomes the directory's name.
         draft: what the commit says of itself.
         max_to_keep: commits to keep; None keeps all.
+        damaged: tokens of commits that don't count as kept.
 
     Returns:
         The path of the commit and its manifest.
@@ -95,7 +97,7 @@ def publish(
     files.rename(staged, target)
     files.sync_dir(directory)
     mark(files, target, data, manifest.sequence)
-    finish(files, directory, max_to_keep)
+    finish(files, directory, max_to_keep, damaged)
     return target, manifest
 
 
@@ -160,13 +162,18 @@ def mark(files: Files, holder: str, manifest_bytes: bytes, sequence: int) -> Non
     write_durably(files, os.path.join(holder, layout.MARKER), data)
 
 
-def finish(files: Files, directory: str, max_to_keep: int | None) -> None:
+def finish(
+    files: Files,
+    directory: str,
+    max_to_keep: int | None,
+    damaged: Collection[str] = (),
+) -> None:
     """Points the state file at the newest commit and applies retention.
 
     The commit stands already, so what fails here is logged, not raised.
     """
     try:
-        kept, dropped = retention.plan(directory, max_to_keep)
+        kept, dropped = retention.plan(directory, max_to_keep, damaged)
         point(files, directory, kept, dropped)
         for path in dropped:
             retention.delete(files, path)

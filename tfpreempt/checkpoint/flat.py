@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import glob
 import json
+import logging
 import os
 
+from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, commit, layout, retention
 from tfpreempt.checkpoint.manifest import Manifest, to_json
 from tfpreempt.checkpoint.storage.files import Files, write_durably
 from tfpreempt.clock import Clock
+
+_log = logging.getLogger(__name__)
 
 
 def declare(files: Files, prefix: str) -> None:
@@ -62,7 +66,7 @@ def publish(
         files: the file operations.
         clock: for the measured time.
         directory: the checkpoint directory, whose sequence counts.
-        prefix: TensorFlow's prefix, or a directory that a save_fn returned.
+        prefix: TensorFlow's prefix, or a file or directory that a save_fn returned.
         staged: the staging directory with shards and States; it may be missing.
         draft: what the commit says of itself.
 
@@ -71,9 +75,25 @@ def publish(
 
     Raises:
         OSError: before the marker.
+        SaveError: there are no files.
     """
     base, stem = os.path.split(prefix)
     payload = payload_files(prefix)
+    if not payload:
+        raise errors.SaveError(
+            f"There is nothing to commit at {prefix!r}, which save_fn returned: no "
+            f"file or directory of this name with files in it, no {stem + '.index'!r}. "
+            "Return the path that it wrote."
+        )
+    if os.path.realpath(base) != os.path.realpath(directory):
+        _log.warning(
+            "save_fn wrote %r, which is not in the checkpoint directory %r itself but "
+            "in %r: it is committed there, but a restart looks in the checkpoint "
+            "directory only and will not find it.",
+            prefix,
+            directory,
+            base,
+        )
     files.make_dirs(staged)
     shards = commit.tree(staged)
     roots = [staged, *([prefix] if os.path.isdir(prefix) else [])]
@@ -104,11 +124,11 @@ def publish(
 
 
 def payload_files(prefix: str) -> list[str]:
-    """TensorFlow's files of a prefix; all files below it if it is a directory."""
+    """The file or TensorFlow's files of a prefix; of a directory all files below."""
     if os.path.isdir(prefix):
         return [os.path.join(prefix, name) for name in commit.tree(prefix)]
     pattern = glob.escape(prefix) + ".data-?????-of-?????"
-    found = [prefix + ".index", *sorted(glob.glob(pattern))]
+    found = [prefix, prefix + ".index", *sorted(glob.glob(pattern))]
     return [path for path in found if os.path.isfile(path)]
 
 
@@ -172,7 +192,7 @@ def _intents(directory: str) -> list[str]:
 
 
 def _is_there(prefix: str) -> bool:
-    return os.path.exists(prefix + ".index") or os.path.isdir(prefix)
+    return os.path.exists(prefix + ".index") or os.path.exists(prefix)
 
 
 def _stamp(prefix: str) -> list[int] | None:

@@ -38,15 +38,20 @@ class Payload(Protocol):
         self,
         directory: str,
         step: int,
+        prepare: Callable[[], None],
         declare: Callable[[str], None],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Written:
         """Takes part in the save on this worker; the chief writes.
 
+        What needs all workers is done even where the rest fails: peers wait for it.
+
         Args:
             directory: where the own form goes.
             step: the step that is saved.
+            prepare: makes the directory; to be called before anything is written. It
+                may fail.
             declare: to be called with a flat prefix before anything is written there.
             args: the user's arguments for the save.
             kwargs: the user's keyword arguments for the save.
@@ -57,8 +62,13 @@ class Payload(Protocol):
         """Deletes what a user's manager no longer wants; on the chief."""
         ...
 
-    def restore(self, prefix: str) -> None:
-        """Compares the structure, then restores this worker's objects."""
+    def restore(self, prefix: str, *, with_data: bool = True) -> None:
+        """Compares the structure, then restores this worker's objects.
+
+        Args:
+            prefix: TensorFlow's files.
+            with_data: whether the dataset iterators in them are this worker's.
+        """
         ...
 
     def restored(self, candidate: Candidate) -> None:

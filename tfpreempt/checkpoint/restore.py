@@ -128,7 +128,11 @@ def verify(candidate: Candidate) -> None:
 
 
 def newest_verified(
-    directory: str, on_skip: Callable[[str], None] | None = None
+    directory: str,
+    on_skip: Callable[[str], None] | None = None,
+    *,
+    needs_prefix: bool = False,
+    on_damaged: Callable[[Candidate], None] | None = None,
 ) -> Candidate | None:
     """The newest checkpoint that passes `verify`; None if the directory has none.
 
@@ -136,16 +140,27 @@ def newest_verified(
         directory: the checkpoint directory; it need not exist.
         on_skip: called with a description of each that is passed over, which names the
             damaged file; the default logs a warning.
+        needs_prefix: passes over commits that hold named States only.
+        on_damaged: called with each that doesn't pass.
 
     Raises:
         CheckpointError: the directory cannot be listed.
     """
     skip = on_skip or _warn
     for candidate in find_candidates(directory, skip):
+        if needs_prefix and candidate.prefix is None:
+            skip(
+                f"{candidate.path!r} (step {candidate.step}) has no TensorFlow "
+                "checkpoint, only named States: restoring it would leave the weights "
+                "as they are"
+            )
+            continue
         try:
             verify(candidate)
         except errors.CheckpointDamagedError as error:
             skip(str(error))
+            if on_damaged is not None:
+                on_damaged(candidate)
         else:
             return candidate
     return None
@@ -161,6 +176,30 @@ def find_by_token(directory: str, token: str) -> Candidate | None:
 
 def _warn(problem: str) -> None:
     _log.warning("Passing over a checkpoint: %s", problem)
+
+
+def warn_about_world(candidate: Candidate, worker: int, world_size: int) -> None:
+    """Says what is not restored on a worker that has no shard in a commit of ours."""
+    manifest = candidate.manifest
+    assert manifest is not None
+    if manifest.world_size != world_size:
+        _log.warning(
+            "%s was written by %d workers, now there are %d: weights and step are "
+            "restored as saved, but data positions, random generators and "
+            "per-replica parts belong to the old workers and are not; each worker "
+            "starts its data anew and ON_READ variables get their reduced value.",
+            candidate.path,
+            manifest.world_size,
+            world_size,
+        )
+    elif worker not in manifest.workers:
+        _log.warning(
+            "%s has no shard of worker %d (it was lost when the checkpoint was "
+            "committed): its data position, random generators and per-replica "
+            "parts are not restored.",
+            candidate.path,
+            worker,
+        )
 
 
 def from_committed(entry: Committed) -> Candidate:

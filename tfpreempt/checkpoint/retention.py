@@ -11,6 +11,7 @@ it never deletes one: those it finds belong to TensorFlow's own handler.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
@@ -27,22 +28,27 @@ def check_max_to_keep(max_to_keep: object) -> None:
         )
 
 
-def plan(directory: str, max_to_keep: int | None) -> tuple[list[str], list[str]]:
+def plan(
+    directory: str, max_to_keep: int | None, damaged: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
     """Which of our own commits stay and which go.
 
     Args:
         directory: the checkpoint directory.
         max_to_keep: how many to keep, at least 1; None keeps all.
+        damaged: tokens of commits that are known to be damaged: they don't count, and
+            go first.
 
     Returns:
         Paths to keep and paths to delete, oldest first.
     """
     found, _ = catalog.scan(directory)
-    own = [entry.path for entry in reversed(found) if entry.kind is catalog.Kind.OWN]
+    own = [entry for entry in reversed(found) if entry.kind is catalog.Kind.OWN]
     if max_to_keep is None:
-        return own, []
-    split = max(0, len(own) - max(1, max_to_keep))
-    return own[split:], own[:split]
+        return [entry.path for entry in own], []
+    whole = [entry.path for entry in own if entry.token not in damaged]
+    kept = whole[-max(1, max_to_keep) :]
+    return kept, [entry.path for entry in own if entry.path not in kept]
 
 
 def delete(files: Files, holder: str) -> None:

@@ -44,6 +44,7 @@ class CheckpointSaver:
         world_size: number of workers.
         is_chief: whether this worker writes the payload and commits.
         max_to_keep: own commits to keep; None keeps all.
+        needs_prefix: whether a commit of named States alone is nothing to restore.
         random_state: what `load_random_state` restores.
         registry: the named States that go along.
         files: the file operations.
@@ -59,6 +60,7 @@ class CheckpointSaver:
         world_size: int,
         is_chief: bool,
         max_to_keep: int | None = 2,
+        needs_prefix: bool = False,
         random_state: State | None = None,
         registry: StateRegistry = REGISTRY,
         files: Files | None = None,
@@ -71,6 +73,8 @@ class CheckpointSaver:
         self.is_chief = is_chief
         self._payload = payload
         self._max_to_keep = max_to_keep
+        self._needs_prefix = needs_prefix
+        self._damaged: set[str] = set()  # tokens of commits that `newest` passed over
         self._random_state = random_state
         self._registry = registry
         self._files = files or LocalFiles()
@@ -119,8 +123,6 @@ class CheckpointSaver:
             self._undone_on_failure(directory),
             failure.translated(f"save step {step}", self.directory),
         ):
-            if self.is_chief:
-                self._files.make_dirs(directory)
             written = self._write_payload(directory, step, args, kwargs)
             shards = self._write_states(directory)
         return Staged(
@@ -196,14 +198,19 @@ class CheckpointSaver:
     def _write_payload(
         self, directory: str, step: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Written:
+        def prepare() -> None:
+            if self.is_chief:
+                self._files.make_dirs(directory)
+
         if self._payload is None:
+            prepare()
             number = kwargs.get("checkpoint_number")
             return Written(number=step if number is None else int(number))
 
         def declare(prefix: str) -> None:
             flat.declare(self._files, prefix)
 
-        return self._payload.write(directory, step, declare, args, kwargs)
+        return self._payload.write(directory, step, prepare, declare, args, kwargs)
 
     def _write_states(self, directory: str) -> int:
         states = self._registry.in_order()
@@ -249,6 +256,7 @@ class CheckpointSaver:
                 staged.number,
                 draft,
                 self._max_to_keep,
+                self._damaged,
             )
         else:
             path = staged.prefix
@@ -299,7 +307,12 @@ class CheckpointSaver:
 
     def newest(self, on_skip: Callable[[str], None] | None = None) -> Candidate | None:
         """The newest checkpoint that verifies; on the chief. See `restore`."""
-        return restoring.newest_verified(self.directory, on_skip)
+        return restoring.newest_verified(
+            self.directory,
+            on_skip,
+            needs_prefix=self._needs_prefix,
+            on_damaged=lambda candidate: self._damaged.add(candidate.token),
+        )
 
     def find(self, token: str) -> Candidate | None:
         """The checkpoint that the chief chose, as this worker sees it; or None."""
@@ -318,9 +331,10 @@ class CheckpointSaver:
             CheckpointMismatchError: another model's checkpoint; nothing was assigned.
         """
         if self._payload is not None and candidate.prefix is not None:
-            self._payload.restore(candidate.prefix)
+            with_data = self._has_my_data(candidate)
+            self._payload.restore(candidate.prefix, with_data=with_data)
         if candidate.manifest is not None:
-            self._warn_about_world(candidate)
+            restoring.warn_about_world(candidate, self.worker, self.world_size)
             self._load_states(candidate)
         if self._payload is not None:
             self._payload.restored(candidate)
@@ -352,28 +366,6 @@ class CheckpointSaver:
         """A handle for users."""
         return Checkpoint(candidate.path, prefix=candidate.prefix, step=candidate.step)
 
-    def _warn_about_world(self, candidate: Candidate) -> None:
-        manifest = candidate.manifest
-        assert manifest is not None
-        if manifest.world_size != self.world_size:
-            _log.warning(
-                "%s was written by %d workers, now there are %d: weights and step are "
-                "restored as saved, but data positions, random generators and "
-                "per-replica parts belong to the old workers and are not; each worker "
-                "starts its data anew and ON_READ variables get their reduced value.",
-                candidate.path,
-                manifest.world_size,
-                self.world_size,
-            )
-        elif self.worker not in manifest.workers:
-            _log.warning(
-                "%s has no shard of worker %d (it was lost when the checkpoint was "
-                "committed): its data position, random generators and per-replica "
-                "parts are not restored.",
-                candidate.path,
-                self.worker,
-            )
-
     def _load_states(self, candidate: Candidate) -> None:
         states = self._registry.in_order()
         replicated = os.path.join(candidate.shards, layout.STATES)
@@ -387,6 +379,13 @@ class CheckpointSaver:
                 continue
             if not read_state(self._shard(candidate), state) and state in states:
                 _log.warning("%s has no State %r", candidate.path, state.name)
+
+    def _has_my_data(self, candidate: Candidate) -> bool:
+        """Whether TensorFlow's own files have this worker's iterators (the chief's)."""
+        manifest = candidate.manifest
+        return manifest is None or (
+            self.is_chief and manifest.world_size == self.world_size
+        )
 
     def _has_my_shard(self, candidate: Candidate) -> bool:
         manifest = candidate.manifest

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfpreempt import errors
 
+_log = logging.getLogger(__name__)
 _SHOWN = 20
 VALUE = "VARIABLE_VALUE"  # the attribute under which a variable saves its value
 
@@ -86,6 +88,20 @@ def check(
     )
 
 
+def warn_of_unused(prefix: str, unused: Iterable[str], optional: set[str]) -> None:
+    """Says after a restore what the checkpoint has and nothing here took."""
+    left = sorted(set(unused) - optional)
+    if left:
+        _log.warning(
+            "%s has %d variables that nothing here has (yet), so they were not "
+            "restored: %s. If no layer that is built later takes them, the model has "
+            "changed since, and the next save drops them.",
+            prefix,
+            len(left),
+            _list(left),
+        )
+
+
 def _list(names: list[str]) -> str:
     shown = ", ".join(names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
@@ -122,6 +138,52 @@ def match(view: Any, graph: Any) -> dict[int, int]:
                 objects[edge.node_id] = children[edge.local_name]
                 todo.append(edge.node_id)
     return matched
+
+
+def compare(
+    view: Any,
+    graph: Any,
+    living: Iterable[tuple[str, Any, tuple[int | None, ...], str]],
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, str],
+) -> tuple[list[Value], list[str]]:
+    """Puts the living variables next to the saved ones.
+
+    Args:
+        view: the ObjectGraphView of the living checkpoint.
+        graph: the TrackableObjectGraph of the saved one.
+        living: path, variable, shape and type of each living variable.
+        shapes: of the saved values, by key.
+        dtypes: of the saved values, by key.
+
+    Returns:
+        The living variables, and the names that only the checkpoint has.
+    """
+    nodes = match(view, graph)
+    values = []
+    for path, obj, shape, dtype in living:
+        key = saved_key(graph, nodes.get(id(obj))) or ""
+        values.append(
+            Value(
+                name=path,
+                shape=shape,
+                dtype=dtype,
+                saved_shape=tuple(shapes[key]) if key in shapes else None,
+                saved_dtype=dtypes.get(key),
+            )
+        )
+    matched = set(nodes.values())
+    for index in tuple(matched):  # optimizers make slots when they first need them
+        matched.update(
+            s.slot_variable_node_id for s in graph.nodes[index].slot_variables
+        )
+    unused = [
+        attribute.checkpoint_key.split("/.ATTRIBUTES/")[0]
+        for index, node in enumerate(graph.nodes)
+        for attribute in node.attributes
+        if index not in matched and attribute.name == VALUE
+    ]
+    return values, unused
 
 
 def saved_key(graph: Any, node_id: int | None) -> str | None:

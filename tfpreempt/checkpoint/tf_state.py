@@ -18,7 +18,7 @@ import contextlib
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
@@ -79,15 +79,38 @@ def variable_shape(obj: Any) -> tuple[int | None, ...] | None:
     return None if shape.rank is None else tuple(shape.as_list())
 
 
+# --- restoring -----------------------------------------------------------------------
+
+
+def explain_later_mismatches(status: Any, prefix: str) -> None:
+    """Layers that are built later are restored then; a mismatch gets a clear error."""
+    coordinator = getattr(status, "_checkpoint", None)
+    inner = getattr(coordinator, "restore_saveables", None)
+    if coordinator is None or inner is None:
+        return
+
+    def restore_saveables(saveables: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return inner(saveables, *args, **kwargs)
+        except (ValueError, tf.errors.OpError) as error:
+            names = ", ".join(sorted(map(str, saveables)))
+            raise errors.CheckpointMismatchError(
+                f"A layer that was built after the restore doesn't fit the checkpoint "
+                f"{prefix!r}: {names}: {error}"
+            ) from error
+
+    coordinator.restore_saveables = restore_saveables
+
+
 # --- the collective read -------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[Callable[[], None]]:
+def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
     """Makes the checkpoint's saver evaluate what needs peers as soon as it gathers.
 
-    Yields:
-        A function that gathers, unless that was done inside the body already.
+    It gathers once, whatever happens: at the end, or when the body fails, unless the
+    body has done so already.
     """
     saver = checkpoint._saver
     gather = saver._gather_serialized_tensors
@@ -104,7 +127,16 @@ def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[Callable[[], None]]:
 
     saver._gather_serialized_tensors = gather_and_evaluate
     try:
-        yield take_part
+        yield
+    except Exception:
+        # The peers are in the collective read, or about to enter it, and would wait.
+        try:
+            take_part()
+        except Exception as error:  # noqa: BLE001  (the body's error counts)
+            _log.warning("The collective read failed as well: %s", error)
+        raise
+    else:
+        take_part()
     finally:
         del saver._gather_serialized_tensors  # uncovers the class's own
 
@@ -339,3 +371,16 @@ class IteratorState(State):
             if path in saved:
                 elements = [tf.io.parse_tensor(p, tf.variant) for p in saved[path]]
                 iterator._restore_from_tensors({"_STATE": tf.stack(elements)})
+
+
+@contextlib.contextmanager
+def positions_kept(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
+    """Leaves dataset iterators where they are while a checkpoint is restored."""
+    iterators = [it for _, it in IteratorState(checkpoint).iterators()]
+    for iterator in iterators:
+        iterator._restore_from_tensors = lambda restored: []
+    try:
+        yield
+    finally:
+        for iterator in iterators:
+            del iterator._restore_from_tensors  # uncovers the class's own

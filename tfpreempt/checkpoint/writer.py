@@ -34,8 +34,10 @@ from tfpreempt.checkpoint.tf_state import (
     PerReplicaState,
     RandomState,
     distributed,
+    explain_later_mismatches,
     gathering,
     is_on_read,
+    positions_kept,
     variable_shape,
     walk,
 )
@@ -103,6 +105,7 @@ def make_saver(
         world_size=world_size,
         is_chief=is_chief,
         max_to_keep=max_to_keep,
+        needs_prefix=checkpoint is not None and save_fn is None,
         random_state=RandomState(),
         registry=registry,
         files=files,
@@ -145,27 +148,33 @@ class _Tracked:
     def committed(self) -> None:
         pass  # only a user's manager deletes by itself
 
-    def restore(self, prefix: str) -> None:
-        if self._checkpoint is None:
+    def restore(self, prefix: str, *, with_data: bool = True) -> None:
+        checkpoint = self._checkpoint
+        if checkpoint is None:
             return
-        self._checkpoint.sync()
+        checkpoint.sync()
+        unmoved = contextlib.nullcontext() if with_data else positions_kept(checkpoint)
         try:
-            self._check_structure(prefix)
-            status = self._checkpoint.restore(prefix)
+            unused = self._check_structure(prefix)
+            with unmoved:
+                status = checkpoint.restore(prefix)
         except tf.errors.OpError as error:
             raise errors.CheckpointDamagedError(
                 f"TensorFlow could not read {prefix!r}: {_plain(error)}"
             ) from error
         status.expect_partial()
-        _explain_later_mismatches(status, prefix)
+        explain_later_mismatches(status, prefix)
+        structure.warn_of_unused(prefix, unused, _OPTIONAL)
 
-    def _check_structure(self, prefix: str) -> None:
+    def _check_structure(self, prefix: str) -> list[str]:
+        """Returns the names that only the checkpoint has."""
         try:
             graph = _checkpoint_lib.object_metadata(prefix)
         except ValueError:
-            return  # name-based, from TensorFlow 1: nothing to compare by
+            return []  # name-based, from TensorFlow 1: nothing to compare by
         values, unused = _compare(self._checkpoint, prefix, graph)
         structure.check(prefix, values, unused, _OPTIONAL)
+        return unused
 
     def restored(self, candidate: Candidate) -> None:
         del candidate
@@ -176,54 +185,18 @@ def _compare(
 ) -> tuple[list[structure.Value], list[str]]:
     """Walks the saved and the living object graph side by side."""
     reader = tf.train.load_checkpoint(prefix)
-    shapes, dtypes = (
+    dtypes = reader.get_variable_to_dtype_map()
+    return structure.compare(
+        checkpoint._saver._graph_view,
+        graph,
+        [
+            (path, obj, shape, tf.as_dtype(obj.dtype).name)
+            for path, obj in walk(checkpoint)
+            if (shape := variable_shape(obj)) is not None
+        ],
         reader.get_variable_to_shape_map(),
-        reader.get_variable_to_dtype_map(),
+        {key: dtype.name for key, dtype in dtypes.items()},
     )
-    nodes = structure.match(checkpoint._saver._graph_view, graph)
-    values = []
-    for path, obj in walk(checkpoint):
-        shape = variable_shape(obj)
-        if shape is None:
-            continue
-        key = structure.saved_key(graph, nodes.get(id(obj)))
-        values.append(
-            structure.Value(
-                name=path,
-                shape=shape,
-                dtype=tf.as_dtype(obj.dtype).name,
-                saved_shape=tuple(shapes[key]) if key in shapes else None,
-                saved_dtype=dtypes[key].name if key in dtypes else None,
-            )
-        )
-    matched = set(nodes.values())
-    unused = [
-        attribute.checkpoint_key.split("/.ATTRIBUTES/")[0]
-        for index, node in enumerate(graph.nodes)
-        for attribute in node.attributes
-        if index not in matched and attribute.name == structure.VALUE
-    ]
-    return values, unused
-
-
-def _explain_later_mismatches(status: Any, prefix: str) -> None:
-    """Layers that are built later are restored then; a mismatch gets a clear error."""
-    coordinator = getattr(status, "_checkpoint", None)
-    inner = getattr(coordinator, "restore_saveables", None)
-    if coordinator is None or inner is None:
-        return
-
-    def restore_saveables(saveables: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return inner(saveables, *args, **kwargs)
-        except (ValueError, tf.errors.OpError) as error:
-            names = ", ".join(sorted(map(str, saveables)))
-            raise errors.CheckpointMismatchError(
-                f"A layer that was built after the restore doesn't fit the checkpoint "
-                f"{prefix!r}: {names}: {error}"
-            ) from error
-
-    coordinator.restore_saveables = restore_saveables
 
 
 # --- the three kinds of payload ------------------------------------------------------
@@ -258,6 +231,7 @@ class _OwnPayload(_Tracked):
         self,
         directory: str,
         step: int,
+        prepare: Callable[[], None],
         declare: Callable[[str], None],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -265,17 +239,17 @@ class _OwnPayload(_Tracked):
         del declare  # the staging directory hides what is half-written
         checkpoint = self._checkpoint
         assert checkpoint is not None
-        arguments = save_arguments(args, kwargs)
-        number = arguments.get("checkpoint_number")
-        with _writing(f"step {step}"), gathering(checkpoint) as take_part:
+        with _writing(f"step {step}"), gathering(checkpoint):
+            arguments = save_arguments(args, kwargs)
+            number = arguments.get("checkpoint_number")
             checkpoint.sync()
             checkpoint.save_counter.assign_add(1)
+            prepare()
             if self._is_chief:
                 checkpoint.write(
                     os.path.join(directory, layout.PAYLOAD),
                     options=arguments.get("options"),
                 )
-            take_part()
         return Written(number=step if number is None else whole_number(number))
 
 
@@ -289,6 +263,18 @@ class _ManagedPayload(_Tracked):
     def write(
         self,
         directory: str,
+        step: int,
+        prepare: Callable[[], None],
+        declare: Callable[[str], None],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Written:
+        with _writing(f"step {step}"), gathering(self._manager.checkpoint):
+            prepare()
+            return self._save(step, declare, args, kwargs)
+
+    def _save(
+        self,
         step: int,
         declare: Callable[[str], None],
         args: Sequence[Any],
@@ -308,15 +294,13 @@ class _ManagedPayload(_Tracked):
         number = next_number if number is None else whole_number(number)
         prefix = os.path.abspath(f"{manager._prefix}-{number}")
         is_saved = True
-        with _writing(f"step {step}"), gathering(checkpoint) as take_part:
-            if self._is_chief:
-                declare(prefix)
-                with _keeping_all(manager):
-                    is_saved = manager.save(**arguments) is not None
-                    manager.sync()
-            else:
-                self._follow()
-            take_part()
+        if self._is_chief:
+            declare(prefix)
+            with _keeping_all(manager):
+                is_saved = manager.save(**arguments) is not None
+                manager.sync()
+        else:
+            self._follow()
         return Written(number=step, prefix=prefix, is_empty=not is_saved)
 
     def committed(self) -> None:
@@ -374,6 +358,7 @@ class _FunctionPayload(_Tracked):
         self,
         directory: str,
         step: int,
+        prepare: Callable[[], None],
         declare: Callable[[str], None],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -383,6 +368,7 @@ class _FunctionPayload(_Tracked):
             path = self._save_fn(*args, **kwargs)
             if self._checkpoint is not None:
                 self._checkpoint.sync()
+        prepare()  # last: save_fn may need all workers
         if path is None:
             return Written(number=step, is_empty=True)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 
 from tfpreempt import errors
@@ -20,6 +21,7 @@ _ADVICE = {
     errno.ESTALE: "the network file system lost the file: check the mount",
     errno.EMFILE: "too many open files: raise `ulimit -n`",
 }
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes "gs://a" "gs:/a"
 
 
 @contextlib.contextmanager
@@ -53,7 +55,7 @@ def check_directory(directory: object) -> str:
         Its absolute path.
 
     Raises:
-        ConfigurationError: it is missing, not a path, a file, or not writable.
+        ConfigurationError: it is missing, not a local path, a file, or not writable.
     """
     if directory is None or directory == "":
         raise errors.ConfigurationError(
@@ -63,9 +65,16 @@ def check_directory(directory: object) -> str:
         )
     if not isinstance(directory, str | os.PathLike):
         raise errors.ConfigurationError(
-            f"checkpoint_dir must be a path; got {directory!r}."
+            f"checkpoint_dir must be a path (str or os.PathLike); got {directory!r}."
         )
-    path = os.path.abspath(os.fsdecode(os.fspath(directory)))
+    text = os.fsdecode(os.fspath(directory))
+    if "://" in text or _URL.match(text):
+        raise errors.ConfigurationError(
+            f"Got the checkpoint directory {text!r}; expected a local path. Mount the "
+            "bucket, or use a local directory; object storage comes with a later "
+            "version."
+        )
+    path = os.path.abspath(text)
     if os.path.exists(path) and not os.path.isdir(path):
         raise errors.ConfigurationError(
             f"checkpoint_dir={path!r} is a file; expected a directory. Remove the "

@@ -1,0 +1,236 @@
+"""The saver with TensorFlow where things go wrong: no worker hangs, all is said."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from tests.checkpoint.fakes import make_saver, save
+from tfpreempt import errors
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.storage.files import LocalFiles
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tensorflow.python.checkpoint import checkpoint as checkpoint_lib  # noqa: E402
+
+from tests.checkpoint.test_writer import Job  # noqa: E402
+from tfpreempt.checkpoint import writer  # noqa: E402
+
+
+class FullDisk(LocalFiles):
+    """Fails at one operation."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def make_dirs(self, path):
+        if self.at == "make_dirs":
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        super().make_dirs(path)
+
+    def write(self, path, data):
+        if self.at == "declare" and layout.INTENT_SUFFIX in path:
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        super().write(path, data)
+
+
+@pytest.fixture
+def gathered(monkeypatch):
+    """How often the collective read was done."""
+    calls = []
+    kind = checkpoint_lib.TrackableSaver
+    gather = kind._gather_serialized_tensors
+
+    def counted(self, *args):
+        calls.append(None)
+        return gather(self, *args)
+
+    monkeypatch.setattr(kind, "_gather_serialized_tensors", counted)
+    return calls
+
+
+# --- what needs all workers ----------------------------------------------------------
+
+FAULTS = [("own", "make_dirs"), ("manager", "make_dirs"), ("manager", "declare")]
+
+
+@pytest.mark.parametrize(("form", "at"), FAULTS)
+def test_a_chief_that_cannot_write_still_takes_part_in_the_collective_read(
+    tmp_path, gathered, form, at
+):
+    job = Job(tmp_path, form, files=FullDisk(at))
+    with pytest.raises(errors.SaveError, match="disk is full"):
+        job.save(1)
+    assert len(gathered) == 1
+    job.saver._files.at = None
+    job.save(2)
+    assert len(gathered) == 2
+    assert Job(tmp_path, form).restore()[1] == 2.0
+
+
+def test_a_failed_collective_read_does_not_hide_the_first_error(
+    tmp_path, monkeypatch, caplog
+):
+    def fail(self, *args):
+        raise tf.errors.UnavailableError(None, None, "peer is gone")
+
+    kind = checkpoint_lib.TrackableSaver
+    monkeypatch.setattr(kind, "_gather_serialized_tensors", fail)
+    with pytest.raises(errors.SaveError, match="disk is full"):
+        Job(tmp_path, files=FullDisk("make_dirs")).save(1)
+    assert "peer is gone" in caplog.text
+
+
+def test_a_save_fn_is_called_before_anything_can_fail(tmp_path):
+    calls = []
+    job = Job(tmp_path, save_fn=lambda: calls.append(1), files=FullDisk("make_dirs"))
+    with pytest.raises(errors.SaveError, match="disk is full"):
+        job.save(1)
+    assert calls == [1]
+
+
+# --- places --------------------------------------------------------------------------
+
+
+def test_a_managers_url_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(), "ram://run", 2)
+    with pytest.raises(errors.ConfigurationError, match="'ram://run'"):
+        writer.make_saver(manager)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_a_save_fn_that_wrote_nothing_is_an_error(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    path = str(tmp_path / name)
+    job = Job(tmp_path, save_fn=lambda: path)
+    with pytest.raises(errors.SaveError, match="nothing to commit") as caught:
+        job.save(3)
+    assert repr(path) in str(caught.value)
+    assert job.saver.newest() is None
+
+
+def test_a_save_fn_may_write_a_single_file(tmp_path):
+    def save_fn():
+        (tmp_path / "model.keras").write_bytes(b"weights")
+        return tmp_path / "model.keras"
+
+    Job(tmp_path, save_fn=save_fn).save(3)
+    Job(tmp_path, save_fn=save_fn).save(4)  # its tidying leaves the file's sidecar
+    candidate = Job(tmp_path, save_fn=save_fn).saver.newest()
+    assert candidate.step == 4
+    assert next(file.name for file in candidate.manifest.files) == "model.keras"
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "run/below"])
+def test_a_save_fn_that_writes_outside_the_directory_is_warned(tmp_path, caplog, where):
+    def save_fn():
+        return job.checkpoint.write(str(tmp_path / where / "mine"))
+
+    job = Job(tmp_path / "run", save_fn=save_fn)
+    commit = job.save(3)
+    assert commit.path == str(tmp_path / where / "mine")
+    (record,) = [r for r in caplog.records if "will not find it" in r.getMessage()]
+    assert repr(str(tmp_path / "run")) in record.getMessage()
+    assert repr(str(tmp_path / where)) in record.getMessage()
+
+
+# --- another model -------------------------------------------------------------------
+
+
+def test_what_the_model_no_longer_has_is_named(tmp_path, caplog):
+    job = Job(tmp_path)
+    for i in range(30):
+        setattr(job.checkpoint, f"extra{i:02}", tf.Variable(float(i)))
+    job.save(3)
+    fresh = Job(tmp_path)
+    assert fresh.restore()[1] == 3.0
+    (record,) = [r for r in caplog.records if "nothing here has" in r.getMessage()]
+    text = record.getMessage()
+    assert "30 variables" in text
+    assert "extra00" in text
+    assert "and 10 more" in text
+
+
+def test_a_checkpoint_that_fits_warns_of_nothing(tmp_path, caplog):
+    Job(tmp_path).save(3)
+    weight = tf.Variable([0.0, 0.0])
+    other = tf.train.Checkpoint(weight=weight)  # without our counter
+    saver = writer.make_saver(other, tmp_path)
+    saver.restore(saver.newest())
+    assert float(weight[0]) == 3.0
+    assert [r for r in caplog.records if r.levelname == "WARNING"] == []
+
+
+def test_slots_that_an_optimizer_has_not_made_yet_are_no_surprise(tmp_path, caplog):
+    def job():
+        made = Job(tmp_path)
+        made.optimizer = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
+        made.checkpoint.optimizer = made.optimizer
+        return made
+
+    first = job()
+    first.optimizer.apply_gradients([(tf.ones([2]), first.weight)])
+    first.save(3)
+    names = [name for name, _ in tf.train.list_variables(str(tmp_path / "3" / "ckpt"))]
+    assert any(".OPTIMIZER_SLOT" in name for name in names)
+    job().restore()
+    assert "nothing here has" not in caplog.text
+
+
+def test_a_commit_of_states_alone_does_not_stand_for_weights(tmp_path, caplog):
+    Job(tmp_path).save(3)
+    save(make_saver(tmp_path), 4)
+    candidate, value = Job(tmp_path).restore()
+    assert (candidate.step, value) == (3, 3.0)
+    assert "only named States" in caplog.text
+    assert Job(tmp_path, save_fn=lambda: None).saver.newest().step == 4
+
+
+# --- dataset iterators ---------------------------------------------------------------
+
+
+def with_data(directory, data, **kwargs):
+    job = Job(directory, **kwargs)
+    job.checkpoint.data = iter(data)
+    return job
+
+
+def take(job, count):
+    return [int(next(job.checkpoint.data)) for _ in range(count)]
+
+
+def shuffled(seed=3):
+    return tf.data.Dataset.range(100).shuffle(10, seed=seed)
+
+
+def test_a_worker_without_its_shard_starts_its_data_anew(tmp_path, caplog):
+    first = take(with_data(tmp_path / "other", shuffled()), 5)
+    chief = with_data(tmp_path, shuffled(), world_size=2)
+    take(chief, 20)
+    chief.save(3)  # the shard of worker 1 is not in it
+    expected = take(chief, 5)
+    lost = with_data(tmp_path, shuffled(), world_size=2, worker=1, is_chief=False)
+    assert lost.restore()[1] == 3.0
+    assert take(lost, 5) == first
+    assert "no shard of worker 1" in caplog.text
+    again = with_data(tmp_path, shuffled(), world_size=2)
+    assert again.restore()[1] == 3.0
+    assert take(again, 5) == expected
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_another_world_size_restores_though_the_datasets_differ(tmp_path, worker):
+    one = with_data(tmp_path, shuffled())
+    take(one, 20)
+    one.save(3)
+    options = {"world_size": 2, "worker": worker, "is_chief": worker == 0}
+    data = tf.data.Dataset.range(100).shard(2, worker).map(lambda x: x + 1)
+    two = with_data(tmp_path, data, **options)
+    assert two.restore()[1] == 3.0
+    assert take(two, 3) == [worker + 1, worker + 3, worker + 5]
