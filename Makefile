@@ -23,7 +23,7 @@ help:
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
 	@echo "make bench      measurements against TensorFlow's handler, as JSON lines"
-	@echo "make campaign   long fault campaigns"
+	@echo "make campaign   100,000 random schedules of the simulated cluster"
 	@echo "make clean      remove .venv and everything that was built"
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
