@@ -247,3 +247,8 @@ def test_a_cluster_moves_one_event_at_a_time():
         pass
     assert outcomes(cluster.report()) == {Outcome.COMMITTED}
     assert not cluster.step()
+
+
+@pytest.mark.parametrize("seed", [780, 9727, 503899])
+def test_schedules_that_broke_a_promise_once(seed: int) -> None:
+    run(draw(random.Random(seed)))

@@ -162,8 +162,9 @@ def boundary(settings: Settings, state: State, event: ev.Boundary) -> Moved:
         return ended(set_(state, outcome=Outcome.LOST))
     if isinstance(state.own, Tombstone) and state.notice is not None:
         return excluded(settings, state)
-    if state.commit is not None:  # the others committed without this worker's share
-        return outcome_known(settings, state)
+    dropped = state.commit is CommitKind.NONE and state.notice is NoticeKind.PERIODIC
+    if state.commit is not None and not dropped:
+        return outcome_known(settings, state)  # committed without this worker's share
     if state.decision is not None:
         return act(settings, state)
     if not event.last:

@@ -40,7 +40,11 @@ class _RaisesError(Exception):
 class _WakingCoordinator(Coordinator):
     """Tells the simulated main thread what wakes a real one in `Coordinator.wait`."""
 
+    on_deadline: Callable[[], None]
+
     def feed(self, event: ev.Event) -> None:
+        if isinstance(event, ev.DeadlinePassed):  # by main's own clock, or by the guard
+            self.on_deadline()
         super().feed(event)
         self.on_verdict()
 
@@ -117,6 +121,7 @@ class Worker(Process):
         )
         self.coordinator.step_seconds = self._step_seconds
         self.coordinator.on_verdict = self._look_again
+        self.coordinator.on_deadline = self._give_up
         self.gate = self.coordinator.gate
         self.coordinator.start()
         self._main = self._live()
@@ -311,10 +316,12 @@ class Worker(Process):
                 return verdict
             now, end = timeline.monotonic(), c.main_deadline()
             if end is not None and now >= end:
-                self.overdue = True
                 c.feed(ev.DeadlinePassed())
                 continue
             yield functools.partial(self._wait, now + FOREVER if end is None else end)
+
+    def _give_up(self) -> None:
+        self.overdue = True
 
     def _wait(self, until: float, resume: Resume) -> None:
         """Sleeps until something was fed, or until then."""
