@@ -55,7 +55,10 @@ class Departure:
                 reason or "unknown",
             )
         else:
-            log.warning("tfpreempt: the step is committed; leaving to be started again")
+            log.warning(
+                "tfpreempt: step %d is committed; leaving to be started again",
+                members[0].step,
+            )
         self._record(members, outcome, reason)
         self.left = True
         atexit.register(skip_last_collections)

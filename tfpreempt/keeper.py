@@ -188,5 +188,8 @@ class Keeper:
         restored = dataclasses.replace(restored, skipped=skipped)
         self.record(restored)
         if restored.path is not None:
-            log.info("tfpreempt: restored step %d of %s", restored.step, restored.path)
+            # Not a fault, but what whoever looks at a restarted run asks first.
+            log.warning(
+                "tfpreempt: goes on at step %d, of %s", restored.step, restored.path
+            )
         return restored.step
