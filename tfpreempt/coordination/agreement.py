@@ -162,8 +162,7 @@ def boundary(settings: Settings, state: State, event: ev.Boundary) -> Moved:
         return ended(set_(state, outcome=Outcome.LOST))
     if isinstance(state.own, Tombstone) and state.notice is not None:
         return excluded(settings, state)
-    dropped = state.commit is CommitKind.NONE and state.notice is NoticeKind.PERIODIC
-    if state.commit is not None and not dropped:
+    if state.commit is not None and not was_dropped(state):
         return outcome_known(settings, state)  # committed without this worker's share
     if state.decision is not None:
         return act(settings, state)
@@ -263,13 +262,20 @@ def not_saved(settings: Settings, state: State) -> Moved:
     return state, (Insert(Key.COMMIT, state.round, CommitKind.NONE),)
 
 
+def was_dropped(state: State) -> bool:
+    """Whether a periodic save came to nothing with nobody lost: all go on."""
+    periodic = state.notice is NoticeKind.PERIODIC
+    agreed = state.decision is not None and state.decision.boundary is not None
+    return periodic and agreed and state.commit is CommitKind.NONE
+
+
 def outcome_known(settings: Settings, state: State) -> Moved:
     """Main is through with the round, and the commit key was read."""
     match state.commit:
         case CommitKind.TRAIN_ON:
             state, actions = next_round(set_(state, saved_at=state.at))
             return state, (*actions, ev.Resume())
-        case CommitKind.NONE if state.notice is NoticeKind.PERIODIC:
+        case CommitKind.NONE if was_dropped(state):
             state, actions = next_round(state)
             return state, (*actions, ev.Resume())
         case CommitKind.EXIT:
