@@ -128,6 +128,7 @@ class PreemptionCheckpointHandler:
             counter,
             handler=self,
         )
+        self._restore()
         self._slow_at = self._next_stop()
         self._watcher = watch(self._config, self._cluster, self._received)
         weakref.finalize(self, self._watcher.close)
@@ -290,6 +291,10 @@ class PreemptionCheckpointHandler:
         self._watcher.close()
         self._session.part(self._keeper)
         self._keeper.close_journal()
+
+    def _restore(self) -> None:
+        """What is restored when a handler is made."""
+        self._keeper.restore()
 
     # --- boundaries, the slow path ---------------------------------------------------
 

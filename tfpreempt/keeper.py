@@ -33,7 +33,7 @@ class Handler(Protocol):
 
 
 class Keeper:
-    """Restores at once; saves when the session says so. A `Participant`.
+    """Restores when its handler says so, saves when the session does. A `Participant`.
 
     Args:
         start: what the workers agreed on.
@@ -61,6 +61,7 @@ class Keeper:
         self.save_arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._saver = start.saver
         self._candidate = start.candidate
+        self._skipped = tuple(start.skipped)
         self._token = start.token
         self._coordinator = coordinator
         self._config = config
@@ -72,8 +73,8 @@ class Keeper:
             coordinator.settings.worker,
             incarnation=os.environ.get("TFPREEMPT_INCARNATION", self._token),
         )
-        self.base = self._restore(tuple(start.skipped))
-        self._random_at_start = self._saver.random_bytes() if self._candidate else b""
+        self.base = 0
+        self._random_at_start = b""
 
     # --- what the session asks -------------------------------------------------------
 
@@ -144,6 +145,46 @@ class Keeper:
 
     # --- what the handler asks -------------------------------------------------------
 
+    @property
+    def has_candidate(self) -> bool:
+        """Whether there is a commit to restore."""
+        return self._candidate is not None
+
+    def load_states(self) -> None:
+        """Loads the named States of the agreed commit, ahead of `restore`."""
+        if self._candidate is not None and self._candidate.manifest is not None:
+            self._saver.load_named_states(self._candidate)
+
+    def restore(self, *, named_states: bool = True) -> None:
+        """Restores the agreed commit, and the number of its runs.
+
+        Args:
+            named_states: False where `load_states` was called before.
+
+        Raises:
+            CheckpointMismatchError: another model's checkpoint; nothing was assigned.
+        """
+        world = self._coordinator.settings.world
+        restored = Restored(path=None, step=0, sequence=0, world_size=world)
+        if self._candidate is not None:
+            restored = self._saver.restore(
+                self._candidate, named_states=named_states
+            )
+            if self._counter is not None and self._candidate.prefix is None:
+                self._counter.assign(restored.step)  # saved without the variable
+            if self._counter is not None:
+                step = int(self._counter.numpy())
+                restored = dataclasses.replace(restored, step=step)
+            self._random_at_start = self._saver.random_bytes()
+        restored = dataclasses.replace(restored, skipped=self._skipped)
+        self.record(restored)
+        if restored.path is not None:
+            # Not a fault, but what whoever looks at a restarted run asks first.
+            log.warning(
+                "tfpreempt: goes on at step %d, of %s", restored.step, restored.path
+            )
+        self.base = restored.step
+
     def finished(self) -> None:
         """Training is over on all workers."""
         self.record(Exit(outcome=Outcome.FINISHED, code=None, step=self.step))
@@ -173,23 +214,3 @@ class Keeper:
                 "the commit only now. For an exact resume enter "
                 "watch_preemption_scope() before the loop, or call this first in it."
             )
-
-    def _restore(self, skipped: tuple[str, ...]) -> int:
-        """Restores what was agreed on; returns the number of runs it carries."""
-        world = self._coordinator.settings.world
-        restored = Restored(path=None, step=0, sequence=0, world_size=world)
-        if self._candidate is not None:
-            restored = self._saver.restore(self._candidate)
-            if self._counter is not None and self._candidate.prefix is None:
-                self._counter.assign(restored.step)  # saved without the variable
-            if self._counter is not None:
-                step = int(self._counter.numpy())
-                restored = dataclasses.replace(restored, step=step)
-        restored = dataclasses.replace(restored, skipped=skipped)
-        self.record(restored)
-        if restored.path is not None:
-            # Not a fault, but what whoever looks at a restarted run asks first.
-            log.warning(
-                "tfpreempt: goes on at step %d, of %s", restored.step, restored.path
-            )
-        return restored.step

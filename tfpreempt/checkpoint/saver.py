@@ -318,11 +318,14 @@ class CheckpointSaver:
         """The checkpoint that the chief chose, as this worker sees it; or None."""
         return restoring.find_by_token(self.directory, token)
 
-    def restore(self, candidate: Candidate) -> events.Restored:
+    def restore(
+        self, candidate: Candidate, *, named_states: bool = True
+    ) -> events.Restored:
         """Restores everything but the random generators; on every worker, main thread.
 
         Args:
             candidate: the same on all workers, verified by the chief.
+            named_states: False where `load_named_states` was called before.
 
         Returns:
             What was restored; step 0 where a foreign writer didn't say.
@@ -335,7 +338,9 @@ class CheckpointSaver:
             self._payload.restore(candidate.prefix, with_data=with_data)
         if candidate.manifest is not None:
             restoring.warn_about_world(candidate, self.worker, self.world_size)
-            self._load_states(candidate)
+            self._load_own_parts(candidate)
+            if named_states:
+                self.load_named_states(candidate)
         if self._payload is not None:
             self._payload.restored(candidate)
         return events.Restored(
@@ -366,19 +371,22 @@ class CheckpointSaver:
         """A handle for users."""
         return Checkpoint(candidate.path, prefix=candidate.prefix, step=candidate.step)
 
-    def _load_states(self, candidate: Candidate) -> None:
-        states = self._registry.in_order()
+    def load_named_states(self, candidate: Candidate) -> None:
+        """Loads the registered States; on every worker, main thread."""
         replicated = os.path.join(candidate.shards, layout.STATES)
-        for state in states:
-            if not state.per_worker and not read_state(replicated, state):
-                _log.warning("%s has no State %r", candidate.path, state.name)
-        if not self._has_my_shard(candidate):
-            return
-        for state in self._shard_states(states):
-            if state is self._random_state:
+        for state in self._registry.in_order():
+            if state.per_worker and not self._has_my_shard(candidate):
                 continue
-            if not read_state(self._shard(candidate), state) and state in states:
+            directory = self._shard(candidate) if state.per_worker else replicated
+            if not read_state(directory, state):
                 _log.warning("%s has no State %r", candidate.path, state.name)
+
+    def _load_own_parts(self, candidate: Candidate) -> None:
+        """What the payload keeps for each worker: per-replica values, iterators."""
+        if self._payload is None or not self._has_my_shard(candidate):
+            return
+        for state in self._payload.shard_states():
+            read_state(self._shard(candidate), state)
 
     def _has_my_data(self, candidate: Candidate) -> bool:
         """Whether TensorFlow's own files have this worker's iterators (the chief's)."""
