@@ -38,7 +38,8 @@ SAME_FLOOR = {("platforms", "termination"), ("__main__", "cli")}
 # Who imports TensorFlow (or Keras, which imports it), and why.
 TENSORFLOW = {
     "coordination/tf_service.py": "the store is TensorFlow's coordination service",
-    "checkpoint/tf_state.py": "States for tf.train.Checkpoint, seeds, RNGs, iterators",
+    "checkpoint/tf_state.py": "States for tf.train.Checkpoint, seeds and RNGs",
+    "checkpoint/iterator_state.py": "States of tf.data iterators",
     "checkpoint/writer.py": "wraps tf.train.CheckpointManager",
     "checkpoint/storage/gfile.py": "paths that only tf.io.gfile can reach",
     "handler.py": "takes strategies, checkpoints and cluster resolvers",

@@ -155,6 +155,11 @@ class Keeper:
         if self._candidate is not None and self._candidate.manifest is not None:
             self._saver.load_named_states(self._candidate)
 
+    def adopt(self) -> None:
+        """Counts on from the agreed commit without restoring it."""
+        if self._candidate is not None:
+            self.base = self._candidate.step or 0
+
     def restore(self, *, named_states: bool = True) -> None:
         """Restores the agreed commit, and the number of its runs.
 

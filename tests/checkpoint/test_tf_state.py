@@ -17,6 +17,7 @@ from tensorflow.python.ops import stateful_random_ops  # noqa: E402
 
 from tfpreempt.checkpoint import tf_state  # noqa: E402
 from tfpreempt.checkpoint.encoding import decode, encode  # noqa: E402
+from tfpreempt.checkpoint.iterator_state import IteratorState  # noqa: E402
 
 
 def saved(state):
@@ -80,7 +81,7 @@ def test_a_damaged_random_state_is_a_clear_error(data):
 def test_nothing_to_save_without_on_read_variables():
     checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
     assert not tf_state.PerReplicaState(checkpoint).is_wanted()
-    assert not tf_state.IteratorState(checkpoint).is_wanted()
+    assert not IteratorState(checkpoint).is_wanted()
 
 
 def test_iterators_go_on_where_they_were():
@@ -90,8 +91,8 @@ def test_iterators_go_on_where_they_were():
     first = iterator()
     for _ in range(3):
         next(first)
-    data = saved(tf_state.IteratorState(tf.train.Checkpoint(data=first)))
+    data = saved(IteratorState(tf.train.Checkpoint(data=first)))
     expected = [list(batch.numpy()) for batch in first]
     second = iterator()
-    load(tf_state.IteratorState(tf.train.Checkpoint(data=second)), data)
+    load(IteratorState(tf.train.Checkpoint(data=second)), data)
     assert [list(batch.numpy()) for batch in second] == expected

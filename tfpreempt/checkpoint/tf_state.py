@@ -7,9 +7,8 @@ the same loop turns every value that may need peers into a plain tensor. The chi
 on to write those tensors; the others stop there. TensorFlow itself would evaluate the
 same callables while it writes, in an order that depends on devices.
 
-RNGs, per-replica values and dataset iterators differ between workers, so each worker
-saves its own. Their files hold JSON and raw bytes only, no pickles, and come back bit
-for bit.
+RNGs and per-replica values differ between workers, so each worker saves its own. Their
+files hold JSON and raw bytes only, no pickles, and come back bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from typing import IO, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import iterator_ops as _iterator_ops
 from tensorflow.python.distribute import values as _values
 from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import stateful_random_ops as _stateful_random
@@ -324,63 +322,3 @@ class PerReplicaState(State):
         for component, array in zip(components, arrays, strict=True):
             with tf.device(component.device):
                 component.assign(tf.constant(array, dtype=variable.dtype))
-
-
-# --- dataset iterators ---------------------------------------------------------------
-
-
-class IteratorState(State):
-    """The positions of a non-chief worker's dataset iterators.
-
-    The chief's are in TensorFlow's own files; without this the other workers would go
-    on from the chief's position in their own data.
-    """
-
-    def __init__(
-        self, checkpoint: tf.train.Checkpoint, name: str = "tfpreempt.iterators"
-    ) -> None:
-        super().__init__(name, per_worker=True, registry=None)
-        self._checkpoint = checkpoint
-
-    def iterators(self) -> Iterator[tuple[str, Any]]:
-        """Path and iterator, in a fixed order."""
-        for path, obj in walk(self._checkpoint):
-            if isinstance(obj, _iterator_ops.OwnedIterator):
-                yield path, obj
-
-    def is_wanted(self) -> bool:
-        return any(True for _ in self.iterators())
-
-    def save(self, fileobj: IO[bytes]) -> None:
-        header, parts = [], []
-        for path, iterator in self.iterators():
-            # One part per element, as tf.data itself does: a proto ends at 2 GB.
-            elements = tf.unstack(iterator._serialize_to_tensors()["_STATE"])
-            parts += [bytes(tf.io.serialize_tensor(e).numpy()) for e in elements]
-            header.append({"path": path, "elements": len(elements)})
-        write_parts(fileobj, header, parts)
-
-    def load(self, fileobj: IO[bytes]) -> None:
-        header, parts = read_parts(fileobj)
-        left = iter(parts)
-        saved = {
-            entry["path"]: [next(left) for _ in range(entry["elements"])]
-            for entry in header
-        }
-        for path, iterator in self.iterators():
-            if path in saved:
-                elements = [tf.io.parse_tensor(p, tf.variant) for p in saved[path]]
-                iterator._restore_from_tensors({"_STATE": tf.stack(elements)})
-
-
-@contextlib.contextmanager
-def positions_kept(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
-    """Leaves dataset iterators where they are while a checkpoint is restored."""
-    iterators = [it for _, it in IteratorState(checkpoint).iterators()]
-    for iterator in iterators:
-        iterator._restore_from_tensors = lambda restored: []
-    try:
-        yield
-    finally:
-        for iterator in iterators:
-            del iterator._restore_from_tensors  # uncovers the class's own

@@ -18,6 +18,7 @@ from tensorflow.python.checkpoint import checkpoint_context as _checkpoint_conte
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, retention, structure
+from tfpreempt.checkpoint.iterator_state import IteratorState, positions_kept
 from tfpreempt.checkpoint.payload import (
     Payload,
     Written,
@@ -30,14 +31,12 @@ from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files
 from tfpreempt.checkpoint.tf_state import (
-    IteratorState,
     PerReplicaState,
     RandomState,
     distributed,
     explain_later_mismatches,
     gathering,
     is_on_read,
-    positions_kept,
     variable_shape,
     walk,
 )

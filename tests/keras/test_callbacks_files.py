@@ -1,0 +1,180 @@
+"""The file of a CSVLogger is after a restart what it would have been without."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tests.keras.both_lines import LINES, callbacks_of, travelled  # noqa: E402
+from tfpreempt.keras import callbacks_state  # noqa: E402
+
+APPEND = pytest.mark.parametrize("append", [True, False])
+
+
+def logger(line, path, append=False, separator=","):
+    return callbacks_of(line).CSVLogger(path, append=append, separator=separator)
+
+
+def begun(*args, **kwargs):
+    made = logger(*args, **kwargs)
+    made.on_train_begin()
+    return made
+
+
+def train(one, *epochs):
+    for epoch in epochs:
+        one.on_epoch_end(epoch, {"loss": 0.1 * epoch, "text": f"é{epoch}"})
+
+
+def captured(one):
+    return travelled(callbacks_state.capture_files([one]))
+
+
+def read(path):
+    with tf.io.gfile.GFile(str(path), "rb") as file:
+        return file.read()
+
+
+def expected(line, path, epochs, append, before):
+    """The file of a fit without interruption."""
+    path.write_bytes(before)
+    one = begun(line, str(path), append, ";")
+    train(one, *range(epochs))
+    one.on_train_end()
+    return path.read_bytes()
+
+
+@LINES
+@APPEND
+@pytest.mark.parametrize("before", [b"", b"epoch;loss\r\n9;1\r\n"])
+@pytest.mark.parametrize("done", [0, 2])
+@pytest.mark.parametrize("left", ["more rows", "gone", "the same"])
+def test_no_row_is_lost_or_doubled(line, append, before, done, left, tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(before)
+    old = begun(line, str(path), append, ";")
+    train(old, *range(done))
+    states = captured(old)
+    if left == "more rows":
+        train(old, done, done + 1)
+    old.csv_file.close()
+    if left == "gone":
+        path.unlink()
+    fresh = begun(line, str(path), append, ";")
+    callbacks_state.restore_files([fresh], states)
+    assert (fresh.writer is None) == (done == 0)
+    train(fresh, *range(done, 4))
+    assert "é3".encode() in read(path)  # at once, as Keras does
+    fresh.on_train_end()
+    whole = expected(line, tmp_path / "whole.csv", 4, append, before)
+    assert path.read_bytes() == whole
+
+
+@LINES
+def test_the_log_of_a_complete_fit_is_written_back_and_closed(line, tmp_path):
+    path = tmp_path / "log.csv"
+    old = begun(line, str(path))
+    train(old, 0, 1)
+    old.on_train_end()
+    states, text = captured(old), path.read_bytes()
+    fresh = begun(line, str(path))
+    fresh.on_train_end()
+    callbacks_state.restore_files([fresh], states)
+    assert path.read_bytes() == text
+    assert fresh.writer is None
+    assert fresh.keys == ["loss", "text", "val_loss", "val_text"]
+    fresh.on_train_begin()  # and it can be used again
+    train(fresh, 0)
+    fresh.on_train_end()
+    assert path.read_bytes().count(b"epoch") == 1
+
+
+@LINES
+@APPEND
+def test_the_log_of_an_extended_fit_has_one_header(line, append, tmp_path):
+    path = tmp_path / "log.csv"
+    old = begun(line, str(path), append)
+    train(old, 0, 1)
+    old.on_train_end()
+    states = captured(old)
+    fresh = begun(line, str(path), append)
+    callbacks_state.restore_files([fresh], states, extends=True)
+    train(fresh, 2)
+    fresh.on_train_end()
+    rows = path.read_text().split()
+    assert [row[0] for row in rows] == ["e", "0", "1", "2"]
+
+
+@LINES
+def test_a_fit_that_is_passed_over_keeps_its_log(line, tmp_path):
+    path = tmp_path / "log.csv"
+    old = begun(line, str(path))
+    train(old, 0, 1)
+    old.on_train_end()
+    text = path.read_bytes()
+    fresh = logger(line, str(path))
+    states = captured(fresh)  # before `on_train_begin`, which empties the file
+    fresh.on_train_begin()
+    callbacks_state.restore_files([fresh], states)
+    fresh.on_train_end()
+    assert path.read_bytes() == text
+
+
+@LINES
+def test_a_log_that_was_deleted_while_training_begins_anew(line, tmp_path):
+    path = tmp_path / "log.csv"
+    old = begun(line, str(path))
+    train(old, 0)
+    path.unlink()
+    states = captured(old)
+    fresh = begun(line, str(path))
+    callbacks_state.restore_files([fresh], states)
+    train(fresh, 1)
+    fresh.on_train_end()
+    assert [row[0] for row in path.read_text().split()] == ["e", "1"]
+
+
+@LINES
+def test_a_log_on_a_disk_of_its_own_comes_back_in_a_new_place(line, tmp_path):
+    old = begun(line, str(tmp_path / "log.csv"))
+    train(old, 0)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    fresh = begun(line, str(moved / "log.csv"))
+    shutil.rmtree(moved)
+    callbacks_state.restore_files([fresh], captured(old))
+    assert read(moved / "log.csv") == read(tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_log_that_only_tensorflow_can_open(done, tmp_path):
+    """Of tf_keras only: that of Keras 3 fails there at the end of any fit."""
+    path = f"file://{tmp_path}/log.csv"
+    old = begun("tf_keras", path)
+    train(old, *range(done))
+    states = captured(old)
+    train(old, 5)
+    fresh = begun("tf_keras", path)
+    callbacks_state.restore_files([fresh], states)
+    train(fresh, done)
+    fresh.on_train_end()
+    rows = read(path).decode().split()
+    assert [row[0] for row in rows] == ["e", "0", "1"][: done + 2]
+
+
+def test_two_loggers_and_one_that_is_new(tmp_path, caplog):
+    paths = [str(tmp_path / name) for name in ("a", "b", "c")]
+    old = [begun("keras", path) for path in paths[:2]]
+    for epoch, one in enumerate(old):
+        train(one, epoch)
+    states = callbacks_state.capture_files(old)
+    fresh = [begun("keras", path) for path in paths]
+    callbacks_state.restore_files(fresh, states)
+    assert [read(path)[-4:-2].decode() for path in paths[:2]] == ["NA", "NA"]
+    assert [b"\xc3\xa90" in read(paths[0]), b"\xc3\xa91" in read(paths[1])] == [1, 1]
+    (record,) = caplog.records
+    assert "keras.CSVLogger#3" in record.getMessage()

@@ -1,0 +1,338 @@
+"""Rules about callbacks that need no Keras: values, matching, warnings, conflicts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import os
+import struct
+
+import numpy as np
+import pytest
+
+from tests.keras.both_lines import travelled
+from tfpreempt import errors
+from tfpreempt.checkpoint.state import State
+from tfpreempt.keras import callbacks_state
+from tfpreempt.keras.callbacks_values import Packer, unpack
+
+
+class Callback:
+    """What Keras' base class sets."""
+
+    def __init__(self):
+        self.params = None
+        self._model = None
+
+    @property
+    def model(self):
+        return self._model
+
+
+Callback.__module__ = "keras.src.callbacks.callback"
+
+
+class MonitorCallback(Callback):
+    def __init__(self, monitor="loss"):
+        super().__init__()
+        self.monitor = monitor
+        self.best = None
+
+
+MonitorCallback.__module__ = "keras.src.callbacks.monitor_callback"
+
+
+class ModelCheckpoint(MonitorCallback):
+    def __init__(self, filepath):
+        super().__init__()
+        self.filepath = filepath
+
+
+ModelCheckpoint.__module__ = "tf_keras.src.callbacks"
+
+
+class BackupAndRestore(Callback):
+    def __init__(self, backup_dir):
+        super().__init__()
+        self.backup_dir = backup_dir
+
+
+BackupAndRestore.__module__ = "keras.src.callbacks.backup_and_restore"
+
+
+class Remembering(Callback):
+    def __init__(self, value=None):
+        super().__init__()
+        self.value = value
+
+    def get_state(self):
+        return self.value
+
+    def set_state(self, state):
+        self.value = state
+
+
+def carried(value):
+    packer = Packer()
+    packed = packer.pack(value, "value")
+    return unpack(json.loads(json.dumps(packed)), packer.arrays)
+
+
+# --- values --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        2**70,
+        "a\ud800",
+        -0.0,
+        0.1 + 0.2,
+        5e-324,
+        math.inf,
+        -math.inf,
+        {"a": [1, (2.0, None)], "": {}, "dict": {"float": ()}},
+        [[], (), {}],
+    ],
+)
+def test_values_come_back_with_their_type(value):
+    back = carried(value)
+    assert back == value
+    assert repr(back) == repr(value)
+
+
+def test_every_bit_of_a_nan_comes_back():
+    bits = bytes.fromhex("fff8000000000abc")
+    value = struct.unpack(">d", bits)[0]
+    assert struct.pack(">d", carried(value)) == bits
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float32(0.1),
+        np.float64(np.nan),
+        np.bool_(True),
+        np.int8(-3),
+        np.str_("é"),
+        np.datetime64("2020-01-02T03"),
+        np.arange(6, dtype=">i2").reshape(2, 3).T,
+        np.zeros((0, 3), np.float16),
+        np.array(["a", "bc"]),
+        np.array(1.5),
+    ],
+    ids=repr,
+)
+def test_numpy_values_come_back_with_their_dtype(value):
+    back = carried({"x": [value]})["x"][0]
+    assert type(back) is type(value)
+    assert back.dtype == value.dtype
+    assert back.tobytes() == value.tobytes()
+    assert back.shape == value.shape
+
+
+def test_arrays_come_back_writable():
+    carried(np.zeros(3))[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ({"a": [0, {1, 2}]}, r"get_state\(\)\['a'\]\[1\] is \{1, 2\} \(set\)"),
+        ({1: 2}, r"get_state\(\) has the key 1 \(int\)"),
+        ([np.array([None])], r"get_state\(\)\[0\] is an array of dtype object"),
+        (np.zeros(2, "i4,f4"), r"array of dtype \[\('f0'"),
+        (b"x" * 99, r"b'x+\.\.\. \(bytes\)"),
+    ],
+)
+def test_a_state_that_cannot_be_kept_is_named(value, part):
+    with pytest.raises(errors.SaveError, match=part) as caught:
+        callbacks_state.capture([Callback(), Remembering(value)])
+    assert f"{__name__}.Remembering" in str(caught.value)
+
+
+# --- hooks and matching --------------------------------------------------------------
+
+
+def test_hooks_are_matched_by_class_and_order(caplog):
+    saved = [Remembering(1), Callback(), Remembering([np.float32(2)])]
+    states = travelled(callbacks_state.capture(saved))
+    fresh = [Remembering(), Remembering(), Callback()]
+    callbacks_state.restore(fresh, states)
+    assert [callback.value for callback in fresh[:2]] == [1, [2]]
+    assert type(fresh[1].value[0]) is np.float32
+    assert not caplog.records
+
+
+def test_missing_and_new_callbacks_are_named(caplog):
+    class New(Remembering):
+        pass
+
+    states = callbacks_state.capture([Remembering(1), Remembering(2)])
+    fresh = [Remembering(), New()]
+    callbacks_state.restore(fresh, travelled(states))
+    assert fresh[0].value == 1
+    new, missing = (record.getMessage() for record in caplog.records)
+    assert "no state for the callback" in new
+    assert "New" in new
+    assert "Remembering#2" in missing
+    assert "left out" in missing
+
+
+def test_a_callback_that_lost_its_hooks_goes_on_without():
+    states = callbacks_state.capture([Remembering(1)])
+
+    class Plain(Callback):
+        pass
+
+    Plain.__module__, Plain.__qualname__ = Remembering.__module__, "Remembering"
+    callbacks_state.restore([Plain()], states)
+
+
+def test_a_subclass_keeps_what_its_base_and_its_hooks_remember():
+    class Mine(ModelCheckpoint, Remembering):
+        pass
+
+    def make():
+        one = Mine("x.keras")
+        one.value = None
+        return one
+
+    saved, fresh = make(), make()
+    saved.best, saved.value = 0.1, {"n": 3}
+    callbacks_state.restore([fresh], travelled(callbacks_state.capture([saved])))
+    assert (fresh.best, fresh.value) == (0.1, {"n": 3})
+
+
+# --- what is not kept ----------------------------------------------------------------
+
+
+class Counting(Callback):
+    def __init__(self, **values):
+        super().__init__()
+        vars(self).update(values)
+
+
+class Counter(State):
+    def save(self, fileobj):
+        pass
+
+    def load(self, fileobj):
+        pass
+
+
+def net(variables=()):
+    """Something that can be called and holds variables, as a model does."""
+    kind = type("Net", (), {"__call__": print, "variables": variables})
+    return kind()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"fn": len, "part": functools.partial(len, ""), "cls": int, "module": json},
+        {"_chief_worker_only": True, "_supports_tf_logs": True, "params": {}},
+        {"path": "x", "counter": Counter("c", registry=None)},
+        {"get_state": lambda: 1, "set_state": print, "count": 1},
+    ],
+)
+def test_callbacks_that_lose_nothing(values):
+    assert callbacks_state.unsupported([Counting(**values)]) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"count": 0, "fn": len, "last": None}, "(count, last)"),
+        ({"ema": net()}, "(ema)"),
+        ({"get_state": lambda: 1}, "only get_state is there"),
+    ],
+)
+def test_callbacks_that_lose_something_are_named(values, named):
+    (text,) = callbacks_state.unsupported([Callback(), Counting(**values)])
+    assert text.startswith(f"{__name__}.Counting (")
+    assert named in text
+
+
+def test_the_model_itself_is_nothing_to_lose():
+    callback = Counting(net=net())
+    callback._model = callback.net
+    assert callbacks_state.unsupported([callback]) == []
+
+
+def test_of_a_subclass_only_what_it_adds_is_named():
+    class Mine(ModelCheckpoint):
+        def __init__(self):
+            super().__init__("x.keras")
+            self.saves = 0
+
+    (text,) = callbacks_state.unsupported([ModelCheckpoint("y"), Mine()])
+    assert text.endswith("Mine (saves)")
+
+
+def test_a_callback_without_attributes_at_all():
+    class Slotted:
+        __slots__ = ()
+
+    assert callbacks_state.unsupported([Slotted()]) == []
+    assert callbacks_state.capture([Slotted()]).header == {}
+
+
+# --- directories ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ours/m.keras",
+        "ours/{epoch}.keras",
+        "ours/sub/a-{epoch:02d}/m",
+        "link/m",
+        "ours",
+    ],
+)
+def test_checkpoints_in_our_directory_are_refused(tmp_path, name):
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (tmp_path / "link").symlink_to(ours)
+    theirs = str(tmp_path / name)
+    with pytest.raises(errors.ConfigurationError) as caught:
+        callbacks_state.conflicts([ModelCheckpoint(theirs)], f"{ours}{os.sep}")
+    assert repr(theirs) in str(caught.value)
+    assert repr(f"{ours}{os.sep}") in str(caught.value)
+    assert "a directory of its own" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["m.keras", "ours-{epoch}/m.keras", "{epoch}/m", "o"])
+def test_checkpoints_elsewhere_are_fine(tmp_path, name):
+    callbacks = [ModelCheckpoint(str(tmp_path / name)), Callback()]
+    callbacks_state.conflicts(callbacks, tmp_path / "ours")
+
+
+def test_remote_directories_are_compared_too():
+    callbacks_state.conflicts([ModelCheckpoint("gs://b/theirs/m")], "gs://b/ours")
+    with pytest.raises(errors.ConfigurationError, match="'gs://b/ours/m'"):
+        callbacks_state.conflicts([ModelCheckpoint("gs://b/ours/m")], "gs://b/ours")
+
+
+def test_a_backup_directory_that_is_deleted_must_not_hold_ours(tmp_path):
+    callbacks_state.conflicts([BackupAndRestore(tmp_path / "b")], tmp_path / "ours")
+    for place in (tmp_path, tmp_path / "ours", tmp_path / "ours" / "b"):
+        with pytest.raises(errors.ConfigurationError, match="backup_dir="):
+            callbacks_state.conflicts([BackupAndRestore(place)], tmp_path / "ours")
+
+
+def test_backup_and_restore_is_named_and_left_alone(caplog):
+    callbacks = [Callback(), BackupAndRestore("theirs")]
+    with caplog.at_level(logging.WARNING):
+        callbacks_state.warn_of_backup(callbacks)
+    (record,) = caplog.records
+    assert "keras.BackupAndRestore (backup_dir='theirs')" in record.getMessage()
+    assert "Remove it" in record.getMessage()
+    assert callbacks_state.unsupported(callbacks) == []
+    assert callbacks_state.capture(callbacks).header == {}

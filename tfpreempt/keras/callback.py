@@ -1,0 +1,212 @@
+"""PreemptionCallback: what a user of `model.fit` adds.
+
+The class has every hook that Keras 3 and tf_keras call, and inherits from neither, so
+that one class serves both and importing it imports neither.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import restore
+from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.keras.fit import check_model, is_running
+from tfpreempt.keras.training import Settings, Training, checkpoint_directory
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_running: list[Training] = []
+"""The fit that a callback of this process serves; the process belongs to one."""
+
+
+def _unused(hook: F) -> F:
+    """Marks a hook as Keras marks its own empty ones: it costs nothing then."""
+    hook._is_default = True  # type: ignore[attr-defined]  # a mark for Keras
+    return hook
+
+
+class PreemptionCallback:
+    """Makes `model.fit` safe to interrupt: add it to the callbacks, run again.
+
+    On a termination notice all workers commit the same step and leave with the code
+    that makes their platform start them again; the next start goes on at the next
+    batch, bit for bit as if nothing had happened. docs/keras.md says what is exact.
+
+    It may stand anywhere among the callbacks and serve several fits, one after another.
+
+    Args:
+        checkpoint_dir: a directory of its own, on storage that all workers share.
+        save_freq: when to commit without a notice: "epoch" (after each epoch), an int
+            (so many batches), a `datetime.timedelta`, or None (on notices only). The
+            state at the end of `fit` is committed in any case.
+        termination_config: when, with how much grace and how to leave; None watches
+            SIGTERM and leaves with exit code 143.
+        restore: False trains from the beginning although there is a checkpoint.
+        save_timeout: seconds that any wait for other workers may take where the notice
+            came without a grace period.
+        max_to_keep: commits to keep; None keeps all.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        *,
+        save_freq: str | int | datetime.timedelta | None = "epoch",
+        termination_config: Any = None,
+        restore: bool = True,
+        save_timeout: float = 30.0,
+        max_to_keep: int | None = 2,
+    ) -> None:
+        self._settings = Settings(
+            checkpoint_dir=checkpoint_directory(checkpoint_dir),
+            save_freq=_check_save_freq(save_freq),
+            termination_config=termination_config,
+            restore=restore,
+            save_timeout=save_timeout,
+            max_to_keep=max_to_keep,
+        )
+        self._training: Training | None = None
+        self.model: Any = None
+        self.params: Any = None
+
+    @property
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The newest commit in the directory, or None. Reads the directory."""
+        directory = os.path.abspath(self._settings.checkpoint_dir)
+        found = restore.find_candidates(directory)
+        if not found:
+            return None
+        return Checkpoint(found[0].path, prefix=found[0].prefix, step=found[0].step)
+
+    # --- what Keras calls ------------------------------------------------------------
+
+    def set_params(self, params: Any) -> None:
+        """Keras tells the number of epochs and steps."""
+        self.params = params
+
+    def set_model(self, model: Any) -> None:
+        """Keras tells the model.
+
+        Raises:
+            ConfigurationError: it is not trained by TensorFlow.
+        """
+        check_model(model)
+        self.model = model
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """A fit begins: agrees with all workers on a checkpoint, finds its place."""
+        if _running:
+            other = _running.pop()
+            if is_running(other.model):
+                _running.append(other)
+                raise errors.UsageError(
+                    "two PreemptionCallbacks are in one fit, or in a fit inside a fit; "
+                    "a process can be preempted only once. Remove one of them."
+                )
+            other.abandon()
+        self._training = Training(
+            self._settings, self.model, int(self.params["epochs"]), self
+        )
+        self.model.train_function = self._training.function
+        _running.append(self._training)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """An epoch begins."""
+        if self._training is not None:
+            self._training.epoch_begins(epoch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """The validation of a fit begins, or an `evaluate` of the user's."""
+        if self._training is not None and is_running(self.model):
+            self._training.validation_begins()
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A step of it."""
+        if self._training is not None:
+            self._training.validation_step()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Its end."""
+        if self._training is not None:
+            self._training.validation_ends()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """A fit ends: commits its final state with all workers."""
+        training, self._training = self._training, None
+        if training is not None:
+            training.end()
+            _running.remove(training)
+
+    # --- hooks without work ----------------------------------------------------------
+
+    @_unused
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The next step commits the epoch, when all callbacks are through with it."""
+
+    @_unused
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Not used."""
+
+    @_unused
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Not used."""
+
+    @_unused
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Not used: the train function is the boundary."""
+
+    @_unused
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Not used."""
+
+    @_unused
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Not used."""
+
+    @_unused
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Not used."""
+
+    @_unused
+    def on_predict_end(self, logs: Any = None) -> None:
+        """Not used."""
+
+    @_unused
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Not used."""
+
+    @_unused
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Not used."""
+
+    # --- what tf_keras asks a callback -----------------------------------------------
+
+    _supports_tf_logs = True
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+def _check_save_freq(given: Any) -> str | int | datetime.timedelta | None:
+    is_time = isinstance(given, datetime.timedelta) and given.total_seconds() > 0
+    is_count = isinstance(given, int) and not isinstance(given, bool) and given > 0
+    if given is None or given == "epoch" or is_time or is_count:
+        return given  # type: ignore[no-any-return]  # checked
+    raise errors.ConfigurationError(
+        f'save_freq is {given!r}; expected "epoch", a positive number of batches (an '
+        "int), a positive datetime.timedelta (timedelta(minutes=5)), or None for "
+        "notices only"
+    )

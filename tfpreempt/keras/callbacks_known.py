@@ -1,0 +1,216 @@
+"""What the callbacks of Keras 3 and tf_keras remember, class by class.
+
+Written from the sources of Keras 3.15 and tf_keras 2.21. A name that a version lacks is
+passed over. What the hooks that begin a training, an epoch or a batch set by themselves
+is left out, because they have run before a restore: ModelCheckpoint's `_current_epoch`,
+the model, the open event files. Nothing here imports either Keras.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+ROOTS = ("keras", "tf_keras")
+
+REMEMBERED: dict[str, tuple[str, ...]] = {
+    "BackupAndRestore": (),  # keeps the place of its own backup; left alone
+    "CSVLogger": (),  # remembers a file: callbacks_files.py
+    "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    "History": ("epoch", "history"),
+    "LambdaCallback": (),  # what its functions remember cannot be seen
+    "LearningRateScheduler": (),
+    "ModelCheckpoint": (
+        "best",
+        "epochs_since_last_save",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    ),
+    "MonitorCallback": ("best",),
+    "OrbaxCheckpoint": (
+        "best",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+        "_total_batches_seen",
+    ),
+    "ProgbarLogger": ("seen", "target"),
+    "ReduceLROnPlateau": ("best", "cooldown_counter", "wait"),
+    "RemoteMonitor": (),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+    "TensorBoard": (
+        "_global_train_batch",
+        "_global_test_batch",
+        "_previous_epoch_iterations",
+        "_should_write_train_graph",
+    ),
+    "TerminateOnNaN": (),
+}
+"""Attributes by class. Subclasses are known by the class they are made of."""
+
+_BAR = ("_seen_so_far", "_values", "_values_order")
+_BAR_TIMES = ("_start", "_time_after_first_step", "_time_at_epoch_start")
+
+
+def kind(callback: Any) -> str | None:
+    """The class of Keras that a callback is, or is a subclass of, if it is known."""
+    for cls in type(callback).__mro__:
+        if cls.__name__ in REMEMBERED and is_of_keras(cls):
+            return cls.__name__
+    return None
+
+
+def is_of_keras(cls: type) -> bool:
+    """Whether the class is defined by Keras 3 or tf_keras."""
+    return cls.__module__.partition(".")[0] in ROOTS
+
+
+def has_hooks(callback: Any) -> bool:
+    """Whether the callback has `get_state()` and `set_state(state)`."""
+    hooks = (getattr(callback, name, None) for name in ("get_state", "set_state"))
+    return all(callable(hook) for hook in hooks)
+
+
+def class_name(callback: Any) -> str:
+    """Names the class, and the same one in any version of Keras."""
+    cls = type(callback)
+    module = cls.__module__
+    if is_of_keras(cls):
+        module = module.partition(".")[0]
+    return f"{module}.{cls.__qualname__}"
+
+
+def has_state(callback: Any) -> bool:
+    """Whether `capture` gives something that is more than display."""
+    name = kind(callback)
+    return name is not None and name != "ProgbarLogger" and bool(REMEMBERED[name])
+
+
+def capture(callback: Any) -> dict[str, Any]:
+    """What the callback remembers; empty if nothing or not known."""
+    name = kind(callback)
+    state = _attributes(callback, REMEMBERED[name] if name else ())
+    if hasattr(callback, "_set_monitor_op") and callback.monitor_op is not None:
+        state["direction"] = _direction(callback)
+    if name == "TensorBoard":
+        state["elapsed"] = _elapsed(callback, ("_epoch_start_time",))
+    if name == "ProgbarLogger" and callback.progbar is not None:
+        state["bar"] = _attributes(callback.progbar, _BAR)
+        state["elapsed"] = _elapsed(callback.progbar, _BAR_TIMES)
+    return state
+
+
+def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
+    """Makes the callback remember what `capture` gave.
+
+    Args:
+        callback: of the same class; its hooks of the resumed position have run.
+        state: what it remembered.
+        extends: the state is that of the end of a fit, and more epochs follow.
+    """
+    name = kind(callback)
+    state = dict(state)
+    _restore_direction(callback, state.pop("direction", None))
+    if name == "ProgbarLogger":
+        _restore_bar(callback, state, extends)
+    elif name == "TensorBoard":
+        _restore_board(callback, state, extends)
+    elif name == "SwapEMAWeights" and extends:
+        pass  # an epoch has begun, which has the weights themselves in the model
+    else:
+        _set(callback, state)
+
+
+def _direction(callback: Any) -> str:
+    """What counts as better; Keras 3 decides it at the end of the first epoch."""
+    return "max" if "greater" in callback.monitor_op.__name__ else "min"
+
+
+def _restore_direction(callback: Any, direction: str | None) -> None:
+    """Decides it again, where Keras has not: a best value cannot be compared before.
+
+    The metrics, which Keras would ask, may be unknown before the first step.
+    """
+    if direction is None or callback.monitor_op is not None:
+        return
+    mode, callback.mode = callback.mode, direction
+    callback._set_monitor_op()
+    callback.mode = mode
+
+
+def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
+    """The bar goes on at its batch; a new epoch has a bar of its own."""
+    bar = logger.progbar
+    if logger.target is None:
+        logger.target = state["target"]
+        if bar is not None:
+            bar.target = logger.target
+    if extends:
+        return
+    logger.seen = state["seen"]
+    if bar is not None and "bar" in state:
+        _set(bar, state["bar"])
+        _set_elapsed(bar, state["elapsed"])
+
+
+def _restore_board(board: Any, state: dict[str, Any], extends: bool) -> None:
+    """The counters go on; speeds count the time of training only."""
+    counters = dict(state)
+    elapsed = counters.pop("elapsed")
+    if extends:
+        # The next batch has begun, and been counted from zero, before the restore.
+        counters["_global_train_batch"] += board._global_train_batch
+        counters["_previous_epoch_iterations"] = board._previous_epoch_iterations
+        if board.write_steps_per_second:
+            iterations = int(board.model.optimizer.iterations.numpy())
+            counters["_previous_epoch_iterations"] = iterations
+    else:
+        _set_elapsed(board, elapsed)
+    _set(board, counters)
+    _renew_step(board)
+
+
+def _renew_step(board: Any) -> None:
+    """Makes the open summary writer count from the restored step (Keras 3 only).
+
+    Keras 3 gives a writer its step as a number when a batch begins. That of tf_keras
+    reads the model's counter, which is a variable.
+    """
+    contexts = getattr(board, "_prev_summary_state", ())
+    if not contexts or not hasattr(board, "_global_test_batch"):
+        return
+    is_test = len(contexts) > 1  # the validation's, on top of the training's
+    board._pop_writer()
+    if is_test:
+        board._push_writer(board._val_writer, board._global_test_batch)
+    else:
+        board._push_writer(board._train_writer, board._global_train_batch)
+
+
+def _attributes(owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(owner, name) for name in names if hasattr(owner, name)}
+
+
+def _set(owner: Any, values: dict[str, Any]) -> None:
+    """Sets attributes; lists and dicts in place, since others may hold them."""
+    for name, value in values.items():
+        current = getattr(owner, name, None)
+        if type(current) is dict and type(value) is dict:
+            current.clear()
+            current.update(value)
+        elif type(current) is list and type(value) is list:
+            current[:] = value
+        else:
+            setattr(owner, name, value)
+
+
+def _elapsed(owner: Any, names: tuple[str, ...]) -> dict[str, float]:
+    """Seconds since moments of the clock that Keras uses, `time.time`."""
+    now = time.time()
+    found = _attributes(owner, names)
+    return {name: now - when for name, when in found.items() if when is not None}
+
+
+def _set_elapsed(owner: Any, elapsed: dict[str, float]) -> None:
+    now = time.time()
+    for name, seconds in elapsed.items():
+        setattr(owner, name, now - seconds)

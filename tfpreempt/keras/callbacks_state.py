@@ -1,0 +1,165 @@
+"""The state of the other callbacks of a fit: captured at a commit, restored after it.
+
+Both happen at the same point of the program: before a train step, where a validation
+begins, or after a training. All of it runs on the main thread, with no hook of a
+callback on its way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tfpreempt.keras import callbacks_files, callbacks_known
+from tfpreempt.keras.callbacks_check import conflicts, unsupported, warn_of_backup
+from tfpreempt.keras.callbacks_values import Packer, unpack
+
+__all__ = [
+    "CallbackStates",
+    "capture",
+    "capture_files",
+    "conflicts",
+    "restore",
+    "restore_files",
+    "unsupported",
+    "warn_of_backup",
+]
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CallbackStates:
+    """What callbacks remember.
+
+    Attributes:
+        header: JSON, by the name of the callback.
+        arrays: bytes of NumPy arrays and files; the header says what they are.
+    """
+
+    header: Any
+    arrays: tuple[bytes, ...]
+
+
+def capture(callbacks: Sequence[Any]) -> CallbackStates:
+    """What the callbacks remember in memory; equal on all workers.
+
+    Args:
+        callbacks: those of the fit, without our own.
+
+    Raises:
+        SaveError: `get_state()` of one of them gives what cannot be kept; whatever that
+            raises itself.
+    """
+    packer = Packer()
+    header: dict[str, Any] = {}
+    for name, callback in _by_name(callbacks).items():
+        entry = {}
+        if known := callbacks_known.capture(callback):
+            path = f"The callback {name} cannot be saved: its state"
+            entry["keras"] = packer.pack(known, path, takes_tensors=True)
+        if callbacks_known.has_hooks(callback):
+            path = f"The callback {name} cannot be saved: get_state()"
+            entry["own"] = packer.pack(callback.get_state(), path)
+        if entry:
+            header[name] = entry
+    return CallbackStates(header=header, arrays=tuple(packer.arrays))
+
+
+def restore(
+    callbacks: Sequence[Any], states: CallbackStates, *, extends: bool = False
+) -> None:
+    """Gives the callbacks back what they remembered.
+
+    Callbacks are matched by class, and by their order among those of one class. One
+    that is missing on either side is named in a warning.
+
+    Args:
+        callbacks: those of the fit; their hooks of the resumed position have run.
+        states: what `capture` gave.
+        extends: the state is that of the end of a fit, and more epochs follow.
+    """
+
+    def is_kept(callback: Any) -> bool:
+        return callbacks_known.has_state(callback) or callbacks_known.has_hooks(
+            callback
+        )
+
+    for callback, entry in _matched(callbacks, states.header, is_kept):
+        if "keras" in entry:
+            known = unpack(entry["keras"], states.arrays)
+            callbacks_known.restore(callback, known, extends=extends)
+        if "own" in entry and callbacks_known.has_hooks(callback):
+            callback.set_state(unpack(entry["own"], states.arrays))
+
+
+def capture_files(callbacks: Sequence[Any]) -> CallbackStates:
+    """What the callbacks of this worker keep in files: the text of each CSVLogger.
+
+    It may be called before the training begins, too. For a fit that is not to train,
+    that keeps what `on_train_begin` of a CSVLogger throws away; `restore_files` puts it
+    back.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    packer = Packer()
+    header = {}
+    for name, callback in _by_name(callbacks).items():
+        if callbacks_files.is_log(callback):
+            state, text = callbacks_files.capture(callback)
+            header[name] = {
+                "log": packer.pack(state, f"The state of the callback {name}"),
+                "text": None if text is None else packer.add(text),
+            }
+    return CallbackStates(header=header, arrays=tuple(packer.arrays))
+
+
+def restore_files(
+    callbacks: Sequence[Any], states: CallbackStates, *, extends: bool = False
+) -> None:
+    """Writes the files back; see `restore`.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    for callback, entry in _matched(callbacks, states.header, callbacks_files.is_log):
+        state = unpack(entry["log"], states.arrays)
+        text = None if entry["text"] is None else states.arrays[entry["text"]]
+        callbacks_files.restore(callback, state, text, extends=extends)
+
+
+def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Callbacks by class name; the second of a class has "#2" behind it."""
+    found: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        name = callbacks_known.class_name(callback)
+        counts[name] = counts.get(name, 0) + 1
+        found[name if counts[name] == 1 else f"{name}#{counts[name]}"] = callback
+    return found
+
+
+def _matched(
+    callbacks: Sequence[Any], header: Any, is_kept: Callable[[Any], bool]
+) -> Iterator[tuple[Any, Any]]:
+    """Callbacks with what is saved for them; a warning for those without a partner."""
+    now = _by_name(callbacks)
+    for name, callback in now.items():
+        if name in header:
+            yield callback, header[name]
+        elif is_kept(callback):
+            log.warning(
+                "tfpreempt: the checkpoint has no state for the callback %s, so it "
+                "begins anew",
+                name,
+            )
+    for name in header:
+        if name not in now and not name.endswith(".ProgbarLogger"):
+            log.warning(
+                "tfpreempt: the checkpoint has the state of a callback %s, which this "
+                "fit does not have; it is left out",
+                name,
+            )

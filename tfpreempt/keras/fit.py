@@ -1,0 +1,156 @@
+"""A running `model.fit`, as the callback sees it: the seam between both Keras lines.
+
+Keras gives a callback the model and nothing of the loop around it: neither the data,
+nor the batch to begin with, nor the other callbacks. All three are local variables of
+`fit`, so they are looked up there, once, at the start of training
+(docs/decisions/0007). Everything that differs between Keras 3 and tf_keras is behind
+`Fit`; `keras3.py` and `legacy.py` implement it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any, Protocol
+
+from tfpreempt import errors
+
+LOOPS = ("epoch_iterator", "data_handler")
+"""The local variable of `fit` that holds its data: in Keras 3, in tf_keras."""
+
+
+class Fit(Protocol):
+    """One running fit. Main thread."""
+
+    model: Any
+    callbacks: Any  # the CallbackList
+    adapter: Any  # Keras' own data adapter
+    line: str  # "keras" or "tf_keras"
+
+    @property
+    def dataset(self) -> Any:
+        """What `fit` makes an iterator of, by `iter(dataset)`."""
+
+    @dataset.setter
+    def dataset(self, value: Any) -> None: ...
+
+    @property
+    def steps_per_execution(self) -> int:
+        """Batches that one call of the train function trains."""
+
+    @property
+    def steps(self) -> int | None:
+        """Batches in an epoch; None while unknown."""
+
+    @property
+    def keeps_iterator(self) -> bool:
+        """Whether one iterator serves several epochs."""
+
+    @property
+    def first_iterator(self) -> int:
+        """The number, from 1, of the iterator that a fresh fit trains with first."""
+
+    @property
+    def is_array_data(self) -> bool:
+        """Whether arrays are trained on, which Keras itself makes a dataset of."""
+
+    @property
+    def sequence(self) -> Any:
+        """The PyDataset or Sequence that is trained on; None for other data."""
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Its batches; None for ever."""
+
+    @property
+    def shuffles_sequence(self) -> bool:
+        """Whether Keras shuffles its batches in each epoch."""
+
+    @property
+    def workers(self) -> int:
+        """Threads or processes that read it."""
+
+    def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
+        """A dataset of some batches of it, as `fit` would have made it."""
+
+    def loop_state(self) -> dict[str, Any]:
+        """What the loop has learned of its data; JSON."""
+
+    def start_at(self, epoch: int, batch: int, loop_state: Mapping[str, Any]) -> None:
+        """Makes the fit begin there; called in `on_train_begin`."""
+
+    def epoch_begins(self) -> None:
+        """Called in `on_epoch_begin`, after all other callbacks."""
+
+    def build(self, iterator: Any, train_function: Any) -> None:
+        """Makes every variable that training will use; reads no data."""
+
+    def per_replica(self) -> list[Any]:
+        """Variables that replicas have different values of: metrics and statistics."""
+
+    def other_variables(self) -> list[Any]:
+        """Variables that may be missing from a tf.train.Checkpoint of the model."""
+
+    def settle(self) -> None:
+        """Waits until callbacks that Keras runs in the background are through."""
+
+
+def find(model: Any) -> Fit:
+    """The fit that calls the callback right now.
+
+    Args:
+        model: the callback's model.
+
+    Raises:
+        UsageError: there is none, or it is built differently from those that we know.
+    """
+    check_model(model)
+    frame = _frame(model)
+    if frame is None:
+        raise errors.UsageError(
+            "PreemptionCallback works inside model.fit, and no fit of Keras 3 or "
+            f"tf_keras is running for {type(model).__name__!r} (its own fit must call "
+            "super().fit). In a loop of your own use "
+            "tfpreempt.PreemptionCheckpointHandler."
+        )
+    make: Callable[[Any, Mapping[str, Any]], Fit]
+    if LOOPS[0] in frame.f_locals:
+        from tfpreempt.keras.keras3 import Keras3Fit as make
+    else:
+        from tfpreempt.keras.legacy import LegacyFit as make
+    return make(model, frame.f_locals)
+
+
+def is_running(model: Any) -> bool:
+    """Whether a fit of this model is on the stack."""
+    return _frame(model) is not None
+
+
+def check_model(model: Any) -> None:
+    """Refuses models that are not trained by TensorFlow.
+
+    Raises:
+        ConfigurationError: another backend of Keras 3.
+    """
+    if any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__):
+        return
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise errors.ConfigurationError(
+            f"Keras runs on the backend {keras.backend.backend()!r}; tfpreempt works "
+            "with the TensorFlow backend only. Set KERAS_BACKEND=tensorflow before "
+            "keras is imported."
+        )
+
+
+def _frame(model: Any) -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "fit":
+            names = frame.f_locals
+            if names.get("self") is model and any(name in names for name in LOOPS):
+                return frame
+        frame = frame.f_back
+    return None

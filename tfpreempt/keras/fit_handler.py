@@ -1,0 +1,84 @@
+"""The handler inside `model.fit`: it restores when the fit is ready for it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.handler import PreemptionCheckpointHandler
+
+log = logging.getLogger(__name__)
+
+
+class FitHandler(PreemptionCheckpointHandler):
+    """Loads the named States at once, the variables by `restore_variables`.
+
+    In between Keras makes the variables, and all callbacks begin an epoch and a batch,
+    which may change variables again (a schedule sets the learning rate).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._is_at_end = False
+        super().__init__(*args, **kwargs)
+
+    def _restore(self) -> None:
+        self._keeper.load_states()
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a commit to restore."""
+        return self._keeper.has_candidate
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether there are train steps since the newest save."""
+        return self._keeper.has_moved
+
+    def restore_variables(self) -> None:
+        """Restores the agreed commit's variables; every worker.
+
+        Raises:
+            CheckpointMismatchError: another model's; nothing was assigned.
+        """
+        self._keeper.restore(named_states=False)
+
+    def adopt(self) -> None:
+        """Counts on from the newest commit, whose variables are not wanted."""
+        self._keeper.adopt()
+
+    def arm(self) -> None:
+        """Training begins: listens, and sets the random generators."""
+        self._arm()
+
+    def boundary(self) -> None:
+        """A place where the process may save and leave; counts no step."""
+        self._check_open("a callback")
+        self._session.departure.check()
+        self._arm()
+        self._boundary()
+
+    def save_periodically(self) -> None:
+        """Commits together with all workers; a failure is logged and recorded."""
+        self._arm()
+        self._save_periodically()
+
+    def end(self) -> None:
+        """The fit came to its end: commits that, with all workers."""
+        self._is_at_end = True
+        self.close()
+
+    def close(self, limit: float | None = None) -> None:
+        """Called by the interpreter's end too, where the fit may have died half-way."""
+        if not (self._is_at_end or self._closed):
+            log.info("tfpreempt: this fit did not come to its end; nothing is saved")
+            self.abandon()
+        super().close(limit)
+
+    def abandon(self) -> None:
+        """The fit died of an error: what it was in the middle of is not saved."""
+        if self._closed:
+            return
+        if not self._session.departure.left:
+            self._raised(errors.UsageError("model.fit did not come to its end"))
+        self._quiet()

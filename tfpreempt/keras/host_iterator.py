@@ -1,0 +1,177 @@
+"""A distributed iterator whose position can be saved.
+
+TensorFlow's own `DistributedIterator` reads ahead in the background and copies to the
+devices, and nobody can ask it how far training has come. This one draws each batch from
+an ordinary host iterator when a step asks for it, one element for each local replica in
+the same order, so that the host iterator's state is the position of training. What is
+given up is the copy to the devices ahead of the step; reading and preprocessing ahead
+(`prefetch`) go on as before, and `model.fit` on one device never had more.
+
+The classes take the seams of TensorFlow 2.21's `input_lib`: an iterator is a composite
+tensor, taken apart and put together by its type spec when a tf.function receives it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import input_lib as _input_lib
+
+_OPTIONS = tf.distribute.InputOptions(
+    experimental_fetch_to_device=False,
+    experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+)
+"""With these, TensorFlow's classes make plain iterators in place of prefetching ones."""
+
+
+class _WorkerIterator(_input_lib._SingleWorkerOwnedDatasetIterator):  # type: ignore[misc]  # TensorFlow is untyped
+    """One worker's host iterator; gives one element for each of its devices."""
+
+    def get_next_as_list(self, name: str | None = None) -> list[Any]:
+        del name
+        with tf.device(self._worker):
+            return [self._iterator.get_next() for _ in self._devices]
+
+    def get_next_as_optional_list(self) -> list[Any]:
+        with tf.device(self._worker):
+            return [self._iterator.get_next_as_optional() for _ in self._devices]
+
+    @property
+    def _type_spec(self) -> Any:
+        return _WorkerIteratorSpec.from_value(self)
+
+
+class _WorkerIteratorSpec(_input_lib._SingleWorkerDatasetIteratorSpec):  # type: ignore[misc]  # TensorFlow is untyped
+    @property
+    def value_type(self) -> type:
+        return _WorkerIterator
+
+    def _from_components(self, components: Any) -> Any:
+        return _WorkerIterator(
+            worker=self._worker,
+            devices=self._devices,
+            components=components,
+            element_spec=self._element_spec,
+            options=self._options,
+            canonicalize_devices=self._canonicalize_devices,
+        )
+
+    @staticmethod
+    def from_value(value: Any) -> Any:
+        return _WorkerIteratorSpec(
+            value._worker,
+            value._devices,
+            value._element_spec,
+            value._options,
+            value._canonicalize_devices,
+        )
+
+
+class HostIterator(_input_lib.DistributedIterator):  # type: ignore[misc]  # TensorFlow is untyped
+    """A `tf.distribute.DistributedIterator` over host iterators."""
+
+    @property
+    def _type_spec(self) -> Any:
+        return _HostIteratorSpec(
+            self._input_workers,
+            self._element_spec,
+            self._strategy,
+            self._options,
+            self._cardinality,
+            self._enable_get_next_as_optional,
+            self._replica_order,
+        )
+
+
+class _HostIteratorSpec(_input_lib.DistributedIteratorSpec):  # type: ignore[misc]  # TensorFlow is untyped
+    @property
+    def value_type(self) -> type:
+        return HostIterator
+
+    @property
+    def _component_specs(self) -> list[Any]:
+        pairs = self._input_workers._worker_device_pairs
+        return [
+            _WorkerIteratorSpec(
+                worker,
+                devices,
+                tf.nest.map_structure(
+                    functools.partial(_input_lib._replace_per_replica_spec, i=i),
+                    self._element_spec,
+                ),
+                self._options,
+                self._canonicalize_devices,
+            )
+            for i, (worker, devices) in enumerate(pairs)
+        ]
+
+    def _from_components(self, components: Any) -> Any:
+        return HostIterator(
+            input_workers=self._input_workers,
+            components=components,
+            element_spec=self._element_spec,
+            strategy=self._strategy,
+            cardinality=self._cardinality,
+            enable_get_next_as_optional=self._enable_get_next_as_optional,
+            options=self._options,
+            replica_order=self._replica_order,
+        )
+
+
+def is_supported(dataset: Any) -> bool:
+    """Whether this is a distributed dataset that `host_iterator` can read."""
+    kinds = (_input_lib.DistributedDataset, _input_lib.DistributedDatasetsFromFunction)
+    return isinstance(dataset, kinds) and not isinstance(
+        dataset._strategy, tf.distribute.TPUStrategy
+    )
+
+
+def host_iterator(dataset: Any) -> HostIterator:
+    """Makes an iterator over a distributed dataset, as `iter(dataset)` does.
+
+    Args:
+        dataset: what `strategy.experimental_distribute_dataset` or
+            `distribute_datasets_from_function` returned.
+    """
+    workers = dataset._input_workers
+    parts = getattr(dataset, "_cloned_datasets", None) or dataset._datasets
+    iterators = []
+    for index, worker in enumerate(workers.worker_devices):
+        with tf.device(worker):
+            iterators.append(
+                _WorkerIterator(
+                    dataset=parts[index],
+                    worker=worker,
+                    devices=workers.compute_devices_for_worker(index),
+                    options=_OPTIONS,
+                    canonicalize_devices=getattr(
+                        dataset._strategy, "_canonicalize_devices", True
+                    ),
+                )
+            )
+    iterator = HostIterator(
+        workers,
+        iterators,
+        dataset._strategy,
+        cardinality=dataset._cardinality,
+        enable_get_next_as_optional=dataset._enable_get_next_as_optional,
+        options=_OPTIONS,
+        replica_order=dataset._replica_order,
+    )
+    iterator._element_spec = dataset._element_spec
+    return iterator
+
+
+def owned_iterators(iterator: Any) -> Iterator[Any]:
+    """The ordinary tf.data iterators below an iterator, in a fixed order.
+
+    Nothing is yielded for an iterator whose position cannot be asked for.
+    """
+    if isinstance(iterator, tf.data.Iterator):
+        yield iterator
+    elif isinstance(iterator, HostIterator):
+        for worker in iterator._iterators:
+            yield worker._iterator

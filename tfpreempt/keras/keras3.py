@@ -1,0 +1,160 @@
+"""`model.fit` of Keras 3 with the TensorFlow backend.
+
+Tested with 3.15. `fit` makes a `TFEpochIterator`, whose `_enumerate_iterator` yields
+the steps of one epoch and makes the data iterators on the way; `model._initial_epoch`
+is the first epoch, and `fit` never clears it.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfpreempt.checkpoint.tf_state import distributed
+from tfpreempt.keras.sequence import dataset_like
+
+log = logging.getLogger(__name__)
+
+
+class Keras3Fit:
+    """See `fit.Fit`.
+
+    Args:
+        model: the model.
+        names: the local variables of its fit.
+    """
+
+    line = "keras"
+
+    def __init__(self, model: Any, names: Mapping[str, Any]) -> None:
+        self.model = model
+        self.callbacks = names["callbacks"]
+        self._loop = names["epoch_iterator"]
+        self.adapter = self._loop.data_adapter
+        self._skip = 0
+        self._steps_seen_before_epoch = 0
+
+    @property
+    def dataset(self) -> Any:
+        return self._loop._distributed_dataset
+
+    @dataset.setter
+    def dataset(self, value: Any) -> None:
+        self._loop._distributed_dataset = value
+
+    @property
+    def steps_per_execution(self) -> int:
+        return int(self._loop.steps_per_execution)
+
+    @property
+    def steps(self) -> int | None:
+        steps = self._loop.num_batches
+        return None if steps is None else int(steps)
+
+    @property
+    def keeps_iterator(self) -> bool:
+        return self._loop.steps_per_epoch is not None
+
+    @property
+    def first_iterator(self) -> int:
+        return 1
+
+    @property
+    def is_array_data(self) -> bool:
+        return type(self.adapter).__name__ == "ArrayDataAdapter"
+
+    @property
+    def sequence(self) -> Any:
+        return getattr(self.adapter, "py_dataset", None)
+
+    @property
+    def sequence_length(self) -> int | None:
+        length = self.sequence.num_batches
+        return None if length is None else int(length)
+
+    @property
+    def shuffles_sequence(self) -> bool:
+        return bool(self.adapter.shuffle)
+
+    @property
+    def workers(self) -> int:
+        return int(self.sequence.workers)
+
+    def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
+        dataset = dataset_like(self.adapter.get_tf_dataset(), rest)
+        strategy = self.model.distribute_strategy
+        return strategy.experimental_distribute_dataset(dataset)
+
+    def loop_state(self) -> dict[str, Any]:
+        return {
+            "num_batches": self._loop._num_batches,
+            "steps_seen": self._steps_seen_before_epoch,
+        }
+
+    def start_at(self, epoch: int, batch: int, loop_state: Mapping[str, Any]) -> None:
+        self.model._initial_epoch = epoch
+        self._skip = batch // self.steps_per_execution
+        if loop_state:
+            self._loop._num_batches = loop_state["num_batches"]
+            if self.keeps_iterator:
+                self._loop._current_iterator = iter(self.dataset)
+                self._loop._steps_seen = loop_state["steps_seen"]
+
+    def epoch_begins(self) -> None:
+        self.model._initial_epoch = None  # or it would hold for the next fit as well
+        self._steps_seen_before_epoch = 0
+        if self._loop._current_iterator is not None and self.keeps_iterator:
+            self._steps_seen_before_epoch = self._loop._steps_seen
+        if self._skip:
+            self._loop._enumerate_iterator = self._rest_of_epoch
+
+    def _rest_of_epoch(self) -> Iterator[Any]:
+        """The steps of one epoch without those that were trained before."""
+        del self._loop._enumerate_iterator  # uncovers the class's own
+        steps = self._loop._enumerate_iterator()
+        skipped, self._skip = self._skip, 0
+        # Keras' own generator keeps its books; to step over its yields is all it takes.
+        collections.deque(itertools.islice(steps, skipped), maxlen=0)
+        yield from steps
+
+    def build(self, iterator: Any, train_function: Any) -> None:
+        del train_function  # it cannot be traced without running it
+        spec = tf.nest.map_structure(_local_spec, iterator.element_spec)
+        strategy = self.model.distribute_strategy
+        try:
+            with strategy.scope():
+                self.model._symbolic_build(data_batch=spec)
+        except Exception as error:  # noqa: BLE001 - models that have no call of their own
+            log.info("tfpreempt: the train step is traced once more: %s", error)
+
+            def step(data: Any) -> Any:
+                return strategy.run(self.model.train_step, args=(data,))
+
+            tf.function(step).get_concrete_function(iterator.element_spec)
+
+    def per_replica(self) -> list[Any]:
+        # Keras 3 lets each replica assign its own batch statistics, though TensorFlow
+        # takes such a variable for a mirrored one and saves the first replica's only.
+        layers = self.model._flatten_layers()
+        statistics = [v for layer in layers for v in layer._non_trainable_variables]
+        return [
+            *self.model.metrics_variables,
+            *(v for v in statistics if distributed(v) is not None),
+        ]
+
+    def other_variables(self) -> list[Any]:
+        optimizer = getattr(self.model, "optimizer", None)
+        return [*self.model.variables, *(optimizer.variables if optimizer else [])]
+
+    def settle(self) -> None:
+        self.callbacks._flush_futures()
+
+
+def _local_spec(spec: Any) -> Any:
+    """The first local replica's spec of a distributed value; others unchanged."""
+    return getattr(spec, "_value_specs", (spec,))[0]

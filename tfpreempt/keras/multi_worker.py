@@ -1,0 +1,328 @@
+"""Makes `fit`, `evaluate` and `predict` of Keras 3 work with two workers or more.
+
+Keras 3 fails under a MultiWorkerMirroredStrategy (keras#20585) in three places, all in
+`keras/src/backend/tensorflow/trainer.py`:
+
+- `TensorFlowTrainer._maybe_symbolic_build` asks the strategy for the mean of a batch,
+  to learn shapes and dtypes; such a batch cannot be reduced outside of a `tf.function`.
+  The data's `element_spec` says the same, and nothing has to be read.
+- `reduce_per_replica` asks for the mean of what the replicas returned along axis 0,
+  which scalars do not have. The mean over replicas is `axis=None`.
+- `TensorFlowTrainer._make_function` calls, for `steps_per_execution` above 1, a
+  `tf.function` inside of a loop. TensorFlow passes the keys of collectives on to
+  functions, not to control flow: "You must feed a value for placeholder tensor". The
+  same loop without the inner `tf.function` works. (MirroredStrategy fails here too.)
+
+They are replaced for such a strategy and nothing else: one worker, MirroredStrategy and
+no strategy go through the functions that were there before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from tfpreempt import errors
+
+_logger = logging.getLogger(__name__)
+
+TESTED_KERAS = ("3.15.0", "3.15.1")
+"""Versions of Keras that the tests ran with; the patch reaches below its surface."""
+
+_Function = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Replacement:
+    """One function of Keras: where it is looked up, and what was and is there."""
+
+    owner: Any
+    name: str
+    previous: _Function
+    ours: _Function
+
+
+# Keras is patched for the whole process, so this is as global as what it records.
+_in_force: list[_Replacement] = []
+
+
+class MultiWorkerPatch:
+    """Takes the patch back; made by `enable_multi_worker`.
+
+    As a context manager it takes back, at the end of the block, what that call brought:
+    nothing if the patch was in force before.
+    """
+
+    def __init__(self, *, is_first: bool) -> None:
+        self._is_first = is_first
+
+    @property
+    def is_active(self) -> bool:
+        """Whether Keras is patched now, by whichever call."""
+        return bool(_in_force)
+
+    def remove(self) -> None:
+        """Puts back what the first `enable_multi_worker` found; twice is once.
+
+        Steps that a model has compiled stay as they are. Where someone else has patched
+        Keras since, their function stays, ours does nothing inside of it, and a warning
+        says so.
+        """
+        while _in_force:
+            _put_back(_in_force.pop())
+
+    def __enter__(self) -> MultiWorkerPatch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_first:
+            self.remove()
+
+
+def enable_multi_worker() -> MultiWorkerPatch:
+    """Lets Keras 3 train under MultiWorkerMirroredStrategy with two workers or more.
+
+    Call it on every worker before `fit`, `evaluate`, `predict` or their `_on_batch`
+    forms. A second call changes nothing. tf_keras (`TF_USE_LEGACY_KERAS=1`) works
+    without it and is not touched.
+
+    The model is built, with its metrics, loss and optimizer, before the first step.
+    Shapes and dtypes come from the data's `element_spec`; only where that leaves a
+    dimension open besides the first, one batch is read and thrown away, as Keras does.
+
+    `predict` returns, on every worker, the outputs for the data of all. Data that are
+    sharded by batches (arrays are, and datasets with `AutoShardPolicy.DATA`) keep their
+    order. Sharded by files, each step has the rows of worker 0, then those of worker 1,
+    and so on; not sharded (`OFF`), all rows of every worker.
+
+    Returns:
+        What takes the patch back. To keep it for the whole program, ignore it.
+
+    Raises:
+        ConfigurationError: Keras has another version than those tested, or does not
+            run on TensorFlow. `fit` and `evaluate` raise it for a metric that was made
+            outside of `strategy.scope()`: each worker would count its own rows only.
+    """
+    import keras
+
+    _check_backend(keras.backend.backend())
+    _check_version(keras.__version__)
+    is_first = not _in_force
+    if is_first:
+        from keras.src.backend.tensorflow import trainer
+
+        _replace(trainer.TensorFlowTrainer, "_maybe_symbolic_build", _building)
+        _replace(trainer.TensorFlowTrainer, "_make_function", _stepping)
+        _replace(trainer, "reduce_per_replica", _reducing)
+    return MultiWorkerPatch(is_first=is_first)
+
+
+def _check_backend(backend: str) -> None:
+    if backend != "tensorflow":
+        raise errors.ConfigurationError(
+            f"Keras runs on the backend {backend!r}; enable_multi_worker() is for "
+            "tf.distribute.MultiWorkerMirroredStrategy and needs 'tensorflow': set "
+            "KERAS_BACKEND=tensorflow before Keras is imported, or leave out the call"
+        )
+
+
+def _check_version(version: str) -> None:
+    if version not in TESTED_KERAS:
+        raise errors.ConfigurationError(
+            f"keras=={version}: enable_multi_worker() replaces private functions and "
+            f"was tested with {', '.join(TESTED_KERAS)}: install "
+            f"keras=={TESTED_KERAS[-1]}, or see whether this version needs no patch "
+            "any more (keras#20585) and leave out the call"
+        )
+
+
+def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> None:
+    """Puts a function that wraps the present one in its place, and records it."""
+    previous = getattr(owner, name)
+    ours = functools.wraps(previous)(make(previous))
+    setattr(owner, name, ours)
+    _in_force.append(_Replacement(owner=owner, name=name, previous=previous, ours=ours))
+
+
+def _put_back(replacement: _Replacement) -> None:
+    if getattr(replacement.owner, replacement.name) is replacement.ours:
+        setattr(replacement.owner, replacement.name, replacement.previous)
+        return
+    _logger.warning(
+        "%s.%s was replaced by someone else after enable_multi_worker() and is left as "
+        "it is; ours does nothing from now on inside of it. To have Keras' own function "
+        "back, undo the later patch and put back what it found, which is ours",
+        replacement.owner.__name__,
+        replacement.name,
+    )
+
+
+def _has_workers(strategy: Any) -> bool:
+    """Whether the patch is for this strategy, by Keras' own test; None is none."""
+    from keras.src.backend.tensorflow import trainer
+
+    return bool(_in_force) and bool(
+        trainer._collective_all_reduce_multi_worker(strategy)
+    )
+
+
+# --- the mean over replicas ----------------------------------------------------------
+
+
+def _reducing(previous: _Function) -> _Function:
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        if reduction not in ("auto", "mean") or not _has_workers(strategy):
+            return previous(values, strategy, reduction)
+        import keras
+
+        return keras.tree.map_structure(
+            lambda value: strategy.reduce("MEAN", value, axis=None), values
+        )
+
+    return reduce_per_replica
+
+
+# --- building from the data's description --------------------------------------------
+
+
+def _building(previous: _Function) -> _Function:
+    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        strategy = self._distribute_strategy
+        if not _has_workers(strategy):
+            previous(self, iterator=iterator, data_batch=data_batch)
+            return
+        if iterator is None:
+            previous(self, data_batch=data_batch)
+        else:
+            with strategy.scope():
+                self._symbolic_build(iterator=_Example(iterator, strategy))
+        _check_metrics(self.metrics_variables, strategy)
+
+    return build
+
+
+def _check_metrics(variables: Any, strategy: Any) -> None:
+    """Refuses metrics that would differ between workers, and what follows from that.
+
+    An EarlyStopping that ends one worker leaves the others waiting for it for ever.
+    """
+    for variable in variables:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise errors.ConfigurationError(
+                f"the metric variable {variable.path!r} was made outside of "
+                "strategy.scope(), so each worker would count its own rows only: make "
+                "metrics, and call compile(), inside of it"
+            )
+
+
+class _Example:
+    """One replica's batch in shape and dtype, in the form of Keras' iterators.
+
+    `Trainer._symbolic_build` only iterates over it if anything is left to build.
+
+    Args:
+        iterator: Keras' `TFEpochIterator` over the data.
+        strategy: the strategy that distributes them.
+    """
+
+    def __init__(self, iterator: Any, strategy: Any) -> None:
+        self._iterator = iterator
+        self._strategy = strategy
+
+    def __iter__(self) -> Iterator[tuple[int, int, list[Any]]]:
+        import keras
+
+        spec = keras.tree.map_structure(
+            _of_one_replica, self._iterator._distributed_dataset.element_spec
+        )
+        is_enough = all(map(_is_open_in_rows_only, keras.tree.flatten(spec)))
+        return iter([(0, 0, [spec if is_enough else self._read()])])
+
+    def _read(self) -> Any:
+        """Reads a batch. All workers come here, or none, as all have the same specs."""
+        import keras
+
+        _, _, batches = next(iter(self._iterator))
+        return keras.tree.map_structure(
+            lambda value: self._strategy.experimental_local_results(value)[0],
+            next(batches),
+        )
+
+
+def _of_one_replica(spec: Any) -> Any:
+    """A replica's part of a `PerReplicaSpec`; another spec as it is."""
+    return getattr(spec, "_value_specs", (spec,))[0]
+
+
+def _is_open_in_rows_only(spec: Any) -> bool:
+    """Whether a spec says all that building needs.
+
+    An open dimension may be what a layer is built with, or what tells sparse labels
+    from one-hot ones. Open rows are no loss: the steps are traced with them open.
+    """
+    shape = getattr(spec, "shape", None)
+    if shape is None or shape.rank is None:
+        return False
+    return None not in shape.as_list()[1:]
+
+
+# --- steps_per_execution -------------------------------------------------------------
+
+
+def _stepping(previous: _Function) -> _Function:
+    def make_function(self: Any, step_function: _Function) -> _Function:
+        keras_function = previous(self, step_function)
+        is_single = self.steps_per_execution == 1 or self.run_eagerly
+        if is_single or not _has_workers(self.distribute_strategy):
+            return keras_function
+        import tensorflow as tf
+
+        steps = tf.function(_several_steps(self, step_function), reduce_retracing=True)
+
+        def function(iterator: Any) -> Any:
+            is_of_data = isinstance(iterator, tf.distribute.DistributedIterator)
+            return (steps if is_of_data else keras_function)(iterator)
+
+        return function
+
+    return make_function
+
+
+def _several_steps(model: Any, step_function: _Function) -> _Function:
+    """`steps_per_execution` steps, or as many as there are data for."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow import trainer
+
+    def one_step(data: Any) -> Any:
+        strategy = model.distribute_strategy
+        outputs = strategy.run(step_function, args=(data,))
+        return trainer.reduce_per_replica(outputs, strategy, "auto")
+
+    one_step = model._autoconvert_optionals(one_step)
+
+    def goes_on(done: Any, batch: Any, _: Any) -> Any:
+        return tf.logical_and(done < model.steps_per_execution, batch.has_value())
+
+    def steps(iterator: Any) -> Any:
+        def body(done: Any, batch: Any, _: Any) -> Any:
+            outputs = one_step(batch.get_value())
+            is_last = done + 1 >= model.steps_per_execution
+            following = tf.cond(is_last, lambda: batch, iterator.get_next_as_optional)
+            return done + 1, following, outputs
+
+        # The first step stands before the loop: it says what the outputs are, and it
+        # raises the OutOfRangeError that ends an epoch.
+        outputs = one_step(iterator.get_next())
+        start = (tf.constant(1), iterator.get_next_as_optional(), outputs)
+        return tf.while_loop(goes_on, body, start, parallel_iterations=1)[-1]
+
+    return tf.autograph.experimental.do_not_convert(steps)  # type: ignore[no-any-return]

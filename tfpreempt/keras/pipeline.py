@@ -1,0 +1,95 @@
+"""What a tf.data pipeline is built of: its generators, and the seeds of its shuffles.
+
+A dataset that reshuffles draws a new seed for each iterator, and keeps the count in a
+resource that nobody can read or set. Restoring an iterator sets the count of those
+shuffles that are alive in the saved state; the others must be brought to the same count:
+
+- A shuffle at the end of a pipeline draws when the iterator is made. The state of an
+  iterator that was not read yet holds the count, so that state is saved too, and is
+  restored into an iterator that is thrown away. (Restoring makes one more draw where
+  the shuffle has come to its end, which this undoes.)
+- A shuffle below another one, as of files and then of records, draws when the first
+  element is read. An iterator of that part of the pipeline alone draws the same seed,
+  and costs nothing.
+
+Found by trying on TensorFlow 2.21; tests/keras/test_position.py tries again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import shuffle_op as _shuffle_op
+
+
+def nested_shuffles(dataset: Any) -> list[Any]:
+    """The parts of a pipeline that end in a reshuffling shuffle below another one.
+
+    Args:
+        dataset: a tf.data.Dataset, or a distributed one over it.
+    """
+    found: list[Any] = []
+    for root in _roots(dataset):
+        _walk(root, False, found)
+    return found
+
+
+def draw(dataset: Any, count: int) -> None:
+    """Draws seeds in all nested shuffles, as reading from so many iterators did."""
+    for node in nested_shuffles(dataset):
+        for _ in range(count):
+            iter(node)
+
+
+def repeated_shuffles(dataset: Any) -> bool:
+    """Whether a shuffle is repeated a finite number of times within an iterator.
+
+    Then the seeds drawn depend on how far each iterator was read, which is not kept.
+    """
+    return any(_has_repeat(root) for root in _roots(dataset))
+
+
+def uses_generator(dataset: Any) -> bool:
+    """Whether a Python generator feeds the pipeline: it can't be put back.
+
+    TensorFlow says so only once the pipeline was read.
+    """
+    return any("GeneratorDataset" in _ops(root) for root in _roots(dataset))
+
+
+def _ops(node: Any) -> set[str]:
+    """The types of the ops in the functions of a pipeline."""
+    graphs = [wrapper.function.graph for wrapper in node._functions()]
+    found = {op.type for graph in graphs for op in graph.get_operations()}
+    return found.union(*(_ops(part) for part in node._inputs()))
+
+
+def _roots(dataset: Any) -> list[Any]:
+    original = getattr(dataset, "_original_dataset", None)
+    if original is not None:
+        return [original]
+    parts = getattr(dataset, "_datasets", [dataset])
+    return [part for part in parts if isinstance(part, tf.data.Dataset)]
+
+
+def _walk(node: Any, is_below: bool, found: list[Any]) -> None:
+    reshuffles = _reshuffles(node)
+    if reshuffles and is_below:
+        found.append(node)
+    for part in node._inputs():
+        _walk(part, is_below or reshuffles, found)
+
+
+def _reshuffles(node: Any) -> bool:
+    is_shuffle = isinstance(node, _shuffle_op._ShuffleDataset)
+    return is_shuffle and node._reshuffle_each_iteration is not False
+
+
+def _has_repeat(node: Any) -> bool:
+    count = getattr(node, "_count", None)
+    is_repeat = type(node).__name__ == "_RepeatDataset" and int(count) > 1
+    below: list[Any] = []
+    if is_repeat:
+        _walk(node, True, below)
+    return bool(below) or any(_has_repeat(part) for part in node._inputs())

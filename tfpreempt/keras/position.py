@@ -1,0 +1,304 @@
+"""Where training is in its data, saved with the step and found again.
+
+A `Feed` stands between `fit` and its dataset, so that the iterators can be counted and
+told from those of others. Within an iterator there are three ways, the best that the
+data allow:
+
+- the state of the tf.data iterator, put back in time that does not grow with the batch;
+- the index into a PyDataset or Sequence (`sequence.py`);
+- reading the same batches again, for generators and pipelines without a state.
+
+What the pipeline draws for epochs to come is in `pipeline.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+from rich.console import Console
+from rich.progress import Progress
+from tensorflow.python.ops import gen_dataset_ops as _gen_dataset_ops
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.iterator_state import pack, unpack
+from tfpreempt.keras import pipeline
+from tfpreempt.keras.fit import Fit
+from tfpreempt.keras.host_iterator import host_iterator, is_supported, owned_iterators
+
+log = logging.getLogger(__name__)
+
+_MARK = "_tfpreempt_made"
+_IGNORE = tf.data.experimental.ExternalStatePolicy.IGNORE.value
+_FAIL = tf.data.experimental.ExternalStatePolicy.FAIL.value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A position as it is saved.
+
+    Attributes:
+        kind: the way: "iterator", "sequence" or "replay".
+        made: iterators of the dataset that were made before this one.
+        read: those of them that were trained with.
+        batches: batches that training has taken from this one.
+        states: states of the local iterators below, now and before the first batch;
+            each a tuple of parts. Empty for the other ways.
+        more: what `sequence.py` adds; JSON.
+    """
+
+    kind: str
+    made: int
+    read: int
+    batches: int
+    states: tuple[tuple[bytes, ...], ...] = ()
+    more: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the bytes."""
+        return {
+            "kind": self.kind,
+            "made": self.made,
+            "read": self.read,
+            "batches": self.batches,
+            "sizes": [len(state) for state in self.states],
+            "more": self.more,
+        }
+
+    @property
+    def parts(self) -> list[bytes]:
+        """The bytes."""
+        return [part for state in self.states for part in state]
+
+    @staticmethod
+    def from_json(record: Any, parts: Sequence[bytes]) -> Place:
+        """What `to_json` and `parts` gave."""
+        left = iter(parts)
+        values = dict(record)
+        sizes = values.pop("sizes")
+        states = tuple(tuple(next(left) for _ in range(size)) for size in sizes)
+        return Place(**values, states=states)
+
+
+class Feed:
+    """The training data of one fit; `fit` makes its iterators of this.
+
+    Args:
+        fit: takes this in place of its dataset.
+
+    Attributes:
+        dataset: what it stands for.
+        made: iterators that the fit has made.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self.made = 0
+        self.dataset = fit.dataset
+        self._instead: tuple[int, Any] | None = None
+        fit.dataset = self
+
+    def __iter__(self) -> Iterator[Any]:
+        self.made += 1
+        dataset = self.dataset
+        if self._instead is not None and self._instead[0] == self.made:
+            dataset = self._instead[1]
+        iterator = _iterator(dataset)
+        setattr(iterator, _MARK, (self, self.made))
+        return iterator
+
+    def number(self, iterator: Any) -> int | None:
+        """The number of an iterator of this feed; None for one from elsewhere."""
+        feed, number = getattr(iterator, _MARK, (None, None))
+        return number if feed is self else None
+
+    def spare(self) -> Any:
+        """An iterator that the fit does not know of."""
+        return _iterator(self.dataset)
+
+    def replace(self, number: int, dataset: Any) -> None:
+        """Another dataset for one iterator: what is left of its data."""
+        self._instead = (number, dataset)
+
+
+def _iterator(dataset: Any) -> Any:
+    return host_iterator(dataset) if is_supported(dataset) else iter(dataset)
+
+
+class Position(Protocol):
+    """One way to save where training is. Main thread."""
+
+    def epoch_begins(self) -> None:
+        """An epoch begins, before Keras turns to its data; or training is over."""
+
+    def begins(self, iterator: Any) -> None:
+        """The fit uses an iterator for the first time; nothing was read of it."""
+
+    def save(self, iterator: Any, made: int, read: int, batches: int) -> Place:
+        """The place to go on from; the arguments are those of `Place`."""
+
+    def prepare(self, place: Place, first: int) -> None:
+        """Called before the fit makes its iterators, of which `first` is the number of
+        the one that it goes on with."""
+
+    def restore(self, place: Place, iterator: Any) -> None:
+        """Called with that iterator before anything is read of it."""
+
+
+class IteratorPosition:
+    """By the state of the tf.data iterators below.
+
+    Args:
+        feed: the data.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._before: tuple[tuple[bytes, ...], ...] = ()
+
+    def epoch_begins(self) -> None:
+        pass
+
+    def begins(self, iterator: Any) -> None:
+        self._before = _states(iterator)
+
+    def save(self, iterator: Any, made: int, read: int, batches: int) -> Place:
+        now = _states(iterator) if batches else ()
+        return Place(
+            kind="iterator",
+            made=made,
+            read=read,
+            batches=batches,
+            states=(*self._before, *now),
+        )
+
+    def prepare(self, place: Place, first: int) -> None:
+        pipeline.draw(self._feed.dataset, place.read + (place.batches > 0))
+
+    def restore(self, place: Place, iterator: Any) -> None:
+        count = len(list(owned_iterators(iterator)))
+        self._before, now = place.states[:count], place.states[count:]
+        _set_states(iterator, now or self._before)
+        if now:
+            _set_states(self._feed.spare(), self._before)
+
+
+class ReplayPosition:
+    """By reading everything again up to the place.
+
+    Args:
+        feed: the data.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def epoch_begins(self) -> None:
+        pass
+
+    def begins(self, iterator: Any) -> None:
+        pass
+
+    def save(self, iterator: Any, made: int, read: int, batches: int) -> Place:
+        return Place(kind="replay", made=made, read=read, batches=batches)
+
+    def prepare(self, place: Place, first: int) -> None:
+        pipeline.draw(self._feed.dataset, place.read)
+        for _ in range(place.made - (first - 1)):
+            self._feed.spare()
+
+    def restore(self, place: Place, iterator: Any) -> None:
+        if not place.batches:
+            return
+        what = "reading again what was trained on"
+        with Progress(console=Console(stderr=True)) as bar:
+            for index in bar.track(range(place.batches), description=what):
+                try:
+                    next(iterator)
+                except StopIteration:
+                    raise errors.CheckpointMismatchError(
+                        f"The training data end after {index} batches, and the "
+                        f"checkpoint was made after {place.batches}: the data have "
+                        "become shorter. Use the data of the interrupted run, or "
+                        "another checkpoint directory."
+                    ) from None
+
+
+def _states(iterator: Any) -> tuple[tuple[bytes, ...], ...]:
+    return tuple(
+        tuple(pack(serialize(owned, _IGNORE))) for owned in owned_iterators(iterator)
+    )
+
+
+def _set_states(iterator: Any, states: Sequence[Sequence[bytes]]) -> None:
+    for owned, state in zip(owned_iterators(iterator), states, strict=True):
+        resource = owned._iterator_resource
+        try:
+            with tf.device(resource.device):
+                _gen_dataset_ops.deserialize_iterator(resource, unpack(state))
+        except tf.errors.OpError as error:
+            raise errors.CheckpointMismatchError(
+                "The position in the training data was saved for another tf.data "
+                f"pipeline than this one: {error.message}. Build the dataset as the "
+                "interrupted run did, or use another checkpoint directory."
+            ) from error
+
+
+def serialize(iterator: Any, policy: int) -> Any:
+    """The state of a tf.data iterator; raises tf.errors.OpError if it has none."""
+    return _gen_dataset_ops.serialize_iterator(iterator._iterator_resource, policy)
+
+
+def choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
+    """The best way for this pipeline, by trying on an iterator that was not read.
+
+    Args:
+        fit: the fit.
+        feed: its data.
+        iterator: the first one that it trains with.
+
+    Returns:
+        The way, and what of an exact resume it cannot give, for people.
+    """
+    if not (owned := list(owned_iterators(iterator))):
+        return ReplayPosition(feed), f"{_AGAIN} ({type(iterator).__name__})"
+    if pipeline.uses_generator(feed.dataset):
+        return ReplayPosition(feed), f"{_AGAIN} (a Python generator)"
+    if problem := _refusal(owned, _IGNORE):
+        return ReplayPosition(feed), f"{_AGAIN} ({problem})"
+    if not fit.is_array_data and (problem := _refusal(owned, _FAIL)):
+        return IteratorPosition(feed), f"{_RANDOM} ({problem})"
+    if pipeline.repeated_shuffles(feed.dataset):
+        return IteratorPosition(feed), _REPEATED
+    return IteratorPosition(feed), None
+
+
+_AGAIN = (
+    "the position in this input pipeline cannot be saved, so a resumed run reads the "
+    "batches before it again, which takes as long as reading them took, and is exact "
+    "only if they come in the same order again: seed what is random in it. A "
+    "keras.utils.PyDataset or tfpreempt.keras.data goes on at once"
+)
+_RANDOM = (
+    "the input pipeline has an op whose own state cannot be saved: a resumed run takes "
+    "every sample once and in order, but what this op does differs from an undisturbed "
+    "run. Use tf.random.stateless_* with a seed from the element, or augment in layers "
+    "of the model"
+)
+_REPEATED = (
+    "the input pipeline repeats a shuffle a finite number of times: the order of "
+    "epochs after a resumed one may differ from an undisturbed run. Leave out "
+    "repeat(n) and raise epochs, or use repeat() with steps_per_epoch"
+)
+
+
+def _refusal(iterators: Sequence[Any], policy: int) -> str | None:
+    """Why a state cannot be had; None if it can."""
+    for iterator in iterators:
+        try:
+            serialize(iterator, policy)
+        except tf.errors.OpError as error:
+            return str(error.message).rpartition("}} ")[2].split(" [Op:")[0].strip()
+    return None

@@ -1,0 +1,96 @@
+"""How far a fit is, as a frozen value, and whether a checkpoint fits a fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tfpreempt import errors
+
+Phase = Literal["train", "validation", "complete"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A place in the loop of `model.fit`.
+
+    Attributes:
+        fit: which fit with this directory in the program, from 1.
+        phase: before a train step; in the validation after an epoch; at the end.
+        epoch: the epoch that runs, or the number of epochs at the end.
+        batch: batches of it that are trained; in "validation" the first batch of its
+            last train step.
+        is_untrained: whether the program has not trained a single step yet; then there
+            may be no variables, and starting anew is going on.
+        stopped: whether training was stopped before its last epoch.
+        loop: what the loop has learned of its data; JSON.
+        logs: what the last train step of the epoch returned; for "validation".
+        histories: of the fits before this one; each has `epoch` and `history`.
+        made_of: what the run is made of; must not change over restarts.
+    """
+
+    fit: int
+    phase: Phase
+    epoch: int
+    batch: int
+    is_untrained: bool = False
+    stopped: bool = False
+    loop: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    logs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    histories: tuple[Any, ...] = ()
+    made_of: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Progress:
+        """What `to_json` gave."""
+        return Progress(**{**record, "histories": tuple(record["histories"])})
+
+
+FIXES = {
+    "keras": "train with the same Keras",
+    "optimizer": "compile with the same optimizer",
+    "data": "pass the same kind of data to fit",
+    "steps": "pass data of the same length, in batches of the same size",
+}
+
+
+def check_same(saved: Progress, made_of: Mapping[str, Any], directory: str) -> None:
+    """Compares a run with the one that a checkpoint is of, before anything is loaded.
+
+    Args:
+        saved: of the checkpoint.
+        made_of: of this fit; None for what it does not know.
+        directory: for the message.
+
+    Raises:
+        CheckpointMismatchError: names what has changed.
+    """
+    for what, fix in FIXES.items():
+        then, now = saved.made_of.get(what), made_of.get(what)
+        if then is not None and now is not None and then != now:
+            name = "batches in an epoch" if what == "steps" else what
+            raise errors.CheckpointMismatchError(
+                f"The checkpoint in {directory!r} is of another run: {name} was "
+                f"{then!r} there and is {now!r} here. To go on with it, {fix}; to "
+                "start anew, use another checkpoint directory."
+            )
+
+
+def check_divisible(saved: Progress, steps_per_execution: int) -> None:
+    """A step that trains several batches must begin where one began.
+
+    Raises:
+        CheckpointMismatchError: it cannot.
+    """
+    if saved.batch % steps_per_execution:
+        raise errors.CheckpointMismatchError(
+            f"The checkpoint was made before batch {saved.batch} of epoch "
+            f"{saved.epoch}, and steps_per_execution is {steps_per_execution} now, "
+            "which does not divide it. Compile with the steps_per_execution of the "
+            f"interrupted run ({saved.made_of.get('steps_per_execution')})."
+        )

@@ -1,0 +1,28 @@
+"""Which fit of a program this is: several may follow one another in one directory.
+
+A program that calls `fit` twice and is interrupted in the second is started from its
+top again. Its first call must then train nothing, and its second go on. So the fits that
+came to their end in this process are counted, for each directory.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_ended: dict[str, list[Any]] = {}
+
+
+def ended(directory: str) -> list[Any]:
+    """The histories of the fits that ended in this process, oldest first."""
+    return list(_ended.get(os.path.realpath(directory), []))
+
+
+def ends(directory: str, history: Any) -> None:
+    """A fit came to its end."""
+    _ended.setdefault(os.path.realpath(directory), []).append(history)
+
+
+def forget(directory: str) -> None:
+    """The directory holds no checkpoint any more: count from the beginning."""
+    _ended.pop(os.path.realpath(directory), None)

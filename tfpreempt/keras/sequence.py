@@ -1,0 +1,156 @@
+"""The position in a PyDataset (Keras 3) or Sequence (tf_keras): an index.
+
+The epoch that was interrupted goes on with the batches that are left, in the order
+that it began with: Keras shuffles by Python's global generator when the first batch of
+an epoch is asked for, so its state at that moment is saved. Data that change between
+epochs by themselves (`on_epoch_end`) are brought to the same epoch: by their own
+`get_state` and `set_state` if they have them, otherwise by calling the hooks again, with
+the global generators as they were at each call that drew from them.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpreempt.checkpoint.encoding import decode, encode
+from tfpreempt.keras.fit import Fit
+from tfpreempt.keras.position import Feed, Place
+
+HOOKS = ("on_epoch_begin", "on_epoch_end")
+
+
+class SequencePosition:
+    """See `position.Position`.
+
+    Args:
+        fit: its sequence's hooks are watched from now on.
+        feed: its data.
+    """
+
+    def __init__(self, fit: Fit, feed: Feed) -> None:
+        self._fit = fit
+        self._feed = feed
+        self._sequence = fit.sequence
+        self._shuffle_state: Any = None
+        self._calls: list[list[Any]] = []  # hook, generators before it or None
+        self._again: list[list[Any]] = []  # calls that Keras makes again
+        self._before_epoch: tuple[int, Any] = (0, None)  # calls, state by then
+        self._has_state = all(
+            callable(getattr(self._sequence, name, None))
+            for name in ("get_state", "set_state")
+        )
+        for hook in HOOKS:
+            if hasattr(fit.adapter, hook):
+                self._watch(hook)
+
+    def epoch_begins(self) -> None:
+        state = encode(self._sequence.get_state()) if self._has_state else None
+        self._before_epoch = (len(self._calls), state)
+
+    def begins(self, iterator: Any) -> None:
+        self._shuffle_state = encode(random.getstate())
+
+    def save(self, iterator: Any, made: int, read: int, batches: int) -> Place:
+        calls, state = self._before_epoch
+        more = {
+            "shuffle": self._shuffle_state,
+            "calls": self._calls[:calls],
+            "again": self._calls[calls:],
+            "state": state,
+        }
+        return Place(
+            kind="sequence", made=made, read=read, batches=batches, more=more
+        )
+
+    def prepare(self, place: Place, first: int) -> None:
+        self._shuffle_state = place.more["shuffle"]
+        self._calls = [list(call) for call in place.more["calls"]]
+        self._again = [list(call) for call in place.more["again"]]
+        if self._has_state:
+            self._sequence.set_state(decode(place.more["state"]))
+        else:
+            for hook, generators in self._calls:
+                _set_generators(generators)
+                getattr(self._sequence, hook, lambda: None)()
+        if place.batches:
+            self._feed.replace(first, self._rest(place.batches))
+
+    def restore(self, place: Place, iterator: Any) -> None:
+        pass  # the iterator is over what is left
+
+    def _watch(self, hook: str) -> None:
+        """Notes calls of a hook that the fit makes through its adapter."""
+        inner: Callable[[], None] = getattr(self._fit.adapter, hook)
+
+        def noted() -> None:
+            if self._again:
+                _set_generators(self._again.pop(0)[1])
+            before = random.getstate(), np.random.get_state(legacy=False)
+            inner()
+            drew = encode(before) != encode(
+                (random.getstate(), np.random.get_state(legacy=False))
+            )
+            generators = [encode(state) for state in before] if drew else None
+            self._calls.append([hook, generators])
+
+        setattr(self._fit.adapter, hook, noted)
+
+    def _rest(self, batches: int) -> Any:
+        """The dataset of what is left of an epoch."""
+        order = self._order(batches)
+
+        def rest() -> Iterator[Any]:
+            get = self._sequence.__getitem__
+            for batch in _in_order(get, order(), self._fit.workers):
+                yield self._fit.adapter._standardize_batch(batch)
+
+        return self._fit.distribute_sequence(rest)
+
+    def _order(self, batches: int) -> Callable[[], Iterator[int]]:
+        """The indices after so many, each time anew."""
+        length = self._fit.sequence_length
+        if length is None:
+            return lambda: itertools.count(batches)
+        indices = list(range(length))
+        if self._fit.shuffles_sequence:
+            shuffler = random.Random()
+            shuffler.setstate(decode(self._shuffle_state))
+            shuffler.shuffle(indices)
+        return lambda: iter(indices[batches:])
+
+
+def _set_generators(states: Any) -> None:
+    """Python's and NumPy's, to what was noted; None: nothing was drawn."""
+    if states is not None:
+        random.setstate(decode(states[0]))
+        np.random.set_state(decode(states[1]))
+
+
+def _in_order(
+    get: Callable[[int], Any], indices: Iterator[int], workers: int
+) -> Iterator[Any]:
+    """Batches in order, read ahead by threads where Keras would have used workers."""
+    if workers <= 1:
+        yield from map(get, indices)
+        return
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        first = itertools.islice(indices, 2 * workers)
+        waiting = collections.deque(pool.submit(get, index) for index in first)
+        while waiting:
+            yield waiting.popleft().result()
+            for index in itertools.islice(indices, 1):
+                waiting.append(pool.submit(get, index))
+
+
+def dataset_like(like: Any, rest: Callable[[], Iterator[Any]]) -> Any:
+    """A dataset of a generator with the elements of another dataset."""
+    dataset = tf.data.Dataset.from_generator(rest, output_signature=like.element_spec)
+    return dataset.prefetch(tf.data.AUTOTUNE)
