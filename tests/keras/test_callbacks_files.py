@@ -86,6 +86,7 @@ def test_the_log_of_a_complete_fit_is_written_back_and_closed(line, tmp_path):
     callbacks_state.restore_files([fresh], states)
     assert path.read_bytes() == text
     assert fresh.writer is None
+    assert getattr(fresh.csv_file, "closed", True)  # a GFile does not tell
     assert fresh.keys == ["loss", "text", "val_loss", "val_text"]
     fresh.on_train_begin()  # and it can be used again
     train(fresh, 0)

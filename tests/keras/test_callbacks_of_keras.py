@@ -47,7 +47,7 @@ def test_history_is_filled_in_place(line):
         one.on_train_begin()
     saved.epoch += [0, 1]
     saved.history.update(loss=[0.1, float("nan")], lr=[np.float32(0.1), tf.ones(2)])
-    held, fresh.history["loss"] = fresh.history, [7.0]
+    held, fresh.history["acc"] = fresh.history, [7.0]
     put_into(fresh, saved)
     assert held is fresh.history
     assert repr(held) == (
@@ -119,6 +119,14 @@ def test_the_direction_of_an_unusual_metric_comes_back(line):
     assert not fresh.monitor_op(0.2, fresh.best)
 
 
+class Clock:
+    """`time.time` with a time of our own."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr("time.time", lambda: self.now)
+
+
 @LINES
 def test_batch_counters_of_an_extended_fit(line, tmp_path):
     """The first batch was counted from zero before the restore."""
@@ -168,12 +176,35 @@ def test_the_open_writer_counts_from_the_restored_step(tmp_path):
     assert step() is None
 
 
-class Clock:
-    """`time.time` with a time of our own."""
+@LINES
+@pytest.mark.parametrize("extends", [False, True])
+def test_speeds_count_the_time_of_training_only(line, extends, tmp_path, monkeypatch):
+    clock, model = Clock(monkeypatch), keras_model(line)
+    iterations = model.optimizer.iterations
 
-    def __init__(self, monkeypatch):
-        self.now = 1000.0
-        monkeypatch.setattr("time.time", lambda: self.now)
+    def board_at(steps):
+        board = callbacks_of(line).TensorBoard(
+            str(tmp_path), write_graph=False, write_steps_per_second=True
+        )
+        board.set_model(model)
+        board.on_train_begin()
+        iterations.assign(steps)
+        board.on_epoch_begin(0)
+        return board
+
+    saved = board_at(4)
+    clock.now += 3
+    iterations.assign(10)
+    states = travelled(callbacks_state.capture([saved]))
+    clock.now += 500
+    fresh = board_at(0)
+    iterations.assign(10)  # the variables are restored before the callbacks
+    callbacks_state.restore([fresh], states, extends=extends)
+    clock.now += 1
+    iterations.assign(13)
+    assert fresh._compute_steps_per_second() == pytest.approx(
+        (13 - 10) / 1 if extends else (13 - 4) / 4
+    )
 
 
 def bar_at(line, clock, batches, target=10, verbose=1, seconds=2.0):

@@ -93,7 +93,8 @@ def enable_multi_worker() -> MultiWorkerPatch:
 
     Call it on every worker before `fit`, `evaluate`, `predict` or their `_on_batch`
     forms. A second call changes nothing. tf_keras (`TF_USE_LEGACY_KERAS=1`) works
-    without it and is not touched.
+    without it and is not touched. Set the same seed on every worker if `fit` shuffles
+    arrays: each worker takes its part of its own permutation.
 
     The model is built, with its metrics, loss and optimizer, before the first step.
     Shapes and dtypes come from the data's `element_spec`; only where that leaves a
@@ -158,9 +159,9 @@ def _put_back(replacement: _Replacement) -> None:
         setattr(replacement.owner, replacement.name, replacement.previous)
         return
     _logger.warning(
-        "%s.%s was replaced by someone else after enable_multi_worker() and is left as "
-        "it is; ours does nothing from now on inside of it. To have Keras' own function "
-        "back, undo the later patch and put back what it found, which is ours",
+        "%s.%s was replaced by someone else after enable_multi_worker() and stays; our "
+        "function does nothing inside of it from now on. To have Keras' own back, undo "
+        "the later patch and assign what ours wraps (its __wrapped__)",
         replacement.owner.__name__,
         replacement.name,
     )
@@ -286,7 +287,12 @@ def _stepping(previous: _Function) -> _Function:
             return keras_function
         import tensorflow as tf
 
-        steps = tf.function(_several_steps(self, step_function), reduce_retracing=True)
+        steps = tf.function(
+            tf.autograph.experimental.do_not_convert(
+                _several_steps(self, step_function)
+            ),
+            reduce_retracing=True,
+        )
 
         def function(iterator: Any) -> Any:
             is_of_data = isinstance(iterator, tf.distribute.DistributedIterator)
@@ -325,4 +331,4 @@ def _several_steps(model: Any, step_function: _Function) -> _Function:
         start = (tf.constant(1), iterator.get_next_as_optional(), outputs)
         return tf.while_loop(goes_on, body, start, parallel_iterations=1)[-1]
 
-    return tf.autograph.experimental.do_not_convert(steps)  # type: ignore[no-any-return]
+    return steps

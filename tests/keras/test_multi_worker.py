@@ -1,0 +1,307 @@
+"""Keras 3 trains on two workers as it does on two devices of one process.
+
+What is compared, and how closely:
+
+- Two workers with a device each, and MirroredStrategy on two devices: equal to the last
+  bit, history, weights, `evaluate`, `predict` and all. The rows of a batch are split
+  the same way, and a sum of two numbers has no order. Dropout is in it because Keras
+  draws the same mask on every replica in both set-ups: its seed generators are
+  mirrored variables with the same value everywhere. The moving statistics of
+  BatchNormalization are compared replica by replica: Keras 3 never aggregates them, so
+  each replica has its own, and each worker's `get_weights()` differs.
+- Two workers with two devices each, and four devices: to six digits or so. Sums of four
+  numbers depend on the order, and rows 2 and 3 of four parts change places.
+- `steps_per_execution=3` is compared with 1, because MirroredStrategy cannot do 3.
+- Shuffling inside of `fit` is not compared: building the model reads a batch in one
+  process and none with workers, which puts a shuffling data set an epoch ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.multiprocess.harness import Zygote, place
+from tfpreempt import errors
+from tfpreempt.keras import multi_worker
+from tfpreempt.keras.multi_worker import enable_multi_worker
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(180)]
+
+PROGRAM = str(Path(__file__).with_name("programs") / "multi_worker.py")
+ROWS = [float(row) for row in range(11)]
+
+
+# --- the patch itself ----------------------------------------------------------------
+
+
+@pytest.fixture
+def trainer() -> Iterator[Any]:
+    """Keras' module as it was installed, before and after."""
+    from keras.src.backend.tensorflow import trainer
+
+    before = functions(trainer)
+    yield trainer
+    multi_worker.MultiWorkerPatch(is_first=True).remove()
+    assert functions(trainer) == before
+
+
+def functions(trainer: Any) -> tuple[Any, ...]:
+    of_class = trainer.TensorFlowTrainer
+    return (
+        of_class._maybe_symbolic_build,
+        of_class._make_function,
+        trainer.reduce_per_replica,
+    )
+
+
+def test_the_front_door_loads_no_keras() -> None:
+    code = (
+        "import sys, tfpreempt.keras.multi_worker; "
+        "sys.exit(sorted({'tensorflow', 'keras'} & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_twice_is_once_and_removal_restores(trainer: Any) -> None:
+    before = functions(trainer)
+    patch = enable_multi_worker()
+    patched = functions(trainer)
+    assert all(new is not old for new, old in zip(patched, before, strict=True))
+    assert enable_multi_worker().is_active
+    assert functions(trainer) == patched
+    patch.remove()
+    patch.remove()
+    assert functions(trainer) == before
+    assert not patch.is_active
+
+
+def test_a_block_takes_back_what_it_brought(trainer: Any) -> None:
+    before = functions(trainer)
+    with enable_multi_worker() as outer:
+        with enable_multi_worker():
+            pass
+        assert outer.is_active
+    assert functions(trainer) == before
+
+
+def test_an_untested_version_is_refused(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = functions(trainer)
+    monkeypatch.setattr("keras.__version__", "3.99.0")
+    tested = multi_worker.TESTED_KERAS[-1]
+    with pytest.raises(errors.ConfigurationError, match=r"3\.99\.0.*" + tested):
+        enable_multi_worker()
+    assert functions(trainer) == before
+
+
+def test_the_installed_version_is_tested() -> None:
+    import keras
+
+    assert keras.__version__ in multi_worker.TESTED_KERAS
+
+
+def test_another_backend_is_refused(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+    with pytest.raises(errors.ConfigurationError, match=r"'jax'.*KERAS_BACKEND"):
+        enable_multi_worker()
+
+
+def test_a_patch_from_before_is_wrapped_and_put_back(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all that is not for two workers goes through it."""
+    import tensorflow as tf
+
+    calls = []
+
+    def theirs(values: Any, strategy: Any, reduction: str) -> Any:
+        calls.append(reduction)
+        return values
+
+    with monkeypatch.context() as patching:
+        patching.setattr(trainer, "reduce_per_replica", theirs)
+        with enable_multi_worker():
+            strategy = tf.distribute.get_strategy()
+            assert trainer.reduce_per_replica({"loss": 1}, strategy, "auto") == {
+                "loss": 1
+            }
+        assert calls == ["auto"]
+        assert trainer.reduce_per_replica is theirs
+
+
+def test_a_patch_from_after_is_left_with_a_warning(
+    trainer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keras_function = trainer.reduce_per_replica
+    with monkeypatch.context() as patching:
+        patch = enable_multi_worker()
+        ours = trainer.reduce_per_replica
+
+        def theirs(*arguments: Any) -> Any:
+            return ours(*arguments)
+
+        patching.setattr(trainer, "reduce_per_replica", theirs)
+        with caplog.at_level(logging.WARNING):
+            patch.remove()
+        [record] = caplog.records
+        assert "reduce_per_replica was replaced by someone else" in record.message
+        assert trainer.reduce_per_replica is theirs
+    assert ours.__wrapped__ is keras_function
+    trainer.reduce_per_replica = keras_function
+
+
+def test_without_workers_keras_is_asked(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One device: Keras' own functions build the model and make its steps."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    called = []
+
+    def spied(name: str, function: Any) -> Any:
+        def spy(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            called.append(name)
+            return function(self, *arguments, **keywords)
+
+        return spy
+
+    of_class = trainer.TensorFlowTrainer
+    with monkeypatch.context() as patching:
+        for name in ("_maybe_symbolic_build", "_make_function"):
+            patching.setattr(of_class, name, spied(name, getattr(of_class, name)))
+        with enable_multi_worker(), tf.distribute.OneDeviceStrategy("CPU:0").scope():
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile("sgd", "mse", steps_per_execution=2)
+            model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=1, verbose=0)
+    assert called == ["_maybe_symbolic_build", "_make_function"]
+    assert int(model.optimizer.iterations) == 4
+
+
+# --- real processes ------------------------------------------------------------------
+
+with_workers = pytest.mark.multiprocess
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[dict[str, Any]]:
+    """All that ran: workers of one device, of two, and one process; started at once."""
+    zygote = Zygote()
+    try:
+        with place(zygote) as here:
+            clusters = {
+                "workers": here.start(PROGRAM, "workers", 1, world=2),
+                "of_two_devices": here.start(PROGRAM, "workers", 2, world=2),
+                "process": here.start(PROGRAM, "mirrored"),
+            }
+            for cluster in clusters.values():
+                cluster.expect(*[0] * len(cluster.workers), limit=150)
+            yield {name: cluster.results() for name, cluster in clusters.items()}
+    finally:
+        zygote.close()
+
+
+@with_workers
+@pytest.mark.parametrize("case", ["layers", "schedule", "callbacks", "unknown_shape"])
+def test_training_is_that_of_one_process(results: Any, case: str) -> None:
+    [process] = results["process"]
+    expected = process["two"][case]
+    replicas = expected.pop("weights")
+    for worker, replica in zip(results["workers"], replicas, strict=True):
+        assert worker[case].pop("weights") == [replica]
+        assert worker[case] == expected
+
+
+@with_workers
+def test_the_cases_are_what_they_say(results: Any) -> None:
+    first, second = results["workers"]
+    assert first["callbacks"]["history"]["learning_rate"] == pytest.approx(
+        [0.0005, 0.00025]
+    )
+    assert first["callbacks"]["steps"] == 2 * 4
+    assert all(map(math.isfinite, first["layers"]["history"]["val_loss"]))
+    assert len(first["layers"]["predict"]) == 11
+    assert first["layers"].keys() == second["layers"].keys()
+
+
+@with_workers
+def test_batches_are_those_of_one_process(results: Any) -> None:
+    [process] = results["process"]
+    for worker in results["workers"]:
+        assert worker["on_batch"] == process["two"]["on_batch"]
+        assert len(worker["on_batch"][-1]) == 2 * 8
+
+
+@with_workers
+@pytest.mark.parametrize("cluster", ["workers", "of_two_devices"])
+def test_predictions_are_in_the_order_of_the_data(results: Any, cluster: str) -> None:
+    expected = {"1": ROWS, "2": [2 * row for row in ROWS]}
+    for worker in results[cluster]:
+        assert worker["order"] == [expected] * 3
+
+
+@with_workers
+def test_two_devices_in_each_worker_come_close(results: Any) -> None:
+    [process] = results["process"]
+    expected = flat(process["four"]["smooth"] | {"weights": None})
+    [weights, *_] = process["four"]["smooth"]["weights"]
+    for worker in results["of_two_devices"]:
+        found = worker["smooth"]
+        for replica in found["weights"]:
+            assert flat(replica) == pytest.approx(flat(weights), rel=1e-5, abs=1e-6)
+        assert flat(found | {"weights": None}) == pytest.approx(
+            expected, rel=1e-5, abs=1e-6
+        )
+
+
+def flat(value: Any) -> list[float]:
+    """All numbers in a JSON value."""
+    if isinstance(value, dict):
+        return flat([value[name] for name in sorted(value)])
+    if isinstance(value, list):
+        return [number for each in value for number in flat(each)]
+    return [] if value is None else [value]
+
+
+@with_workers
+def test_everything_is_made_before_the_first_step_without_reading(results: Any) -> None:
+    for worker in results["workers"]:
+        seen = worker["seen"]
+        assert seen["rows_read"] == 0
+        assert all(seen["built"])
+        assert min(seen["made"]) > 0
+        assert seen["made_later"] == [0, 0, 0]
+        assert seen["rows_read_later"] > 0
+
+
+@with_workers
+def test_a_metric_from_outside_of_the_scope_is_refused(results: Any) -> None:
+    for worker in results["workers"]:
+        name, message = worker["stray_metric"]
+        assert name == "ConfigurationError"
+        assert "'outside/total'" in message
+        assert "strategy.scope()" in message
+
+
+@with_workers
+def test_keras_still_needs_the_patch(results: Any) -> None:
+    """If this fails, see whether the version that was installed needs it any more."""
+    for worker in results["workers"]:
+        name, message = worker["without"]
+        assert name == "ValueError"
+        assert "PerReplica" in message
