@@ -172,9 +172,7 @@ class Keeper:
         world = self._coordinator.settings.world
         restored = Restored(path=None, step=0, sequence=0, world_size=world)
         if self._candidate is not None:
-            restored = self._saver.restore(
-                self._candidate, named_states=named_states
-            )
+            restored = self._saver.restore(self._candidate, named_states=named_states)
             if self._counter is not None and self._candidate.prefix is None:
                 self._counter.assign(restored.step)  # saved without the variable
             if self._counter is not None:

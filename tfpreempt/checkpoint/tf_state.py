@@ -220,6 +220,11 @@ class RandomState(State):
             ) from error
 
 
+def is_seeded() -> bool:
+    """Whether the program has set a global seed (`tf.random.set_seed`)."""
+    return _context.global_seed() is not None
+
+
 def _generator_record(generator: Any) -> Any:
     if generator is None:
         return None

@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 from tfpreempt import errors
 from tfpreempt.checkpoint import restore
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.keras.fit import check_model, is_running
-from tfpreempt.keras.training import Settings, Training, checkpoint_directory
+from tfpreempt.keras.callbacks_state import CallbackStates, capture_files
+from tfpreempt.keras.fit import callbacks_of, check_model, is_running
+from tfpreempt.keras.settings import Settings, check_directory, check_save_freq
+from tfpreempt.keras.training import Training
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,14 +67,15 @@ class PreemptionCallback:
         max_to_keep: int | None = 2,
     ) -> None:
         self._settings = Settings(
-            checkpoint_dir=checkpoint_directory(checkpoint_dir),
-            save_freq=_check_save_freq(save_freq),
+            checkpoint_dir=check_directory(checkpoint_dir),
+            save_freq=check_save_freq(save_freq),
             termination_config=termination_config,
             restore=restore,
             save_timeout=save_timeout,
             max_to_keep=max_to_keep,
         )
         self._training: Training | None = None
+        self._files: CallbackStates | None = None
         self.model: Any = None
         self.params: Any = None
 
@@ -99,6 +102,7 @@ class PreemptionCallback:
         """
         check_model(model)
         self.model = model
+        self._files = capture_files(callbacks_of(model))  # a logger may empty its file
 
     def on_train_begin(self, logs: Any = None) -> None:
         """A fit begins: agrees with all workers on a checkpoint, finds its place."""
@@ -111,9 +115,8 @@ class PreemptionCallback:
                     "a process can be preempted only once. Remove one of them."
                 )
             other.abandon()
-        self._training = Training(
-            self._settings, self.model, int(self.params["epochs"]), self
-        )
+        epochs = int(self.params["epochs"])
+        self._training = Training(self._settings, self.model, epochs, self, self._files)
         self.model.train_function = self._training.function
         _running.append(self._training)
 
@@ -121,6 +124,11 @@ class PreemptionCallback:
         """An epoch begins."""
         if self._training is not None:
             self._training.epoch_begins(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """An epoch ends; the next step commits it, when all callbacks are through."""
+        if self._training is not None:
+            self._training.epoch_ends(epoch, logs)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """The validation of a fit begins, or an `evaluate` of the user's."""
@@ -145,10 +153,6 @@ class PreemptionCallback:
             _running.remove(training)
 
     # --- hooks without work ----------------------------------------------------------
-
-    @_unused
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The next step commits the epoch, when all callbacks are through with it."""
 
     @_unused
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -198,15 +202,3 @@ class PreemptionCallback:
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
-
-
-def _check_save_freq(given: Any) -> str | int | datetime.timedelta | None:
-    is_time = isinstance(given, datetime.timedelta) and given.total_seconds() > 0
-    is_count = isinstance(given, int) and not isinstance(given, bool) and given > 0
-    if given is None or given == "epoch" or is_time or is_count:
-        return given  # type: ignore[no-any-return]  # checked
-    raise errors.ConfigurationError(
-        f'save_freq is {given!r}; expected "epoch", a positive number of batches (an '
-        "int), a positive datetime.timedelta (timedelta(minutes=5)), or None for "
-        "notices only"
-    )

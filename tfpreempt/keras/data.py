@@ -69,19 +69,24 @@ def from_arrays(
     size = _check_size(_common_length(tensors))
     batch_size = _check_batch_size(batch_size, size, drop_remainder)
 
-    def batches(key: tf.Tensor | None) -> tf.data.Dataset:
-        together = tf.data.Dataset.range(size).batch(batch_size, drop_remainder)
-        return _permuted(together, key, size)
-
-    def gather(indices: tf.Tensor) -> Any:
-        def rows(tensor: tf.Tensor) -> tf.Tensor:
-            return tf.gather(tensor, indices)
-
-        return tf.nest.map_structure(rows, tensors)
-
     count = _batch_count(size, batch_size, drop_remainder)
-    epoch = _epoch(batches, _check_seed(seed, is_shuffled=shuffle), count)
-    return _finished(epoch.map(gather, num_parallel_calls=tf.data.AUTOTUNE))
+    length = batch_size if count * batch_size <= size else None
+
+    def batches(key: tf.Tensor | None) -> tf.data.Dataset:
+        def gather(start: tf.Tensor) -> Any:
+            end = tf.minimum(start + batch_size, size)
+            indices = _permuted(tf.range(start, end), key, size)
+            indices.set_shape([length])
+
+            def rows(tensor: tf.Tensor) -> tf.Tensor:
+                return tf.gather(tensor, indices)
+
+            return tf.nest.map_structure(rows, tensors)
+
+        starts = tf.data.Dataset.range(0, count * batch_size, batch_size)
+        return starts.map(gather, num_parallel_calls=tf.data.AUTOTUNE)
+
+    return _finished(batches, _check_seed(seed, is_shuffled=shuffle), count)
 
 
 def from_index(
@@ -97,10 +102,9 @@ def from_index(
     """Batches of samples that are loaded, one by one, by their index.
 
     Args:
-        load: makes the sample from its index, an int64 scalar; run by `Dataset.map`. A
-            position can be saved if it holds no state of its own: TensorFlow ops on
-            tensors and files, stateless random ops; not `py_function`, nor `tf.random`
-            ops with a hidden counter.
+        load: makes the sample from its index, an int64 scalar; run as by `Dataset.map`.
+            It must depend on the index alone, as what was loaded ahead is loaded again
+            after a restart: TensorFlow ops, or Python in a `tf.numpy_function`.
         size: number of samples, up to 2**48.
         batch_size: samples in a batch; under a distribution strategy, in a global one.
         seed: of the orders. The same in every start of the program and on every worker.
@@ -122,29 +126,45 @@ def from_index(
     size = _check_size(size)
     batch_size = _check_batch_size(batch_size, size, drop_remainder)
 
+    # Compiled here, because AutoGraph does not look two functions deep.
+    compiled = tf.function(load)
+    _check_draws_nothing(compiled)
+
     def batches(key: tf.Tensor | None) -> tf.data.Dataset:
-        indices = _permuted(tf.data.Dataset.range(size), key, size)
-        samples = indices.map(load, num_parallel_calls=num_parallel_calls)
+        def sample(position: tf.Tensor) -> Any:
+            return compiled(_permuted(position, key, size))
+
+        positions = tf.data.Dataset.range(size)
+        samples = positions.map(sample, num_parallel_calls=num_parallel_calls)
         return samples.batch(batch_size, drop_remainder)
 
     count = _batch_count(size, batch_size, drop_remainder)
-    return _finished(_epoch(batches, _check_seed(seed, is_shuffled=shuffle), count))
+    return _finished(batches, _check_seed(seed, is_shuffled=shuffle), count)
 
 
-def _epoch(
+def _finished(
     batches: Callable[[tf.Tensor | None], tf.data.Dataset],
     seed: int | None,
     count: int,
 ) -> tf.data.Dataset:
     """One epoch, of what `batches` makes of its key; without a seed there is no key.
 
-    Whole batches come out of here, and nobody asks for more to fill the last one: an
-    iterator that has met its end forgets what it read from, the count of keys too.
+    Whole batches come out of the flat_map, and nobody asks it for more to fill the last
+    one: an iterator that has met its end forgets what it read from, the count of keys
+    too. What is made ahead is made again on restore, rather than saved.
     """
     if seed is None:
-        return batches(None)
-    epoch = _keys(seed).flat_map(batches)
-    return epoch.apply(tf.data.experimental.assert_cardinality(count))
+        epoch = batches(None)
+    else:
+        known = tf.data.experimental.assert_cardinality(count)
+        epoch = _keys(seed).flat_map(batches).apply(known)
+    options = tf.data.Options()
+    options.experimental_symbolic_checkpoint = True
+    # Samples have numbers, not files; a worker takes its part of each global batch.
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.DATA
+    )
+    return epoch.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
 def _keys(seed: int) -> tf.data.Dataset:
@@ -168,10 +188,8 @@ def _keys(seed: int) -> tf.data.Dataset:
     return numbers.batch(3, drop_remainder=True).take(1)
 
 
-def _permuted(
-    indices: tf.data.Dataset, key: tf.Tensor | None, size: int
-) -> tf.data.Dataset:
-    """What stands at the indices in the permutation of `size` numbers that a key means.
+def _permuted(index: tf.Tensor, key: tf.Tensor | None, size: int) -> tf.Tensor:
+    """What stands at `index` in the permutation of `size` numbers that `key` means.
 
     The op is `tf.random.experimental.index_shuffle` with more rounds. It chooses a
     block one bit short for 4**k + 1 numbers (k from 8 on), and gives one of them twice
@@ -179,32 +197,18 @@ def _permuted(
     extra one takes what the extra one gets.
     """
     if key is None:
-        return indices
+        return index
     is_short = size > 2**16 and size - 1 == 4 ** ((size - 1).bit_length() // 2)
     largest = tf.constant(size if is_short else size - 1, tf.int64)
     seed = tf.cast(key, tf.uint32)
 
-    def shuffle(index: tf.Tensor) -> tf.Tensor:
+    def shuffle(value: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.RandomIndexShuffle(
-            index=index, seed=seed, max_index=largest, rounds=_ROUNDS
+            index=value, seed=seed, max_index=largest, rounds=_ROUNDS
         )
 
-    def shuffle_one_more(index: tf.Tensor) -> tf.Tensor:
-        found = shuffle(index)
-        return tf.where(found == largest, shuffle(largest), found)
-
-    return indices.map(shuffle_one_more if is_short else shuffle)
-
-
-def _finished(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """With batches made ahead, which are made again on restore, rather than saved."""
-    options = tf.data.Options()
-    options.experimental_symbolic_checkpoint = True
-    # Samples have numbers, not files; a worker takes its part of each global batch.
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.DATA
-    )
-    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+    found = shuffle(index)
+    return tf.where(found == largest, shuffle(largest), found) if is_short else found
 
 
 def _tensor(value: Any) -> tf.Tensor:
@@ -225,6 +229,24 @@ def _common_length(tensors: Any) -> int:
         f"arrays has the shapes {[tuple(shape) for shape in shapes]}; expected one "
         "array or more, all with the same first dimension, the number of samples"
     )
+
+
+def _check_draws_nothing(load: Any) -> None:
+    """Refuses random ops; tf.data itself does not see them inside of a flat_map."""
+    graph = load.get_concrete_function(tf.TensorSpec([], tf.int64)).graph
+    parts = graph.as_graph_def()
+    bodies = [parts.node, *(each.node_def for each in parts.library.function)]
+    nodes = [node for body in bodies for node in body]
+    # Ops with a counter of their own have these attributes, others draw from variables.
+    drawing = {node.op for node in nodes if "seed2" in node.attr}
+    drawing |= {node.op for node in nodes if node.op == "RngReadAndSkip"}
+    if drawing:
+        raise errors.ConfigurationError(
+            f"load draws random numbers with {', '.join(sorted(drawing))}, whose "
+            "counter is not part of the position; expected a function of the index "
+            "alone. Use tf.random.stateless_* with a seed from the index, or augment "
+            "in layers of the model, whose seeds are saved"
+        )
 
 
 def _check_size(size: Any) -> int:

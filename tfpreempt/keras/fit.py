@@ -44,6 +44,10 @@ class Fit(Protocol):
         """Batches in an epoch; None while unknown."""
 
     @property
+    def epoch_limit(self) -> int | None:
+        """Batches at which the last step of an epoch is cut short; None: never."""
+
+    @property
     def keeps_iterator(self) -> bool:
         """Whether one iterator serves several epochs."""
 
@@ -52,8 +56,12 @@ class Fit(Protocol):
         """The number, from 1, of the iterator that a fresh fit trains with first."""
 
     @property
-    def is_array_data(self) -> bool:
-        """Whether arrays are trained on, which Keras itself makes a dataset of."""
+    def array_way(self) -> str | None:
+        """How to go on in arrays, which Keras itself makes a dataset of.
+
+        "iterator": by the iterator's state; "index": by `distribute_arrays`; "replay":
+        by reading again. None: other data.
+        """
 
     @property
     def sequence(self) -> Any:
@@ -73,6 +81,9 @@ class Fit(Protocol):
 
     def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
         """A dataset of some batches of it, as `fit` would have made it."""
+
+    def distribute_arrays(self, batches: int) -> Any:
+        """The dataset of arrays without its first batches, as `fit` would make it."""
 
     def loop_state(self) -> dict[str, Any]:
         """What the loop has learned of its data; JSON."""
@@ -114,17 +125,26 @@ def find(model: Any) -> Fit:
             "super().fit). In a loop of your own use "
             "tfpreempt.PreemptionCheckpointHandler."
         )
-    make: Callable[[Any, Mapping[str, Any]], Fit]
     if LOOPS[0] in frame.f_locals:
-        from tfpreempt.keras.keras3 import Keras3Fit as make
-    else:
-        from tfpreempt.keras.legacy import LegacyFit as make
-    return make(model, frame.f_locals)
+        from tfpreempt.keras.keras3 import Keras3Fit
+
+        return Keras3Fit(model, frame.f_locals)
+    from tfpreempt.keras.legacy import LegacyFit
+
+    return LegacyFit(model, frame.f_locals)
 
 
 def is_running(model: Any) -> bool:
     """Whether a fit of this model is on the stack."""
     return _frame(model) is not None
+
+
+def callbacks_of(model: Any) -> list[Any]:
+    """The callbacks of the fit that is being set up; empty outside of one."""
+    frame = _frame(model)
+    given = None if frame is None else frame.f_locals["callbacks"]
+    given = getattr(given, "callbacks", given)  # a CallbackList
+    return list(given) if isinstance(given, list | tuple) else []
 
 
 def check_model(model: Any) -> None:

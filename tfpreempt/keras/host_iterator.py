@@ -24,7 +24,7 @@ _OPTIONS = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
     experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
 )
-"""With these, TensorFlow's classes make plain iterators in place of prefetching ones."""
+"""With these, TensorFlow's classes make plain iterators, not prefetching ones."""
 
 
 class _WorkerIterator(_input_lib._SingleWorkerOwnedDatasetIterator):  # type: ignore[misc]  # TensorFlow is untyped

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.tf_state import distributed
+from tfpreempt.checkpoint.tf_state import distributed, is_seeded
 from tfpreempt.keras.sequence import dataset_like
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,10 @@ class Keras3Fit:
         return None if steps is None else int(steps)
 
     @property
+    def epoch_limit(self) -> int | None:
+        return None
+
+    @property
     def keeps_iterator(self) -> bool:
         return self._loop.steps_per_epoch is not None
 
@@ -65,8 +69,15 @@ class Keras3Fit:
         return 1
 
     @property
-    def is_array_data(self) -> bool:
-        return type(self.adapter).__name__ == "ArrayDataAdapter"
+    def array_way(self) -> str | None:
+        if type(self.adapter).__name__ != "ArrayDataAdapter":
+            return None
+        # "batch" shuffles within each batch by an op whose state cannot be saved.
+        is_random = self.adapter._shuffle == "batch" and is_seeded()
+        return "replay" if is_random else "iterator"
+
+    def distribute_arrays(self, batches: int) -> Any:
+        raise NotImplementedError("every epoch has an iterator of its own")
 
     @property
     def sequence(self) -> Any:

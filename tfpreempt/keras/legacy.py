@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfpreempt.checkpoint.tf_state import is_seeded
 from tfpreempt.keras.sequence import dataset_like
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,7 @@ class LegacyFit:
         self.callbacks = names["callbacks"]
         self._loop = names["data_handler"]
         self.adapter = self._loop._adapter
-        self._class_weight = names["class_weight"]
-        self._workers = names["workers"]
+        self._names = names
 
     @property
     def dataset(self) -> Any:
@@ -60,6 +60,10 @@ class LegacyFit:
         return None if steps is None else int(steps)
 
     @property
+    def epoch_limit(self) -> int | None:
+        return self.steps
+
+    @property
     def keeps_iterator(self) -> bool:
         return not self.adapter.should_recreate_iterator()
 
@@ -68,8 +72,32 @@ class LegacyFit:
         return 1 if self.keeps_iterator else 2  # one is made and thrown away
 
     @property
-    def is_array_data(self) -> bool:
-        return type(self.adapter).__name__ in _ARRAYS
+    def array_way(self) -> str | None:
+        if type(self.adapter).__name__ not in _ARRAYS:
+            return None
+        # One iterator serves all epochs, and draws each one's order by an op whose
+        # state cannot be saved; with a seed it draws the same orders again.
+        shuffle = getattr(self.adapter, "_shuffle", False)
+        if not shuffle or not is_seeded():
+            return "iterator"
+        return "replay" if shuffle == "batch" else "index"
+
+    def distribute_arrays(self, batches: int) -> Any:
+        class Rest(type(self.adapter)):  # type: ignore[misc]  # found at run time
+            def slice_inputs(self, indices: Any, inputs: Any) -> Any:
+                return super().slice_inputs(indices.skip(batches), inputs)
+
+        names = self._names
+        rest = Rest(
+            names["x"],
+            names["y"],
+            sample_weights=names["sample_weight"],
+            batch_size=names["batch_size"],
+            steps=names["steps_per_epoch"],
+            epochs=names["epochs"] - names["initial_epoch"],
+            shuffle=names["shuffle"],
+        )
+        return self._distribute(rest.get_dataset())
 
     @property
     def sequence(self) -> Any:
@@ -85,14 +113,17 @@ class LegacyFit:
 
     @property
     def workers(self) -> int:
-        return int(self._workers)
+        return int(self._names["workers"])
 
     def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
-        dataset = dataset_like(self.adapter.get_dataset(), rest)
-        if self._class_weight:
+        return self._distribute(dataset_like(self.adapter.get_dataset(), rest))
+
+    def _distribute(self, dataset: Any) -> Any:
+        """As `DataHandler` goes on from the adapter's dataset."""
+        if self._names["class_weight"]:
             from tf_keras.src.engine import data_adapter
 
-            weigh = data_adapter._make_class_weight_map_fn(self._class_weight)
+            weigh = data_adapter._make_class_weight_map_fn(self._names["class_weight"])
             dataset = dataset.map(weigh)
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)

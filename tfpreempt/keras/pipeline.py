@@ -2,7 +2,7 @@
 
 A dataset that reshuffles draws a new seed for each iterator, and keeps the count in a
 resource that nobody can read or set. Restoring an iterator sets the count of those
-shuffles that are alive in the saved state; the others must be brought to the same count:
+shuffles that are alive in the saved state; the others must be brought to the same:
 
 - A shuffle at the end of a pipeline draws when the iterator is made. The state of an
   iterator that was not read yet holds the count, so that state is saved too, and is
@@ -87,8 +87,7 @@ def _reshuffles(node: Any) -> bool:
 
 
 def _has_repeat(node: Any) -> bool:
-    count = getattr(node, "_count", None)
-    is_repeat = type(node).__name__ == "_RepeatDataset" and int(count) > 1
+    is_repeat = type(node).__name__ == "_RepeatDataset" and int(node._count) > 1
     below: list[Any] = []
     if is_repeat:
         _walk(node, True, below)

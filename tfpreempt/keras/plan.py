@@ -64,12 +64,10 @@ def make_plan(saved: Progress | None, before: list[Any], epochs: int) -> Plan:
         note = (
             f"fit {number} of the program was complete before the restart; the "
             f"checkpoint is of fit {saved.fit}, so this one trains nothing and leaves "
-            "the model as it is. Give each fit a checkpoint_dir of its own if the model "
-            "is used between them"
+            "the model as it is. Give each fit a checkpoint_dir of its own if the "
+            "model is used between them"
         )
-        return Plan(
-            number=number, task=Task.SKIP, histories=saved.histories, note=note
-        )
+        return Plan(number=number, task=Task.SKIP, histories=saved.histories, note=note)
     histories = saved.histories
     if saved.phase == "train":
         return Plan(number=number, task=Task.RESUME, histories=histories)

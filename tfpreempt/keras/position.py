@@ -41,7 +41,7 @@ class Place:
     """A position as it is saved.
 
     Attributes:
-        kind: the way: "iterator", "sequence" or "replay".
+        kind: the way: "iterator", "index", "sequence" or "replay".
         made: iterators of the dataset that were made before this one.
         read: those of them that were trained with.
         batches: batches that training has taken from this one.
@@ -105,9 +105,9 @@ class Feed:
         dataset = self.dataset
         if self._instead is not None and self._instead[0] == self.made:
             dataset = self._instead[1]
-        iterator = _iterator(dataset)
+        iterator: Any = _iterator(dataset)
         setattr(iterator, _MARK, (self, self.made))
-        return iterator
+        return iterator  # type: ignore[no-any-return]  # TensorFlow is untyped
 
     def number(self, iterator: Any) -> int | None:
         """The number of an iterator of this feed; None for one from elsewhere."""
@@ -185,6 +185,36 @@ class IteratorPosition:
             _set_states(self._feed.spare(), self._before)
 
 
+class IndexPosition:
+    """By the number of batches in arrays; they are not read again, only counted.
+
+    Args:
+        fit: makes a dataset of what is left.
+        feed: the data.
+    """
+
+    def __init__(self, fit: Fit, feed: Feed) -> None:
+        self._fit = fit
+        self._feed = feed
+
+    def epoch_begins(self) -> None:
+        pass
+
+    def begins(self, iterator: Any) -> None:
+        pass
+
+    def save(self, iterator: Any, made: int, read: int, batches: int) -> Place:
+        return Place(kind="index", made=made, read=read, batches=batches)
+
+    def prepare(self, place: Place, first: int) -> None:
+        if place.batches:
+            rest = self._fit.distribute_arrays(place.batches)
+            self._feed.replace(first, rest)
+
+    def restore(self, place: Place, iterator: Any) -> None:
+        pass  # the iterator is over what is left
+
+
 class ReplayPosition:
     """By reading everything again up to the place.
 
@@ -251,6 +281,13 @@ def serialize(iterator: Any, policy: int) -> Any:
     return _gen_dataset_ops.serialize_iterator(iterator._iterator_resource, policy)
 
 
+def position_of(kind: str, fit: Fit, feed: Feed) -> Position:
+    """The way that a place was saved in."""
+    if kind == "iterator":
+        return IteratorPosition(feed)
+    return IndexPosition(fit, feed) if kind == "index" else ReplayPosition(feed)
+
+
 def choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
     """The best way for this pipeline, by trying on an iterator that was not read.
 
@@ -262,13 +299,17 @@ def choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
     Returns:
         The way, and what of an exact resume it cannot give, for people.
     """
+    if fit.array_way == "index":
+        return IndexPosition(fit, feed), None
+    if fit.array_way == "replay":
+        return ReplayPosition(feed), f'{_AGAIN} (shuffle="batch")'
     if not (owned := list(owned_iterators(iterator))):
         return ReplayPosition(feed), f"{_AGAIN} ({type(iterator).__name__})"
     if pipeline.uses_generator(feed.dataset):
         return ReplayPosition(feed), f"{_AGAIN} (a Python generator)"
     if problem := _refusal(owned, _IGNORE):
         return ReplayPosition(feed), f"{_AGAIN} ({problem})"
-    if not fit.is_array_data and (problem := _refusal(owned, _FAIL)):
+    if fit.array_way is None and (problem := _refusal(owned, _FAIL)):
         return IteratorPosition(feed), f"{_RANDOM} ({problem})"
     if pipeline.repeated_shuffles(feed.dataset):
         return IteratorPosition(feed), _REPEATED

@@ -1,8 +1,8 @@
 """Which fit of a program this is: several may follow one another in one directory.
 
 A program that calls `fit` twice and is interrupted in the second is started from its
-top again. Its first call must then train nothing, and its second go on. So the fits that
-came to their end in this process are counted, for each directory.
+top again. Its first call must then train nothing, and its second go on. So the fits
+that came to their end in this process are counted, for each directory.
 """
 
 from __future__ import annotations

@@ -66,9 +66,7 @@ class SequencePosition:
             "again": self._calls[calls:],
             "state": state,
         }
-        return Place(
-            kind="sequence", made=made, read=read, batches=batches, more=more
-        )
+        return Place(kind="sequence", made=made, read=read, batches=batches, more=more)
 
     def prepare(self, place: Place, first: int) -> None:
         self._shuffle_state = place.more["shuffle"]

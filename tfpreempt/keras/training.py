@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,64 +21,26 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.keras import callbacks_state, progress, rounds, snapshot, variables
+from tfpreempt.keras.crowd import Crowd
 from tfpreempt.keras.fit import Fit, find
 from tfpreempt.keras.fit_handler import FitHandler
 from tfpreempt.keras.plan import Task, make_plan
 from tfpreempt.keras.position import (
     Feed,
-    IteratorPosition,
     Place,
     Position,
-    ReplayPosition,
     choose,
+    position_of,
 )
 from tfpreempt.keras.progress import Progress
 from tfpreempt.keras.sequence import SequencePosition
+from tfpreempt.keras.settings import Settings
+from tfpreempt.keras.tally import Tally, steps_of
+from tfpreempt.keras.train_function import TrainFunction
 
 log = logging.getLogger(__name__)
 
 NEVER = 1 << 62
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the user of the callback asked for; see `PreemptionCallback`."""
-
-    checkpoint_dir: str
-    save_freq: str | int | datetime.timedelta | None
-    termination_config: Any
-    restore: bool
-    save_timeout: float
-    max_to_keep: int | None
-
-
-class TrainFunction:
-    """Stands in for `model.train_function`; each call is one step of the handler.
-
-    Args:
-        training: asked whenever something is out of the ordinary.
-        inner: Keras' own.
-    """
-
-    __slots__ = ("_training", "inner", "iterator", "logs", "run", "stop_at")
-
-    def __init__(self, training: Training, inner: Any) -> None:
-        self._training = training
-        self.inner = inner
-        self.run = training.handler.run
-        self.iterator: Any = None
-        self.logs: Any = None
-        self.stop_at = 0
-
-    def __call__(self, iterator: Any) -> Any:
-        training = self._training
-        if iterator is not self.iterator or training.handler.runs >= self.stop_at:
-            if not training.is_mine(iterator):
-                return self.inner(iterator)
-            if (logs := training.before_step(iterator)) is not None:
-                return logs
-        self.logs = logs = self.run(self.inner, iterator)
-        return logs
 
 
 class Training:
@@ -90,27 +51,27 @@ class Training:
         model: the model that is fitted.
         epochs: what `fit` was asked for.
         callback: ours; is moved behind all others, so that it sees what they did.
+        files: what callbacks had in files before the fit; for a fit that is skipped.
     """
 
     def __init__(
-        self, settings: Settings, model: Any, epochs: int, callback: Any
+        self,
+        settings: Settings,
+        model: Any,
+        epochs: int,
+        callback: Any,
+        files: callbacks_state.CallbackStates | None,
     ) -> None:
         self.model = model
         self.fit: Fit = find(model)
         self._settings = settings
         self._epochs = epochs
-        self._check_callbacks(callback)
+        self._crowd = Crowd(self.fit.callbacks, callback, settings.checkpoint_dir)
         self._made_of = self._identity()
         self._feed = Feed(self.fit)
         self._position: Position | None = None
         if self.fit.sequence is not None:
             self._position = SequencePosition(self.fit, self._feed)
-        self._epoch = 0
-        self._spe = self.fit.steps_per_execution
-        self._epoch_mark = (0, 0)  # the handler's runs, batches of the epoch by then
-        self._iterator_mark = (0, 0)  # likewise of the iterator
-        self._read = 0  # iterators trained with, the current one included
-        self._made = 0  # iterators made before the restart that this process did not
         self._saved_epoch: int | None = None
         self._held: tuple[snapshot.Shared, snapshot.Own] | None = None
         self._ends = False
@@ -119,27 +80,14 @@ class Training:
         self._checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
         try:
             self.handler = self._make_handler()
-            self._start()
+            self.function = TrainFunction(self, model.train_function, self.handler)
+            self._tally = Tally(lambda: self.handler.runs, self.fit.steps_per_execution)
+            self._start(files)
         except BaseException:
             self._unregister()
             raise
-        self.function = TrainFunction(self, model.make_train_function())
 
     # --- the beginning ---------------------------------------------------------------
-
-    def _check_callbacks(self, callback: Any) -> None:
-        others = [one for one in self.fit.callbacks.callbacks if one is not callback]
-        callbacks_state.conflicts(others, self._settings.checkpoint_dir)
-        callbacks_state.warn_of_backup(others)
-        if lost := callbacks_state.unsupported(others):
-            log.warning(
-                "tfpreempt: the state of these callbacks is not saved, so they begin "
-                "anew after a restart: %s. Give them get_state() and set_state(state), "
-                "or keep what they remember in a tfpreempt.State.",
-                "; ".join(lost),
-            )
-        self._others = others
-        self.fit.callbacks.callbacks = [*others, callback]
 
     def _identity(self) -> Mapping[str, Any]:
         return {
@@ -165,7 +113,7 @@ class Training:
             max_to_keep=settings.max_to_keep,
         )
 
-    def _start(self) -> None:
+    def _start(self, files: callbacks_state.CallbackStates | None) -> None:
         directory = self._settings.checkpoint_dir
         shared = self._shared.loaded
         if self.handler.has_checkpoint and shared is None:
@@ -185,162 +133,170 @@ class Training:
         self._pending = self.plan.task.restores
         if saved is None:
             return
+        if self.plan.task is Task.SKIP and files is not None:
+            self._crowd.restore_files(files)
         if not self.plan.task.restores:
             self.handler.adopt()
-            if self.plan.task is Task.SKIP:
-                self.fit.start_at(self._epochs, 0, {})
-            return
-        progress.check_same(saved, self._made_of, directory)
-        progress.check_divisible(saved, self._spe)
-        epoch = saved.epoch if self.plan.task.trains else self._epochs
-        self._prepare_data(saved)
-        batch = 0 if saved.phase == "complete" else saved.batch
-        self.fit.start_at(epoch, batch, saved.loop)
-        self._epoch_mark = (0, batch)
+        else:
+            self._prepare(saved)
+        if not self.plan.task.trains:
+            self.fit.start_at(self._epochs, 0, {})
+            # Keras looks at the variables at the end even where no step made them.
+            self.fit.build(self._feed.spare(), self.function.inner)
 
-    def _prepare_data(self, saved: Progress) -> None:
-        """Brings the data to the iterator that training goes on with."""
-        place = None if self._own.loaded is None else self._own.loaded.place
-        if place is None:
-            if saved.batch and saved.phase == "train":
-                log.warning(
-                    "tfpreempt: this worker's position in the data is not in the "
-                    "checkpoint (it was made by another number of workers), so the "
-                    "%d batches of the epoch are read again",
-                    saved.batch,
-                )
-            place = Place(kind="replay", made=0, read=0, batches=saved.batch)
-        self._place = place
-        if place.kind == "iterator":
-            self._position = IteratorPosition(self._feed)
-        elif place.kind == "replay":
-            self._position = ReplayPosition(self._feed)
+    def _prepare(self, saved: Progress) -> None:
+        """Checks the checkpoint, and lets the fit begin where it was made."""
+        progress.check_same(saved, self._made_of, self._settings.checkpoint_dir)
+        progress.check_divisible(saved, self._tally.steps_per_execution)
+        self._place = self._find_place(saved)
+        if self._place.kind != "sequence":
+            self._position = position_of(self._place.kind, self.fit, self._feed)
         assert self._position is not None
-        self._position.prepare(place, self.fit.first_iterator)
+        self._position.prepare(self._place, self.fit.first_iterator)
+        if self.plan.task.trains:
+            self.fit.start_at(saved.epoch, saved.batch, saved.loop)
+
+    def _find_place(self, saved: Progress) -> Place:
+        place = None if self._own.loaded is None else self._own.loaded.place
+        if place is not None:
+            return place
+        if saved.batch and saved.phase == "train":
+            log.warning(
+                "tfpreempt: this worker's position in the data is not in the "
+                "checkpoint (it was made by another number of workers), so the %d "
+                "batches of the epoch are read again",
+                saved.batch,
+            )
+        return Place(kind="replay", made=0, read=0, batches=saved.batch)
 
     # --- steps -----------------------------------------------------------------------
 
     def epoch_begins(self, epoch: int) -> None:
         """`on_epoch_begin`, after all other callbacks."""
-        self._epoch = epoch
-        self._spe = self.fit.steps_per_execution
-        batches = self._epoch_mark[1] if self._pending else 0
-        self._epoch_mark = (self.handler.runs, batches)
+        fit = self.fit
+        self._tally.epoch_begins(epoch, fit.steps_per_execution, fit.epoch_limit)
         self.fit.epoch_begins()
         if self._position is not None:
             self._position.epoch_begins()
         self.function.stop_at = 0  # the next step asks what is due
 
     def is_mine(self, iterator: Any) -> bool:
-        """Whether this fit made the iterator; a later one without us may not have."""
+        """Whether this fit made the iterator."""
         return self._feed.number(iterator) is not None
 
     def before_step(self, iterator: Any) -> Any:
-        """Something is out of the ordinary before a step.
-
-        Returns:
-            What the step returns if it was trained before the restart; otherwise None.
-        """
-        if iterator is not self.function.iterator:
+        """Something is out of the ordinary before a step; see `Steps`."""
+        logs = None
+        is_new = iterator is not self.function.iterator
+        self.function.iterator = iterator
+        if self._pending:
+            logs = self._resume(iterator)
+        elif is_new:
             self._begin_iterator(iterator)
-        logs = self._resume(iterator) if self._pending else None
-        if self.plan.task is Task.TRAIN and self.plan.number > 1 and self.handler.runs == 0:
-            # A save before the first step must hold the variables of fits before.
-            self.fit.build(iterator, self.function.inner)
+        if self.plan.task is Task.TRAIN and self.plan.number > 1:
+            if self.handler.runs == 0:  # a save now must hold what fits before left
+                self.fit.build(iterator, self.function.inner)
         if logs is None:
             self._save_if_due()
         self.function.stop_at = self._next_stop()
         return logs
 
     def _begin_iterator(self, iterator: Any) -> None:
-        self.function.iterator = iterator
-        self._iterator_mark = (self.handler.runs, 0)
-        if self._pending:
-            return  # `_resume` knows better
-        self._read += 1
+        self._tally.read += 1
+        self._tally.iterator_stands_at(0)
         if self._position is None:
             self._position, problem = choose(self.fit, self._feed, iterator)
             if problem is not None:
                 log.warning("tfpreempt: %s.", problem)
         self._position.begins(iterator)
 
-    def _resume(self, iterator: Any) -> Any:
-        """Makes everything as it was; see `before_step`."""
-        assert self._shared.loaded is not None and self._position is not None
-        saved = self._shared.loaded.progress
-        self._restore_variables(iterator)
-        self._read = self._place.read + 1
-        self._made = self._place.made + 1 - (self._feed.number(iterator) or 0)
-        if self.plan.task is Task.EXTEND and not self.fit.keeps_iterator:
-            self._position.begins(iterator)
-        else:
-            self._position.restore(self._place, iterator)
-            self._iterator_mark = (self.handler.runs, self._place.batches)
-        self._restore_callbacks()
-        self._saved_epoch = self._epoch
-        self._pending = False
-        if self.plan.task is not Task.REVALIDATE:
-            return None
-        self._epoch_mark = (self.handler.runs, saved.batch + self._spe)
-        self.function.logs = dict(saved.logs)
-        return self.function.logs
-
-    def _restore_variables(self, iterator: Any) -> None:
-        self.fit.build(iterator, self.function.inner)
-        self.handler.restore_variables()
-        own = self._own.loaded
-        if own is None:
-            return
-        kept = variables.uncovered(self.fit, self._checkpoint)
-        variables.write(kept, own.variables, own.values)
-
-    def _restore_callbacks(self) -> None:
-        """What is not variables: callbacks, their files, the flag to stop."""
-        assert self._shared.loaded is not None
-        self.fit.settle()
-        callbacks_state.restore(self._others, self._shared.loaded.callbacks)
-        if self._own.loaded is not None:
-            callbacks_state.restore_files(self._others, self._own.loaded.files)
-        if self._shared.loaded.progress.phase != "train":
-            self.model.stop_training = self._shared.loaded.progress.stopped
-
     def _next_stop(self) -> int:
         """The number of runs at which `before_step` is to be asked again."""
         every = self._settings.save_freq
         if not isinstance(every, int):
-            return NEVER  # an epoch begins with a new iterator, or by `epoch_begins`
-        steps = -(-every // self._spe)
-        done = self.handler.total_run_calls // steps
-        return (done + 1) * steps - (self.handler.total_run_calls - self.handler.runs)
+            return NEVER  # until an epoch begins
+        steps = steps_of(every, self._tally.steps_per_execution)
+        return self.handler.runs + steps - self.handler.total_run_calls % steps
 
     def _save_if_due(self) -> None:
         every = self._settings.save_freq
+        is_due = False
         if every == "epoch":
-            is_due = self._saved_epoch not in (None, self._epoch)
-            self._saved_epoch = self._epoch
-        else:
-            steps = -(-every // self._spe) if isinstance(every, int) else NEVER
+            is_due = self._saved_epoch not in (None, self._tally.epoch)
+            self._saved_epoch = self._tally.epoch
+        elif isinstance(every, int):
+            steps = steps_of(every, self._tally.steps_per_execution)
             is_due = self.handler.total_run_calls % steps == 0
         if is_due and self.handler.has_moved:
             self.handler.save_periodically()
+
+    # --- the restart -----------------------------------------------------------------
+
+    def _resume(self, iterator: Any) -> Any:
+        """Makes everything as it was; returns the logs of a step trained before."""
+        assert self._shared.loaded is not None and self._position is not None
+        saved = self._shared.loaded.progress
+        self.fit.build(iterator, self.function.inner)
+        self._tally.read = self._place.read + 1
+        self._tally.made_before = (
+            self._place.made + 1 - (self._feed.number(iterator) or 0)
+        )
+        # A step that was trained before is not run again, but counts.
+        again = self.plan.task is Task.REVALIDATE
+        step = self._tally.steps_per_execution if again else 0
+        self._tally.epoch_stands_at(saved.batch + step)
+        if self.plan.task is Task.EXTEND and not self.fit.keeps_iterator:
+            self._position.begins(iterator)
+            self._tally.iterator_stands_at(0)
+        else:
+            self._position.restore(self._place, iterator)
+            self._tally.iterator_stands_at(self._place.batches)
+        self._saved_epoch = self._tally.epoch
+        self._pending = False
+        if not again:
+            self._restore_variables()
+            self._restore_callbacks()
+            return None
+        # The epoch's last step was trained: Keras gets its result and the metrics, and
+        # the rest follows where it was captured, in `validation_begins`.
+        self._restore_own_variables()
+        self._crowd.silence()
+        self.model.stop_training = saved.stopped
+        self.function.logs = dict(saved.logs)
+        return self.function.logs
+
+    def _restore_variables(self) -> None:
+        self.handler.restore_variables()
+        self._restore_own_variables()
+
+    def _restore_own_variables(self) -> None:
+        if (own := self._own.loaded) is not None:
+            kept = variables.uncovered(self.fit, self._checkpoint)
+            variables.write(kept, own.variables, own.values)
+
+    def _restore_callbacks(self) -> None:
+        """What is not variables: callbacks and their files."""
+        assert self._shared.loaded is not None
+        self.fit.settle()
+        extends = self.plan.task is Task.EXTEND
+        self._crowd.restore(self._shared.loaded.callbacks, extends=extends)
+        if self._own.loaded is not None:
+            self._crowd.restore_files(self._own.loaded.files, extends=extends)
 
     # --- validation ------------------------------------------------------------------
 
     def validation_begins(self) -> None:
         """`on_test_begin` of the validation in this fit."""
-        if self._pending:
-            return
-        if self.plan.task is Task.REVALIDATE and self._held is None:
-            self._go_on_with_validation()
-        self._held = self._take("validation")
+        if self._crowd.is_silent:
+            self._crowd.wake("on_test_begin")
+            self.handler.arm()
+            self._restore_variables()
+            self._restore_callbacks()
+            if self._own.loaded is not None:
+                snapshot.set_random(self._own.loaded.random)
+        own = dataclasses.replace(self._own_now(), place=None)
+        self._held = self._shared_now("validation"), own
         self.handler.boundary()
-
-    def _go_on_with_validation(self) -> None:
-        self.plan = dataclasses.replace(self.plan, task=Task.RESUME)
-        self.handler.arm()
-        self._restore_callbacks()
-        if self._own.loaded is not None:
-            snapshot.set_random(self._own.loaded.random)
 
     def validation_step(self) -> None:
         """`on_test_batch_begin`."""
@@ -351,6 +307,13 @@ class Training:
         """`on_test_end`."""
         self._held = None
 
+    def epoch_ends(self, epoch: int, logs: Any) -> None:
+        """`on_epoch_end`."""
+        if self._crowd.is_silent:  # the validation that was interrupted is gone
+            self._restore_variables()
+            self._restore_callbacks()
+            self._crowd.wake("on_epoch_end", epoch, logs)
+
     # --- the end ---------------------------------------------------------------------
 
     def end(self) -> None:
@@ -360,16 +323,15 @@ class Training:
             past = self.plan.histories[self.plan.number - 1]
             history.epoch, history.history = list(past["epoch"]), dict(past["history"])
         elif self._pending and self.plan.task is Task.FINISHED:
-            self._restore_variables(iter(self._feed))
+            self._restore_variables()
             self._restore_callbacks()
-            self._pending = False
+        self._pending = False
         self._ends = True
         if self._position is not None:
             self._position.epoch_begins()
         self.handler.end()
         self.release()
-        past = {"epoch": list(history.epoch), "history": dict(history.history)}
-        rounds.ends(self._settings.checkpoint_dir, past)
+        rounds.ends(self._settings.checkpoint_dir, _past(history))
 
     def release(self) -> None:
         """Gives back what Keras had before."""
@@ -389,37 +351,24 @@ class Training:
     # --- what a save takes -----------------------------------------------------------
 
     def _take_shared(self) -> snapshot.Shared:
-        return self._held[0] if self._held else self._shared_now(self._phase())
+        if self._held is not None:
+            return self._held[0]
+        if self.plan.task is Task.SKIP:
+            raise errors.SaveError(
+                f"fit {self.plan.number} of the program was complete before the "
+                "restart; there is nothing new to save"
+            )
+        return self._shared_now("complete" if self._ends else "train")
 
     def _take_own(self) -> snapshot.Own:
         if self._held is None:
             return self._own_now()
         return dataclasses.replace(self._held[1], place=self._here())
 
-    def _phase(self) -> progress.Phase:
-        if self.plan.task is Task.SKIP:
-            raise errors.SaveError(
-                f"fit {self.plan.number} of the program was complete before the "
-                "restart; there is nothing new to save"
-            )
-        return "complete" if self._ends else "train"
-
-    @property
-    def _is_new(self) -> bool:
-        """Whether nothing was trained since the program began, restarts included."""
-        return self.handler.total_run_calls == 0
-
-    def _take(
-        self, phase: progress.Phase
-    ) -> tuple[snapshot.Shared, snapshot.Own]:
-        own = dataclasses.replace(self._own_now(), place=None)
-        return self._shared_now(phase), own
-
     def _shared_now(self, phase: progress.Phase) -> snapshot.Shared:
         self.fit.settle()
         return snapshot.Shared(
-            progress=self._progress(phase),
-            callbacks=callbacks_state.capture(self._others),
+            progress=self._progress(phase), callbacks=self._crowd.capture()
         )
 
     def _own_now(self) -> snapshot.Own:
@@ -429,17 +378,17 @@ class Training:
             variables=header,
             values=tuple(values),
             random=snapshot.random_bytes(),
-            files=callbacks_state.capture_files(self._others),
+            files=self._crowd.capture_files(),
             place=self._here(),
         )
 
     def _progress(self, phase: progress.Phase) -> Progress:
-        runs, batches = self._epoch_mark
-        batch = batches + (self.handler.runs - runs) * self._spe
-        epoch, stopped = self._epoch, bool(self.model.stop_training)
+        tally = self._tally
+        epoch, batch = tally.epoch, tally.epoch_batches
+        stopped = bool(self.model.stop_training)
         logs: Mapping[str, Any] = {}
         if phase == "validation":
-            batch -= self._spe
+            batch = tally.last_step
             logs = {k: float(v) for k, v in dict(self.function.logs).items()}
         elif phase == "complete":
             epoch, batch = self._trained_epochs(), 0
@@ -449,7 +398,7 @@ class Training:
             phase=phase,
             epoch=epoch,
             batch=batch,
-            is_untrained=self._is_new,
+            is_untrained=self.handler.total_run_calls == 0,
             stopped=stopped,
             loop=self.fit.loop_state(),
             logs=logs,
@@ -460,34 +409,19 @@ class Training:
     def _trained_epochs(self) -> int:
         if self.plan.task is Task.FINISHED and self._shared.loaded is not None:
             return self._shared.loaded.progress.epoch
-        return self._epoch + 1
+        return self._tally.epoch + 1
 
     def _here(self) -> Place | None:
-        iterator = self.function.iterator
+        iterator, tally = self.function.iterator, self._tally
         if iterator is None or self._position is None:
-            return None
-        runs, batches = self._iterator_mark
-        batches += (self.handler.runs - runs) * self._spe
-        made = self._made + (self._feed.number(iterator) or 0) - 1
-        read = self._read - 1
+            return None if self._own.loaded is None else self._own.loaded.place
+        made = tally.made_before + (self._feed.number(iterator) or 0) - 1
+        read, batches = tally.read - 1, tally.iterator_batches
         if self._ends and not self.fit.keeps_iterator:
-            made, read, batches = self._made + self._feed.made, self._read, 0
+            made, read, batches = tally.made_before + self._feed.made, tally.read, 0
         return self._position.save(iterator, made, read, batches)
 
 
-def checkpoint_directory(given: Any) -> str:
-    """Checks the argument `checkpoint_dir`.
-
-    Raises:
-        ConfigurationError: it is no path.
-    """
-    try:
-        directory = os.fspath(given)
-    except TypeError:
-        directory = ""
-    if not directory or not isinstance(directory, str):
-        raise errors.ConfigurationError(
-            f"checkpoint_dir is {given!r}; expected the path of a directory of its own "
-            "for this run, on storage that all workers share"
-        )
-    return directory
+def _past(history: Any) -> dict[str, Any]:
+    values = {name: [float(v) for v in each] for name, each in history.history.items()}
+    return {"epoch": [int(epoch) for epoch in history.epoch], "history": values}

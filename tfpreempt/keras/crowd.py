@@ -1,0 +1,71 @@
+"""The other callbacks of a fit, as one thing."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tfpreempt.keras import callbacks_state
+from tfpreempt.keras.callbacks_state import CallbackStates
+
+log = logging.getLogger(__name__)
+
+
+class Crowd:
+    """Puts our callback behind them, checks them, saves and restores their states.
+
+    Args:
+        holder: Keras' CallbackList.
+        ours: our callback.
+        checkpoint_dir: must not be one of theirs.
+
+    Raises:
+        ConfigurationError: one of them writes to the same directory.
+    """
+
+    def __init__(self, holder: Any, ours: Any, checkpoint_dir: str) -> None:
+        self._holder = holder
+        self._others = [one for one in holder.callbacks if one is not ours]
+        self._all = [*self._others, ours]
+        self._ours = [ours]
+        callbacks_state.conflicts(self._others, checkpoint_dir)
+        callbacks_state.warn_of_backup(self._others)
+        if lost := callbacks_state.unsupported(self._others):
+            log.warning(
+                "tfpreempt: the state of these callbacks is not saved, so they begin "
+                "anew after a restart: %s. Give them get_state() and set_state(state), "
+                "or keep what they remember in a tfpreempt.State.",
+                "; ".join(lost),
+            )
+        holder.callbacks = self._all
+
+    def capture(self) -> CallbackStates:
+        """What they remember."""
+        return callbacks_state.capture(self._others)
+
+    def capture_files(self) -> CallbackStates:
+        """What this worker's have in files."""
+        return callbacks_state.capture_files(self._others)
+
+    def restore(self, states: CallbackStates, *, extends: bool) -> None:
+        """What `capture` gave; `extends` where epochs are added to a complete fit."""
+        callbacks_state.restore(self._others, states, extends=extends)
+
+    def restore_files(self, states: CallbackStates, *, extends: bool = False) -> None:
+        """What `capture_files` gave."""
+        callbacks_state.restore_files(self._others, states, extends=extends)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether `silence` was called last."""
+        return self._holder.callbacks is self._ours
+
+    def silence(self) -> None:
+        """The others are not called for a step that they have seen before."""
+        self._holder.callbacks = self._ours
+
+    def wake(self, hook: str, *args: Any) -> None:
+        """They are called again, at once for the hook that is under way."""
+        self._holder.callbacks = self._all
+        for callback in self._others:
+            getattr(callback, hook)(*args)
