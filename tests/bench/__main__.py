@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import argparse
 
-from tests.bench import non_chief_bytes, notice_to_exit, step_overhead
+from tests.bench import (
+    non_chief_bytes,
+    notice_to_exit,
+    position_restore,
+    step_overhead,
+)
 from tests.bench.row import show
 
-BENCHES = ("step_overhead", "notice_to_exit", "non_chief_bytes")
+BENCHES = (
+    "step_overhead",
+    "notice_to_exit",
+    "non_chief_bytes",
+    "position_restore",
+)
 
 
 def main() -> None:
@@ -35,6 +45,9 @@ def main() -> None:
         if "non_chief_bytes" in wanted:
             sides = found["worker 1"]
             show(non_chief_bytes.row(sides["ours"], sides["theirs"]))
+    if "position_restore" in wanted:
+        for row in position_restore.rows():
+            show(row)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ What is compared, and how closely:
   mirrored variables with the same value everywhere. The moving statistics of
   BatchNormalization are compared replica by replica: Keras 3 never aggregates them, so
   each replica has its own, and each worker's `get_weights()` differs.
-- Two workers with two devices each, and four devices: to six digits or so. Sums of four
-  numbers depend on the order, and rows 2 and 3 of four parts change places.
+- Two workers with two devices each, and no strategy at all: to five digits. A mean of
+  four means is the mean, but for the order of the sums. Batches split evenly in
+  training, as Keras weighs every replica alike, however few rows it has; there is no
+  Dropout (rows would share masks) and no BatchNormalization (statistics are local).
 - `steps_per_execution=2` is compared with 1, because MirroredStrategy cannot do 2.
 - Shuffling inside of `fit` is not compared: building the model reads a batch in one
   process and none with workers, which puts a shuffling data set an epoch ahead.
@@ -216,7 +218,7 @@ def results() -> Iterator[dict[str, Any]]:
             yield {
                 "workers": run(2, "workers", 1),
                 "of_two_devices": run(2, "workers", 2),
-                "process": run(1, "mirrored"),
+                "process": run(1, "process"),
             }
     finally:
         zygote.close()
@@ -226,7 +228,7 @@ def results() -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("case", ["layers", "schedule", "callbacks", "unknown_shape"])
 def test_training_is_that_of_one_process(results: Any, case: str) -> None:
     [process] = results["process"]
-    expected = process["two"][case]
+    expected = process["mirrored"][case]
     replicas = expected.pop("weights")
     for worker, replica in zip(results["workers"], replicas, strict=True):
         assert worker[case].pop("weights") == [replica]
@@ -235,22 +237,14 @@ def test_training_is_that_of_one_process(results: Any, case: str) -> None:
 
 @with_workers
 def test_the_cases_are_what_they_say(results: Any) -> None:
-    first, second = results["workers"]
+    first, _ = results["workers"]
     assert first["callbacks"]["history"]["learning_rate"] == pytest.approx(
         [0.0005, 0.00025]
     )
     assert first["callbacks"]["steps"] == 2 * 3
     assert all(map(math.isfinite, first["layers"]["history"]["val_loss"]))
     assert len(first["layers"]["predict"]) == 11
-    assert first["layers"].keys() == second["layers"].keys()
-
-
-@with_workers
-def test_batches_are_those_of_one_process(results: Any) -> None:
-    [process] = results["process"]
-    for worker in results["workers"]:
-        assert worker["on_batch"] == process["two"]["on_batch"]
-        assert len(worker["on_batch"][-1]) == 2 * 8
+    assert len(first["unknown_shape"]["on_batch"][-1]) == 2 * 8
 
 
 @with_workers
@@ -263,8 +257,8 @@ def test_predictions_are_in_the_order_of_the_data(results: Any) -> None:
 @with_workers
 def test_two_devices_in_each_worker_come_close(results: Any) -> None:
     [process] = results["process"]
-    expected = flat(process["four"]["smooth"] | {"weights": None})
-    [weights, *_] = process["four"]["smooth"]["weights"]
+    expected = flat(process["plain"]["smooth"] | {"weights": None})
+    [weights, *_] = process["plain"]["smooth"]["weights"]
     for worker in results["of_two_devices"]:
         found = worker["smooth"]
         for replica in found["weights"]:

@@ -27,6 +27,7 @@ from tfpreempt.checkpoint import catalog, checksum, layout, pointer, retention
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
 from tfpreempt.checkpoint.storage.files import Files, remove_if_empty, write_durably
 from tfpreempt.clock import Clock
+from tfpreempt.events import Commit
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,25 @@ class Draft:
     started_at: float
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def event(manifest: Manifest, path: str, seconds: float) -> Commit:
+    """The record of a commit.
+
+    Args:
+        manifest: what was committed.
+        path: where.
+        seconds: how long the save took.
+    """
+    return Commit(
+        step=manifest.step,
+        path=path,
+        sequence=manifest.sequence,
+        world_size=manifest.world_size,
+        save_seconds=seconds,
+        bytes=manifest.bytes,
+        because=manifest.because,
+    )
 
 
 def publish(

@@ -264,15 +264,8 @@ class CheckpointSaver:
                 self._files, self._clock, self.directory, path, staged.directory, draft
             )
             self._tidy(os.path.dirname(path))
-        return events.Commit(
-            step=staged.step,
-            path=path,
-            sequence=manifest.sequence,
-            world_size=self.world_size,
-            save_seconds=self._clock.monotonic() - staged.started_at,
-            bytes=manifest.bytes,
-            because=draft.because,
-        )
+        seconds = self._clock.monotonic() - staged.started_at
+        return committing.event(manifest, path, seconds)
 
     def _tidy(self, directory: str) -> None:
         # The commit stands already, so what fails here is logged, not raised.
@@ -338,7 +331,9 @@ class CheckpointSaver:
             self._payload.restore(candidate.prefix, with_data=with_data)
         if candidate.manifest is not None:
             restoring.warn_about_world(candidate, self.worker, self.world_size)
-            self._load_own_parts(candidate)
+            if self._payload is not None and self._has_my_shard(candidate):
+                for state in self._payload.shard_states():
+                    read_state(self._shard(candidate), state)
             if named_states:
                 self.load_named_states(candidate)
         if self._payload is not None:
@@ -373,20 +368,14 @@ class CheckpointSaver:
 
     def load_named_states(self, candidate: Candidate) -> None:
         """Loads the registered States; on every worker, main thread."""
-        replicated = os.path.join(candidate.shards, layout.STATES)
+        shared = os.path.join(candidate.shards, layout.STATES)
+        has_shard, shard = self._has_my_shard(candidate), self._shard(candidate)
         for state in self._registry.in_order():
-            if state.per_worker and not self._has_my_shard(candidate):
-                continue
-            directory = self._shard(candidate) if state.per_worker else replicated
-            if not read_state(directory, state):
+            is_there = has_shard or not state.per_worker
+            if is_there and not read_state(
+                shard if state.per_worker else shared, state
+            ):
                 _log.warning("%s has no State %r", candidate.path, state.name)
-
-    def _load_own_parts(self, candidate: Candidate) -> None:
-        """What the payload keeps for each worker: per-replica values, iterators."""
-        if self._payload is None or not self._has_my_shard(candidate):
-            return
-        for state in self._payload.shard_states():
-            read_state(self._shard(candidate), state)
 
     def _has_my_data(self, candidate: Candidate) -> bool:
         """Whether TensorFlow's own files have this worker's iterators (the chief's)."""

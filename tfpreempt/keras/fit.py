@@ -134,6 +134,17 @@ def find(model: Any) -> Fit:
     return LegacyFit(model, frame.f_locals)
 
 
+def made_of(fit: Fit) -> dict[str, Any]:
+    """What a run must have in common with the run that it goes on from."""
+    return {
+        "keras": fit.line,
+        "optimizer": type(fit.model.optimizer).__name__,
+        "data": type(fit.adapter).__name__,
+        "steps": fit.steps,
+        "steps_per_execution": fit.steps_per_execution,
+    }
+
+
 def is_running(model: Any) -> bool:
     """Whether a fit of this model is on the stack."""
     return _frame(model) is not None

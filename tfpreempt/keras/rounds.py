@@ -19,8 +19,15 @@ def ended(directory: str) -> list[Any]:
 
 
 def ends(directory: str, history: Any) -> None:
-    """A fit came to its end."""
-    _ended.setdefault(os.path.realpath(directory), []).append(history)
+    """A fit came to its end.
+
+    Args:
+        directory: the checkpoint directory.
+        history: Keras' History callback.
+    """
+    values = {name: [float(v) for v in each] for name, each in history.history.items()}
+    past = {"epoch": [int(epoch) for epoch in history.epoch], "history": values}
+    _ended.setdefault(os.path.realpath(directory), []).append(past)
 
 
 def forget(directory: str) -> None:

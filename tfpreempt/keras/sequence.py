@@ -4,8 +4,8 @@ The epoch that was interrupted goes on with the batches that are left, in the or
 that it began with: Keras shuffles by Python's global generator when the first batch of
 an epoch is asked for, so its state at that moment is saved. Data that change between
 epochs by themselves (`on_epoch_end`) are brought to the same epoch: by their own
-`get_state` and `set_state` if they have them, otherwise by calling the hooks again, with
-the global generators as they were at each call that drew from them.
+`get_state` and `set_state` if they have them, otherwise by calling the hooks again,
+with the global generators as they were at each call that drew from them.
 """
 
 from __future__ import annotations

@@ -66,8 +66,3 @@ class Tally:
     def iterator_stands_at(self, batches: int) -> None:
         """So many batches of the iterator are taken now."""
         self._before_epoch = batches - self.epoch_batches
-
-
-def steps_of(batches: int, steps_per_execution: int) -> int:
-    """Train steps that train at least so many batches."""
-    return -(-batches // steps_per_execution)

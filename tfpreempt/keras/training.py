@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.keras import callbacks_state, progress, rounds, snapshot, variables
 from tfpreempt.keras.crowd import Crowd
-from tfpreempt.keras.fit import Fit, find
+from tfpreempt.keras.fit import Fit, find, made_of
 from tfpreempt.keras.fit_handler import FitHandler
 from tfpreempt.keras.plan import Task, make_plan
 from tfpreempt.keras.position import (
@@ -33,14 +33,13 @@ from tfpreempt.keras.position import (
     position_of,
 )
 from tfpreempt.keras.progress import Progress
+from tfpreempt.keras.schedule import Schedule
 from tfpreempt.keras.sequence import SequencePosition
 from tfpreempt.keras.settings import Settings
-from tfpreempt.keras.tally import Tally, steps_of
+from tfpreempt.keras.tally import Tally
 from tfpreempt.keras.train_function import TrainFunction
 
 log = logging.getLogger(__name__)
-
-NEVER = 1 << 62
 
 
 class Training:
@@ -67,12 +66,12 @@ class Training:
         self._settings = settings
         self._epochs = epochs
         self._crowd = Crowd(self.fit.callbacks, callback, settings.checkpoint_dir)
-        self._made_of = self._identity()
+        self._made_of = made_of(self.fit)
         self._feed = Feed(self.fit)
         self._position: Position | None = None
         if self.fit.sequence is not None:
             self._position = SequencePosition(self.fit, self._feed)
-        self._saved_epoch: int | None = None
+        self._schedule = Schedule(settings.save_freq)
         self._held: tuple[snapshot.Shared, snapshot.Own] | None = None
         self._ends = False
         self._shared = snapshot.SharedState(self._take_shared)
@@ -88,15 +87,6 @@ class Training:
             raise
 
     # --- the beginning ---------------------------------------------------------------
-
-    def _identity(self) -> Mapping[str, Any]:
-        return {
-            "keras": self.fit.line,
-            "optimizer": type(self.model.optimizer).__name__,
-            "data": type(self.fit.adapter).__name__,
-            "steps": self.fit.steps,
-            "steps_per_execution": self.fit.steps_per_execution,
-        }
 
     def _make_handler(self) -> FitHandler:
         settings = self._settings
@@ -148,6 +138,7 @@ class Training:
         """Checks the checkpoint, and lets the fit begin where it was made."""
         progress.check_same(saved, self._made_of, self._settings.checkpoint_dir)
         progress.check_divisible(saved, self._tally.steps_per_execution)
+        self._tally.epoch = saved.epoch - (saved.phase == "complete")
         self._place = self._find_place(saved)
         if self._place.kind != "sequence":
             self._position = position_of(self._place.kind, self.fit, self._feed)
@@ -193,12 +184,16 @@ class Training:
             logs = self._resume(iterator)
         elif is_new:
             self._begin_iterator(iterator)
-        if self.plan.task is Task.TRAIN and self.plan.number > 1:
-            if self.handler.runs == 0:  # a save now must hold what fits before left
-                self.fit.build(iterator, self.function.inner)
+        is_first = self.plan.task is Task.TRAIN and self.handler.runs == 0
+        if is_first and self.plan.number > 1:
+            # A save before the first step must hold what the fits before left.
+            self.fit.build(iterator, self.function.inner)
         if logs is None:
             self._save_if_due()
-        self.function.stop_at = self._next_stop()
+        left = self._schedule.steps_left(
+            self.handler.total_run_calls, self._tally.steps_per_execution
+        )
+        self.function.stop_at = self.handler.runs + left
         return logs
 
     def _begin_iterator(self, iterator: Any) -> None:
@@ -210,23 +205,9 @@ class Training:
                 log.warning("tfpreempt: %s.", problem)
         self._position.begins(iterator)
 
-    def _next_stop(self) -> int:
-        """The number of runs at which `before_step` is to be asked again."""
-        every = self._settings.save_freq
-        if not isinstance(every, int):
-            return NEVER  # until an epoch begins
-        steps = steps_of(every, self._tally.steps_per_execution)
-        return self.handler.runs + steps - self.handler.total_run_calls % steps
-
     def _save_if_due(self) -> None:
-        every = self._settings.save_freq
-        is_due = False
-        if every == "epoch":
-            is_due = self._saved_epoch not in (None, self._tally.epoch)
-            self._saved_epoch = self._tally.epoch
-        elif isinstance(every, int):
-            steps = steps_of(every, self._tally.steps_per_execution)
-            is_due = self.handler.total_run_calls % steps == 0
+        tally, steps = self._tally, self.handler.total_run_calls
+        is_due = self._schedule.is_due(tally.epoch, steps, tally.steps_per_execution)
         if is_due and self.handler.has_moved:
             self.handler.save_periodically()
 
@@ -234,7 +215,8 @@ class Training:
 
     def _resume(self, iterator: Any) -> Any:
         """Makes everything as it was; returns the logs of a step trained before."""
-        assert self._shared.loaded is not None and self._position is not None
+        assert self._shared.loaded is not None
+        assert self._position is not None
         saved = self._shared.loaded.progress
         self.fit.build(iterator, self.function.inner)
         self._tally.read = self._place.read + 1
@@ -251,7 +233,7 @@ class Training:
         else:
             self._position.restore(self._place, iterator)
             self._tally.iterator_stands_at(self._place.batches)
-        self._saved_epoch = self._tally.epoch
+        self._schedule.goes_on_in(self._tally.epoch)
         self._pending = False
         if not again:
             self._restore_variables()
@@ -331,7 +313,7 @@ class Training:
             self._position.epoch_begins()
         self.handler.end()
         self.release()
-        rounds.ends(self._settings.checkpoint_dir, _past(history))
+        rounds.ends(self._settings.checkpoint_dir, history)
 
     def release(self) -> None:
         """Gives back what Keras had before."""
@@ -391,7 +373,7 @@ class Training:
             batch = tally.last_step
             logs = {k: float(v) for k, v in dict(self.function.logs).items()}
         elif phase == "complete":
-            epoch, batch = self._trained_epochs(), 0
+            epoch, batch = epoch + 1, 0
             stopped = epoch < self._epochs
         return Progress(
             fit=self.plan.number,
@@ -406,11 +388,6 @@ class Training:
             made_of={**self._made_of, "steps": self.fit.steps},
         )
 
-    def _trained_epochs(self) -> int:
-        if self.plan.task is Task.FINISHED and self._shared.loaded is not None:
-            return self._shared.loaded.progress.epoch
-        return self._tally.epoch + 1
-
     def _here(self) -> Place | None:
         iterator, tally = self.function.iterator, self._tally
         if iterator is None or self._position is None:
@@ -420,8 +397,3 @@ class Training:
         if self._ends and not self.fit.keeps_iterator:
             made, read, batches = tally.made_before + self._feed.made, tally.read, 0
         return self._position.save(iterator, made, read, batches)
-
-
-def _past(history: Any) -> dict[str, Any]:
-    values = {name: [float(v) for v in each] for name, each in history.history.items()}
-    return {"epoch": [int(epoch) for epoch in history.epoch], "history": values}
