@@ -32,7 +32,8 @@ class Participant:
     has_moved = True
     step = 0
 
-    def __init__(self) -> None:
+    def __init__(self, token: str = "token") -> None:
+        self.token = token
         self.calls: list[str] = []
         self.events: list[Event] = []
         self.error: Exception | None = None
@@ -175,6 +176,17 @@ def test_all_open_handlers_are_saved(current: session.Session) -> None:
 
 
 # --- the way out ---------------------------------------------------------------------
+
+
+def test_handlers_that_end_in_one_round_do_not_share_a_mark(
+    current: session.Session,
+) -> None:
+    handlers = [Participant("one"), Participant("two"), Participant("three")]
+    for handler in handlers:
+        current.join(handler)
+        current.save_together(handler, "finished")
+    names = [handler.calls[0] for handler in handlers]
+    assert len(set(names)) == 3, names
 
 
 @pytest.mark.parametrize(("code", "status"), [(7, 7), (None, 0), ("words", 1)])

@@ -79,6 +79,11 @@ class Keeper:
     # --- what the session asks -------------------------------------------------------
 
     @property
+    def token(self) -> str:
+        """Of the start that all workers agreed on."""
+        return self._token
+
+    @property
     def step(self) -> int:
         """The step that a save would carry."""
         return self.base + self._runs()

@@ -12,6 +12,10 @@ class Participant(Protocol):
     """A handler, as the session sees it. Main thread unless said otherwise."""
 
     @property
+    def token(self) -> str:
+        """Unique to this handler, equal on all workers."""
+
+    @property
     def step(self) -> int:
         """The step that a save would carry; any thread."""
 

@@ -259,7 +259,8 @@ class Session:
             number = self._saves
         self.coordinator.is_saving = True
         try:
-            name = f"{because}-{number}"
+            # Two handlers may end in one round: a mark for one is none for the other.
+            name = f"{because}-{number}-{member.token}"
             commit = self._joint.save(member, name, because, self.save_timeout)
         finally:
             self.coordinator.is_saving = False

@@ -39,7 +39,7 @@ class Schedule:
         return self._each_epoch and before not in (None, epoch)
 
     def steps_left(self, steps: int, steps_per_execution: int) -> int:
-        """Train steps until `is_due` must be asked again; an epoch's first always is."""
+        """Train steps until `is_due` must be asked again, but for a new epoch."""
         if self._every is None:
             return NEVER
         each = _steps_of(self._every, steps_per_execution)
