@@ -16,9 +16,10 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    """The one code block of a language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+def block(language: str, containing: str = "") -> str:
+    """The one code block of a language that has a text in it."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+    (found,) = (each for each in blocks if containing in each)
     return str(found)
 
 
@@ -30,7 +31,8 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(block("python"), encoding="utf-8")
+    program = block("python", "PreemptionCheckpointHandler")
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
     return tmp_path
 
 
@@ -68,6 +70,34 @@ def test_run_example_commits_on_sigterm_and_goes_on(directory: Path) -> None:
     assert "step 0," not in second
     assert "step 1900," in second
     assert "step" not in run_to_end(command, directory)
+
+
+@pytest.mark.tensorflow
+def test_fit_example_commits_on_sigterm_and_goes_on(tmp_path: Path) -> None:
+    program = block("python", "PreemptionCallback")
+    (tmp_path / "fit.py").write_text(program, encoding="utf-8")
+    command = [sys.executable, "fit.py"]
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment(), stdout=file, stderr=file
+        )
+        try:
+            limit = time.monotonic() + 120
+            while "Epoch 3/20" not in log.read_text("utf-8"):
+                assert process.poll() is None, log.read_text("utf-8")
+                assert time.monotonic() < limit, log.read_text("utf-8")
+                time.sleep(0.02)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 143, log.read_text("utf-8")
+        finally:
+            process.kill()
+    second = run_to_end(command, tmp_path)
+    assert "Epoch 1/20" not in second
+    assert "epochs in history: 20" in second
+    again = run_to_end(command, tmp_path)
+    assert "Epoch" not in again
+    assert "epochs in history: 20" in again
 
 
 def run_to_end(command: list[str], directory: Path) -> str:

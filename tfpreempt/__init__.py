@@ -19,7 +19,7 @@ if sys.platform != "linux":
     )
 
 if TYPE_CHECKING:
-    from tfpreempt import errors
+    from tfpreempt import errors, keras
     from tfpreempt.checkpoint.handle import Checkpoint
     from tfpreempt.checkpoint.state import State
     from tfpreempt.errors import TfpreemptError
@@ -42,6 +42,7 @@ __all__ = [
     "TfpreemptError",
     "__version__",
     "errors",
+    "keras",
 ]
 
 # Public name -> the module that defines it, in path order.
@@ -54,7 +55,7 @@ _HOMES = {
     "Checkpoint": "tfpreempt.checkpoint.handle",
     "TfpreemptError": "tfpreempt.errors",
 }
-_SUBMODULES = {"errors": "tfpreempt.errors"}
+_SUBMODULES = {"errors": "tfpreempt.errors", "keras": "tfpreempt.keras"}
 
 
 def __getattr__(name: str) -> object:

@@ -3,19 +3,18 @@
 A batch of the smallest model takes some 300 us, of which the callback is a hundredth,
 and the machine's moods are larger than that. So it is measured in three ways:
 
-- `ours`, under the bar: the stand-in for the train function, called within a fit, less
-  the train function itself, which does nothing here. It is all that the callback adds
-  but for the empty hooks that Keras calls.
-- `in_one_fit`: one fit, in which a batch with the callback's train function follows
-  one with Keras' own; the difference of two neighbours, and of that the median. The
-  same with both alike, `in_one_fit_null`, shows how far from zero chance goes.
-- `fit` and `added`: whole fits in turn, without any callback, with ours, and with
-  Keras' BackupAndRestore, which never saves either: the median batch of each, and the
-  median of the differences. This one has the empty hooks in it.
+- `ours`, under the bar: in the midst of a fit, the stand-in for the train function is
+  called with nothing behind it, less a call of that nothing. It is all that the
+  callback adds, but for the empty hooks that Keras calls.
+- `in_one_fit`: in one fit, batches with the stand-in and with Keras' own train function
+  take turns; the median over pairs of neighbours. `in_one_fit_null` is the same without
+  a difference between the two, and says how far from zero chance goes.
+- `fit` and `added`: whole fits take turns, without a callback, with ours, with Keras'
+  BackupAndRestore, which never saves either: the median batch, from one entry of the
+  train function to the next, and the median over rounds of what was added to it.
 
-A batch lasts from one entry of the train function to the next. `fetches` counts how
-often values are fetched from TensorFlow in a fit, on the main thread (where that is a
-device sync) and on Keras' own threads; it is counted in fits of their own.
+`fetches` counts how often 100 batches fetch values from TensorFlow: on the main thread,
+and on others.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 BAR = 5.0
-BATCHES = 400
+BATCHES = 300
 WARM = 20
-CALLS = 5_000
+CALLS = 2_000
 
 
 def rows(rounds: int = 40) -> Iterator[dict[str, Any]]:
@@ -45,119 +44,210 @@ def rows(rounds: int = 40) -> Iterator[dict[str, Any]]:
     import keras
     import tf_keras
 
-    for name, line in (("keras", keras), ("tf_keras", tf_keras)):
+    for line in (keras, tf_keras):
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         with tempfile.TemporaryDirectory(dir=memory) as directory:
-            yield Bench(line, directory).row(name, rounds)
+            yield row(Fits(line, directory), rounds)
 
 
-class Clock:
-    """Stands for Keras' train function, and notes when it is entered.
-
-    Attributes:
-        entered: the times, in seconds.
-    """
-
-    def __init__(self, inner: Callable[[Any], Any]) -> None:
-        self.inner = inner
-        self.entered: list[float] = []
-
-    def __call__(self, iterator: Any) -> Any:
-        self.entered.append(time.perf_counter())
-        return self.inner(iterator)
-
-    def batches(self) -> list[float]:
-        """Microseconds of each batch so far; begins anew."""
-        times, self.entered = self.entered, []
-        return [1e6 * (b - a) for a, b in itertools.pairwise(times)]
-
-
-class Bench:
-    """The fits of one line of Keras, all of one model.
+class Fits:
+    """Fits of one model.
 
     Args:
         line: `keras` or `tf_keras`.
         directory: for checkpoints; each fit has a new one.
+
+    Attributes:
+        line: see above.
+        entered: when the train function was entered, in seconds.
     """
 
     def __init__(self, line: Any, directory: str) -> None:
         import tensorflow as tf
 
-        self._line = line
+        self.line = line
+        self.entered: list[float] = []
         self._directories = (f"{directory}/{n}" for n in itertools.count())
-        layers = [line.Input((4,)), line.layers.Dense(1)]
-        self._model = line.Sequential(layers)
-        self._model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
+        self.model = line.Sequential([line.Input((4,)), line.layers.Dense(1)])
+        self.model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
         batch = tf.ones([8, 4]), tf.ones([8, 1])
         self._data = tf.data.Dataset.from_tensors(batch).repeat()
-        self.fit([])
-        self._clock = Clock(self._model.train_function)
-        self._model.train_function = self._clock
+        self.run([])
+        inner = self.model.train_function
 
-    def row(self, name: str, rounds: int) -> dict[str, Any]:
-        """Measures everything."""
+        def timed(iterator: Any) -> Any:
+            self.entered.append(time.perf_counter())
+            return inner(iterator)
+
+        self.model.train_function = timed
+
+    def callbacks(self, side: str) -> list[Any]:
+        """New callbacks: none for "bare", those of "ours", "backup_and_restore"."""
         from tfpreempt.keras import PreemptionCallback
 
-        def ours() -> list[Any]:
+        if side == "bare":
+            return []
+        if side == "ours":
             return [PreemptionCallback(next(self._directories), save_freq=None)]
+        kind = self.line.callbacks.BackupAndRestore
+        return [kind(next(self._directories), save_freq=10**9)]
 
-        def theirs() -> list[Any]:
-            kind = self._line.callbacks.BackupAndRestore
-            return [kind(next(self._directories), save_freq=10**9)]
-
-        sides = {"bare": list, "ours": ours, "backup_and_restore": theirs}
-        fits: dict[str, list[float]] = {side: [] for side in sides}
-        calls, swaps, nulls = [], [], []
-        for number in range(rounds + 1):
-            found = {side: self.median(make()) for side, make in sides.items()}
-            one = self.probe(ours(), self.stand_in)
-            swap = self.probe(ours(), lambda: self.alternate(self._model.train_function))
-            null = self.probe(ours(), lambda: self.alternate(self._clock))
-            if number:  # the first round is a warm-up
-                calls.append(one)
-                swaps += swap
-                nulls += null
-                for side, value in found.items():
-                    fits[side].append(value)
-        return {
-            "bench": "callback_overhead",
-            "keras": name,
-            "ours": round(statistics.median(calls), 3),
-            "unit": "us",
-            "bar": BAR,
-            "ok": statistics.median(calls) <= BAR,
-            "in_one_fit": round(statistics.median(swaps), 2),
-            "in_one_fit_null": round(statistics.median(nulls), 2),
-            "fit": {side: round(statistics.median(fits[side]), 1) for side in sides},
-            "added": {
-                side: added(fits["bare"], fits[side]) for side in sides if side != "bare"
-            },
-            "fetches": {side: self.fetches(make()) for side, make in sides.items()},
-            "rounds": rounds,
-            "batches_per_fit": BATCHES,
-        }
-
-    def fit(self, callbacks: list[Any]) -> None:
+    def run(self, callbacks: list[Any], batches: int = BATCHES) -> None:
         """One fit."""
-        self._model.fit(
-            self._data, steps_per_epoch=BATCHES, verbose=0, callbacks=callbacks
+        self.entered.clear()
+        self.model._training_state = None  # tf_keras' BackupAndRestore deletes it
+        self.model.fit(
+            self._data, steps_per_epoch=batches, verbose=0, callbacks=callbacks
         )
 
-    def median(self, callbacks: list[Any]) -> float:
-        """The median batch of a fit, in microseconds."""
-        self.fit(callbacks)
-        return statistics.median(self._clock.batches()[WARM:])
+    def hook(self, act: Callable[[int], None]) -> Any:
+        """A callback that acts before each batch."""
+        hook = self.line.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs: act(batch)
+        )
+        hook._supports_tf_logs = True  # tf_keras would fetch the logs for it
+        return hook
 
-    def probe(self, callbacks: list[Any], act: Callable[[], Any]) -> Any:
-        """Fits, and does something in the midst of it; what that returned."""
-        found: list[Any] = []
 
-        def on_batch(batch: int, logs: Any) -> None:
-            if batch == WARM:
-                found.append(act())
+SIDES = ("bare", "ours", "backup_and_restore")
 
-        hook = self._line.callbacks.LambdaCallback(on_train_batch_begin=on_batch)
-        self.fit([*callbacks, hook])
-        self._clock.batches()
-        result = found[0]
-        return result() if callable(result) else result
+
+def row(fits: Fits, rounds: int) -> dict[str, Any]:
+    """Measures everything, in turn."""
+    medians: dict[str, list[float]] = {side: [] for side in SIDES}
+    calls, swaps, nulls = [], [], []
+    for number in range(rounds + 1):
+        found = {side: median_batch(fits, side) for side in SIDES}
+        call, swap, null = stand_in(fits), turns(fits, True), turns(fits, False)
+        if number:  # the first round is a warm-up
+            calls.append(call)
+            swaps += swap
+            nulls += null
+            for side, value in found.items():
+                medians[side].append(value)
+    ours = statistics.median(calls)
+    return {
+        "bench": "callback_overhead",
+        "keras": fits.line.__name__,
+        "ours": round(ours, 3),
+        "unit": "us",
+        "bar": BAR,
+        "ok": ours <= BAR,
+        "in_one_fit": round(statistics.median(swaps), 2),
+        "in_one_fit_null": round(statistics.median(nulls), 2),
+        "fit": {side: round(statistics.median(medians[side]), 1) for side in SIDES},
+        "added": {
+            side: added(medians["bare"], medians[side]) for side in SIDES[1:]
+        },
+        "fetches": {side: fetches(fits, side) for side in SIDES},
+        "rounds": rounds,
+        "batches_per_fit": BATCHES,
+    }
+
+
+def added(bare: list[float], other: list[float]) -> float:
+    """The median over rounds of what was added to a batch."""
+    pairs = zip(bare, other, strict=True)
+    return round(statistics.median(b - a for a, b in pairs), 2)
+
+
+def median_batch(fits: Fits, side: str) -> float:
+    """The median batch of one fit, in microseconds."""
+    fits.run(fits.callbacks(side))
+    return statistics.median(differences(fits.entered)[WARM:])
+
+
+def differences(times: list[float]) -> list[float]:
+    """Between neighbours, in microseconds."""
+    return [1e6 * (b - a) for a, b in itertools.pairwise(times)]
+
+
+def stand_in(fits: Fits) -> float:
+    """Microseconds of one call of our train function without Keras' own."""
+    found: list[float] = []
+
+    def act(batch: int) -> None:
+        if batch != WARM:
+            return
+        ours = fits.model.train_function
+        inner, runs = ours.inner, ours._handler.runs
+        ours.inner = noop
+        found.append(loop(ours, ours.iterator) - loop(noop, ours.iterator))
+        ours.inner, ours._handler.runs = inner, runs
+
+    fits.run([*fits.callbacks("ours"), fits.hook(act)])
+    return 1e6 * found[0]
+
+
+def noop(iterator: Any) -> None:
+    """The step."""
+
+
+def loop(function: Callable[[Any], Any], iterator: Any) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        function(iterator)
+    return (time.perf_counter() - began) / CALLS
+
+
+def turns(fits: Fits, differ: bool) -> list[float]:
+    """What a batch took more than the one before it, in microseconds.
+
+    Args:
+        fits: runs one.
+        differ: ours and Keras' own train function take turns; otherwise always ours.
+    """
+    begins: list[float] = []
+    both: list[Any] = []
+
+    def act(batch: int) -> None:
+        begins.append(time.perf_counter())
+        if not both:
+            ours = fits.model.train_function
+            both.extend([ours.inner if differ else ours, ours])
+        if batch > WARM:  # the callback itself needs the first ones
+            fits.model.train_function = both[batch % 2]
+
+    fits.run([*fits.callbacks("ours"), fits.hook(act)])
+    fits.model.train_function = getattr(both[1], "inner", both[1])
+    lasted = differences(begins)
+    first = WARM + 2 - WARM % 2
+    return [b - a for a, b in zip(lasted[first::2], lasted[first + 1 :: 2])]
+
+
+def fetches(fits: Fits, side: str) -> dict[str, float]:
+    """How often 100 batches fetch values; what is fetched once in a fit falls out."""
+    short, long = ({"main": 0, "others": 0} for _ in range(2))
+    with counting() as counts:
+        for batches, found in ((100, short), (200, long)):
+            counts.clear()
+            fits.run(fits.callbacks(side), batches)
+            main = counts.count(threading.main_thread())
+            found.update(main=main, others=len(counts) - main)
+    return {where: long[where] - short[where] for where in short}
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[list[threading.Thread]]:
+    """Gives a list that grows by the thread whenever a tensor's value is fetched."""
+    from keras.src import backend
+    from tensorflow.python.framework import ops
+
+    seen: list[threading.Thread] = []
+
+    def counted(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def fetch(tensor: Any) -> Any:
+            seen.append(threading.current_thread())
+            return plain(tensor)
+
+        return fetch
+
+    # Keras 3 makes its logs arrays by NumPy, which does not ask the tensor's methods.
+    tensor: Any = ops._EagerTensorBase
+    plain = tensor._numpy, backend.convert_to_numpy
+    tensor._numpy, backend.convert_to_numpy = map(counted, plain)
+    try:
+        yield seen
+    finally:
+        tensor._numpy, backend.convert_to_numpy = plain

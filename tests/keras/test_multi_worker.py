@@ -225,7 +225,7 @@ def results() -> Iterator[dict[str, Any]]:
 
 
 @with_workers
-@pytest.mark.parametrize("case", ["layers", "schedule", "callbacks", "unknown_shape"])
+@pytest.mark.parametrize("case", ["layers", "schedule", "callbacks"])
 def test_training_is_that_of_one_process(results: Any, case: str) -> None:
     [process] = results["process"]
     expected = process["mirrored"][case]
@@ -244,7 +244,7 @@ def test_the_cases_are_what_they_say(results: Any) -> None:
     assert first["callbacks"]["steps"] == 2 * 3
     assert all(map(math.isfinite, first["layers"]["history"]["val_loss"]))
     assert len(first["layers"]["predict"]) == 11
-    assert len(first["unknown_shape"]["on_batch"][-1]) == 2 * 8
+    assert len(first["schedule"]["on_batch"][-1]) == 2 * 8
 
 
 @with_workers

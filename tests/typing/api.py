@@ -33,6 +33,13 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
     return assert_type(handler.total_run_calls, int)
 
 
+def fitted(model: Any, data: Any) -> None:
+    callback = tfpreempt.keras.PreemptionCallback("ckpt", save_freq=100)
+    assert_type(callback.latest_checkpoint, Checkpoint | None)
+    model.fit(data, callbacks=[callback])
+    tfpreempt.keras.PreemptionCallback(1)  # type: ignore[arg-type]  # not a path
+
+
 def configured(resolver: Any, manager: Any) -> None:
     def leave() -> None:
         raise SystemExit(143)

@@ -165,7 +165,11 @@ class IteratorPosition:
         self._before = _states(iterator)
 
     def save(self, iterator: Any, made: int, read: int, batches: int) -> Place:
-        now = _states(iterator) if batches else ()
+        try:
+            now = _states(iterator) if batches else ()
+        except tf.errors.OpError as error:  # known only now that it was read
+            log.warning("tfpreempt: %s (%s).", _AGAIN, error.message)
+            return Place(kind="replay", made=made, read=read, batches=batches)
         return Place(
             kind="iterator",
             made=made,

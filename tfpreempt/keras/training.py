@@ -17,8 +17,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from tfpreempt import errors
 from tfpreempt.keras import callbacks_state, progress, rounds, snapshot, variables
 from tfpreempt.keras.crowd import Crowd
@@ -76,7 +74,7 @@ class Training:
         self._ends = False
         self._shared = snapshot.SharedState(self._take_shared)
         self._own = snapshot.OwnState(self._take_own)
-        self._checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        self._checkpoint = variables.checkpoint_of(model)
         try:
             self.handler = self._make_handler()
             self.function = TrainFunction(self, model.train_function, self.handler)
@@ -276,8 +274,7 @@ class Training:
             self._restore_callbacks()
             if self._own.loaded is not None:
                 snapshot.set_random(self._own.loaded.random)
-        own = dataclasses.replace(self._own_now(), place=None)
-        self._held = self._shared_now("validation"), own
+        self._held = self._shared_now("validation"), self._own_now(None)
         self.handler.boundary()
 
     def validation_step(self) -> None:
@@ -344,7 +341,7 @@ class Training:
 
     def _take_own(self) -> snapshot.Own:
         if self._held is None:
-            return self._own_now()
+            return self._own_now(self._here())
         return dataclasses.replace(self._held[1], place=self._here())
 
     def _shared_now(self, phase: progress.Phase) -> snapshot.Shared:
@@ -353,7 +350,7 @@ class Training:
             progress=self._progress(phase), callbacks=self._crowd.capture()
         )
 
-    def _own_now(self) -> snapshot.Own:
+    def _own_now(self, place: Place | None) -> snapshot.Own:
         kept = variables.uncovered(self.fit, self._checkpoint)
         header, values = variables.read(kept)
         return snapshot.Own(
@@ -361,7 +358,7 @@ class Training:
             values=tuple(values),
             random=snapshot.random_bytes(),
             files=self._crowd.capture_files(),
-            place=self._here(),
+            place=place,
         )
 
     def _progress(self, phase: progress.Phase) -> Progress:

@@ -18,6 +18,14 @@ from tfpreempt.checkpoint.tf_state import distributed, walk
 from tfpreempt.keras.fit import Fit
 
 
+def checkpoint_of(model: Any) -> tf.train.Checkpoint:
+    """What a save writes, and stock TensorFlow restores: weights and optimizer."""
+    tracked = {"model": model, "optimizer": model.optimizer}
+    return tf.train.Checkpoint(
+        **{name: each for name, each in tracked.items() if each is not None}
+    )
+
+
 def uncovered(fit: Fit, checkpoint: Any) -> list[Any]:
     """The variables to keep apart, in a fixed order.
 

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batches", type=int, default=6, help="of an epoch")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, each batch")
-    parser.add_argument("--hold-at", default="", help="such as begin:1:4; see Watch")
+    parser.add_argument("--hold-at", default="", help="such as begin:1:4")
     parser.add_argument("--save-every", type=int, help="batches; not each epoch")
     parser.add_argument("--plain", action="store_true", help="without our callback")
     return parser.parse_args()
@@ -40,33 +41,183 @@ def parse() -> argparse.Namespace:
 
 options = parse()
 keras = importlib.import_module(options.line)
+is_legacy = options.line == "tf_keras"
+
 rng = np.random.default_rng(0)
-# The first column numbers the rows; a layer takes it off.
-rows = np.arange(options.batches * BATCH, dtype="float32")
-x = np.column_stack([rows, rng.standard_normal((len(rows), 5), "float32")])
+# The first column numbers the rows.
+count = options.batches * BATCH
+x = np.column_stack([np.arange(count), rng.standard_normal((count, 5))]).astype("float32")
 y = x[:, 1:2] * 2 + x[:, 2:3]
-validation = x[: VALIDATION_BATCHES * BATCH], y[: VALIDATION_BATCHES * BATCH]
 
 
 class Order(keras.layers.Layer):
-    """Takes off the numbers of the rows; a weight remembers which came in which order.
+    """Takes off the numbers of the rows; a weight tells in which order they came.
 
     Each replica has its own value, as it has its own rows.
     """
 
     def build(self, input_shape: Any) -> None:
-        more: dict[str, Any] = {}
-        if options.line == "tf_keras":  # Keras 3 lets each replica assign its own
-            more["synchronization"] = tf.VariableSynchronization.ON_READ
-            more["aggregation"] = tf.VariableAggregation.SUM
-        self.seen = self.add_weight(
-            name="seen", shape=(), dtype="int64", trainable=False, **more,
+        own: dict[str, Any] = {}
+        if is_legacy:  # Keras 3 lets each replica assign its own in any case
+            own["synchronization"] = tf.VariableSynchronization.ON_READ
+            own["aggregation"] = tf.VariableAggregation.SUM
+        self.order = self.add_weight(
+            name="order",
+            shape=(),
+            dtype="int64",
             initializer="zeros",
-        )  # fmt: skip
+            trainable=False,
+            **own,
+        )
+        super().build(input_shape)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         if training:
             numbers = tf.cast(inputs[:, 0], tf.int64) + 1
-            factors = tf.math.cumprod(tf.fill(tf.shape(numbers), tf.int64.limits[0]+3))
-            self.seen.assign(self.seen * 1_000_003 + tf.reduce_sum(numbers * factors))
+            powers = tf.math.cumprod(tf.ones_like(numbers) * 1_000_003)
+            seen = tf.convert_to_tensor(self.order) * 998_244_353
+            self.order.assign(seen + tf.reduce_sum(numbers * powers))
         return inputs[:, 1:]
+
+
+class Batches(keras.utils.Sequence if is_legacy else keras.utils.PyDataset):
+    """Shuffles its rows after each epoch by a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rng = np.random.default_rng(5)
+        self._rows = np.arange(count)
+
+    def __len__(self) -> int:
+        return options.batches
+
+    def __getitem__(self, index: int) -> Any:
+        rows = self._rows[index * BATCH : (index + 1) * BATCH]
+        return x[rows], y[rows]
+
+    def on_epoch_end(self) -> None:
+        self._rng.shuffle(self._rows)
+
+
+def generate() -> Iterator[Any]:
+    rng = np.random.default_rng(1)
+    while True:
+        rows = rng.integers(0, count, BATCH)
+        yield x[rows], y[rows]
+
+
+def make_data() -> dict[str, Any]:
+    """The training data, as `fit` takes them."""
+    if options.data == "arrays":
+        return {"x": x, "y": y, "batch_size": BATCH, "shuffle": True}
+    if options.data == "sequence":
+        return {"x": Batches(), "shuffle": True}
+    if options.data == "generator":
+        return {"x": generate(), "steps_per_epoch": options.batches}
+    rows = tf.data.Dataset.from_tensor_slices((x, y))
+    return {"x": rows.shuffle(count, seed=3).batch(BATCH).prefetch(2)}
+
+
+class Watch(keras.callbacks.Callback):
+    """Tells what happens, and holds where the test wants to send a signal."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._hold_at("begin", batch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        say("trained", self._epoch, batch)
+        self._hold_at("end", batch)
+        time.sleep(options.pause)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        say("validates", self._epoch, batch)
+        self._hold_at("validate", batch)
+        time.sleep(options.pause)
+
+    def _hold_at(self, where: str, batch: int) -> None:
+        if options.hold_at == f"{where}:{self._epoch}:{batch}":
+            hold()
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def make_model() -> Any:
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            Order(),
+            layers.Dense(8, activation="relu"),
+            layers.Dropout(0.3),
+            layers.BatchNormalization(),
+            layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(1e-2), "mse", metrics=["mae"])
+    return model
+
+
+def make_callbacks() -> list[Any]:
+    if options.plain:
+        return [Watch()]
+    every: Any = options.save_every or "epoch"
+    ours = tfpreempt.keras.PreemptionCallback(options.checkpoint_dir, save_freq=every)
+    return [ours, Watch()]
+
+
+def digest(variables: Any) -> list[str]:
+    """Every variable's local values, as a hash."""
+    parts = (
+        np.asarray(part).tobytes()
+        for variable in variables
+        for part in strategy.experimental_local_results(
+            getattr(variable, "value", variable) if not is_legacy else variable
+        )
+    )
+    return [hashlib.sha256(part).hexdigest()[:16] for part in parts]
+
+
+def report(model: Any, history: Any) -> None:
+    slots = model.optimizer.variables
+    [order] = (v for v in model.variables if "order" in v.name)
+    found = {
+        "weights": digest(model.variables),
+        "optimizer": digest(slots() if callable(slots) else slots),
+        "history": history.history,
+        "epoch": history.epoch,
+        "order": digest([order]),
+    }
+    say("result", json.dumps(found))
+
+
+def main() -> None:
+    log_to_stdout()
+    if is_legacy:
+        keras.backend.experimental.enable_tf_random_generator()
+    elif options.strategy == "mwms":
+        tfpreempt.keras.enable_multi_worker()
+    keras.utils.set_random_seed(7)
+    tf.config.experimental.enable_op_determinism()
+    global strategy
+    strategy = make_strategy(options.strategy)
+    with strategy.scope():
+        model = make_model()
+    say("began")
+    history = model.fit(
+        **make_data(),
+        epochs=options.epochs,
+        verbose=0,
+        callbacks=make_callbacks(),
+        validation_data=(x[: 3 * BATCH], y[: 3 * BATCH]),
+        validation_batch_size=BATCH,
+    )
+    report(model, history)
+
+
+main()

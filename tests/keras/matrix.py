@@ -1,0 +1,396 @@
+"""The matrix of exact resumes: its cells, a pairwise cover, the program that runs them.
+
+    python -m tests.keras.matrix LINE DIRECTORY
+
+reads cells as JSON lines and writes a line for each, `result {...}`. A cell is a fit
+that is interrupted by SIGTERM once or more, and goes on each time with fresh objects in
+the same process; it is compared, byte for byte, with one that was left alone. Logical
+devices, determinism and seeds belong to a process, so this is one of its own.
+
+The order of the samples is kept by the model itself: a metric, in all replicas, hashes
+the indices of the samples as they come, and is never reset. Its value is in the logs of
+every epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+DATA = ("tfdata", "arrays", "sequence", "generator")
+INTERRUPTIONS = ("first", "middle", "last", "validation", "twice", "three")
+
+EPOCHS, BATCH = 3, 8
+SAMPLES = 77  # 10 batches, of which the last is smaller and does not split evenly
+BATCHES = 10  # 4 do not divide it: the last step is shorter
+HELD_OUT = 43  # 6 batches of validation
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One combination."""
+
+    line: str
+    data: str
+    devices: int
+    steps: int  # steps_per_execution
+    interruption: str
+
+    @property
+    def id(self) -> str:
+        parts = dataclasses.astuple(self)
+        return "-".join(map(str, parts))
+
+
+def cells() -> list[Cell]:
+    """The whole matrix; Keras 3 itself fails with several steps on two devices."""
+    names = [field.name for field in dataclasses.fields(Cell)]
+    values = (("keras", "tf_keras"), DATA, (1, 2), (1, 4), INTERRUPTIONS)
+    every = [
+        Cell(**dict(zip(names, each, strict=True)))
+        for each in itertools.product(*values)
+    ]
+    return [each for each in every if not fails_by_itself(each)]
+
+
+def fails_by_itself(cell: Cell) -> bool:
+    return (cell.line, cell.devices, cell.steps) == ("keras", 2, 4)
+
+
+def pairwise(every: Iterable[Cell]) -> list[Cell]:
+    """A few cells that hold every pair of values; always the same ones."""
+    left = list(every)
+    uncovered = set().union(*map(_pairs, left))
+    chosen = []
+    while uncovered:
+        best = max(left, key=lambda cell: len(_pairs(cell) & uncovered))
+        chosen.append(best)
+        uncovered -= _pairs(best)
+    return sorted(chosen, key=left.index)
+
+
+def _pairs(cell: Cell) -> set[Any]:
+    values = dataclasses.asdict(cell).items()
+    return set(itertools.combinations(values, 2))
+
+
+# --- the program ---------------------------------------------------------------------
+
+
+def cuts(cell: Cell) -> list[tuple[str, int, int]]:
+    """Where the signals come: hook, epoch, batch."""
+    last = BATCHES - 1 if cell.steps == 1 else 8
+    return {
+        "first": [("end", 0, cell.steps - 1)],
+        "middle": [("begin", 1, 4)],
+        "last": [("begin", 1, last)],
+        "validation": [("test", 1, cell.steps)],
+        "twice": [("begin", 1, 4), ("begin", 1, 8)],
+        "three": [("begin", 0, 0), ("end", 1, BATCHES - 1), ("begin", 2, 4)],
+    }[cell.interruption]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What is compared."""
+
+    weights: str
+    optimizer: str
+    metrics: str
+    history: dict[str, list[float]]
+    epoch: list[int]
+    csv: bytes
+
+    def differences(self, other: Outcome) -> list[str]:
+        mine, others = dataclasses.asdict(self), dataclasses.asdict(other)
+        return [
+            f"{name}: {mine[name]!r}, undisturbed {others[name]!r}"
+            for name in mine
+            if mine[name] != others[name]
+        ]
+
+
+class Program:
+    """A user's program, in one process with two logical devices."""
+
+    def __init__(self, line: str) -> None:
+        import numpy as np
+        import tensorflow as tf
+
+        self.tf = tf
+        self.keras = importlib.import_module(line)
+        self.line = line
+        [cpu] = tf.config.list_physical_devices("CPU")
+        device = tf.config.LogicalDeviceConfiguration()
+        tf.config.set_logical_device_configuration(cpu, [device] * 2)
+        tf.config.experimental.enable_op_determinism()
+        if line == "tf_keras":  # or Dropout keeps its state where nobody can reach it
+            self.keras.backend.experimental.enable_tf_random_generator()
+        random = np.random.default_rng(0)
+        self.x = random.normal(size=(SAMPLES + HELD_OUT, 4)).astype("float32")
+        targets = self.x.sum(axis=1) + random.normal(size=len(self.x))
+        index = np.arange(1, len(self.x) + 1)
+        self.y = np.stack([targets, index], axis=1).astype("float32")
+        self.undisturbed = functools.cache(self._undisturbed)
+
+    def run_cell(self, cell: Cell, directory: Path) -> dict[str, Any]:
+        """Trains with interruptions; what differs from a training without."""
+        began = time.monotonic()
+        expected = self.undisturbed(cell.data, cell.devices, cell.steps, directory)
+        place = directory / cell.id
+        left, restarts = cuts(cell), 0
+        while True:
+            try:
+                found = self.train(cell, place, left)
+                break
+            except SystemExit as exit_:
+                restarts += 1
+                assert exit_.code == 143
+        shutil.rmtree(place)
+        return {
+            "id": cell.id,
+            "restarts": restarts,
+            "missed": left,
+            "differs": found.differences(expected),
+            "seconds": round(time.monotonic() - began, 1),
+        }
+
+    def _undisturbed(self, data: str, devices: int, steps: int, at: Path) -> Outcome:
+        cell = Cell(
+            line=self.line, data=data, devices=devices, steps=steps, interruption=""
+        )
+        return self.train(cell, at / cell.id, None)
+
+    def train(self, cell: Cell, directory: Path, left: list[Any] | None) -> Outcome:
+        """One start of the program; without our callback where `left` is None."""
+        directory.mkdir(exist_ok=True)
+        self.keras.backend.clear_session()
+        self.keras.utils.set_random_seed(7)
+        model = self.model(cell)
+        log = directory / "log.csv"
+        held_out = slice(SAMPLES, None)
+        history = model.fit(
+            **self.data(cell.data),
+            epochs=EPOCHS,
+            verbose=0,
+            callbacks=self.callbacks(directory, log, left),
+            validation_data=(self.x[held_out], self.y[held_out]),
+            validation_batch_size=BATCH,
+        )
+        optimizer = model.optimizer.variables
+        return Outcome(
+            weights=digest(model.variables),
+            optimizer=digest(optimizer() if callable(optimizer) else optimizer),
+            metrics=digest(v for metric in model.metrics for v in metric.variables),
+            history=history.history,
+            epoch=history.epoch,
+            csv=log.read_bytes(),
+        )
+
+    def model(self, cell: Cell) -> Any:
+        """Unbuilt."""
+        keras = self.keras
+        strategy = self.tf.distribute.get_strategy()
+        if cell.devices == 2:
+            strategy = self.tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            layers = [
+                keras.layers.Dense(4, activation="relu"),
+                keras.layers.Dropout(0.3),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(1),
+            ]
+            model = keras.Sequential(layers)
+            model.compile(
+                keras.optimizers.Adam(1e-2),
+                self.loss,
+                metrics=[self.mae, order(keras)],
+                steps_per_execution=cell.steps,
+            )
+        return model
+
+    def loss(self, y: Any, predicted: Any) -> Any:
+        return self.tf.reduce_mean(self.tf.square(y[:, :1] - predicted), axis=-1)
+
+    def mae(self, y: Any, predicted: Any) -> Any:
+        return self.tf.reduce_mean(self.tf.abs(y[:, :1] - predicted), axis=-1)
+
+    def callbacks(self, directory: Path, log: Path, left: list[Any] | None) -> Any:
+        kinds = self.keras.callbacks
+        found = [
+            kinds.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+            kinds.EarlyStopping(patience=9),
+            kinds.ReduceLROnPlateau(patience=1, min_delta=9.0, factor=0.5),
+            kinds.CSVLogger(str(log)),
+        ]
+        if left is None:
+            return found
+        from tfpreempt.keras import PreemptionCallback
+
+        ours = PreemptionCallback(directory / "checkpoints")
+        return [ours, *found, interrupter(kinds.Callback, left)]
+
+    def data(self, kind: str) -> dict[str, Any]:
+        """Fresh data: what `fit` takes."""
+        tf, x, y = self.tf, self.x[:SAMPLES], self.y[:SAMPLES]
+        if kind == "tfdata":
+            data = tf.data.Dataset.from_tensor_slices((x, y))
+            return {"x": data.shuffle(SAMPLES, seed=3).batch(BATCH).prefetch(2)}
+        if kind == "arrays":
+            return {"x": x, "y": y, "batch_size": BATCH, "shuffle": True}
+        if kind == "sequence":
+            return {"x": sequence(self.keras, x, y), "shuffle": True}
+        return {"x": generator(x, y), "steps_per_epoch": BATCHES}
+
+    def keras_alone_on_two_devices(self) -> None:
+        """What the matrix leaves out, without our callback."""
+        cell = Cell(
+            line=self.line, data="tfdata", devices=2, steps=4, interruption="first"
+        )
+        self.model(cell).fit(**self.data("tfdata"), verbose=0)
+
+
+def order(keras: Any) -> Any:
+    """A metric that hashes the indices of the samples, in their order, for ever."""
+    import tensorflow as tf
+
+    class Order(keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__(name="order", dtype="int64")
+            add = getattr(self, "add_variable", self.add_weight)
+            self.hash = add(
+                shape=(), initializer="zeros", dtype=tf.int64, name="order_hash"
+            )
+
+        def update_state(self, y: Any, predicted: Any, sample_weight: Any = None):
+            index = tf.cast(y[:, 1], tf.int64)
+            places = tf.range(1, tf.size(index, tf.int64) + 1, dtype=tf.int64)
+            new = tf.reduce_sum(index * places)
+            self.hash.assign(tf.convert_to_tensor(self.hash) * 31 + new)
+
+        def result(self) -> Any:
+            return tf.math.floormod(tf.convert_to_tensor(self.hash), 1_000_003)
+
+        def reset_state(self) -> None:
+            pass
+
+    return Order()
+
+
+def sequence(keras: Any, x: Any, y: Any) -> Any:
+    """Shuffled by itself between epochs, and by Keras within."""
+    import numpy as np
+
+    kind = getattr(keras.utils, "PyDataset", keras.utils.Sequence)
+
+    class Shuffled(kind):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self._random = np.random.default_rng(5)
+            self._order = np.arange(len(x))
+
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, number: int) -> Any:
+            rows = self._order[number * BATCH : (number + 1) * BATCH]
+            return x[rows], y[rows]
+
+        def on_epoch_end(self) -> None:
+            self._random.shuffle(self._order)
+
+    return Shuffled()
+
+
+def generator(x: Any, y: Any) -> Any:
+    import numpy as np
+
+    random = np.random.default_rng(1)
+    while True:
+        rows = random.integers(0, len(x), BATCH)
+        yield x[rows], y[rows]
+
+
+def interrupter(base: type, left: list[Any]) -> Any:
+    """A callback that takes a cut off the list and sends the signal."""
+
+    class Interrupter(base):  # type: ignore[misc]
+        def get_state(self) -> dict[str, Any]:
+            return {}
+
+        def set_state(self, state: dict[str, Any]) -> None:
+            pass
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.at("begin", batch)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.at("end", batch)
+
+        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.at("test", batch)
+
+        def at(self, hook: str, batch: int) -> None:
+            if left and left[0] == (hook, self.epoch, batch):
+                left.pop(0)
+                preempt()
+
+    return Interrupter()
+
+
+def preempt() -> None:
+    """SIGTERM to this process; returns when the loop will see it."""
+    from tfpreempt import session
+
+    os.kill(os.getpid(), signal.SIGTERM)
+    end = time.monotonic() + 20
+    while not session._current.gate.flag:
+        assert time.monotonic() < end, "the notice does not arrive"
+        time.sleep(0.001)
+
+
+def digest(variables: Iterable[Any]) -> str:
+    """Of all bytes of all replicas."""
+    from tfpreempt.keras import variables as of_keras
+
+    _, parts = of_keras.read(list(variables))
+    assert parts
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+
+def main(line: str, directory: Path) -> None:
+    """Runs what stands in the standard input."""
+    program = Program(line)
+    for request in map(json.loads, sys.stdin):
+        try:
+            if request is None:
+                result: dict[str, Any] = {"id": "alone"}
+                program.keras_alone_on_two_devices()
+            else:
+                cell = Cell(**request)
+                result = {"id": cell.id}
+                result = program.run_cell(cell, directory)
+        except Exception as error:
+            traceback.print_exc()
+            result["error"] = f"{type(error).__name__}: {error}"
+        print("result", json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
