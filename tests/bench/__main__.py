@@ -1,4 +1,4 @@
-"""Measures tfpreempt against TensorFlow's own handler; one JSON line for each bench.
+"""Measures tfpreempt, mostly against what TensorFlow and Keras have; JSON lines.
 
 Usage: python -m tests.bench [--rounds N] [--mebibytes N] [BENCH ...]
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 
 from tests.bench import (
+    callback_overhead,
     non_chief_bytes,
     notice_to_exit,
     position_restore,
+    resume_latency,
     step_overhead,
 )
 from tests.bench.row import show
@@ -20,6 +22,8 @@ BENCHES = (
     "notice_to_exit",
     "non_chief_bytes",
     "position_restore",
+    "callback_overhead",
+    "resume_latency",
 )
 
 
@@ -48,6 +52,11 @@ def main() -> None:
     if "position_restore" in wanted:
         for row in position_restore.rows():
             show(row)
+    if "callback_overhead" in wanted:
+        for row in callback_overhead.rows():
+            show(row)
+    if "resume_latency" in wanted:
+        show(resume_latency.row())
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ A batch of the smallest model takes some 300 us, of which the callback is a hund
 and the machine's moods are larger than that. So it is measured in three ways:
 
 - `ours`, under the bar: in the midst of a fit, the stand-in for the train function is
-  called with nothing behind it, less a call of that nothing. It is all that the
-  callback adds, but for the empty hooks that Keras calls.
+  called with nothing behind it, and the two empty hooks of a batch, less a call of that
+  nothing. This is all that the callback adds to a batch.
 - `in_one_fit`: in one fit, batches with the stand-in and with Keras' own train function
   take turns; the median over pairs of neighbours. `in_one_fit_null` is the same without
   a difference between the two, and says how far from zero chance goes.
@@ -13,8 +13,8 @@ and the machine's moods are larger than that. So it is measured in three ways:
   BackupAndRestore, which never saves either: the median batch, from one entry of the
   train function to the next, and the median over rounds of what was added to it.
 
-`fetches` counts how often 100 batches fetch values from TensorFlow: on the main thread,
-and on others.
+`fetches` counts how often 100 batches fetch a value from TensorFlow, which may wait for
+the device: on the main thread, and on others.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from typing import Any
 
 BAR = 5.0
 BATCHES = 300
-WARM = 20
+TURNS = 1_000
+WARM = 20  # even
 CALLS = 2_000
 
 
-def rows(rounds: int = 40) -> Iterator[dict[str, Any]]:
+def rows(rounds: int = 20) -> Iterator[dict[str, Any]]:
     """One row for each line of Keras.
 
     Args:
@@ -118,7 +119,8 @@ def row(fits: Fits, rounds: int) -> dict[str, Any]:
     calls, swaps, nulls = [], [], []
     for number in range(rounds + 1):
         found = {side: median_batch(fits, side) for side in SIDES}
-        call, swap, null = stand_in(fits), turns(fits, True), turns(fits, False)
+        call = stand_in(fits)
+        swap, null = turns(fits, number, True), turns(fits, number, False)
         if number:  # the first round is a warm-up
             calls.append(call)
             swaps += swap
@@ -136,9 +138,7 @@ def row(fits: Fits, rounds: int) -> dict[str, Any]:
         "in_one_fit": round(statistics.median(swaps), 2),
         "in_one_fit_null": round(statistics.median(nulls), 2),
         "fit": {side: round(statistics.median(medians[side]), 1) for side in SIDES},
-        "added": {
-            side: added(medians["bare"], medians[side]) for side in SIDES[1:]
-        },
+        "added": {side: added(medians["bare"], medians[side]) for side in SIDES[1:]},
         "fetches": {side: fetches(fits, side) for side in SIDES},
         "rounds": rounds,
         "batches_per_fit": BATCHES,
@@ -163,7 +163,8 @@ def differences(times: list[float]) -> list[float]:
 
 
 def stand_in(fits: Fits) -> float:
-    """Microseconds of one call of our train function without Keras' own."""
+    """Microseconds that the callback needs in a batch that trains nothing."""
+    callbacks = fits.callbacks("ours")
     found: list[float] = []
 
     def act(batch: int) -> None:
@@ -172,10 +173,17 @@ def stand_in(fits: Fits) -> float:
         ours = fits.model.train_function
         inner, runs = ours.inner, ours._handler.runs
         ours.inner = noop
-        found.append(loop(ours, ours.iterator) - loop(noop, ours.iterator))
+        base = loop(lambda: noop(ours.iterator))
+
+        def one() -> None:
+            callbacks[0].on_train_batch_begin(batch, logs=None)
+            ours(ours.iterator)
+            callbacks[0].on_train_batch_end(batch, logs=None)
+
+        found.append(loop(one) - base)
         ours.inner, ours._handler.runs = inner, runs
 
-    fits.run([*fits.callbacks("ours"), fits.hook(act)])
+    fits.run([*callbacks, fits.hook(act)])
     return 1e6 * found[0]
 
 
@@ -183,49 +191,56 @@ def noop(iterator: Any) -> None:
     """The step."""
 
 
-def loop(function: Callable[[Any], Any], iterator: Any) -> float:
+def loop(function: Callable[[], Any]) -> float:
     """Seconds of one call."""
     began = time.perf_counter()
     for _ in range(CALLS):
-        function(iterator)
+        function()
     return (time.perf_counter() - began) / CALLS
 
 
-def turns(fits: Fits, differ: bool) -> list[float]:
-    """What a batch took more than the one before it, in microseconds.
+def turns(fits: Fits, number: int, differ: bool) -> list[float]:
+    """What a batch with ours took more than its neighbour without, in microseconds.
 
     Args:
         fits: runs one.
-        differ: ours and Keras' own train function take turns; otherwise always ours.
+        number: odd or even, as the batches with ours are; their turn must change.
+        differ: False is for the null: all batches have ours.
     """
     begins: list[float] = []
     both: list[Any] = []
 
     def act(batch: int) -> None:
         begins.append(time.perf_counter())
+        names = vars(fits.model)  # to set an attribute of a model takes long
         if not both:
-            ours = fits.model.train_function
-            both.extend([ours.inner if differ else ours, ours])
+            ours = names["train_function"]
+            both.extend([ours, ours.inner if differ else ours])
         if batch > WARM:  # the callback itself needs the first ones
-            fits.model.train_function = both[batch % 2]
+            names["train_function"] = both[(batch + number) % 2]
 
-    fits.run([*fits.callbacks("ours"), fits.hook(act)])
-    fits.model.train_function = getattr(both[1], "inner", both[1])
+    fits.run([*fits.callbacks("ours"), fits.hook(act)], TURNS)
+    fits.model.train_function = both[0].inner
     lasted = differences(begins)
-    first = WARM + 2 - WARM % 2
-    return [b - a for a, b in zip(lasted[first::2], lasted[first + 1 :: 2])]
+    first = WARM + 2 + number % 2
+    return [
+        a - b for a, b in zip(lasted[first::2], lasted[first + 1 :: 2], strict=False)
+    ]
 
 
-def fetches(fits: Fits, side: str) -> dict[str, float]:
-    """How often 100 batches fetch values; what is fetched once in a fit falls out."""
-    short, long = ({"main": 0, "others": 0} for _ in range(2))
-    with counting() as counts:
-        for batches, found in ((100, short), (200, long)):
-            counts.clear()
-            fits.run(fits.callbacks(side), batches)
-            main = counts.count(threading.main_thread())
-            found.update(main=main, others=len(counts) - main)
-    return {where: long[where] - short[where] for where in short}
+def fetches(fits: Fits, side: str) -> dict[str, int]:
+    """How often 100 batches in the midst of a fit fetch values, by thread."""
+    marks: dict[int, list[threading.Thread]] = {}
+    with counting() as seen:
+
+        def act(batch: int) -> None:
+            if batch in (100, 200):
+                marks[batch] = list(seen)
+
+        fits.run([*fits.callbacks(side), fits.hook(act)])
+    threads = marks[200][len(marks[100]) :]
+    main = threads.count(threading.main_thread())
+    return {"main": main, "others": len(threads) - main}
 
 
 @contextlib.contextmanager

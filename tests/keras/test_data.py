@@ -74,7 +74,7 @@ def test_the_seed_alone_decides(make):
     tf.random.set_seed(2)
     again = [numbers(dataset) for dataset in [make()] for _ in range(2)]
     assert again == first
-    for seed in (0, -1, 2**63 - 1, np.int64(4)):
+    for seed in (-1, np.int64(4)):
         assert numbers(make(seed=seed)) != first[0]
 
 
@@ -113,17 +113,16 @@ def test_any_structure():
     assert (
         batch["b"]["c"].numpy().astype(int).tolist() == batch["a"][1].numpy().tolist()
     )
-    single = next(iter(data.from_arrays(list(range(5)), batch_size=9, seed=1)))
+    single = next(iter(data.from_arrays(np.arange(5), batch_size=9, seed=1)))
     assert sorted(single.numpy()) == list(range(5))
 
 
-@pytest.mark.parametrize("made", [0, 2])
 @pytest.mark.parametrize("make", [arrays, indexed, enlarged])
-def test_a_position_goes_on_exactly(make, made):
-    """At each batch, whether or not the iterators before are made again."""
+def test_a_position_goes_on_exactly(make):
+    """At any batch, whether or not the iterators before are made again."""
     dataset = make()
     undisturbed = [numbers(dataset) for _ in range(5)]
-    for read in (0, 1, 5, BATCHES, None):
+    for read, made in ((0, 2), (1, 0), (BATCHES, 0), (BATCHES, 2), (None, 0)):
         dataset = make()
         for _ in range(2):
             iter(dataset)
@@ -136,7 +135,7 @@ def test_a_position_goes_on_exactly(make, made):
         iterator = iter(fresh)
         deserialize(iterator, state)
         rest = [taken + numbers(iterator), numbers(fresh), numbers(fresh)]
-        assert rest == undisturbed[2:], read
+        assert rest == undisturbed[2:], (read, made)
 
 
 @both
@@ -145,7 +144,7 @@ def test_a_position_within_repeat_goes_on_exactly(make):
         return numbers(itertools.islice(iterator, count))
 
     undisturbed = take(iter(make().repeat()), 4 * BATCHES)
-    for read in (0, 3, BATCHES - 1, BATCHES, BATCHES + 1, 2 * BATCHES + 4):
+    for read in (3, BATCHES - 1, BATCHES, 2 * BATCHES + 4):
         iterator = iter(make().repeat())
         taken = take(iterator, read)
         state = serialize(iterator)
@@ -187,9 +186,9 @@ def test_fact_the_op_is_wrong_where_we_go_around_it():
 def test_orders_look_random():
     """As many neighbours stay neighbours as by chance, 2 in an epoch."""
     dataset = data.from_arrays(np.arange(60_000), batch_size=60_000, seed=1)
-    orders = [next(iter(dataset)).numpy() for _ in range(20)]
+    orders = [next(iter(dataset)).numpy() for _ in range(10)]
     stay = sum(int((np.abs(np.diff(order)) == 1).sum()) for order in orders)
-    assert 20 < stay < 60
+    assert 8 < stay < 36
 
 
 def test_load_is_read_by_autograph():
@@ -244,10 +243,13 @@ def test_load_may_not_draw(load):
         (lambda: data.from_index(sample, 2**49, batch_size=1, seed=1), "size is 56"),
         (
             lambda: data.from_index(SAMPLES, 5, batch_size=1, seed=1),
-            "load is.*from_arr",
+            "type ndarray.*from_arrays",
         ),
         (lambda: data.from_arrays((), batch_size=1, seed=1), r"shapes \[\]"),
-        (lambda: data.from_arrays([], batch_size=1, seed=1), "shapes"),
+        (
+            lambda: data.from_arrays(({"a": [1, 2]}, SAMPLES), batch_size=1, seed=1),
+            "a list of 2; expected a tuple",
+        ),
         (lambda: data.from_arrays(3, batch_size=1, seed=1), r"shapes \[\(\)\]"),
         (
             lambda: data.from_arrays((SAMPLES, SAMPLES[1:]), batch_size=1, seed=1),

@@ -37,7 +37,7 @@ from tfpreempt.keras import multi_worker
 from tfpreempt.keras.multi_worker import enable_multi_worker
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 PROGRAM = str(Path(__file__).with_name("programs") / "multi_worker.py")
 ROWS = [float(row) for row in range(11)]
@@ -212,7 +212,7 @@ def results() -> Iterator[dict[str, Any]]:
 
             def run(world: int, *arguments: object) -> list[dict[str, Any]]:
                 cluster = here.start(PROGRAM, *arguments, world=world)
-                cluster.expect(*[0] * world)
+                cluster.expect(*[0] * world, limit=240)
                 return cluster.results()
 
             yield {
@@ -241,7 +241,9 @@ def test_the_cases_are_what_they_say(results: Any) -> None:
     assert first["callbacks"]["history"]["learning_rate"] == pytest.approx(
         [0.0005, 0.00025]
     )
-    assert first["callbacks"]["steps"] == 2 * 3
+    # Two epochs of three steps; Keras finds the end of data of unknown length by a step
+    # without rows, in one process too.
+    assert first["callbacks"]["steps"] == 2 * (3 + 1)
     assert all(map(math.isfinite, first["layers"]["history"]["val_loss"]))
     assert len(first["layers"]["predict"]) == 11
     assert len(first["schedule"]["on_batch"][-1]) == 2 * 8

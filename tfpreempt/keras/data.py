@@ -15,12 +15,16 @@ new key. Keys come from `seed` alone and not from `tf.random.set_seed`: a progra
 is started again goes on with the same permutations, and all workers of a
 MultiWorkerMirroredStrategy share them. How many keys were drawn is part of the
 iterator's state too, so that later epochs go on as well.
+
+What is put behind goes on with the same exactness: `map`, `prefetch`, `repeat`. Do not
+put a `shuffle` there: it adds nothing, and with the symbolic checkpoints that are
+switched on here it takes time in proportion to its buffer for every element.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -50,8 +54,8 @@ def from_arrays(
     """Batches of arrays that fit into memory.
 
     Args:
-        arrays: an array, a tensor, or any structure of them that `tf.nest` knows, such
-            as `(x, y)`. All have the same first dimension.
+        arrays: an array, a tensor, or tuples and dicts of them, such as `(x, y)`. All
+            have the same first dimension.
         batch_size: samples in a batch; under a distribution strategy, in a global one.
         seed: of the orders. The same in every start of the program and on every worker.
         shuffle: whether every epoch has a new order; without it no seed is needed.
@@ -63,6 +67,7 @@ def from_arrays(
     Raises:
         ConfigurationError: an argument cannot work.
     """
+    _check_no_list(arrays)
     # Batches are gathered on the host; with a GPU tensors would go there by default.
     with tf.device("CPU:0"):
         tensors = tf.nest.map_structure(_tensor, arrays)
@@ -120,8 +125,8 @@ def from_index(
     """
     if not callable(load):
         raise errors.ConfigurationError(
-            f"load is {load!r}; expected a function that makes a sample from its "
-            "index; pass arrays to from_arrays"
+            f"load is of type {type(load).__name__}; expected a function that makes a "
+            "sample from its index; pass arrays to from_arrays"
         )
     size = _check_size(size)
     batch_size = _check_batch_size(batch_size, size, drop_remainder)
@@ -216,9 +221,23 @@ def _tensor(value: Any) -> tf.Tensor:
         return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
         raise errors.ConfigurationError(
-            f"arrays holds {type(value).__name__}; expected arrays or tensors, in any "
-            "structure; load other data by its index, with from_index"
+            f"arrays holds {type(value).__name__}; expected arrays or tensors, in "
+            "tuples and dicts; load other data by its index, with from_index"
         ) from error
+
+
+def _check_no_list(arrays: Any) -> None:
+    """Is a list an array or a structure? tf.data and Keras disagree."""
+    if isinstance(arrays, list):
+        raise errors.ConfigurationError(
+            f"arrays holds a list of {len(arrays)}; expected a tuple, for several "
+            "arrays, or an array made of it with np.asarray"
+        )
+    if isinstance(arrays, Mapping):
+        arrays = tuple(arrays.values())
+    if isinstance(arrays, tuple):
+        for each in arrays:
+            _check_no_list(each)
 
 
 def _common_length(tensors: Any) -> int:

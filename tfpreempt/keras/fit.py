@@ -85,6 +85,13 @@ class Fit(Protocol):
     def distribute_arrays(self, batches: int) -> Any:
         """The dataset of arrays without its first batches, as `fit` would make it."""
 
+    def keep_generators(self) -> str | None:
+        """Makes random layers draw from generators whose state can be saved.
+
+        Returns:
+            What stays inexact, for people; None: nothing.
+        """
+
     def loop_state(self) -> dict[str, Any]:
         """What the loop has learned of its data; JSON."""
 

@@ -101,6 +101,9 @@ class Keras3Fit:
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)
 
+    def keep_generators(self) -> str | None:
+        return None  # Keras 3 keeps its seeds in variables
+
     def loop_state(self) -> dict[str, Any]:
         return {
             "num_batches": self._loop._num_batches,

@@ -128,6 +128,31 @@ class LegacyFit:
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)
 
+    def keep_generators(self) -> str | None:
+        # By default dropout draws from ops that keep their state in kernels.
+        layers = [
+            layer
+            for layer in self.model._flatten_layers()
+            if getattr(_generator(layer), "_rng_type", None) == "legacy_stateful"
+        ]
+        names = ", ".join(layer.name for layer in layers)
+        if not layers:
+            return None
+        if _is_traced(self.model.train_function):
+            return (
+                f"the layers {names} draw random numbers from ops whose state cannot "
+                "be saved, and the train step is traced already: after a restart they "
+                "draw others than an undisturbed run. Call tf_keras.backend."
+                "experimental.enable_tf_random_generator() before the model is made"
+            )
+        with self.model.distribute_strategy.scope():
+            for layer in layers:
+                generator = _generator(layer)
+                generator._rng_type, generator._built = "stateful", False
+                generator._maybe_init()
+        log.info("tfpreempt: %s draw from tf.random.Generator, which is saved", names)
+        return None
+
     def loop_state(self) -> dict[str, Any]:
         return {
             "inferred_steps": self.steps,
@@ -158,7 +183,7 @@ class LegacyFit:
     def other_variables(self) -> list[Any]:
         model = self.model
         generators = [
-            getattr(getattr(layer, "_random_generator", None), "_generator", None)
+            getattr(_generator(layer), "_generator", None)
             for layer in model._flatten_layers()
         ]
         optimizer = model.optimizer
@@ -179,3 +204,14 @@ class LegacyFit:
 
     def settle(self) -> None:
         pass  # tf_keras runs every callback on the main thread
+
+
+def _generator(layer: Any) -> Any:
+    """tf_keras' RandomGenerator of a layer that has one."""
+    return getattr(layer, "_random_generator", None)
+
+
+def _is_traced(function: Any) -> bool:
+    """Whether a tf.function was traced, after which layers cannot change any more."""
+    count = getattr(function, "experimental_get_tracing_count", None)
+    return count is not None and count() > 0

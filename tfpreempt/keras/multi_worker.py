@@ -105,6 +105,9 @@ def enable_multi_worker() -> MultiWorkerPatch:
     order. Sharded by files, each step has the rows of worker 0, then those of worker 1,
     and so on; not sharded (`OFF`), all rows of every worker.
 
+    What fails in Keras under a MirroredStrategy fails here as well: `jit_compile=True`,
+    and optimizers with `use_ema` or `gradient_accumulation_steps`.
+
     Returns:
         What takes the patch back. To keep it for the whole program, ignore it.
 
@@ -281,7 +284,7 @@ def _is_open_in_rows_only(spec: Any) -> bool:
 
 def _stepping(previous: _Function) -> _Function:
     def make_function(self: Any, step_function: _Function) -> _Function:
-        keras_function = previous(self, step_function)
+        keras_function: _Function = previous(self, step_function)
         is_single = self.steps_per_execution == 1 or self.run_eagerly
         if is_single or not _has_workers(self.distribute_strategy):
             return keras_function

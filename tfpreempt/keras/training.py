@@ -118,6 +118,8 @@ class Training:
         self.plan = make_plan(saved, rounds.ended(directory), self._epochs)
         if self.plan.note:
             log.warning("tfpreempt: %s", self.plan.note)
+        if problem := self.fit.keep_generators():
+            log.warning("tfpreempt: %s.", problem)
         self._pending = self.plan.task.restores
         if saved is None:
             return

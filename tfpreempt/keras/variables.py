@@ -21,9 +21,12 @@ from tfpreempt.keras.fit import Fit
 def checkpoint_of(model: Any) -> tf.train.Checkpoint:
     """What a save writes, and stock TensorFlow restores: weights and optimizer."""
     tracked = {"model": model, "optimizer": model.optimizer}
-    return tf.train.Checkpoint(
+    checkpoint = tf.train.Checkpoint(
         **{name: each for name, each in tracked.items() if each is not None}
     )
+    # Made here, by all workers at once: in the scope of tf_keras' fit it is collective.
+    _ = checkpoint.save_counter
+    return checkpoint
 
 
 def uncovered(fit: Fit, checkpoint: Any) -> list[Any]:

@@ -167,9 +167,13 @@ class Cases:
             keras.callbacks.EarlyStopping("val_loss", min_delta=1.0, patience=1),
             look,
         ]
-        validation = (x_val, y_val)
         found = self._fit(
-            model, data, epochs=5, callbacks=callbacks, validation_data=validation
+            *(model, data),
+            epochs=5,
+            callbacks=callbacks,
+            validation_data=(x_val, y_val),
+            # Under a MirroredStrategy, Keras cannot begin with an uneven batch.
+            validation_batch_size=8,
         )
         self.seen = look.seen
         return found
