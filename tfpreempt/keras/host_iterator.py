@@ -20,6 +20,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib as _input_lib
 
+from tfpreempt.keras.replica_slices import replica_slices
+
 _OPTIONS = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
     experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
@@ -138,6 +140,8 @@ def host_iterator(dataset: Any) -> HostIterator:
     """
     workers = dataset._input_workers
     parts = getattr(dataset, "_cloned_datasets", None) or dataset._datasets
+    if (slices := replica_slices(dataset)) is not None:
+        parts = [slices]
     iterators = []
     for index, worker in enumerate(workers.worker_devices):
         with tf.device(worker):
