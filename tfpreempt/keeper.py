@@ -164,6 +164,7 @@ class Keeper:
         """Counts on from the agreed commit without restoring it."""
         if self._candidate is not None:
             self.base = self._candidate.step or 0
+            self._candidate = None  # nor its random generators
 
     def restore(self, *, named_states: bool = True) -> None:
         """Restores the agreed commit, and the number of its runs.

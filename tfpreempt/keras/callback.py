@@ -15,7 +15,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import restore
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.keras.callbacks_state import CallbackStates, capture_files
-from tfpreempt.keras.fit import callbacks_of, check_model, is_running
+from tfpreempt.keras.fit import callbacks_of, check_model, is_running, is_validation
 from tfpreempt.keras.settings import Settings, check_directory, check_save_freq
 from tfpreempt.keras.training import Training
 
@@ -132,7 +132,7 @@ class PreemptionCallback:
 
     def on_test_begin(self, logs: Any = None) -> None:
         """The validation of a fit begins, or an `evaluate` of the user's."""
-        if self._training is not None and is_running(self.model):
+        if self._training is not None and is_validation(self.model):
             self._training.validation_begins()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:

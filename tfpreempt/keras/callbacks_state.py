@@ -56,7 +56,7 @@ def capture(callbacks: Sequence[Any]) -> CallbackStates:
     packer = Packer()
     header: dict[str, Any] = {}
     for name, callback in _by_name(callbacks).items():
-        entry = {}
+        entry: dict[str, Any] = {}
         if known := callbacks_known.capture(callback):
             path = f"The callback {name} cannot be saved: its state"
             entry["keras"] = packer.pack(known, path, takes_tensors=True)

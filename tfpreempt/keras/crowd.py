@@ -39,9 +39,33 @@ class Crowd:
             )
         holder.callbacks = self._all
 
+    def check(self) -> None:
+        """Tries whether what they remember can be saved, before anything is trained.
+
+        Raises:
+            SaveError: names the callback and the value.
+        """
+        callbacks_state.capture(self._others)
+
     def capture(self) -> CallbackStates:
-        """What they remember."""
-        return callbacks_state.capture(self._others)
+        """What they remember, without those that fail: a commit is worth more."""
+        try:
+            return callbacks_state.capture(self._others)
+        except Exception:  # noqa: BLE001 - a user's get_state may raise anything
+            good = [one for one in self._others if self._is_good(one)]
+            return callbacks_state.capture(good)
+
+    def _is_good(self, callback: Any) -> bool:
+        try:
+            callbacks_state.capture([callback])
+        except Exception as error:  # noqa: BLE001 - named, and left out
+            log.error(
+                "tfpreempt: the state of %s is left out of this commit: %s",
+                type(callback).__name__,
+                error,
+            )
+            return False
+        return True
 
     def capture_files(self) -> CallbackStates:
         """What this worker's have in files."""

@@ -10,6 +10,7 @@ nor the batch to begin with, nor the other callbacks. All three are local variab
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Protocol
@@ -76,6 +77,10 @@ class Fit(Protocol):
         """Whether Keras shuffles its batches in each epoch."""
 
     @property
+    def reads_early(self) -> bool:
+        """Whether Keras draws the order in `on_epoch_begin`, and not with a batch."""
+
+    @property
     def workers(self) -> int:
         """Threads or processes that read it."""
 
@@ -101,6 +106,9 @@ class Fit(Protocol):
     def epoch_begins(self) -> None:
         """Called in `on_epoch_begin`, after all other callbacks."""
 
+    def ends(self) -> None:
+        """Takes back what `start_at` left on the model; also after a failure."""
+
     def build(self, iterator: Any, train_function: Any) -> None:
         """Makes every variable that training will use; reads no data."""
 
@@ -124,7 +132,13 @@ def find(model: Any) -> Fit:
         UsageError: there is none, or it is built differently from those that we know.
     """
     check_model(model)
-    frame = _frame(model)
+    if getattr(model, "autotune_steps_per_execution", False):
+        raise errors.ConfigurationError(
+            'the model was compiled with steps_per_execution="auto", which changes '
+            "while an epoch runs, so that nobody knows where it stands. Compile with a "
+            "number."
+        )
+    frame = _frame(model, sys._getframe())
     if frame is None:
         raise errors.UsageError(
             "PreemptionCallback works inside model.fit, and no fit of Keras 3 or "
@@ -153,13 +167,24 @@ def made_of(fit: Fit) -> dict[str, Any]:
 
 
 def is_running(model: Any) -> bool:
-    """Whether a fit of this model is on the stack."""
-    return _frame(model) is not None
+    """Whether a fit of this model is on the main thread's stack; any thread."""
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    return _frame(model, main) is not None
+
+
+def is_validation(model: Any) -> bool:
+    """Whether `evaluate` was called by a fit of the model itself, not by a callback."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "evaluate" and frame.f_locals.get("self") is model:
+            return bool(frame.f_locals.get("use_cached_eval_dataset"))
+        frame = frame.f_back
+    return False
 
 
 def callbacks_of(model: Any) -> list[Any]:
     """The callbacks of the fit that is being set up; empty outside of one."""
-    frame = _frame(model)
+    frame = _frame(model, sys._getframe())
     given = None if frame is None else frame.f_locals["callbacks"]
     given = getattr(given, "callbacks", given)  # a CallbackList
     return list(given) if isinstance(given, list | tuple) else []
@@ -183,8 +208,7 @@ def check_model(model: Any) -> None:
         )
 
 
-def _frame(model: Any) -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
+def _frame(model: Any, frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         if frame.f_code.co_name == "fit":
             names = frame.f_locals

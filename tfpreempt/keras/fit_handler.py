@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.events import Notice
 from tfpreempt.handler import PreemptionCheckpointHandler
 
 log = logging.getLogger(__name__)
@@ -16,14 +18,27 @@ class FitHandler(PreemptionCheckpointHandler):
 
     In between Keras makes the variables, and all callbacks begin an epoch and a batch,
     which may change variables again (a schedule sets the learning rate).
+
+    Args:
+        *args: for the handler.
+        is_fitting: whether the fit is still under way; any thread.
+        **kwargs: for the handler.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, is_fitting: Callable[[], bool], **kwargs: Any
+    ) -> None:
         self._is_at_end = False
+        self._is_fitting = is_fitting
         super().__init__(*args, **kwargs)
 
     def _restore(self) -> None:
         self._keeper.load_states()
+
+    def _received(self, notice: Notice) -> None:
+        super()._received(notice)
+        if not self._is_fitting():  # it died, and no boundary will come any more
+            self._session.departure.overrun()
 
     @property
     def has_checkpoint(self) -> bool:

@@ -169,6 +169,20 @@ def host_iterator(dataset: Any) -> HostIterator:
     return iterator
 
 
+def read_locally(iterator: Any) -> None:
+    """Reads one global batch's local part and drops it; needs no other worker.
+
+    Raises:
+        StopIteration: there is none.
+    """
+    if not isinstance(iterator, HostIterator):
+        next(iterator)
+        return
+    for worker in iterator._iterators:
+        for _ in worker._devices:
+            next(worker._iterator)
+
+
 def owned_iterators(iterator: Any) -> Iterator[Any]:
     """The ordinary tf.data iterators below an iterator, in a fixed order.
 

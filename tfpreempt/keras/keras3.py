@@ -93,6 +93,10 @@ class Keras3Fit:
         return bool(self.adapter.shuffle)
 
     @property
+    def reads_early(self) -> bool:
+        return self.adapter.enqueuer is not None
+
+    @property
     def workers(self) -> int:
         return int(self.sequence.workers)
 
@@ -136,20 +140,27 @@ class Keras3Fit:
         collections.deque(itertools.islice(steps, skipped), maxlen=0)
         yield from steps
 
+    def ends(self) -> None:
+        self.model._initial_epoch = None
+
     def build(self, iterator: Any, train_function: Any) -> None:
         del train_function  # it cannot be traced without running it
         spec = tf.nest.map_structure(_local_spec, iterator.element_spec)
         strategy = self.model.distribute_strategy
+        is_keras_own = type(self.model).train_step.__module__.startswith("keras.")
         try:
             with strategy.scope():
                 self.model._symbolic_build(data_batch=spec)
+            if is_keras_own:
+                return
         except Exception as error:  # noqa: BLE001 - models that have no call of their own
             log.info("tfpreempt: the train step is traced once more: %s", error)
 
-            def step(data: Any) -> Any:
-                return strategy.run(self.model.train_step, args=(data,))
+        def step(data: Any) -> Any:
+            return strategy.run(self.model.train_step, args=(data,))
 
-            tf.function(step).get_concrete_function(iterator.element_spec)
+        # What a train_step of the user's makes is known only when it is traced.
+        tf.function(step).get_concrete_function(iterator.element_spec)
 
     def per_replica(self) -> list[Any]:
         # Keras 3 lets each replica assign its own batch statistics, though TensorFlow

@@ -112,6 +112,10 @@ class LegacyFit:
         return bool(self.adapter._shuffle_sequence)
 
     @property
+    def reads_early(self) -> bool:
+        return False
+
+    @property
     def workers(self) -> int:
         return int(self._names["workers"])
 
@@ -171,6 +175,9 @@ class LegacyFit:
 
     def epoch_begins(self) -> None:
         pass
+
+    def ends(self) -> None:
+        self.model.__dict__.pop("_maybe_load_initial_counters_from_ckpt", None)
 
     def build(self, iterator: Any, train_function: Any) -> None:
         if not hasattr(train_function, "get_concrete_function"):  # run_eagerly

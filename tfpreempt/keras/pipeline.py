@@ -50,6 +50,17 @@ def repeated_shuffles(dataset: Any) -> bool:
     return any(_has_repeat(root) for root in _roots(dataset))
 
 
+def caches_in_memory(dataset: Any) -> bool:
+    """Whether a pipeline keeps its elements in memory; they are in its state."""
+    return any(_caches(root) for root in _roots(dataset))
+
+
+def _caches(node: Any) -> bool:
+    if type(node).__name__ == "CacheDataset" and not node._filename.numpy():
+        return True
+    return any(_caches(part) for part in node._inputs())
+
+
 def uses_generator(dataset: Any) -> bool:
     """Whether a Python generator feeds the pipeline: it can't be put back.
 

@@ -69,6 +69,13 @@ def make_plan(saved: Progress | None, before: list[Any], epochs: int) -> Plan:
         )
         return Plan(number=number, task=Task.SKIP, histories=saved.histories, note=note)
     histories = saved.histories
+    if saved.phase != "complete" and epochs <= saved.epoch:
+        note = (
+            f"fit was asked for {epochs} epochs and the checkpoint is in epoch "
+            f"{saved.epoch + 1}; the model is restored as it was there, and nothing "
+            "is trained"
+        )
+        return Plan(number=number, task=Task.FINISHED, histories=histories, note=note)
     if saved.phase == "train":
         return Plan(number=number, task=Task.RESUME, histories=histories)
     if saved.phase == "validation":

@@ -27,7 +27,12 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.iterator_state import pack, unpack
 from tfpreempt.keras import pipeline
 from tfpreempt.keras.fit import Fit
-from tfpreempt.keras.host_iterator import host_iterator, is_supported, owned_iterators
+from tfpreempt.keras.host_iterator import (
+    host_iterator,
+    is_supported,
+    owned_iterators,
+    read_locally,
+)
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +88,26 @@ class Place:
         return Place(**values, states=states)
 
 
+def place_or_replay(place: Place | None, batches: int, is_amid: bool) -> Place:
+    """A worker's place; without one, the batches of the epoch are to be read again.
+
+    Args:
+        place: what was loaded.
+        batches: batches of the epoch that are trained.
+        is_amid: whether that is in the middle of the epoch.
+    """
+    if place is not None:
+        return place
+    if batches and is_amid:
+        log.warning(
+            "tfpreempt: this worker's position in the data is not in the checkpoint "
+            "(it was made by another number of workers), so the %d batches of the "
+            "epoch are read again",
+            batches,
+        )
+    return Place(kind="replay", made=0, read=0, batches=batches)
+
+
 class Feed:
     """The training data of one fit; `fit` makes its iterators of this.
 
@@ -91,11 +116,13 @@ class Feed:
 
     Attributes:
         dataset: what it stands for.
+        is_endless: whether one iterator of it serves all epochs.
         made: iterators that the fit has made.
     """
 
     def __init__(self, fit: Fit) -> None:
         self.made = 0
+        self.is_endless = fit.keeps_iterator
         self.dataset = fit.dataset
         self._instead: tuple[int, Any] | None = None
         fit.dataset = self
@@ -185,7 +212,8 @@ class IteratorPosition:
         count = len(list(owned_iterators(iterator)))
         self._before, now = place.states[:count], place.states[count:]
         _set_states(iterator, now or self._before)
-        if now:
+        # One iterator for all epochs repeats its shuffle itself, and goes on drawing.
+        if now and not self._feed.is_endless:
             _set_states(self._feed.spare(), self._before)
 
 
@@ -223,11 +251,13 @@ class ReplayPosition:
     """By reading everything again up to the place.
 
     Args:
-        feed: the data.
+        fit: the fit.
+        feed: its data.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, fit: Fit, feed: Feed) -> None:
         self._feed = feed
+        self._batches_of_step = fit.steps_per_execution
 
     def epoch_begins(self) -> None:
         pass
@@ -250,8 +280,10 @@ class ReplayPosition:
         with Progress(console=Console(stderr=True)) as bar:
             for index in bar.track(range(place.batches), description=what):
                 try:
-                    next(iterator)
+                    read_locally(iterator)
                 except StopIteration:
+                    if index > place.batches - self._batches_of_step:
+                        return  # the last step of an epoch may have had fewer
                     raise errors.CheckpointMismatchError(
                         f"The training data end after {index} batches, and the "
                         f"checkpoint was made after {place.batches}: the data have "
@@ -289,7 +321,7 @@ def position_of(kind: str, fit: Fit, feed: Feed) -> Position:
     """The way that a place was saved in."""
     if kind == "iterator":
         return IteratorPosition(feed)
-    return IndexPosition(fit, feed) if kind == "index" else ReplayPosition(feed)
+    return IndexPosition(fit, feed) if kind == "index" else ReplayPosition(fit, feed)
 
 
 def choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
@@ -306,17 +338,19 @@ def choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
     if fit.array_way == "index":
         return IndexPosition(fit, feed), None
     if fit.array_way == "replay":
-        return ReplayPosition(feed), f'{_AGAIN} (shuffle="batch")'
+        return ReplayPosition(fit, feed), f'{_AGAIN} (shuffle="batch")'
     if not (owned := list(owned_iterators(iterator))):
-        return ReplayPosition(feed), f"{_AGAIN} ({type(iterator).__name__})"
+        return ReplayPosition(fit, feed), f"{_AGAIN} ({type(iterator).__name__})"
     if pipeline.uses_generator(feed.dataset):
-        return ReplayPosition(feed), f"{_AGAIN} (a Python generator)"
+        return ReplayPosition(fit, feed), f"{_AGAIN} (a Python generator)"
     if problem := _refusal(owned, _IGNORE):
-        return ReplayPosition(feed), f"{_AGAIN} ({problem})"
+        return ReplayPosition(fit, feed), f"{_AGAIN} ({problem})"
     if fit.array_way is None and (problem := _refusal(owned, _FAIL)):
         return IteratorPosition(feed), f"{_RANDOM} ({problem})"
     if pipeline.repeated_shuffles(feed.dataset):
         return IteratorPosition(feed), _REPEATED
+    if pipeline.caches_in_memory(feed.dataset):
+        return IteratorPosition(feed), _CACHED
     return IteratorPosition(feed), None
 
 
@@ -336,6 +370,13 @@ _REPEATED = (
     "the input pipeline repeats a shuffle a finite number of times: the order of "
     "epochs after a resumed one may differ from an undisturbed run. Leave out "
     "repeat(n) and raise epochs, or use repeat() with steps_per_epoch"
+)
+
+
+_CACHED = (
+    "the input pipeline caches in memory, and what it has cached becomes part of every "
+    "commit in the middle of an epoch. Cache to a file (cache(path)), or load the data "
+    "before the pipeline, for instance with tfpreempt.keras.data.from_arrays"
 )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
 _ended: dict[str, list[Any]] = {}
 
 
@@ -25,7 +27,7 @@ def ends(directory: str, history: Any) -> None:
         directory: the checkpoint directory.
         history: Keras' History callback.
     """
-    values = {name: [float(v) for v in each] for name, each in history.history.items()}
+    values = {name: list(map(plain, each)) for name, each in history.history.items()}
     past = {"epoch": [int(epoch) for epoch in history.epoch], "history": values}
     _ended.setdefault(os.path.realpath(directory), []).append(past)
 
@@ -33,3 +35,9 @@ def ends(directory: str, history: Any) -> None:
 def forget(directory: str) -> None:
     """The directory holds no checkpoint any more: count from the beginning."""
     _ended.pop(os.path.realpath(directory), None)
+
+
+def plain(value: Any) -> Any:
+    """A log value that can be kept: a float, or an array of a metric with many."""
+    array = np.asarray(value)
+    return float(array) if array.ndim == 0 else array

@@ -42,6 +42,7 @@ class SequencePosition:
         self._shuffle_state: Any = None
         self._calls: list[list[Any]] = []  # hook, generators before it or None
         self._again: list[list[Any]] = []  # calls that Keras makes again
+        self._has_rest = False  # the next epoch is only what is left of one
         self._before_epoch: tuple[int, Any] = (0, None)  # calls, state by then
         self._has_state = all(
             callable(getattr(self._sequence, name, None))
@@ -56,7 +57,8 @@ class SequencePosition:
         self._before_epoch = (len(self._calls), state)
 
     def begins(self, iterator: Any) -> None:
-        self._shuffle_state = encode(random.getstate())
+        if not self._fit.reads_early:
+            self._shuffle_state = encode(random.getstate())
 
     def save(self, iterator: Any, made: int, read: int, batches: int) -> Place:
         calls, state = self._before_epoch
@@ -79,6 +81,7 @@ class SequencePosition:
                 _set_generators(generators)
                 getattr(self._sequence, hook, lambda: None)()
         if place.batches:
+            self._has_rest = True
             self._feed.replace(first, self._rest(place.batches))
 
     def restore(self, place: Place, iterator: Any) -> None:
@@ -92,7 +95,10 @@ class SequencePosition:
             if self._again:
                 _set_generators(self._again.pop(0)[1])
             before = random.getstate(), np.random.get_state(legacy=False)
-            inner()
+            if hook == "on_epoch_begin" and self._fit.reads_early:
+                self._begin_early(inner)
+            else:
+                inner()
             drew = encode(before) != encode(
                 (random.getstate(), np.random.get_state(legacy=False))
             )
@@ -100,6 +106,18 @@ class SequencePosition:
             self._calls.append([hook, generators])
 
         setattr(self._fit.adapter, hook, noted)
+
+    def _begin_early(self, inner: Callable[[], None]) -> None:
+        """Keras' readers start here, and draw the order in a thread of their own."""
+        if not self._has_rest:
+            self._shuffle_state = encode(random.getstate())
+            inner()
+            return
+        self._has_rest = False  # this epoch is read by `_rest`
+        adapter = self._fit.adapter
+        readers, adapter.enqueuer = adapter.enqueuer, None
+        inner()
+        adapter.enqueuer = readers
 
     def _rest(self, batches: int) -> Any:
         """The dataset of what is left of an epoch."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.keras import callbacks_state, progress, rounds, snapshot, variables
 from tfpreempt.keras.crowd import Crowd
-from tfpreempt.keras.fit import Fit, find, made_of
+from tfpreempt.keras.fit import Fit, find, is_running, made_of
 from tfpreempt.keras.fit_handler import FitHandler
 from tfpreempt.keras.plan import Task, make_plan
 from tfpreempt.keras.position import (
@@ -28,6 +29,7 @@ from tfpreempt.keras.position import (
     Place,
     Position,
     choose,
+    place_or_replay,
     position_of,
 )
 from tfpreempt.keras.progress import Progress
@@ -99,6 +101,7 @@ class Training:
             restore=settings.restore,
             save_timeout=settings.save_timeout,
             max_to_keep=settings.max_to_keep,
+            is_fitting=functools.partial(is_running, self.model),
         )
 
     def _start(self, files: callbacks_state.CallbackStates | None) -> None:
@@ -121,13 +124,13 @@ class Training:
         if problem := self.fit.keep_generators():
             log.warning("tfpreempt: %s.", problem)
         self._pending = self.plan.task.restores
+        if not self.plan.task.restores:
+            self.handler.adopt()
         if saved is None:
             return
         if self.plan.task is Task.SKIP and files is not None:
             self._crowd.restore_files(files)
-        if not self.plan.task.restores:
-            self.handler.adopt()
-        else:
+        if self.plan.task.restores:
             self._prepare(saved)
         if not self.plan.task.trains:
             self.fit.start_at(self._epochs, 0, {})
@@ -139,26 +142,15 @@ class Training:
         progress.check_same(saved, self._made_of, self._settings.checkpoint_dir)
         progress.check_divisible(saved, self._tally.steps_per_execution)
         self._tally.epoch = saved.epoch - (saved.phase == "complete")
-        self._place = self._find_place(saved)
+        place = None if self._own.loaded is None else self._own.loaded.place
+        is_amid = saved.phase == "train"
+        self._place = place_or_replay(place, saved.batch, is_amid)
         if self._place.kind != "sequence":
             self._position = position_of(self._place.kind, self.fit, self._feed)
         assert self._position is not None
         self._position.prepare(self._place, self.fit.first_iterator)
         if self.plan.task.trains:
             self.fit.start_at(saved.epoch, saved.batch, saved.loop)
-
-    def _find_place(self, saved: Progress) -> Place:
-        place = None if self._own.loaded is None else self._own.loaded.place
-        if place is not None:
-            return place
-        if saved.batch and saved.phase == "train":
-            log.warning(
-                "tfpreempt: this worker's position in the data is not in the "
-                "checkpoint (it was made by another number of workers), so the %d "
-                "batches of the epoch are read again",
-                saved.batch,
-            )
-        return Place(kind="replay", made=0, read=0, batches=saved.batch)
 
     # --- steps -----------------------------------------------------------------------
 
@@ -177,6 +169,8 @@ class Training:
 
     def before_step(self, iterator: Any) -> Any:
         """Something is out of the ordinary before a step; see `Steps`."""
+        if self._crowd.is_silent:  # nothing is restored yet, and the data have ended
+            return self.function.inner(iterator)
         logs = None
         is_new = iterator is not self.function.iterator
         self.function.iterator = iterator
@@ -184,6 +178,8 @@ class Training:
             logs = self._resume(iterator)
         elif is_new:
             self._begin_iterator(iterator)
+        if self.handler.runs == 0:
+            self._crowd.check()
         is_first = self.plan.task is Task.TRAIN and self.handler.runs == 0
         if is_first and self.plan.number > 1:
             # A save before the first step must hold what the fits before left.
@@ -193,7 +189,7 @@ class Training:
         left = self._schedule.steps_left(
             self.handler.total_run_calls, self._tally.steps_per_execution
         )
-        self.function.stop_at = self.handler.runs + left
+        self.function.stop_at = self.handler.runs + left if logs is None else 0
         return logs
 
     def _begin_iterator(self, iterator: Any) -> None:
@@ -303,7 +299,7 @@ class Training:
         if self.plan.task is Task.SKIP:
             past = self.plan.histories[self.plan.number - 1]
             history.epoch, history.history = list(past["epoch"]), dict(past["history"])
-        elif self._pending and self.plan.task is Task.FINISHED:
+        elif self._pending:
             self._restore_variables()
             self._restore_callbacks()
         self._pending = False
@@ -316,6 +312,7 @@ class Training:
 
     def release(self) -> None:
         """Gives back what Keras had before."""
+        self.fit.ends()
         if self.model.train_function is self.function:
             self.model.train_function = self.function.inner
         self._unregister()
@@ -332,19 +329,24 @@ class Training:
     # --- what a save takes -----------------------------------------------------------
 
     def _take_shared(self) -> snapshot.Shared:
-        if self._held is not None:
-            return self._held[0]
-        if self.plan.task is Task.SKIP:
+        loaded = self._shared.loaded
+        if self.plan.task is Task.FINISHED and loaded is not None and self._ends:
+            return loaded
+        if not self.plan.task.trains or self._pending or self._crowd.is_silent:
             raise errors.SaveError(
-                f"fit {self.plan.number} of the program was complete before the "
-                "restart; there is nothing new to save"
+                "nothing was trained in this fit yet; the commit before it stands"
             )
-        return self._shared_now("complete" if self._ends else "train")
+        if self._held is None:
+            return self._shared_now("complete" if self._ends else "train")
+        return dataclasses.replace(self._held[0], callbacks=self._crowd.capture())
 
     def _take_own(self) -> snapshot.Own:
+        if self.plan.task is Task.FINISHED and self._own.loaded is not None:
+            return self._own.loaded
         if self._held is None:
             return self._own_now(self._here())
-        return dataclasses.replace(self._held[1], place=self._here())
+        files = self._crowd.capture_files()
+        return dataclasses.replace(self._held[1], files=files, place=self._here())
 
     def _shared_now(self, phase: progress.Phase) -> snapshot.Shared:
         self.fit.settle()
@@ -370,7 +372,7 @@ class Training:
         logs: Mapping[str, Any] = {}
         if phase == "validation":
             batch = tally.last_step
-            logs = {k: float(v) for k, v in dict(self.function.logs).items()}
+            logs = {k: rounds.plain(v) for k, v in (self.function.logs or {}).items()}
         elif phase == "complete":
             epoch, batch = epoch + 1, 0
             stopped = epoch < self._epochs

@@ -1,0 +1,74 @@
+"""Cases that a review found, each of which went wrong before; see programs/edges.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.tensorflow]
+
+PROGRAM = Path(__file__).with_name("programs") / "edges.py"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    environment = {
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", PROGRAM, tmp_path_factory.mktemp("edges")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture
+def told(ended: Any) -> dict[str, Any]:
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+    records = [json.loads(line) for line in lines]
+    return {record.pop("name"): record for record in records}
+
+
+def test_metrics_with_many_values_are_kept(told: dict[str, Any]) -> None:
+    assert told["left"] == {"code": 143}
+    assert told["vector"] == {"epochs": [0, 1, 2], "shape": [3, 3]}
+
+
+def test_fewer_epochs_than_trained_restore_and_train_nothing(
+    told: dict[str, Any],
+) -> None:
+    assert told["fewer"]["epochs"] == [0]
+    assert len(told["fewer"]["losses"]) == 1
+
+
+def test_a_plain_fit_after_a_complete_one_trains_all_its_epochs(
+    told: dict[str, Any],
+) -> None:
+    assert told["complete"] == {"epochs": [0, 1, 2], "plain": [0, 1]}
+
+
+def test_a_state_that_cannot_be_saved_is_named_before_training(
+    told: dict[str, Any],
+) -> None:
+    assert "Bad" in told["bad"]["error"]
+    assert "get_state()['x']" in told["bad"]["error"]
+    assert told["bad"]["plain"] == [0, 1]
+
+
+def test_a_fit_that_died_leaves_nothing_behind(
+    told: dict[str, Any], ended: Any
+) -> None:
+    assert told["died"] == {"error": "died", "plain": [0, 1]}
+    assert "deaf" not in told, "SIGTERM was swallowed"
+    assert ended.returncode == 143, ended.stderr[-3000:]
