@@ -94,7 +94,7 @@ def main() -> None:
     try:
         _, history = fit("vector", epochs=1)
         tell(name="fewer", epochs=history.epoch, losses=history.history["loss"])
-    except Exception as error:  # noqa: BLE001 - told
+    except Exception as error:
         tell(name="fewer", error=repr(error))
     _, history = fit("vector")
     shape = np.shape(history.history["val_f1_score"])
@@ -103,7 +103,7 @@ def main() -> None:
     tell(name="complete", epochs=history.epoch, plain=plain(made))
     try:
         fit("bad", Bad())
-    except Exception as error:  # noqa: BLE001 - told
+    except Exception as error:
         tell(name="bad", error=str(error), plain=plain(model()))
     try:
         fit("died", Died())
