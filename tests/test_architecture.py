@@ -45,6 +45,7 @@ TENSORFLOW = {
     "handler.py": "takes strategies, checkpoints and cluster resolvers",
     "tensorflow_side.py": "what the handler needs of TensorFlow, kept apart from it",
     "cli/_demo_worker.py": "the demo's training program, a process of its own",
+    "cli/_demo_keras_worker.py": "the same by model.fit",
 }
 TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras"}
 # Who reaches below TensorFlow's public surface, into its eager context, and for what.
@@ -60,6 +61,7 @@ SLEEPERS = {
 VISITORS = {
     "cli/__init__.py": "shows the version",
     "cli/_demo_worker.py": "is written as a user's program",
+    "cli/_demo_keras_worker.py": "is written as a user's program",
 }
 # The decision is made without I/O, clock or TensorFlow: these import one another only.
 PURE = {
@@ -73,6 +75,7 @@ LINES = 400
 # Longer than that, and why.
 LONG = {
     "tfpreempt/coordination/agreement.py": "one table in one file, searched whole",
+    "tfpreempt/keras/training.py": "one fit from its beginning to its end",
 }
 
 

@@ -17,8 +17,9 @@ def read(path: Path) -> Any:
     return nbformat.read(path, as_version=4)
 
 
-def test_there_is_a_notebook() -> None:
-    assert "custom_loop_multiworker.ipynb" in [path.name for path in NOTEBOOKS]
+def test_the_notebooks_are_there() -> None:
+    names = {path.name for path in NOTEBOOKS}
+    assert {"custom_loop_multiworker.ipynb", "preemption_quickstart.ipynb"} <= names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -231,12 +231,28 @@ class TestCommand:
         assert done.exit_code == 1
         assert "no folder can be made there" in done.output
 
+    def test_keras_trains_whole_epochs(self, tmp_path: Path) -> None:
+        arguments = ["--keras", "--steps", "130", "--out", str(tmp_path / "out")]
+        done = CliRunner().invoke(demo.demo, arguments)
+        assert done.exit_code == 1
+        assert "Give a multiple of 50" in done.output
+        assert not (tmp_path / "out").exists()
+
     @pytest.mark.tensorflow
     @pytest.mark.multiprocess
-    @pytest.mark.parametrize("preemptions", [0, 2])
-    def test_nothing_is_lost(self, tmp_path: Path, preemptions: int) -> None:
+    @pytest.mark.parametrize(
+        ("preemptions", "more"),
+        [
+            (0, ["--steps=500"]),
+            (2, ["--steps=500"]),
+            (2, ["--steps=200", "--keras"]),
+        ],
+    )
+    def test_nothing_is_lost(
+        self, tmp_path: Path, preemptions: int, more: list[str]
+    ) -> None:
         command = [sys.executable, "-m", "tfpreempt", "demo", "--json", "--seed", "4"]
-        command += ["--steps", "500", "--preemptions", str(preemptions)]
+        command += ["--preemptions", str(preemptions), *more]
         done = subprocess.run(
             [*command, "--out", str(tmp_path)], capture_output=True, text=True
         )

@@ -144,7 +144,13 @@ class Job:
 
 
 def demo_command(
-    directory: Path, *, workers: int, steps: int, seed: int, preemptions: int
+    directory: Path,
+    *,
+    workers: int,
+    steps: int,
+    seed: int,
+    preemptions: int,
+    keras: bool = False,
 ) -> list[str]:
     """The demo's training program under the supervisor; no failure is forgiven."""
     checkpoints = str(directory / "checkpoints")
@@ -153,7 +159,8 @@ def demo_command(
     supervisor += ["--max-preemptions", str(preemptions), "--max-failures", "0"]
     supervisor += ["--checkpoint-dir", checkpoints]
     supervisor += ["--log-dir", str(directory / "logs")]
-    program = [sys.executable, "-m", "tfpreempt.cli._demo_worker"]
+    module = "_demo_keras_worker" if keras else "_demo_worker"
+    program = [sys.executable, "-m", f"tfpreempt.cli.{module}"]
     program += ["--steps", str(steps), "--seed", str(seed)]
     program += ["--checkpoint-dir", checkpoints, "--out", str(directory)]
     return [*supervisor, "--", *program]

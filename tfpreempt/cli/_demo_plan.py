@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from tfpreempt.errors import ConfigurationError
 
 STEPS = 1_000
+EPOCH_STEPS = 50  # of `model.fit`
 _GAP = 20  # steps between two strikes: an incarnation trains before it is struck again
 _LAST = 0.8  # share of the steps after which nothing is struck: a notice needs time
 

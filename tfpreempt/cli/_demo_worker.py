@@ -138,13 +138,18 @@ def save_result(out: Path, worker: int, model: keras.Model, digits: Digits) -> N
     (out / f"result-{worker}.json").write_text(result, encoding="utf-8")
 
 
-def main() -> None:
-    """Makes the run repeatable, byte for byte, and trains."""
-    arguments = parse_arguments()
-    keras.utils.set_random_seed(arguments.seed)
+def make_repeatable(seed: int) -> None:
+    """Makes two runs equal, byte for byte."""
+    keras.utils.set_random_seed(seed)
     tf.config.experimental.enable_op_determinism()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def main() -> None:
+    """Makes the run repeatable, and trains."""
+    arguments = parse_arguments()
+    make_repeatable(arguments.seed)
     train(arguments, load_digits())
 
 

@@ -17,7 +17,13 @@ import click
 from rich.console import Console
 
 from tfpreempt.cli._demo_job import Job, demo_command
-from tfpreempt.cli._demo_plan import STEPS, Strike, Striker, draw_strikes
+from tfpreempt.cli._demo_plan import (
+    EPOCH_STEPS,
+    STEPS,
+    Strike,
+    Striker,
+    draw_strikes,
+)
 from tfpreempt.cli._demo_result import Result, assess
 from tfpreempt.cli._demo_view import result_table, show_progress
 from tfpreempt.errors import ConfigurationError, TfpreemptError
@@ -48,6 +54,10 @@ from tfpreempt.errors import ConfigurationError, TfpreemptError
     "--steps", type=click.IntRange(1), default=STEPS, show_default=True,
     help="Training steps.",
 )  # fmt: skip
+@click.option(
+    "--keras", is_flag=True,
+    help="Train by model.fit with the callback; otherwise a loop of one's own.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
 def demo(
     out: Path,
@@ -55,6 +65,7 @@ def demo(
     preemptions: int,
     seed: int | None,
     steps: int,
+    keras: bool,
     as_json: bool,
 ) -> None:
     """Train on handwritten digits through real preemptions, and compare.
@@ -73,11 +84,13 @@ def demo(
         strikes = draw_strikes(
             workers=workers, preemptions=preemptions, seed=seed, steps=steps
         )
+        if keras:
+            _require_whole_epochs(steps)
         _require_scikit_learn()
         directory = _fresh_directory(out)
         console.print(f"seed {seed}, files in {directory}", highlight=False)
         with _left_by_sigterm():
-            result = _run(console, directory, strikes, workers, steps, seed)
+            result = _run(console, directory, strikes, workers, steps, seed, keras)
     except TfpreemptError as error:
         raise click.ClickException(str(error)) from error
     seconds = round(time.monotonic() - began, 1)
@@ -105,6 +118,7 @@ def _run(
     workers: int,
     steps: int,
     seed: int,
+    keras: bool,
 ) -> Result:
     """Trains twice, once struck and once left alone, and compares."""
     jobs = {"interrupted": strikes, "uninterrupted": ()}
@@ -115,6 +129,7 @@ def _run(
             steps=steps,
             seed=seed,
             preemptions=len(planned),
+            keras=keras,
         )
         job = Job(directory / title, command, workers)
         with job, show_progress(console, title, steps) as show:
@@ -143,6 +158,15 @@ def _report(
         click.echo(f"Error: {failure}", err=True)
     if failures:
         raise SystemExit(1)
+
+
+def _require_whole_epochs(steps: int) -> None:
+    """Says before any process is started what `model.fit` can't do."""
+    if steps % EPOCH_STEPS:
+        raise ConfigurationError(
+            f"--steps {steps} with --keras: model.fit trains whole epochs, of "
+            f"{EPOCH_STEPS} steps here. Give a multiple of {EPOCH_STEPS}."
+        )
 
 
 def _require_scikit_learn() -> None:

@@ -106,6 +106,16 @@ class Fit(Protocol):
     def epoch_begins(self) -> None:
         """Called in `on_epoch_begin`, after all other callbacks."""
 
+    def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
+        """No step is left in an epoch whose steps returned these logs.
+
+        Returns:
+            Whether Keras can end the epoch so; otherwise a step must return them.
+        """
+
+    def forget_answer(self, answered: bool) -> None:
+        """A step beyond the data was answered, and must not count as one of theirs."""
+
     def ends(self) -> None:
         """Takes back what `start_at` left on the model; also after a failure."""
 

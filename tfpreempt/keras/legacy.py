@@ -176,6 +176,13 @@ class LegacyFit:
     def epoch_begins(self) -> None:
         pass
 
+    def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
+        return False  # it refuses an epoch without a step
+
+    def forget_answer(self, answered: bool) -> None:
+        if answered:
+            self._loop._current_step -= self.steps_per_execution
+
     def ends(self) -> None:
         self.model.__dict__.pop("_maybe_load_initial_counters_from_ckpt", None)
 

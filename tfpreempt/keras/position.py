@@ -324,7 +324,15 @@ def position_of(kind: str, fit: Fit, feed: Feed) -> Position:
     return IndexPosition(fit, feed) if kind == "index" else ReplayPosition(fit, feed)
 
 
-def choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
+def choose(fit: Fit, feed: Feed, iterator: Any) -> Position:
+    """The best way for this pipeline; warns of what it cannot give."""
+    position, problem = _choose(fit, feed, iterator)
+    if problem is not None:
+        log.warning("tfpreempt: %s.", problem)
+    return position
+
+
+def _choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
     """The best way for this pipeline, by trying on an iterator that was not read.
 
     Args:

@@ -38,6 +38,7 @@ from tfpreempt.keras.sequence import SequencePosition
 from tfpreempt.keras.settings import Settings
 from tfpreempt.keras.tally import Tally
 from tfpreempt.keras.train_function import TrainFunction
+from tfpreempt.tensorflow_side import END_OF_DATA
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Training:
         self._schedule = Schedule(settings.save_freq)
         self._held: tuple[snapshot.Shared, snapshot.Own] | None = None
         self._ends = False
+        self._answered = False  # whether a step that met the end of data was answered
         self._shared = snapshot.SharedState(self._take_shared)
         self._own = snapshot.OwnState(self._take_own)
         self._checkpoint = variables.checkpoint_of(model)
@@ -169,7 +171,8 @@ class Training:
 
     def before_step(self, iterator: Any) -> Any:
         """Something is out of the ordinary before a step; see `Steps`."""
-        if self._crowd.is_silent:  # nothing is restored yet, and the data have ended
+        if self._crowd.is_silent:  # the data have ended, and the rest is not restored
+            self.fit.forget_answer(self._answered)
             return self.function.inner(iterator)
         logs = None
         is_new = iterator is not self.function.iterator
@@ -196,9 +199,7 @@ class Training:
         self._tally.read += 1
         self._tally.iterator_stands_at(0)
         if self._position is None:
-            self._position, problem = choose(self.fit, self._feed, iterator)
-            if problem is not None:
-                log.warning("tfpreempt: %s.", problem)
+            self._position = choose(self.fit, self._feed, iterator)
         self._position.begins(iterator)
 
     def _save_if_due(self) -> None:
@@ -234,7 +235,7 @@ class Training:
         if not again:
             self._restore_variables()
             self._restore_callbacks()
-            return None
+            return self._try_first_step(iterator) if saved.logs else None
         # The epoch's last step was trained: Keras gets its result and the metrics, and
         # the rest follows where it was captured, in `validation_begins`.
         self._restore_own_variables()
@@ -242,6 +243,19 @@ class Training:
         self.model.stop_training = saved.stopped
         self.function.logs = dict(saved.logs)
         return self.function.logs
+
+    def _try_first_step(self, iterator: Any) -> Any:
+        """The data may end right here, where Keras did not know their length."""
+        assert self._shared.loaded is not None
+        try:
+            return self.handler.run(self.function.inner, iterator)
+        except END_OF_DATA:
+            logs = dict(self._shared.loaded.progress.logs)
+            if self.fit.ends_epoch_with(logs):
+                raise
+            self._answered = True  # as in REVALIDATE
+            self._crowd.silence()
+            return logs
 
     def _restore_variables(self) -> None:
         self.handler.restore_variables()
@@ -370,9 +384,10 @@ class Training:
         epoch, batch = tally.epoch, tally.epoch_batches
         stopped = bool(self.model.stop_training)
         logs: Mapping[str, Any] = {}
+        if phase == "validation" or batch:
+            logs = {k: rounds.plain(v) for k, v in (self.function.logs or {}).items()}
         if phase == "validation":
             batch = tally.last_step
-            logs = {k: rounds.plain(v) for k, v in (self.function.logs or {}).items()}
         elif phase == "complete":
             epoch, batch = epoch + 1, 0
             stopped = epoch < self._epochs

@@ -1,12 +1,14 @@
 """A user's program with `model.fit`, on either Keras, that a test can interrupt.
 
-It prints `began` before the fit, `trained EPOCH BATCH` after each batch, `validates EPOCH
-BATCH` before each batch of the validation, and what it ended with as `result {...}`.
+It prints `began` before `fit`, `trained EPOCH BATCH` after each step, with the last
+batch of it, `validates EPOCH BATCH` before each step of the validation, and what came
+out as `result {...}`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import importlib
 import json
@@ -23,6 +25,8 @@ import tfpreempt.keras
 BATCH = 8
 VALIDATION_BATCHES = 3
 
+gc.freeze()  # at exit, the pages shared with the zygote would be copied to be freed
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
@@ -31,7 +35,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", default="tfdata")
     parser.add_argument("--strategy", default="none")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batches", type=int, default=6, help="of an epoch")
+    parser.add_argument("--batches", type=int, default=8, help="of an epoch")
+    parser.add_argument("--steps-per-execution", type=int, default=1)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, each batch")
     parser.add_argument("--hold-at", default="", help="such as begin:1:4")
     parser.add_argument("--save-every", type=int, help="batches; not each epoch")
@@ -46,7 +51,8 @@ is_legacy = options.line == "tf_keras"
 rng = np.random.default_rng(0)
 # The first column numbers the rows.
 count = options.batches * BATCH
-x = np.column_stack([np.arange(count), rng.standard_normal((count, 5))]).astype("float32")
+x = np.column_stack([np.arange(count), rng.standard_normal((count, 5))])
+x = x.astype("float32")
 y = x[:, 1:2] * 2 + x[:, 2:3]
 
 
@@ -115,6 +121,9 @@ def make_data() -> dict[str, Any]:
     if options.data == "generator":
         return {"x": generate(), "steps_per_epoch": options.batches}
     rows = tf.data.Dataset.from_tensor_slices((x, y))
+    if options.data == "repeated":  # passes end within epochs
+        rows = rows.skip(5).shuffle(count, seed=3).repeat()
+        return {"x": rows.batch(BATCH), "steps_per_epoch": options.batches}
     return {"x": rows.shuffle(count, seed=3).batch(BATCH).prefetch(2)}
 
 
@@ -159,7 +168,12 @@ def make_model() -> Any:
             layers.Dense(1),
         ]
     )
-    model.compile(keras.optimizers.Adam(1e-2), "mse", metrics=["mae"])
+    model.compile(
+        keras.optimizers.Adam(1e-2),
+        "mse",
+        metrics=["mae"],
+        steps_per_execution=options.steps_per_execution,
+    )
     return model
 
 
@@ -171,53 +185,50 @@ def make_callbacks() -> list[Any]:
     return [ours, Watch()]
 
 
+def local_values(variable: Any) -> list[bytes]:
+    """The values of this worker's replicas."""
+    value = variable if is_legacy else variable.value
+    parts = model.distribute_strategy.experimental_local_results(value)
+    return [np.asarray(part).tobytes() for part in parts]
+
+
 def digest(variables: Any) -> list[str]:
-    """Every variable's local values, as a hash."""
-    parts = (
-        np.asarray(part).tobytes()
+    return [
+        hashlib.sha256(part).hexdigest()[:16]
         for variable in variables
-        for part in strategy.experimental_local_results(
-            getattr(variable, "value", variable) if not is_legacy else variable
-        )
-    )
-    return [hashlib.sha256(part).hexdigest()[:16] for part in parts]
+        for part in local_values(variable)
+    ]
 
 
-def report(model: Any, history: Any) -> None:
+def report(history: Any) -> None:
     slots = model.optimizer.variables
-    [order] = (v for v in model.variables if "order" in v.name)
     found = {
         "weights": digest(model.variables),
         "optimizer": digest(slots() if callable(slots) else slots),
         "history": history.history,
         "epoch": history.epoch,
-        "order": digest([order]),
+        "order": [part.hex() for part in local_values(model.layers[0].order)],
     }
     say("result", json.dumps(found))
 
 
-def main() -> None:
-    log_to_stdout()
-    if is_legacy:
-        keras.backend.experimental.enable_tf_random_generator()
-    elif options.strategy == "mwms":
-        tfpreempt.keras.enable_multi_worker()
-    keras.utils.set_random_seed(7)
-    tf.config.experimental.enable_op_determinism()
-    global strategy
-    strategy = make_strategy(options.strategy)
-    with strategy.scope():
-        model = make_model()
-    say("began")
-    history = model.fit(
-        **make_data(),
-        epochs=options.epochs,
-        verbose=0,
-        callbacks=make_callbacks(),
-        validation_data=(x[: 3 * BATCH], y[: 3 * BATCH]),
-        validation_batch_size=BATCH,
-    )
-    report(model, history)
-
-
-main()
+log_to_stdout()
+if is_legacy:
+    keras.backend.experimental.enable_tf_random_generator()
+elif options.strategy == "mwms":
+    tfpreempt.keras.enable_multi_worker()
+keras.utils.set_random_seed(7)
+tf.config.experimental.enable_op_determinism()
+with make_strategy(options.strategy).scope():
+    model = make_model()
+say("began")
+validation_rows = slice(VALIDATION_BATCHES * BATCH)
+history = model.fit(
+    **make_data(),
+    epochs=options.epochs,
+    verbose=0,
+    callbacks=make_callbacks(),
+    validation_data=(x[validation_rows], y[validation_rows]),
+    validation_batch_size=BATCH,
+)
+report(history)

@@ -1,0 +1,146 @@
+"""The pairwise cover of the matrix; `make campaign` runs all of it.
+
+Two processes, one for each Keras, run the cells one after another; a test waits for its
+cell. What is run is what was selected: `-k` runs a single cell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keras.matrix import Cell, cells, cuts, fails_by_itself, pairs, pairwise
+from tests.multiprocess.harness import ROOT, wait_until, worker_environment
+
+LIMIT = 290.0  # seconds for a cell, with all that are run before it
+
+
+class Runner:
+    """A process that runs cells of one Keras.
+
+    Args:
+        line: that Keras.
+        requests: what it is to do; None: see `keras_alone_on_two_devices`.
+        directory: for its files.
+    """
+
+    def __init__(
+        self, line: str, requests: Sequence[Cell | None], directory: Path
+    ) -> None:
+        directory.mkdir()
+        records = [each and dataclasses.asdict(each) for each in requests]
+        (directory / "in").write_text("".join(f"{json.dumps(r)}\n" for r in records))
+        self._out, self._err = directory / "out", directory / "err"
+        with contextlib.ExitStack() as files:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.keras.matrix", line, str(directory)],
+                stdin=files.enter_context((directory / "in").open()),
+                stdout=files.enter_context(self._out.open("w")),
+                stderr=files.enter_context(self._err.open("w")),
+                env=worker_environment(directory),
+                cwd=ROOT,
+            )
+
+    def result(self, name: str, limit: float = LIMIT) -> dict[str, Any]:
+        """What came out of a cell, as soon as it is there."""
+
+        def found() -> list[dict[str, Any]]:
+            has_ended = self._process.poll() is not None
+            lines = self._out.read_text().split("\n")[:-1]
+            results = [json.loads(line.removeprefix("result ")) for line in lines]
+            here = [result for result in results if result["id"] == name]
+            assert here or not has_ended, f"the process ended:\n{self.errors()}"
+            return here
+
+        return wait_until(found, name, limit, self.errors())[0]
+
+    def errors(self) -> str:
+        return self._err.read_text(errors="replace")[-6000:]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def runners(requests: Sequence[Cell | None]) -> Iterator[dict[str, Runner]]:
+    """One for each Keras that is asked for; None goes to Keras 3."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    place = Path(tempfile.mkdtemp(prefix="tfpreempt-test-", dir=memory))
+    made: dict[str, Runner] = {}
+    try:
+        for line in ("keras", "tf_keras"):
+            of_line = [r for r in requests if (r.line if r else "keras") == line]
+            if of_line:
+                made[line] = Runner(line, of_line, place / line)
+        yield made
+    finally:
+        for runner in made.values():
+            runner.close()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def selected(request: pytest.FixtureRequest) -> list[Cell | None]:
+    """What the tests of this module that are going to run need, in their order."""
+    of_module = [item for item in request.session.items if item.path == request.path]
+    values = [getattr(item, "callspec", None) for item in of_module]
+    found: list[Cell | None] = [v.params["cell"] for v in values if v is not None]
+    is_left_out = test_what_is_left_out_fails_without_us.__name__
+    return found + [None for item in of_module if item.name == is_left_out]
+
+
+@pytest.fixture(scope="module")
+def lines(request: pytest.FixtureRequest) -> Iterator[dict[str, Runner]]:
+    with runners(selected(request)) as made:
+        yield made
+
+
+def check(result: dict[str, Any], cell: Cell) -> None:
+    assert "error" not in result, result["error"]
+    assert result["missed"] == []
+    assert result["restarts"] == len(cuts(cell))
+    assert result["differs"] == []
+
+
+with_processes = (pytest.mark.tensorflow, pytest.mark.timeout(LIMIT + 60))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(c, id=c.id, marks=with_processes) for c in pairwise(cells())],
+)
+def test_equals_a_run_without_interruption(
+    lines: dict[str, Runner], cell: Cell
+) -> None:
+    """Weights, optimizer, metrics, History, CSV, and the order of the samples."""
+    check(lines[cell.line].result(cell.id), cell)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(LIMIT + 60)
+def test_what_is_left_out_fails_without_us(lines: dict[str, Runner]) -> None:
+    """If this fails, Keras has mended it: see `fails_by_itself`."""
+    result = lines["keras"].result("alone")
+    assert "You must feed a value for placeholder" in result["error"]
+
+
+def test_the_matrix_is_whole_and_the_cover_covers_it() -> None:
+    every, few = cells(), pairwise(cells())
+    assert len(every) == 2 * 4 * 2 * 2 * 6 - 24
+    assert len(set(every)) == len(every)
+    assert not any(map(fails_by_itself, every))
+    assert len(few) <= 30
+    covered = set().union(*map(pairs, few))
+    assert covered == set(itertools.chain.from_iterable(map(pairs, every)))

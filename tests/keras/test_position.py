@@ -1,0 +1,272 @@
+"""The position in tf.data pipelines: what is left of an epoch, and every epoch after.
+
+The model notes what it is given. It is small and runs eagerly, so that many pipelines
+can be interrupted at many places.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tests.keras.both_lines import LINES  # noqa: E402
+from tests.keras.small_fit import Machine, Seen, machine  # noqa: E402
+
+SAMPLES, EPOCHS, STEPS = 18, 3, 5
+Dataset = tf.data.Dataset
+
+
+@pytest.fixture
+def on(line: str) -> Iterator[Machine]:
+    with machine(line) as made:
+        yield made
+
+
+# --- pipelines -----------------------------------------------------------------------
+
+
+def numbers(first: Any = 0, end: Any = SAMPLES) -> Any:
+    """Each sample is its own index."""
+    return Dataset.range(first, end)
+
+
+def rows(data: Any) -> Any:
+    return data.map(lambda batch: tf.cast(batch, tf.float32)[:, None])
+
+
+def files(seed: int | None) -> Any:
+    """A shuffle of files, some read at a time, and a shuffle of what is in them."""
+    names = Dataset.range(6).shuffle(6, seed=seed)
+    records = names.interleave(
+        lambda name: numbers(3 * name, 3 * name + 3), cycle_length=2, block_length=1
+    )
+    return records.shuffle(8, seed=seed)
+
+
+def generated() -> Iterator[int]:
+    yield from np.random.default_rng(3).permutation(SAMPLES)
+
+
+def three_shuffles(seed: int | None) -> Any:
+    once = numbers().shuffle(SAMPLES, seed=seed)
+    return once.shuffle(5, seed=seed).batch(2).shuffle(4, seed=seed).unbatch()
+
+
+PIPELINES: dict[str, Callable[[int | None], Any]] = {
+    "shuffled": lambda seed: numbers().shuffle(SAMPLES, seed=seed).batch(4),
+    "small buffer": lambda seed: numbers().shuffle(5, seed=seed).batch(4),
+    "not reshuffled": lambda seed: (
+        numbers().shuffle(9, seed=seed, reshuffle_each_iteration=False).batch(4)
+    ),
+    "batches shuffled": lambda seed: numbers().batch(4).shuffle(3, seed=seed),
+    "two shuffles": lambda seed: (
+        numbers().shuffle(SAMPLES, seed=seed).shuffle(5, seed=seed).batch(4)
+    ),
+    "three shuffles": lambda seed: three_shuffles(seed).batch(4),
+    "files": lambda seed: files(seed).batch(4),
+    "prefetched": lambda seed: (
+        numbers()
+        .shuffle(SAMPLES, seed=seed)
+        .map(lambda value: value, num_parallel_calls=2)
+        .batch(4)
+        .prefetch(tf.data.AUTOTUNE)
+    ),
+    "cached": lambda seed: numbers().cache().shuffle(SAMPLES, seed=seed).batch(4),
+    "filtered": lambda seed: (
+        numbers(0, 2 * SAMPLES)
+        .filter(lambda value: value < SAMPLES)
+        .shuffle(SAMPLES, seed=seed)
+        .batch(4)
+    ),
+    "zipped": lambda seed: (
+        Dataset.zip(numbers(), numbers().shuffle(9, seed=seed))
+        .map(lambda _, value: value)
+        .batch(4)
+    ),
+    "concatenated": lambda seed: (
+        numbers(0, 9)
+        .shuffle(9, seed=seed)
+        .concatenate(numbers(9, SAMPLES).shuffle(5, seed=seed))
+        .batch(4)
+    ),
+    "repeated": lambda seed: numbers().shuffle(SAMPLES, seed=seed).repeat().batch(4),
+    "repeated and shuffled": lambda seed: (
+        numbers().repeat().shuffle(9, seed=seed).batch(4)
+    ),
+    "generator": lambda seed: Dataset.from_generator(
+        generated, output_signature=tf.TensorSpec([], tf.int64)
+    ).batch(4),
+}
+ENDLESS = {"repeated", "repeated and shuffled"}
+
+MIDDLE = [("begin", 1, 3)]
+OFTEN = [("end", 0, 0), ("begin", 1, 4), ("epoch", 1, 0), ("end", 2, 2)]
+CUTS = {"keras": [MIDDLE, OFTEN], "tf_keras": [OFTEN]}
+
+
+def train(
+    on: Machine, data: Callable[[], Any], *cuts: Any, seed: int | None = 7, **more: Any
+) -> list[list[list[int]]]:
+    """The batches of each epoch; without cuts, of Keras without our callback."""
+    seen = Seen()
+
+    def program() -> None:
+        ours = [on.preemption(save_freq=None)] if cuts else []
+        seen.model(on).fit(
+            rows(data()),
+            epochs=EPOCHS,
+            verbose=0,
+            callbacks=[*ours, seen.callback(on), on.interrupter()],
+            **more,
+        )
+
+    on.run(program, *cuts, seed=seed)
+    shutil.rmtree(on.checkpoints, ignore_errors=True)
+    return [seen.epochs[epoch] for epoch in range(EPOCHS)]
+
+
+@functools.cache
+def undisturbed(line: str, name: str) -> list[list[list[int]]]:
+    with machine(line) as on:
+        return train(on, lambda: PIPELINES[name](3), **options(name))
+
+
+def options(name: str) -> dict[str, int]:
+    return {"steps_per_epoch": STEPS} if name in ENDLESS else {}
+
+
+# --- the rest of the epoch and all later ones ----------------------------------------
+
+
+@LINES
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_seeded_pipeline_goes_on_exactly(on: Machine, line: str, name: str) -> None:
+    for cuts in CUTS[line]:
+        found = train(on, lambda: PIPELINES[name](3), *cuts, **options(name))
+        assert found == undisturbed(line, name), cuts
+
+
+@LINES
+def test_the_global_seed_is_a_seed(on: Machine, line: str) -> None:
+    data = functools.partial(PIPELINES["two shuffles"], None)
+    assert train(on, data, *OFTEN) == train(on, data)
+
+
+@pytest.mark.parametrize(
+    ("line", "steps"), [("keras", 3), ("keras", STEPS), ("tf_keras", STEPS)]
+)
+def test_epochs_that_are_not_those_of_the_data(
+    on: Machine, line: str, steps: int
+) -> None:
+    """Keras 3 begins the data anew where they end, within its epoch."""
+    data = functools.partial(PIPELINES["two shuffles"], 3)
+    cuts = [("begin", 0, 2), ("begin", 1, 1), ("epoch", 1, 0), ("end", 2, 1)]
+    found = train(on, data, *cuts, steps_per_epoch=steps)
+    assert found == train(on, data, steps_per_epoch=steps)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        *(("keras", name) for name in ("two shuffles", "files", "prefetched")),
+        *((line, "filtered") for line in ("keras", "tf_keras")),
+    ],
+)
+def test_unseeded_every_sample_once(on: Machine, line: str, name: str) -> None:
+    data = functools.partial(PIPELINES[name], None)
+    for epoch in train(on, data, *OFTEN, seed=None):
+        assert sorted(itertools.chain(*epoch)) == list(range(SAMPLES))
+
+
+@LINES
+def test_unseeded_and_repeated_every_sample_once(on: Machine, line: str) -> None:
+    """The epochs are 20 samples, a pass over the data has 18."""
+    data = functools.partial(PIPELINES["repeated"], None)
+    found = train(on, data, *OFTEN, seed=None, steps_per_epoch=STEPS)
+    order = list(itertools.chain(*itertools.chain(*found)))
+    for first in range(0, len(order) - SAMPLES + 1, SAMPLES):
+        assert sorted(order[first : first + SAMPLES]) == list(range(SAMPLES))
+
+
+# --- what cannot be exact is said ----------------------------------------------------
+
+
+def said(caplog: pytest.LogCaptureFixture) -> str:
+    kept = ("input pipeline", "reads the batches")
+    messages = [record.getMessage() for record in caplog.records]
+    return "\n".join(m for m in messages if any(word in m for word in kept))
+
+
+@LINES
+def test_a_stateful_map_is_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every sample comes once and in order, but what the op draws is lost."""
+
+    def data() -> Any:
+        noise = lambda value: value + tf.cast(tf.random.uniform([], 0, 0.5), tf.int64)  # noqa: E731
+        return numbers().shuffle(SAMPLES, seed=3).map(noise).batch(4)
+
+    with caplog.at_level(logging.WARNING):
+        found = train(on, data, *OFTEN)
+    assert found == undisturbed(line, "shuffled")
+    assert "RandomUniform" in said(caplog)
+    assert "tf.random.stateless_*" in said(caplog)
+
+
+@LINES
+def test_a_generator_is_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(on, lambda: PIPELINES["generator"](3), *MIDDLE)
+    assert "Python generator" in said(caplog)
+    assert "PyDataset" in said(caplog)
+
+
+@LINES
+def test_a_finite_repeat_is_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within the epoch it is exact all the same."""
+
+    def data() -> Any:
+        return numbers().shuffle(SAMPLES, seed=3).repeat(2).batch(4)
+
+    expected = train(on, data)
+    with caplog.at_level(logging.WARNING):
+        found = train(on, data, ("begin", 1, 8))
+    assert found[:2] == expected[:2]
+    for epoch in found:
+        assert sorted(itertools.chain(*epoch)) == sorted(2 * list(range(SAMPLES)))
+    assert "repeat(n)" in said(caplog)
+
+
+@LINES
+def test_a_cache_in_memory_is_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(on, lambda: PIPELINES["cached"](3), *MIDDLE)
+    assert "caches in memory" in said(caplog)
+    assert "cache(path)" in said(caplog)
+
+
+@LINES
+@pytest.mark.parametrize("name", ["files", "repeated", "filtered"])
+def test_nothing_is_said_where_all_is_exact(
+    on: Machine, line: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(on, lambda: PIPELINES[name](3), *MIDDLE, **options(name))
+    assert said(caplog) == ""

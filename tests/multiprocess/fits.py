@@ -1,0 +1,120 @@
+"""What tests of `model.fit` in real processes share: fits, cuts, what must come out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+from tests.multiprocess.harness import (
+    RESTART,
+    Cluster,
+    Place,
+    Worker,
+    Zygote,
+    place,
+    records,
+    wait_until,
+)
+
+LINES = ("keras", "tf_keras")
+DATA = ("tfdata", "repeated", "arrays", "sequence", "generator")
+POINTS = ("first", "mid", "last", "validation", "twice", "three")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A kind of fit of programs/fit.py."""
+
+    line: str
+    data: str
+    world: int = 1
+    steps_per_execution: int = 1
+    epochs: int = 3
+
+    @property
+    def batches(self) -> int:
+        """Of an epoch; three steps of it at least."""
+        return 8 if self.steps_per_execution == 1 else 3 * self.steps_per_execution
+
+    def start(self, here: Place, *more: object) -> Cluster:
+        """Starts it, with more arguments."""
+        options = {
+            "line": self.line,
+            "data": self.data,
+            "strategy": "mwms" if self.world > 1 else "none",
+            "epochs": self.epochs,
+            "batches": self.batches,
+            "steps-per-execution": self.steps_per_execution,
+        }
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        return here.start("fit.py", *arguments, *more, world=self.world)
+
+    def holds(self, point: str) -> tuple[str, ...]:
+        """Where it is interrupted, one after the other: WHERE:EPOCH:BATCH."""
+        last = self.batches - 1
+        late = self.batches - max(2, self.steps_per_execution)
+        return {
+            "first": ("begin:0:0",),
+            "mid": ("end:1:3",),
+            "last": (f"end:1:{last}",),
+            "validation": ("validate:1:0",),
+            "twice": ("end:1:3", f"begin:1:{late}"),
+            "three": ("end:0:3", "validate:1:0", "begin:2:4"),
+        }[point]
+
+    def steps(self) -> list[tuple[int, int]]:
+        """All that it trains: epoch and last batch of each step."""
+        step = self.steps_per_execution
+        ends = range(step - 1, self.batches, step)
+        return [(epoch, end) for epoch in range(self.epochs) for end in ends]
+
+
+def trained(workers: Iterable[Worker]) -> list[tuple[int, int]]:
+    """What processes have trained, one after the other; see `Fit.steps`."""
+    return [
+        (int(epoch), int(batch))
+        for worker in workers
+        for epoch, batch in worker.lines("trained")
+    ]
+
+
+@functools.cache
+def undisturbed(zygote: Zygote, fit: Fit) -> list[dict[str, Any]]:
+    """The results of a fit that is not interrupted and knows nothing of us."""
+    with place(zygote) as made:
+        cluster = fit.start(made, "--plain")
+        cluster.expect(*[0] * fit.world)
+        return cluster.results()
+
+
+def interrupt(here: Place, fit: Fit, hold: str, victim: int) -> Cluster:
+    """Starts a fit; SIGTERM to one worker while all of them hold; all leave by 143."""
+    before = len(records(here.checkpoints, "notice", worker=victim))
+    here.hold()
+    cluster = fit.start(here, f"--hold-at={hold}")
+    for worker in cluster:
+        worker.wait_line("holding")
+    cluster[victim].send(signal.SIGTERM)
+    wait_until(
+        lambda: len(records(here.checkpoints, "notice", worker=victim)) > before,
+        "the notice",
+    )
+    here.release()
+    cluster.expect(*[RESTART] * fit.world)
+    return cluster
+
+
+def assert_exact(here: Place, zygote: Zygote, fit: Fit, point: str) -> None:
+    """A fit that is interrupted, in new processes each time, is the undisturbed one."""
+    clusters = [
+        interrupt(here, fit, hold, number % fit.world)
+        for number, hold in enumerate(fit.holds(point), start=1)
+    ]
+    clusters.append(fit.start(here))
+    clusters[-1].expect(*[0] * fit.world)
+    for worker in range(fit.world):
+        assert trained(each[worker] for each in clusters) == fit.steps()
+    assert clusters[-1].results() == undisturbed(zygote, fit)

@@ -1,0 +1,54 @@
+"""`model.fit` in real processes: SIGTERM, new processes, and the same bytes as without.
+
+What is compared: weights, optimizer, History, and a hash of the rows in the order that
+each replica trained on them. Of the matrix {Keras 3, tf_keras} x {kind of data} x
+{interruption} these are some of a cluster of two, with each kind of data for each Keras
+and each interruption, and some of one process. All cells of the cluster are in
+tests/campaigns; those of one process are restarts inside of it, in tests/keras.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.multiprocess.fits import Fit, assert_exact
+from tests.multiprocess.harness import Place, Zygote
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.tensorflow]
+
+
+@pytest.mark.parametrize(
+    ("line", "data", "point"),
+    [
+        ("keras", "tfdata", "three"),
+        ("keras", "arrays", "twice"),
+        ("keras", "sequence", "validation"),
+        ("keras", "generator", "last"),
+        ("tf_keras", "tfdata", "twice"),
+        ("tf_keras", "arrays", "validation"),
+        ("tf_keras", "sequence", "first"),
+        ("tf_keras", "generator", "mid"),
+    ],
+)
+def test_two_workers(
+    here: Place, zygote: Zygote, line: str, data: str, point: str
+) -> None:
+    assert_exact(here, zygote, Fit(line=line, data=data, world=2), point)
+
+
+@pytest.mark.parametrize(
+    ("line", "data", "point"),
+    [
+        ("keras", "tfdata", "last"),
+        ("keras", "repeated", "mid"),
+        ("keras", "arrays", "first"),
+        ("keras", "sequence", "three"),
+        ("tf_keras", "tfdata", "validation"),
+        ("tf_keras", "arrays", "mid"),
+        ("tf_keras", "generator", "twice"),
+    ],
+)
+def test_one_process(
+    here: Place, zygote: Zygote, line: str, data: str, point: str
+) -> None:
+    assert_exact(here, zygote, Fit(line=line, data=data), point)
