@@ -160,17 +160,17 @@ class Program:
         began = time.monotonic()
         expected = self.undisturbed(_undisturbed(cell), directory)
         place = directory / cell.id
-        left, restarts = cuts(cell), 0
+        left, codes = cuts(cell), []
         while True:
             try:
                 found = self.train(cell, place, left)
                 break
             except SystemExit as exit_:
-                restarts += exit_.code == 143
+                codes.append(exit_.code)
         shutil.rmtree(place)
         return {
             "id": cell.id,
-            "restarts": restarts,
+            "codes": codes,
             "missed": left,
             "differs": found.differences(expected),
             "seconds": round(time.monotonic() - began, 1),

@@ -168,7 +168,7 @@ def test_the_global_seed_is_a_seed(on: Machine, line: str) -> None:
 def test_epochs_that_are_not_those_of_the_data(
     on: Machine, line: str, steps: int
 ) -> None:
-    """Keras 3 begins the data anew where they end, within its epoch."""
+    """Keras 3 ends an epoch where the data end, and begins them anew in the next."""
     data = functools.partial(PIPELINES["two shuffles"], 3)
     cuts = [("begin", 0, 2), ("begin", 1, 1), ("epoch", 1, 0), ("end", 2, 1)]
     found = train(on, data, *cuts, steps_per_epoch=steps)
