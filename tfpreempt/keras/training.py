@@ -235,6 +235,8 @@ class Training:
         if not again:
             self._restore_variables()
             self._restore_callbacks()
+            if self.plan.task is Task.EXTEND:
+                self.model.reset_metrics()  # as the epoch that has begun did before
             return self._try_first_step(iterator) if saved.logs else None
         # The epoch's last step was trained: Keras gets its result and the metrics, and
         # the rest follows where it was captured, in `validation_begins`.
