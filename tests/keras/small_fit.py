@@ -138,7 +138,7 @@ class Machine:
                 layers.Dense(1, use_bias=False, name="second"),
             ]
         )
-        optimizer = self.keras.optimizers.SGD(0.05, momentum=0.9)
+        optimizer = self.keras.optimizers.SGD(0.005, momentum=0.9)
         chosen = {"optimizer": optimizer, "loss": "mse", "metrics": ["mae"]} | compiled
         model.compile(jit_compile=False, **chosen)
         return model
@@ -176,7 +176,7 @@ def values(model: Any) -> dict[str, bytes]:
     found = [*model.variables, *(optimizer() if callable(optimizer) else optimizer)]
     metrics = [v for metric in model.metrics for v in metric.variables]
     return {
-        f"{number}:{getattr(each, 'path', each.name)}": each.numpy().tobytes()
+        f"{number}: {each.name.partition('/')[2]}": each.numpy().tobytes()
         for number, each in enumerate([*found, *metrics])
     }
 

@@ -5,6 +5,7 @@ Where it costs nothing, the test also shows that Keras still is so.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import os
@@ -73,6 +74,13 @@ class Noted:
         )
 
 
+@functools.cache
+def noted_once(line: str, *cuts: Any) -> tuple[Any, Noted]:
+    """What `noted` gives on a machine of its own."""
+    with machine(line) as on:
+        return noted(on, *cuts)
+
+
 def noted(on: Machine, *cuts: Any) -> tuple[Any, Noted]:
     """The History of a fit, and its values by batch; without cuts of Keras alone."""
     found = Noted()
@@ -86,10 +94,10 @@ def noted(on: Machine, *cuts: Any) -> tuple[Any, Noted]:
 
 
 @LINES
-def test_seeds_and_metrics_go_on_at_every_batch(on: Machine, line: str) -> None:
+def test_seeds_and_metrics_go_on_at_every_batch(line: str) -> None:
     """F: a tf.train.Checkpoint holds neither seed generators nor metrics."""
-    _, expected = noted(on)
-    _, found = noted(on, *CUTS)
+    _, expected = noted_once(line)
+    _, found = noted_once(line, *CUTS)
     assert found.at.keys() == expected.at.keys()
     for place, one in expected.at.items():
         assert found.at[place] == one, place
@@ -108,12 +116,10 @@ def test_keras_checkpoints_lack_seeds_and_metrics(on: Machine, line: str) -> Non
 
 
 @LINES
-def test_the_loss_of_the_resumed_epoch_is_that_of_the_whole(
-    on: Machine, line: str
-) -> None:
+def test_the_loss_of_the_resumed_epoch_is_that_of_the_whole(line: str) -> None:
     """F: `fit` resets its metrics when an epoch begins, resumed or not."""
-    expected, _ = noted(on)
-    found, _ = noted(on, *CUTS)
+    expected, _ = noted_once(line)
+    found, _ = noted_once(line, *CUTS)
     assert found.history == expected.history
     assert found.epoch == list(range(EPOCHS))
 
@@ -195,7 +201,7 @@ def test_the_middle_of_an_epoch_is_not_lost(on: Machine, line: str) -> None:
 @LINES
 def test_a_second_kill_in_the_resumed_epoch(on: Machine, line: str) -> None:
     """F: Keras 3 begins at epoch 0 then."""
-    expected, _ = noted(on)
+    expected, _ = noted_once(line)
     cuts = [("begin", 1, 2), ("begin", 1, 2), ("begin", 1, 4)]
     found, _ = noted(on, *cuts)
     assert found.history == expected.history

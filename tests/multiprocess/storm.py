@@ -103,19 +103,23 @@ class Storm:
         finished = codes == [0] * len(codes)
         by_signal = {EARLY, -signal.SIGKILL} & set(codes)
         assert committed or finished or by_signal, cluster.story()
-        self._check_steps(cluster)
-        if committed or finished:
+        has_trained = self._check_steps(cluster)
+        # Without a step of its own, what a SIGKILL lost before is still lost.
+        if has_trained and (committed or finished):
             self._may_be_lost = 0
         if finished:
             assert self._next_step == len(self._steps), cluster.story()
         return finished
 
-    def _check_steps(self, cluster: Cluster) -> None:
-        """No step is left out, and none is repeated that was committed."""
+    def _check_steps(self, cluster: Cluster) -> bool:
+        """No step is left out, and none is repeated that was committed.
+
+        Returns whether there were any.
+        """
         found = [trained([worker]) for worker in cluster]
         longest = max(found, key=len)
         if not longest:
-            return
+            return False
         first = self._steps.index(longest[0])
         earliest = self._next_step - self._may_be_lost
         assert earliest <= first <= self._next_step, cluster.story()
@@ -123,6 +127,7 @@ class Storm:
             assert steps == self._steps[first : first + len(steps)], cluster.story()
         self._next_step = first + len(longest)
         self._may_be_lost = self._save_every
+        return True
 
 
 def have_ended(workers: Sequence[Worker]) -> bool:

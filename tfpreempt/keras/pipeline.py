@@ -11,6 +11,8 @@ shuffles that are alive in the saved state; the others must be brought to the sa
 - A shuffle below another one, as of files and then of records, draws when the first
   element is read. An iterator of that part of the pipeline alone draws the same seed,
   and costs nothing.
+- A shuffle in the second part of a concatenation draws when the first part has come to
+  its end. Nothing tells from outside whether it has, so such a pipeline is read again.
 
 Found by trying on TensorFlow 2.21; tests/keras/test_position.py tries again.
 """
@@ -23,8 +25,8 @@ import tensorflow as tf
 from tensorflow.python.data.ops import shuffle_op as _shuffle_op
 
 
-def nested_shuffles(dataset: Any) -> list[Any]:
-    """The parts of a pipeline that end in a reshuffling shuffle below another one.
+def late_shuffles(dataset: Any) -> list[Any]:
+    """The parts of a pipeline that end in a shuffle which draws once it is read.
 
     Args:
         dataset: a tf.data.Dataset, or a distributed one over it.
@@ -36,10 +38,18 @@ def nested_shuffles(dataset: Any) -> list[Any]:
 
 
 def draw(dataset: Any, count: int) -> None:
-    """Draws seeds in all nested shuffles, as reading from so many iterators did."""
-    for node in nested_shuffles(dataset):
+    """Draws seeds in all late shuffles, as reading all of so many iterators did."""
+    for node in late_shuffles(dataset):
         for _ in range(count):
             iter(node)
+
+
+def is_endless(dataset: Any) -> bool:
+    """Whether one iterator serves all epochs: no end is ever met."""
+    return any(
+        int(root.cardinality()) == tf.data.INFINITE_CARDINALITY
+        for root in _roots(dataset)
+    )
 
 
 def repeated_shuffles(dataset: Any) -> bool:
@@ -48,6 +58,11 @@ def repeated_shuffles(dataset: Any) -> bool:
     Then the seeds drawn depend on how far each iterator was read, which is not kept.
     """
     return any(_has_repeat(root) for root in _roots(dataset))
+
+
+def concatenated_shuffles(dataset: Any) -> bool:
+    """Whether a shuffle begins only where another part of the data has ended."""
+    return any(_has_concatenated(root) for root in _roots(dataset))
 
 
 def caches_in_memory(dataset: Any) -> bool:
@@ -88,13 +103,25 @@ def _walk(node: Any, is_below: bool, found: list[Any]) -> None:
     reshuffles = _reshuffles(node)
     if reshuffles and is_below:
         found.append(node)
-    for part in node._inputs():
-        _walk(part, is_below or reshuffles, found)
+    for number, part in enumerate(node._inputs()):
+        is_next = number > 0 and _concatenates(node)
+        _walk(part, is_below or reshuffles or is_next, found)
 
 
 def _reshuffles(node: Any) -> bool:
     is_shuffle = isinstance(node, _shuffle_op._ShuffleDataset)
     return is_shuffle and node._reshuffle_each_iteration is not False
+
+
+def _concatenates(node: Any) -> bool:
+    return type(node).__name__ == "_ConcatenateDataset"
+
+
+def _has_concatenated(node: Any) -> bool:
+    found: list[Any] = []
+    if _concatenates(node):
+        _walk(node._inputs()[1], True, found)
+    return bool(found) or any(_has_concatenated(part) for part in node._inputs())
 
 
 def _has_repeat(node: Any) -> bool:

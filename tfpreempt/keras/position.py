@@ -116,13 +116,11 @@ class Feed:
 
     Attributes:
         dataset: what it stands for.
-        is_endless: whether one iterator of it serves all epochs.
         made: iterators that the fit has made.
     """
 
     def __init__(self, fit: Fit) -> None:
         self.made = 0
-        self.is_endless = fit.keeps_iterator
         self.dataset = fit.dataset
         self._instead: tuple[int, Any] | None = None
         fit.dataset = self
@@ -212,8 +210,9 @@ class IteratorPosition:
         count = len(list(owned_iterators(iterator)))
         self._before, now = place.states[:count], place.states[count:]
         _set_states(iterator, now or self._before)
-        # One iterator for all epochs repeats its shuffle itself, and goes on drawing.
-        if now and not self._feed.is_endless:
+        # Data without an end repeat their shuffle within the iterator, and it goes on
+        # drawing; else another iterator follows, and draws the next seed.
+        if now and not pipeline.is_endless(self._feed.dataset):
             _set_states(self._feed.spare(), self._before)
 
 
@@ -351,6 +350,8 @@ def _choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
         return ReplayPosition(fit, feed), f"{_AGAIN} ({type(iterator).__name__})"
     if pipeline.uses_generator(feed.dataset):
         return ReplayPosition(fit, feed), f"{_AGAIN} (a Python generator)"
+    if pipeline.concatenated_shuffles(feed.dataset):
+        return ReplayPosition(fit, feed), f"{_AGAIN} (a shuffle within concatenate)"
     if problem := _refusal(owned, _IGNORE):
         return ReplayPosition(fit, feed), f"{_AGAIN} ({problem})"
     if fit.array_way is None and (problem := _refusal(owned, _FAIL)):

@@ -47,6 +47,7 @@ class TrainFunction:
                 return self.inner(iterator)
             logs = self._steps.before_step(iterator)
             if logs is not None:
+                self.logs = logs
                 return logs
         self.logs = logs = self._run(self.inner, iterator)
         return logs

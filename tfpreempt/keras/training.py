@@ -243,8 +243,7 @@ class Training:
         self._restore_own_variables()
         self._crowd.silence()
         self.model.stop_training = saved.stopped
-        self.function.logs = dict(saved.logs)
-        return self.function.logs
+        return dict(saved.logs)
 
     def _try_first_step(self, iterator: Any) -> Any:
         """The data may end right here, where Keras did not know their length."""

@@ -1,0 +1,328 @@
+"""What cannot work is refused, before training, by name and with a fix.
+
+Nothing is deleted then, and the right program still goes on.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tests.keras.both_lines import LINES  # noqa: E402
+from tests.keras.small_fit import (  # noqa: E402
+    BATCH,
+    EPOCHS,
+    Machine,
+    Seen,
+    X,
+    Y,
+    machine,
+)
+from tfpreempt import errors  # noqa: E402
+from tfpreempt.handler import PreemptionCheckpointHandler  # noqa: E402
+from tfpreempt.keras import PreemptionCallback  # noqa: E402
+
+
+@pytest.fixture
+def on(line: str) -> Iterator[Machine]:
+    with machine(line) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def interrupted_runs() -> Iterator[dict[str, Path]]:
+    """For each Keras, checkpoints of a run that was interrupted in its second epoch."""
+    with machine("keras") as on, machine("tf_keras") as legacy:
+        for each in (on, legacy):
+            each.start()
+            each.cuts = [("begin", 1, 3)]
+            with pytest.raises(SystemExit):
+                each.fit(each.model())
+        yield {each.line: each.checkpoints for each in (on, legacy)}
+
+
+@pytest.fixture
+def interrupted(
+    on: Machine, line: str, interrupted_runs: dict[str, Path]
+) -> Callable[[], None]:
+    """Puts those checkpoints in place; afterwards shows that nothing is lost."""
+    shutil.copytree(interrupted_runs[line], on.checkpoints)
+    before = contents(on.checkpoints)
+
+    def check() -> None:
+        assert contents(on.checkpoints) == before
+        assert on.run(lambda: on.fit()).epoch == list(range(EPOCHS))
+
+    return check
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """All files but the journal, which grows."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and "journal" not in path.parts
+    }
+
+
+def refused(
+    on: Machine, kind: type[Exception], program: Callable[[], Any], *words: str
+) -> None:
+    """A start is refused with all these words, and no step is trained."""
+    on.start()
+    with pytest.raises(kind) as raised:
+        program()
+    missing = [word for word in words if word not in str(raised.value)]
+    assert not missing, str(raised.value)
+
+
+Check = Callable[[], None]
+
+
+# --- another run than that of the checkpoint -----------------------------------------
+
+
+@LINES
+def test_another_shape_of_a_layer(on: Machine, line: str, interrupted: Check) -> None:
+    layers = on.keras.layers
+
+    def program() -> Any:
+        kinds = [layers.Dense(5, use_bias=False, name="first"), layers.Dropout(0.3)]
+        last = layers.Dense(1, use_bias=False, name="second")
+        model = on.keras.Sequential([*kinds, last])
+        optimizer = on.keras.optimizers.SGD(0.005, momentum=0.9)
+        model.compile(optimizer, "mse", metrics=["mae"])
+        return on.fit(model)
+
+    words = ("(3, 5)", "(3, 2)", "(2, 1)", "another checkpoint directory")
+    refused(on, errors.CheckpointMismatchError, program, *words)
+    interrupted()
+
+
+@LINES
+def test_a_layer_more(on: Machine, line: str, interrupted: Check) -> None:
+    def program() -> Any:
+        model = on.model()
+        model.add(on.keras.layers.Dense(1, name="third"))
+        return on.fit(model)
+
+    words = ("(1, 1)", "the checkpoint has no such", "another checkpoint directory")
+    refused(on, errors.CheckpointMismatchError, program, *words)
+    interrupted()
+
+
+@LINES
+def test_another_optimizer(on: Machine, line: str, interrupted: Check) -> None:
+    def program() -> Any:
+        return on.fit(on.model(optimizer="adam"))
+
+    words = ("optimizer", "'SGD'", "'Adam'", "compile with the same optimizer")
+    refused(on, errors.CheckpointMismatchError, program, *words)
+    interrupted()
+
+
+@LINES
+def test_another_metric(on: Machine, line: str, interrupted: Check) -> None:
+    def program() -> Any:
+        return on.fit(on.model(metrics=["mae", "mse"]))
+
+    words = ("metrics", "Compile the model as the interrupted run did")
+    refused(on, errors.CheckpointMismatchError, program, *words)
+    interrupted()
+
+
+@LINES
+def test_another_length_of_the_data(on: Machine, line: str, interrupted: Check) -> None:
+    def program() -> Any:
+        return on.fit(None, x=X[:9], y=Y[:9])
+
+    words = ("batches in an epoch", "6 there", "3 here", "data of the same length")
+    refused(on, errors.CheckpointMismatchError, program, *words)
+    interrupted()
+
+
+@LINES
+def test_another_kind_of_data(on: Machine, line: str, interrupted: Check) -> None:
+    def program() -> Any:
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+        given = {"batch_size": None, "shuffle": None, "y": None}
+        return on.fit(None, x=data, **given)
+
+    words = ("data was", "DatasetAdapter", "the same kind of data")
+    refused(on, errors.CheckpointMismatchError, program, *words)
+    interrupted()
+
+
+@LINES
+def test_steps_that_do_not_divide(on: Machine, line: str, interrupted: Check) -> None:
+    """The checkpoint is before batch 3."""
+
+    def program() -> Any:
+        return on.fit(on.model(steps_per_execution=2))
+
+    words = ("batch 3", "epoch 1", "steps_per_execution is 2", "interrupted run (1)")
+    refused(on, errors.CheckpointMismatchError, program, *words)
+    interrupted()
+
+
+@pytest.mark.parametrize("line", ["tf_keras"])
+def test_the_other_keras(
+    on: Machine, line: str, interrupted_runs: dict[str, Path]
+) -> None:
+    shutil.copytree(interrupted_runs["keras"], on.checkpoints)
+    before = contents(on.checkpoints)
+    words = ("keras was 'keras' there and is 'tf_keras' here", "the same Keras")
+    refused(on, errors.CheckpointMismatchError, on.fit, *words)
+    assert contents(on.checkpoints) == before
+
+
+# --- arguments -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, True, 2.5, "batch", b"epoch", [1], datetime.timedelta(0), np.float32(3)],
+    ids=str,
+)
+def test_save_freq_of_no_known_kind(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(errors.ConfigurationError) as raised:
+        PreemptionCallback(tmp_path, save_freq=value)
+    assert f"save_freq is {value!r}" in str(raised.value)
+    assert '"epoch"' in str(raised.value)
+    assert "timedelta" in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [None, "", 3, b"path"], ids=repr)
+def test_a_directory_that_is_no_path(value: Any) -> None:
+    with pytest.raises(errors.ConfigurationError) as raised:
+        PreemptionCallback(value)
+    assert f"checkpoint_dir is {value!r}" in str(raised.value)
+
+
+@LINES
+def test_a_config_of_no_known_kind(on: Machine, line: str) -> None:
+    def program() -> Any:
+        return on.fit(ours=on.preemption(termination_config=30))
+
+    refused(on, errors.ConfigurationError, program, "termination_config is 30")
+
+
+# --- the directory of somebody else --------------------------------------------------
+
+
+@LINES
+def test_a_checkpoint_of_another_program(on: Machine, line: str) -> None:
+    variable = tf.Variable(0.0)
+    handler = PreemptionCheckpointHandler(
+        None, tf.train.Checkpoint(v=variable), on.checkpoints
+    )
+    with handler:
+        handler.run(variable.assign_add, 1.0)
+    before = contents(on.checkpoints)
+    words = (str(on.checkpoints), "another program", "a directory of its own")
+    refused(on, errors.ConfigurationError, on.fit, *words)
+    assert contents(on.checkpoints) == before
+
+
+@LINES
+def test_model_checkpoint_in_the_same_directory(
+    on: Machine, line: str, interrupted: Check
+) -> None:
+    path = str(on.checkpoints / "{epoch}.weights.h5")
+
+    def program() -> Any:
+        kind = on.keras.callbacks.ModelCheckpoint
+        return on.fit(None, kind(path, save_weights_only=True))
+
+    words = ("ModelCheckpoint", path, str(on.checkpoints), "directory of its own")
+    refused(on, errors.ConfigurationError, program, *words)
+    interrupted()
+
+
+# --- the wrong place -----------------------------------------------------------------
+
+
+@LINES
+def test_two_of_them_in_one_fit(on: Machine, line: str, interrupted: Check) -> None:
+    def program() -> Any:
+        other = PreemptionCallback(on.directory / "other")
+        return on.fit(None, other)
+
+    words = ("two PreemptionCallbacks", "Remove one")
+    refused(on, errors.UsageError, program, *words)
+    assert not contents(on.directory / "other")
+    interrupted()
+
+
+@LINES
+def test_outside_of_fit(on: Machine, line: str) -> None:
+    model = on.model()
+
+    def program() -> None:
+        ours = on.preemption()
+        ours.set_params({"epochs": 1})
+        ours.set_model(model)
+        ours.on_train_begin()
+
+    refused(on, errors.UsageError, program, "model.fit", "PreemptionCheckpointHandler")
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_another_backend(
+    on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on.keras.backend, "backend", lambda: "jax")
+
+    def program() -> None:
+        on.preemption().set_model(on.keras.Sequential([]))
+
+    words = ("'jax'", "TensorFlow backend only", "KERAS_BACKEND=tensorflow")
+    refused(on, errors.ConfigurationError, program, *words)
+
+
+@LINES
+def test_an_empty_dataset(on: Machine, line: str) -> None:
+    """What Keras makes of it: 3 warns and trains nothing, tf_keras raises."""
+
+    def outcome(*ours: Any) -> tuple[Any, ...]:
+        on.start()
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).take(0)
+        try:
+            fitted = on.model().fit(data, epochs=2, verbose=0, callbacks=[*ours])
+        except Exception as error:
+            return type(error), str(error)
+        return fitted.history, fitted.epoch
+
+    assert outcome(on.preemption()) == outcome()
+    assert on.commits == []
+    assert on.run(lambda: on.fit()).epoch == list(range(EPOCHS))
+
+
+@LINES
+def test_data_that_became_shorter_unnoticed(on: Machine, line: str) -> None:
+    """The length of a generator is not known before it is read."""
+    seen = Seen()
+
+    def program(rows: int) -> Any:
+        data = tf.data.Dataset.from_generator(
+            lambda: ([float(row)] for row in range(rows)),
+            output_signature=tf.TensorSpec([1]),
+        )
+        callbacks = [on.preemption(), seen.callback(on), on.interrupter()]
+        return seen.model(on).fit(data.batch(2), verbose=0, callbacks=callbacks)
+
+    on.start()
+    on.cuts = [("begin", 0, 4)]
+    with pytest.raises(SystemExit):
+        program(12)
+    words = ("end after 2 batches", "made after 4", "become shorter")
+    refused(on, errors.CheckpointMismatchError, lambda: program(4), *words)

@@ -1,0 +1,348 @@
+"""Programs around `fit`: several fits, evaluations, places and settings."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+pytest.importorskip("tensorflow")
+
+from tests.keras.both_lines import LINES  # noqa: E402
+from tests.keras.small_fit import (  # noqa: E402
+    BATCH,
+    BATCHES,
+    EPOCHS,
+    Machine,
+    X,
+    Y,
+    machine,
+    values,
+)
+from tfpreempt.journal import journal_directory, read_journal  # noqa: E402
+from tfpreempt.keras.train_function import TrainFunction  # noqa: E402
+
+HELD_OUT = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": BATCH}
+ALL = list(range(EPOCHS))
+
+
+@pytest.fixture
+def on(line: str) -> Iterator[Machine]:
+    with machine(line) as made:
+        yield made
+
+
+Result = tuple[dict[str, list[float]], list[int], dict[str, bytes]]
+
+
+def result(model: Any, history: Any) -> Result:
+    return history.history, history.epoch, values(model)
+
+
+def alone(on: Machine, program: Callable[..., Any]) -> Any:
+    """What a program comes to without our callback."""
+    on.start()
+    return program(False)
+
+
+# --- several fits --------------------------------------------------------------------
+
+
+@LINES
+@pytest.mark.parametrize(
+    ("callbacks", "where"),
+    [("one", ("begin", 11, 3)), ("one for each", ("epoch", 10, 0))],
+)
+def test_interrupted_in_the_second_of_three(
+    on: Machine, line: str, callbacks: str, where: Any
+) -> None:
+    """The first is not trained again, and returns its whole History."""
+    trained: list[list[int]] = []  # by fit, over all starts
+
+    def fit(model: Any, ours: Any, first: int) -> Any:
+        steps: list[int] = []
+        trained.append(steps)
+        note = on.callback(on_train_batch_end=lambda b, logs=None: steps.append(b))
+        epochs = {"initial_epoch": first, "epochs": first + 2}
+        history = on.fit(model, note, ours=ours, **epochs)
+        return history.history, history.epoch
+
+    def program(ours: Any = None) -> Any:
+        model = on.model()
+        if callbacks == "one" and ours is None:
+            ours = on.preemption()
+        return [fit(model, ours, first) for first in (0, 10, 20)], values(model)
+
+    expected = alone(on, program)
+    trained.clear()
+    assert on.run(program, where) == expected
+    counts = [len(steps) for steps in trained]
+    assert counts[0] == 2 * BATCHES
+    assert counts[2:] == [0, 2 * BATCHES - counts[1], 2 * BATCHES]
+
+
+@LINES
+def test_a_finished_program_of_two_fits_trains_nothing(on: Machine, line: str) -> None:
+    trained: list[int] = []
+
+    def program() -> Any:
+        model = on.model()
+        count = on.callback(on_train_batch_end=lambda b, logs=None: trained.append(b))
+        found = [on.fit(model, count, epochs=2) for _ in range(2)]
+        return [(each.history, each.epoch) for each in found], values(model)
+
+    first = on.run(program)
+    trained.clear()
+    assert on.run(program) == first
+    assert trained == []
+
+
+# --- many restarts of one fit --------------------------------------------------------
+
+
+@LINES
+@pytest.mark.parametrize("hook", ["begin", "end"])
+def test_interrupted_at_every_batch(on: Machine, line: str, hook: str) -> None:
+    """Each start comes only as far as the next batch."""
+
+    def program(ours: Any = None) -> Result:
+        model = on.model()
+        return result(model, on.fit(model, ours=ours, epochs=2, **HELD_OUT))
+
+    expected = alone(on, program)
+    points = [*((hook, batch) for batch in range(BATCHES)), ("test", 0), ("test", 1)]
+    cuts = [(where, epoch, batch) for epoch in range(2) for where, batch in points]
+    assert on.run(program, *cuts) == expected
+
+
+# --- evaluate ------------------------------------------------------------------------
+
+
+@LINES
+def test_evaluate_inside_and_outside_of_fit(on: Machine, line: str) -> None:
+    def program(ours: Any = None) -> Any:
+        model = on.model()
+        scores: list[Any] = []
+
+        def score(*_: Any, **__: Any) -> None:
+            scores.append(model.evaluate(X[:8], Y[:8], batch_size=BATCH, verbose=0))
+
+        model.build((None, 3))
+        inside = on.callback(on_epoch_end=score)
+        history = on.fit(model, inside, ours=ours, **HELD_OUT)
+        score()
+        return result(model, history), scores[-1]
+
+    expected = alone(on, program)
+    assert on.run(program, ("begin", 1, 2), ("test", 1, 1), ("epoch", 2, 0)) == expected
+
+
+# --- places and settings -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "verbose", "built"),
+    [("keras", 0, 0, True), ("keras", 1, 1, False), ("tf_keras", 2, 2, True)],
+)
+def test_anywhere_in_the_list_and_with_any_output(
+    on: Machine, line: str, place: int, verbose: int, built: bool
+) -> None:
+    def program(ours: Any = None) -> Result:
+        model = on.model()
+        if built:
+            model.build((None, 3))
+        kinds = on.keras.callbacks
+        log = kinds.CSVLogger(str(on.directory / "log.csv"))
+        callbacks = [kinds.ReduceLROnPlateau("loss", patience=1, min_delta=1e9), log]
+        if ours is None:
+            callbacks.insert(place, on.preemption())
+        callbacks.append(on.interrupter())
+        given = on.arrays() | HELD_OUT
+        history = model.fit(
+            **given, epochs=EPOCHS, verbose=verbose, callbacks=callbacks
+        )
+        return *result(model, history), (on.directory / "log.csv").read_bytes()
+
+    expected = alone(on, program)
+    assert on.run(program, ("begin", 1, 3), ("test", 1, 1)) == expected
+
+
+@LINES
+def test_initial_epoch_and_validation_freq(on: Machine, line: str) -> None:
+    def program(ours: Any = None) -> Result:
+        model = on.model()
+        chosen = {"initial_epoch": 2, "epochs": 6, "validation_freq": 2} | HELD_OUT
+        return result(model, on.fit(model, ours=ours, **chosen))
+
+    expected = alone(on, program)
+    cuts = [("begin", 2, 1), ("test", 3, 1), ("epoch", 4, 0), ("end", 5, 5)]
+    assert on.run(program, *cuts) == expected
+    assert expected[1] == [2, 3, 4, 5]
+    assert len(expected[0]["val_loss"]) == 2
+
+
+# --- the end -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        ("keras", ("begin", 2, 1)),
+        ("keras", ("test", 2, 0)),
+        ("tf_keras", ("epoch", 2, 0)),
+    ],
+)
+def test_the_best_weights_come_back_at_the_end(
+    on: Machine, line: str, where: Any
+) -> None:
+    """The best epoch was before the restart."""
+
+    def program(ours: Any = None) -> Result:
+        early = on.keras.callbacks.EarlyStopping(
+            "val_loss", patience=2, min_delta=1e9, restore_best_weights=True
+        )
+        model = on.model()
+        return result(model, on.fit(model, early, ours=ours, epochs=9, **HELD_OUT))
+
+    expected = alone(on, program)
+    assert on.run(program, where) == expected
+    assert on.run(program) == expected  # complete: nothing is trained
+
+
+@LINES
+def test_stopped_by_someone_else(on: Machine, line: str) -> None:
+    """The checkpoint is kept, and a new start restores and trains nothing."""
+    trained: list[int] = []
+
+    def program(ours: Any = None) -> Result:
+        model = on.model()
+
+        def stop(epoch: int, logs: Any = None) -> None:
+            model.stop_training = epoch == 1
+
+        callbacks = on.callback(
+            on_epoch_end=stop,
+            on_train_batch_end=lambda batch, logs=None: trained.append(batch),
+        )
+        return result(model, on.fit(model, callbacks, ours=ours, epochs=9))
+
+    expected = alone(on, program)
+    assert on.run(program, ("begin", 1, 2)) == expected
+    trained.clear()
+    assert on.run(program) == expected
+    assert trained == []
+
+
+@LINES
+def test_run_again_after_completion(on: Machine, line: str) -> None:
+    trained: list[int] = []
+
+    def program(epochs: int, ours: Any = None) -> Result:
+        model = on.model()
+        note = on.callback(on_train_batch_end=lambda b, logs=None: trained.append(b))
+        return result(model, on.fit(model, note, ours=ours, epochs=epochs, **HELD_OUT))
+
+    first = on.run(lambda: program(2))
+    trained.clear()
+    assert on.run(lambda: program(2)) == first
+    assert trained == []
+    more = on.run(lambda: program(4), ("begin", 2, 0), ("begin", 3, 2))
+    assert more == alone(on, lambda ours: program(4, ours))
+
+
+# --- errors --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "error"), [("keras", KeyboardInterrupt), ("tf_keras", ValueError("mine"))]
+)
+def test_an_error_in_fit_and_a_new_fit(on: Machine, line: str, error: Any) -> None:
+    """It goes on at the newest commit, in the same process or in a new one."""
+
+    def failing(batch: int, logs: Any = None) -> None:
+        if on.cuts == ["fail"] and batch == 2:
+            on.cuts = []
+            raise error
+
+    def program(ours: Any = None) -> Any:
+        model = on.model()
+        fails = on.callback(on_train_batch_begin=failing)
+        return model, on.fit(model, fails, ours=ours)
+
+    expected = result(*alone(on, program))
+    on.cuts = ["fail"]
+    on.start()
+    with pytest.raises(type(error) if isinstance(error, Exception) else error):
+        program(on.preemption(save_freq=1))
+    on.keras.utils.set_random_seed(7)
+    model, history = program()
+    assert result(model, history) == expected
+    assert not isinstance(model.train_function, TrainFunction)
+
+
+@LINES
+def test_the_train_function_is_given_back(on: Machine, line: str) -> None:
+    def program() -> Any:
+        model = on.model()
+        on.fit(model, epochs=1)
+        function = model.train_function
+        on.fit(model, ours=False, epochs=1)
+        return function, model.train_function
+
+    for function in on.run(program):
+        assert function is not None
+        assert not isinstance(function, TrainFunction)
+
+
+# --- save_freq -----------------------------------------------------------------------
+
+FINAL = EPOCHS * BATCHES
+
+
+@pytest.mark.parametrize(
+    ("line", "save_freq", "steps"),
+    [
+        ("keras", "epoch", [6, 12, FINAL]),
+        ("tf_keras", "epoch", [6, 12, FINAL]),
+        ("keras", 4, [4, 8, 12, 16, FINAL]),
+        ("keras", 100, [FINAL]),
+        ("tf_keras", None, [FINAL]),
+    ],
+)
+def test_commits_are_made_when_asked_for(
+    on: Machine, line: str, save_freq: Any, steps: list[int]
+) -> None:
+    ours = {"save_freq": save_freq, "max_to_keep": None}
+    on.run(lambda: on.fit(ours=on.preemption(**ours)))
+    assert on.commits == steps
+
+
+@LINES
+def test_commits_by_time(on: Machine, line: str) -> None:
+    """As many as there is time for, and the end."""
+    ours = {"save_freq": datetime.timedelta(milliseconds=1), "max_to_keep": None}
+    on.run(lambda: on.fit(ours=on.preemption(**ours)))
+    records = read_journal(journal_directory(on.checkpoints))
+    because = [r["because"] for r in records if r["event"] == "commit"]
+    assert "periodic" in because
+    assert on.commits[-1] == FINAL
+    trained: list[int] = []
+    note = on.callback(on_train_batch_end=lambda b, logs=None: trained.append(b))
+    assert on.run(lambda: on.fit(None, note)).epoch == ALL
+    assert trained == []
+
+
+@LINES
+def test_steps_per_execution_rounds_up(on: Machine, line: str) -> None:
+    """Every 3 batches is every 2 steps of 2."""
+    ours = {"save_freq": 3, "max_to_keep": None}
+
+    def program() -> Any:
+        model = on.model(steps_per_execution=2)
+        return on.fit(model, ours=on.preemption(**ours), epochs=2)
+
+    on.run(program)
+    assert on.commits == [2, 4, 6]
