@@ -75,7 +75,6 @@ LINES = 400
 # Longer than that, and why.
 LONG = {
     "tfpreempt/coordination/agreement.py": "one table in one file, searched whole",
-    "tfpreempt/keras/training.py": "one fit from its beginning to its end",
 }
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES  # noqa: E402
-from tests.keras.small_fit import Machine, Seen, machine  # noqa: E402
+from tests.keras.small_fit import Machine, Seen, X, Y, machine  # noqa: E402
 
 SAMPLES, EPOCHS, STEPS = 18, 3, 5
 Dataset = tf.data.Dataset
@@ -156,6 +156,32 @@ def test_a_seeded_pipeline_goes_on_exactly(on: Machine, line: str, name: str) ->
         assert found == undisturbed(line, name), cuts
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("keras", "three shuffles"),
+        ("keras", "files"),
+        ("keras", "concatenated"),
+        ("keras", "repeated"),
+        ("tf_keras", "two shuffles"),
+    ],
+)
+def test_more_epochs_than_last_time(on: Machine, line: str, name: str) -> None:
+    """The orders of the epochs that are added are those of one long fit."""
+    seen = Seen()
+
+    def program(epochs: int) -> None:
+        given = {"epochs": epochs, "verbose": 0} | options(name)
+        ours = on.preemption(save_freq=None)
+        data = rows(PIPELINES[name](3))
+        seen.model(on).fit(data, callbacks=[ours, seen.callback(on)], **given)
+
+    for epochs in range(1, EPOCHS + 1):
+        on.run(functools.partial(program, epochs))
+    found = [seen.epochs[epoch] for epoch in range(EPOCHS)]
+    assert found == undisturbed(line, name)
+
+
 @LINES
 def test_the_global_seed_is_a_seed(on: Machine, line: str) -> None:
     data = functools.partial(PIPELINES["two shuffles"], None)
@@ -260,6 +286,26 @@ def test_a_cache_in_memory_is_named(
         train(on, lambda: PIPELINES["cached"](3), *MIDDLE)
     assert "caches in memory" in said(caplog)
     assert "cache(path)" in said(caplog)
+
+
+@LINES
+def test_validation_data_that_change_are_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = Dataset.from_tensor_slices((X, Y))
+    endless = ((X[:2], Y[:2]) for _ in itertools.count())
+    for data, word in (
+        (pairs.shuffle(4).batch(4).prefetch(1), "validation_data are shuffled"),
+        (endless, "validation_data is a Python generator"),
+        (pairs.batch(4), None),
+        ((X, Y), None),
+    ):
+        caplog.clear()
+        given = {"validation_data": data, "validation_steps": 1, "epochs": 1}
+        on.run(functools.partial(on.fit, **given))
+        shutil.rmtree(on.checkpoints)
+        assert word is None or word in caplog.text
+        assert ("validation_data" in caplog.text) == (word is not None)
 
 
 @LINES

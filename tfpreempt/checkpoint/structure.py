@@ -24,6 +24,7 @@ class Value:
         dtype: the current type's name.
         saved_shape: None where the checkpoint has no such value.
         saved_dtype: None where the checkpoint has no such value.
+        called: what Keras calls it, if it is Keras'.
     """
 
     name: str
@@ -31,23 +32,29 @@ class Value:
     dtype: str
     saved_shape: tuple[int, ...] | None = None
     saved_dtype: str | None = None
+    called: str = ""
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.called} ({self.name})" if self.called else self.name
 
 
 def problem(value: Value) -> str | None:
     """What does not fit, for people; None if it fits."""
     if value.saved_dtype is None:
         return (
-            f"{value.name}: the model has it with shape {value.shape} and type "
+            f"{value.label}: the model has it with shape {value.shape} and type "
             f"{value.dtype}, the checkpoint has no such value"
         )
     if value.saved_dtype != value.dtype:
         return (
-            f"{value.name}: the model has type {value.dtype}, the checkpoint "
+            f"{value.label}: the model has type {value.dtype}, the checkpoint "
             f"{value.saved_dtype}"
         )
     if not _fits(value.shape, value.saved_shape):
         return (
-            f"{value.name}: the model has shape {value.shape}, the checkpoint "
+            f"{value.label}: the model has shape {value.shape}, the checkpoint "
             f"{value.saved_shape}"
         )
     return None
@@ -166,6 +173,7 @@ def compare(
         values.append(
             Value(
                 name=path,
+                called=called(obj),
                 shape=shape,
                 dtype=dtype,
                 saved_shape=tuple(shapes[key]) if key in shapes else None,
@@ -184,6 +192,12 @@ def compare(
         if index not in matched and attribute.name == VALUE
     ]
     return values, unused
+
+
+def called(variable: Any) -> str:
+    """The name that Keras gives a variable: layer and weight; empty for others."""
+    name = getattr(variable, "path", None) or getattr(variable, "name", "")
+    return str(name).partition(":")[0] if "/" in str(name) else ""
 
 
 def saved_key(graph: Any, node_id: int | None) -> str | None:

@@ -30,7 +30,9 @@ class Crowd:
         self._ours = [ours]
         callbacks_state.conflicts(self._others, checkpoint_dir)
         callbacks_state.warn_of_backup(self._others)
-        if lost := callbacks_state.unsupported(self._others):
+        # One more of our kind is refused when its turn comes.
+        theirs = [one for one in self._others if not isinstance(one, type(ours))]
+        if lost := callbacks_state.unsupported(theirs):
             log.warning(
                 "tfpreempt: the state of these callbacks is not saved, so they begin "
                 "anew after a restart: %s. Give them get_state() and set_state(state), "

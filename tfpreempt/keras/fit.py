@@ -28,6 +28,7 @@ class Fit(Protocol):
     callbacks: Any  # the CallbackList
     adapter: Any  # Keras' own data adapter
     line: str  # "keras" or "tf_keras"
+    validation_data: Any  # what `fit` was given
 
     @property
     def dataset(self) -> Any:

@@ -36,6 +36,7 @@ class Keras3Fit:
         self.callbacks = names["callbacks"]
         self._loop = names["epoch_iterator"]
         self.adapter = self._loop.data_adapter
+        self.validation_data = names["validation_data"]
         self._skip = 0
         self._steps_seen_before_epoch = 0
 

@@ -40,6 +40,7 @@ class LegacyFit:
         self.callbacks = names["callbacks"]
         self._loop = names["data_handler"]
         self.adapter = self._loop._adapter
+        self.validation_data = names["validation_data"]
         self._names = names
 
     @property

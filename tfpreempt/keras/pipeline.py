@@ -37,6 +37,14 @@ def late_shuffles(dataset: Any) -> list[Any]:
     return found
 
 
+def shuffles(dataset: Any) -> bool:
+    """Whether a pipeline gives another order each time that it is read."""
+    found: list[Any] = []
+    for root in _roots(dataset):
+        _walk(root, True, found)
+    return bool(found)
+
+
 def draw(dataset: Any, count: int) -> None:
     """Draws seeds in all late shuffles, as reading all of so many iterators did."""
     for node in late_shuffles(dataset):

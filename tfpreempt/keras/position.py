@@ -37,8 +37,14 @@ from tfpreempt.keras.host_iterator import (
 log = logging.getLogger(__name__)
 
 _MARK = "_tfpreempt_made"
-_IGNORE = tf.data.experimental.ExternalStatePolicy.IGNORE.value
-_FAIL = tf.data.experimental.ExternalStatePolicy.FAIL.value
+
+AGAIN = (
+    "the position in this input pipeline cannot be saved, so a resumed run reads the "
+    "batches before it again, which takes as long as reading them took, and is exact "
+    "only if they come in the same order again: seed what is random in it. A "
+    "keras.utils.PyDataset or tfpreempt.keras.data goes on at once"
+)
+"""Why batches are read again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,7 @@ class Place:
         batches: batches that training has taken from this one.
         states: states of the local iterators below, now and before the first batch;
             each a tuple of parts. Empty for the other ways.
-        more: what `sequence.py` adds; JSON.
+        more: what the way adds; JSON.
     """
 
     kind: str
@@ -171,6 +177,10 @@ class Position(Protocol):
     def restore(self, place: Place, iterator: Any) -> None:
         """Called with that iterator before anything is read of it."""
 
+    def extend(self, place: Place, iterator: Any) -> None:
+        """Instead of `restore`, at the end of a fit that has more epochs now: the
+        iterator becomes the one that would have followed."""
+
 
 class IteratorPosition:
     """By the state of the tf.data iterators below.
@@ -193,7 +203,7 @@ class IteratorPosition:
         try:
             now = _states(iterator) if batches else ()
         except tf.errors.OpError as error:  # known only now that it was read
-            log.warning("tfpreempt: %s (%s).", _AGAIN, error.message)
+            log.warning("tfpreempt: %s (%s).", AGAIN, error.message)
             return Place(kind="replay", made=made, read=read, batches=batches)
         return Place(
             kind="iterator",
@@ -201,10 +211,18 @@ class IteratorPosition:
             read=read,
             batches=batches,
             states=(*self._before, *now),
+            more=self._feed.made - (self._feed.number(iterator) or 0),
         )
 
     def prepare(self, place: Place, first: int) -> None:
         pipeline.draw(self._feed.dataset, place.read + (place.batches > 0))
+
+    def extend(self, place: Place, iterator: Any) -> None:
+        _set_states(self._feed.spare(), place.states)
+        for _ in range(place.more):  # they were made after the one that was read last
+            self._feed.spare()
+        self._before = _states(self._feed.spare())
+        _set_states(iterator, self._before)
 
     def restore(self, place: Place, iterator: Any) -> None:
         count = len(list(owned_iterators(iterator)))
@@ -245,6 +263,9 @@ class IndexPosition:
     def restore(self, place: Place, iterator: Any) -> None:
         pass  # the iterator is over what is left
 
+    def extend(self, place: Place, iterator: Any) -> None:
+        pass
+
 
 class ReplayPosition:
     """By reading everything again up to the place.
@@ -272,6 +293,9 @@ class ReplayPosition:
         for _ in range(place.made - (first - 1)):
             self._feed.spare()
 
+    def extend(self, place: Place, iterator: Any) -> None:
+        pass  # `prepare` has made all that were made before it
+
     def restore(self, place: Place, iterator: Any) -> None:
         if not place.batches:
             return
@@ -292,9 +316,7 @@ class ReplayPosition:
 
 
 def _states(iterator: Any) -> tuple[tuple[bytes, ...], ...]:
-    return tuple(
-        tuple(pack(serialize(owned, _IGNORE))) for owned in owned_iterators(iterator)
-    )
+    return tuple(tuple(pack(serialize(owned))) for owned in owned_iterators(iterator))
 
 
 def _set_states(iterator: Any, states: Sequence[Sequence[bytes]]) -> None:
@@ -311,89 +333,16 @@ def _set_states(iterator: Any, states: Sequence[Sequence[bytes]]) -> None:
             ) from error
 
 
-def serialize(iterator: Any, policy: int) -> Any:
-    """The state of a tf.data iterator; raises tf.errors.OpError if it has none."""
-    return _gen_dataset_ops.serialize_iterator(iterator._iterator_resource, policy)
-
-
-def position_of(kind: str, fit: Fit, feed: Feed) -> Position:
-    """The way that a place was saved in."""
-    if kind == "iterator":
-        return IteratorPosition(feed)
-    return IndexPosition(fit, feed) if kind == "index" else ReplayPosition(fit, feed)
-
-
-def choose(fit: Fit, feed: Feed, iterator: Any) -> Position:
-    """The best way for this pipeline; warns of what it cannot give."""
-    position, problem = _choose(fit, feed, iterator)
-    if problem is not None:
-        log.warning("tfpreempt: %s.", problem)
-    return position
-
-
-def _choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
-    """The best way for this pipeline, by trying on an iterator that was not read.
+def serialize(iterator: Any, *, is_strict: bool = False) -> Any:
+    """The state of a tf.data iterator.
 
     Args:
-        fit: the fit.
-        feed: its data.
-        iterator: the first one that it trains with.
+        iterator: an ordinary one.
+        is_strict: whether ops with a state of their own, which is lost, are refused.
 
-    Returns:
-        The way, and what of an exact resume it cannot give, for people.
+    Raises:
+        tf.errors.OpError: it has none.
     """
-    if fit.array_way == "index":
-        return IndexPosition(fit, feed), None
-    if fit.array_way == "replay":
-        return ReplayPosition(fit, feed), f'{_AGAIN} (shuffle="batch")'
-    if not (owned := list(owned_iterators(iterator))):
-        return ReplayPosition(fit, feed), f"{_AGAIN} ({type(iterator).__name__})"
-    if pipeline.uses_generator(feed.dataset):
-        return ReplayPosition(fit, feed), f"{_AGAIN} (a Python generator)"
-    if pipeline.concatenated_shuffles(feed.dataset):
-        return ReplayPosition(fit, feed), f"{_AGAIN} (a shuffle within concatenate)"
-    if problem := _refusal(owned, _IGNORE):
-        return ReplayPosition(fit, feed), f"{_AGAIN} ({problem})"
-    if fit.array_way is None and (problem := _refusal(owned, _FAIL)):
-        return IteratorPosition(feed), f"{_RANDOM} ({problem})"
-    if pipeline.repeated_shuffles(feed.dataset):
-        return IteratorPosition(feed), _REPEATED
-    if pipeline.caches_in_memory(feed.dataset):
-        return IteratorPosition(feed), _CACHED
-    return IteratorPosition(feed), None
-
-
-_AGAIN = (
-    "the position in this input pipeline cannot be saved, so a resumed run reads the "
-    "batches before it again, which takes as long as reading them took, and is exact "
-    "only if they come in the same order again: seed what is random in it. A "
-    "keras.utils.PyDataset or tfpreempt.keras.data goes on at once"
-)
-_RANDOM = (
-    "the input pipeline has an op whose own state cannot be saved: a resumed run takes "
-    "every sample once and in order, but what this op does differs from an undisturbed "
-    "run. Use tf.random.stateless_* with a seed from the element, or augment in layers "
-    "of the model"
-)
-_REPEATED = (
-    "the input pipeline repeats a shuffle a finite number of times: the order of "
-    "epochs after a resumed one may differ from an undisturbed run. Leave out "
-    "repeat(n) and raise epochs, or use repeat() with steps_per_epoch"
-)
-
-
-_CACHED = (
-    "the input pipeline caches in memory, and what it has cached becomes part of every "
-    "commit in the middle of an epoch. Cache to a file (cache(path)), or load the data "
-    "before the pipeline, for instance with tfpreempt.keras.data.from_arrays"
-)
-
-
-def _refusal(iterators: Sequence[Any], policy: int) -> str | None:
-    """Why a state cannot be had; None if it can."""
-    for iterator in iterators:
-        try:
-            serialize(iterator, policy)
-        except tf.errors.OpError as error:
-            return str(error.message).rpartition("}} ")[2].split(" [Op:")[0].strip()
-    return None
+    policies = tf.data.experimental.ExternalStatePolicy
+    policy = (policies.FAIL if is_strict else policies.IGNORE).value
+    return _gen_dataset_ops.serialize_iterator(iterator._iterator_resource, policy)

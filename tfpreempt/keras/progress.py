@@ -56,6 +56,11 @@ FIXES = {
     "optimizer": "compile with the same optimizer",
     "data": "pass the same kind of data to fit",
     "steps": "pass data of the same length, in batches of the same size",
+    "slots": "use the same layers, and the optimizer with the same settings",
+}
+_NAMES = {
+    "steps": "the number of batches in an epoch",
+    "slots": "the number of the optimizer's variables",
 }
 
 
@@ -73,9 +78,9 @@ def check_same(saved: Progress, made_of: Mapping[str, Any], directory: str) -> N
     for what, fix in FIXES.items():
         then, now = saved.made_of.get(what), made_of.get(what)
         if then is not None and now is not None and then != now:
-            name = "batches in an epoch" if what == "steps" else what
             raise errors.CheckpointMismatchError(
-                f"The checkpoint in {directory!r} is of another run: {name} was "
+                f"The checkpoint in {directory!r} is of another run: "
+                f"{_NAMES.get(what, what)} was "
                 f"{then!r} there and is {now!r} here. To go on with it, {fix}; to "
                 "start anew, use another checkpoint directory."
             )

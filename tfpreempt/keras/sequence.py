@@ -87,6 +87,9 @@ class SequencePosition:
     def restore(self, place: Place, iterator: Any) -> None:
         pass  # the iterator is over what is left
 
+    def extend(self, place: Place, iterator: Any) -> None:
+        self.begins(iterator)
+
     def _watch(self, hook: str) -> None:
         """Notes calls of a hook that the fit makes through its adapter."""
         inner: Callable[[], None] = getattr(self._fit.adapter, hook)

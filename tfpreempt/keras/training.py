@@ -15,23 +15,17 @@ import dataclasses
 import datetime
 import functools
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.keras import callbacks_state, progress, rounds, snapshot, variables
+from tfpreempt.keras.capture import Capture
 from tfpreempt.keras.crowd import Crowd
 from tfpreempt.keras.fit import Fit, find, is_running, made_of
 from tfpreempt.keras.fit_handler import FitHandler
 from tfpreempt.keras.plan import Task, make_plan
-from tfpreempt.keras.position import (
-    Feed,
-    Place,
-    Position,
-    choose,
-    place_or_replay,
-    position_of,
-)
+from tfpreempt.keras.position import Feed, Place, Position, place_or_replay
+from tfpreempt.keras.position_choice import choose, position_of, validation_problem
 from tfpreempt.keras.progress import Progress
 from tfpreempt.keras.schedule import Schedule
 from tfpreempt.keras.sequence import SequencePosition
@@ -67,7 +61,6 @@ class Training:
         self._settings = settings
         self._epochs = epochs
         self._crowd = Crowd(self.fit.callbacks, callback, settings.checkpoint_dir)
-        self._made_of = made_of(self.fit)
         self._feed = Feed(self.fit)
         self._position: Position | None = None
         if self.fit.sequence is not None:
@@ -123,9 +116,22 @@ class Training:
         self.plan = make_plan(saved, rounds.ended(directory), self._epochs)
         if self.plan.note:
             log.warning("tfpreempt: %s", self.plan.note)
-        if problem := self.fit.keep_generators():
-            log.warning("tfpreempt: %s.", problem)
+        unkept = validation_problem(self.fit.validation_data)
+        for problem in (self.fit.keep_generators(), unkept):
+            if problem is not None:
+                log.warning("tfpreempt: %s.", problem)
         self._pending = self.plan.task.restores
+        self._capture = Capture(
+            fit=self.fit,
+            crowd=self._crowd,
+            feed=self._feed,
+            tally=self._tally,
+            plan=self.plan,
+            function=self.function,
+            handler=self.handler,
+            checkpoint=self._checkpoint,
+            epochs=self._epochs,
+        )
         if not self.plan.task.restores:
             self.handler.adopt()
         if saved is None:
@@ -141,7 +147,7 @@ class Training:
 
     def _prepare(self, saved: Progress) -> None:
         """Checks the checkpoint, and lets the fit begin where it was made."""
-        progress.check_same(saved, self._made_of, self._settings.checkpoint_dir)
+        progress.check_same(saved, made_of(self.fit), self._settings.checkpoint_dir)
         progress.check_divisible(saved, self._tally.steps_per_execution)
         self._tally.epoch = saved.epoch - (saved.phase == "complete")
         place = None if self._own.loaded is None else self._own.loaded.place
@@ -225,7 +231,7 @@ class Training:
         step = self._tally.steps_per_execution if again else 0
         self._tally.epoch_stands_at(saved.batch + step)
         if self.plan.task is Task.EXTEND and not self.fit.keeps_iterator:
-            self._position.begins(iterator)
+            self._position.extend(self._place, iterator)
             self._tally.iterator_stands_at(0)
         else:
             self._position.restore(self._place, iterator)
@@ -259,6 +265,15 @@ class Training:
             return logs
 
     def _restore_variables(self) -> None:
+        """Everything was built, so that all of them exist."""
+        assert self._shared.loaded is not None
+        saved, directory = self._shared.loaded.progress, self._settings.checkpoint_dir
+        slots = variables.count_slots(self.model)
+        if slots < saved.made_of.get("slots", 0):  # if more, the restore names them
+            progress.check_same(saved, {"slots": slots}, directory)
+        if (own := self._own.loaded) is not None:
+            kept = variables.uncovered(self.fit, self._checkpoint)
+            variables.check(kept, own.variables)
         self.handler.restore_variables()
         self._restore_own_variables()
 
@@ -287,7 +302,7 @@ class Training:
             self._restore_callbacks()
             if self._own.loaded is not None:
                 snapshot.set_random(self._own.loaded.random)
-        self._held = self._shared_now("validation"), self._own_now(None)
+        self._held = self._capture.shared("validation"), self._capture.own(None)
         self.handler.boundary()
 
     def validation_step(self) -> None:
@@ -300,7 +315,17 @@ class Training:
         self._held = None
 
     def epoch_ends(self, epoch: int, logs: Any) -> None:
-        """`on_epoch_end`."""
+        """`on_epoch_end`.
+
+        Raises:
+            ConfigurationError: there was nothing to train with.
+        """
+        if self.plan.task is Task.TRAIN and self.handler.runs == 0:
+            raise errors.ConfigurationError(
+                f"The training data are empty: epoch {epoch} has ended without a "
+                "batch. Nothing was trained or committed. Look at what the pipeline "
+                "reads (patterns of files, filter, take, and a repeat that has ended)."
+            )
         if self._crowd.is_silent:  # the validation that was interrupted is gone
             self._restore_variables()
             self._restore_callbacks()
@@ -352,65 +377,19 @@ class Training:
                 "nothing was trained in this fit yet; the commit before it stands"
             )
         if self._held is None:
-            return self._shared_now("complete" if self._ends else "train")
+            return self._capture.shared("complete" if self._ends else "train")
         return dataclasses.replace(self._held[0], callbacks=self._crowd.capture())
 
     def _take_own(self) -> snapshot.Own:
         if self.plan.task is Task.FINISHED and self._own.loaded is not None:
             return self._own.loaded
         if self._held is None:
-            return self._own_now(self._here())
+            return self._capture.own(self._here())
         files = self._crowd.capture_files()
         return dataclasses.replace(self._held[1], files=files, place=self._here())
 
-    def _shared_now(self, phase: progress.Phase) -> snapshot.Shared:
-        self.fit.settle()
-        return snapshot.Shared(
-            progress=self._progress(phase), callbacks=self._crowd.capture()
-        )
-
-    def _own_now(self, place: Place | None) -> snapshot.Own:
-        kept = variables.uncovered(self.fit, self._checkpoint)
-        header, values = variables.read(kept)
-        return snapshot.Own(
-            variables=header,
-            values=tuple(values),
-            random=snapshot.random_bytes(),
-            files=self._crowd.capture_files(),
-            place=place,
-        )
-
-    def _progress(self, phase: progress.Phase) -> Progress:
-        tally = self._tally
-        epoch, batch = tally.epoch, tally.epoch_batches
-        stopped = bool(self.model.stop_training)
-        logs: Mapping[str, Any] = {}
-        if phase == "validation" or batch:
-            logs = {k: rounds.plain(v) for k, v in (self.function.logs or {}).items()}
-        if phase == "validation":
-            batch = tally.last_step
-        elif phase == "complete":
-            epoch, batch = epoch + 1, 0
-            stopped = epoch < self._epochs
-        return Progress(
-            fit=self.plan.number,
-            phase=phase,
-            epoch=epoch,
-            batch=batch,
-            is_untrained=self.handler.total_run_calls == 0,
-            stopped=stopped,
-            loop=self.fit.loop_state(),
-            logs=logs,
-            histories=self.plan.histories,
-            made_of={**self._made_of, "steps": self.fit.steps},
-        )
-
     def _here(self) -> Place | None:
-        iterator, tally = self.function.iterator, self._tally
-        if iterator is None or self._position is None:
-            return None if self._own.loaded is None else self._own.loaded.place
-        made = tally.made_before + (self._feed.number(iterator) or 0) - 1
-        read, batches = tally.read - 1, tally.iterator_batches
-        if self._ends and not self.fit.keeps_iterator:
-            made, read, batches = tally.made_before + self._feed.made, tally.read, 0
-        return self._position.save(iterator, made, read, batches)
+        loaded = self._own.loaded
+        if self.function.iterator is None or self._position is None:
+            return None if loaded is None else loaded.place
+        return self._capture.place(self._position, is_at_end=self._ends)

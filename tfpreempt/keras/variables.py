@@ -29,6 +29,12 @@ def checkpoint_of(model: Any) -> tf.train.Checkpoint:
     return checkpoint
 
 
+def count_slots(model: Any) -> int:
+    """How many variables the model's optimizer has, once it is built."""
+    slots = getattr(getattr(model, "optimizer", None), "variables", ())
+    return len(slots() if callable(slots) else slots)
+
+
 def uncovered(fit: Fit, checkpoint: Any) -> list[Any]:
     """The variables to keep apart, in a fixed order.
 
@@ -69,12 +75,7 @@ def read(variables: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
 
 
 def write(variables: Sequence[Any], header: Any, parts: Sequence[bytes]) -> None:
-    """Assigns what `read` gave.
-
-    Raises:
-        CheckpointMismatchError: other variables than these; nothing was assigned.
-    """
-    _check(variables, header)
+    """Assigns what `read` gave, to variables that `check` has let pass."""
     left = iter(parts)
     for variable, entry in zip(variables, header, strict=True):
         dtype = tf.as_dtype(entry["dtype"])
@@ -84,7 +85,12 @@ def write(variables: Sequence[Any], header: Any, parts: Sequence[bytes]) -> None
                 part.assign(tf.constant(array, dtype=dtype))
 
 
-def _check(variables: Sequence[Any], header: Any) -> None:
+def check(variables: Sequence[Any], header: Any) -> None:
+    """Compares variables with a header that `read` gave.
+
+    Raises:
+        CheckpointMismatchError: it is of others.
+    """
     now = [
         (tf.as_dtype(v.dtype).name, [tuple(p.shape.as_list()) for p in _parts(v)])
         for v in variables

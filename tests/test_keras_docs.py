@@ -1,0 +1,85 @@
+"""What docs/keras.md says: its programs run, and the package has its messages."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+WORKERS = "# workers.py\n"
+
+
+def run(command: list[str], directory: Path) -> str:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    ended = subprocess.run(
+        command,
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+@pytest.mark.tensorflow
+def test_the_examples_run_one_after_the_other(tmp_path: Path) -> None:
+    blocks = [block for block in BLOCKS if not block.startswith(WORKERS)]
+    assert len(blocks) == len(BLOCKS) - 1
+    shown = [
+        'assert counter.get_state()["last"] is not None',
+        "assert seen.samples == 2 * 2048",
+    ]
+    (tmp_path / "page.py").write_text("\n".join([*blocks, *shown]), encoding="utf-8")
+    first = run([sys.executable, "page.py"], tmp_path)
+    assert "epochs in the history: 40" in first
+    again = run([sys.executable, "page.py"], tmp_path)
+    assert "this fit was complete after 40 epochs; nothing is left to train" in again
+
+
+@pytest.mark.multiprocess
+@pytest.mark.tensorflow
+def test_two_workers(tmp_path: Path) -> None:
+    (program,) = [block for block in BLOCKS if block.startswith(WORKERS)]
+    (tmp_path / "workers.py").write_text(program, encoding="utf-8")
+    found = re.findall(r"^(tfpreempt run .*workers\.py)$", PAGE, re.MULTILINE)
+    run(found[0].split(), tmp_path)
+    assert list((tmp_path / "ckpt-2").glob("*/COMMITTED"))
+
+
+def messages() -> list[str]:
+    """The texts in the first columns of the tables of errors and log lines."""
+    tables = PAGE.partition("\n## Errors\n")[2]
+    rows = re.findall(r"^\| (`.*?) \|", tables, re.MULTILINE)
+    return [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
+
+
+def source() -> str:
+    """The whole package, with strings over several lines put together."""
+    files = sorted((ROOT / "tfpreempt").rglob("*.py"))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    return re.sub(r"""["'] *\n\s*f?["']""", "", text)
+
+
+@pytest.mark.parametrize("message", messages())
+def test_a_message_of_the_page_exists(message: str) -> None:
+    """Word for word, but for what `...` leaves open and what is filled in."""
+    known = source()
+    filled_in = "signal:SIGTERM", "(SIGTERM)", "None s", "ModelCheckpoint", "filepath="
+    examples = "|".join(map(re.escape, ["...", " failed", *filled_in]))
+    examples += r"|ckpt/\d+|\d+"
+    words = [part.strip(" :;,`") for part in re.split(examples, message)]
+    missing = [part for part in words if len(part) > 3 and part not in known]
+    assert not missing

@@ -1,0 +1,122 @@
+"""Which way of keeping the place a pipeline allows, and what people are told of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfpreempt.keras import pipeline
+from tfpreempt.keras.fit import Fit
+from tfpreempt.keras.host_iterator import owned_iterators
+from tfpreempt.keras.position import (
+    AGAIN,
+    Feed,
+    IndexPosition,
+    IteratorPosition,
+    Position,
+    ReplayPosition,
+    serialize,
+)
+
+log = logging.getLogger(__name__)
+
+
+def position_of(kind: str, fit: Fit, feed: Feed) -> Position:
+    """The way that a place was saved in."""
+    if kind == "iterator":
+        return IteratorPosition(feed)
+    return IndexPosition(fit, feed) if kind == "index" else ReplayPosition(fit, feed)
+
+
+def choose(fit: Fit, feed: Feed, iterator: Any) -> Position:
+    """The best way for this pipeline; warns of what it cannot give."""
+    position, problem = _choose(fit, feed, iterator)
+    if problem is not None:
+        log.warning("tfpreempt: %s.", problem)
+    return position
+
+
+def _choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
+    """The best way for this pipeline, by trying on an iterator that was not read.
+
+    Args:
+        fit: the fit.
+        feed: its data.
+        iterator: the first one that it trains with.
+
+    Returns:
+        The way, and what of an exact resume it cannot give, for people.
+    """
+    if fit.array_way == "index":
+        return IndexPosition(fit, feed), None
+    if fit.array_way == "replay":
+        return ReplayPosition(fit, feed), f'{AGAIN} (shuffle="batch")'
+    if not (owned := list(owned_iterators(iterator))):
+        return ReplayPosition(fit, feed), f"{AGAIN} ({type(iterator).__name__})"
+    if pipeline.uses_generator(feed.dataset):
+        return ReplayPosition(fit, feed), f"{AGAIN} (a Python generator)"
+    if pipeline.concatenated_shuffles(feed.dataset):
+        return ReplayPosition(fit, feed), f"{AGAIN} (a shuffle within concatenate)"
+    if problem := _refusal(owned, is_strict=False):
+        return ReplayPosition(fit, feed), f"{AGAIN} ({problem})"
+    if fit.array_way is None and (problem := _refusal(owned, is_strict=True)):
+        return IteratorPosition(feed), f"{_RANDOM} ({problem})"
+    if pipeline.repeated_shuffles(feed.dataset):
+        return IteratorPosition(feed), _REPEATED
+    if pipeline.caches_in_memory(feed.dataset):
+        return IteratorPosition(feed), _CACHED
+    return IteratorPosition(feed), None
+
+
+def validation_problem(data: Any) -> str | None:
+    """Why a resumed validation may differ in the last bits; None if it does not.
+
+    Args:
+        data: `validation_data` of the fit.
+    """
+    if hasattr(data, "__next__"):
+        return _READ_ON
+    is_pipeline = isinstance(data, tf.data.Dataset)
+    return _SHUFFLED if is_pipeline and pipeline.shuffles(data) else None
+
+
+_READ_ON = (
+    "validation_data is a Python generator, which each validation reads on from; a "
+    "restarted run begins it anew, so it validates with other batches than an "
+    "undisturbed run. Pass arrays, a keras.utils.PyDataset or a tf.data.Dataset"
+)
+_SHUFFLED = (
+    "validation_data are shuffled, and the order is not kept: val_loss of a restarted "
+    "run differs in its last bits from an undisturbed run. Leave the shuffle out"
+)
+_RANDOM = (
+    "the input pipeline has an op whose own state cannot be saved: a resumed run takes "
+    "every sample once and in order, but what this op does differs from an undisturbed "
+    "run. Use tf.random.stateless_* with a seed from the element, or augment in layers "
+    "of the model"
+)
+_REPEATED = (
+    "the input pipeline repeats a shuffle a finite number of times: the order of "
+    "epochs after a resumed one may differ from an undisturbed run. Leave out "
+    "repeat(n) and raise epochs, or use repeat() with steps_per_epoch"
+)
+
+
+_CACHED = (
+    "the input pipeline caches in memory, and what it has cached becomes part of every "
+    "commit in the middle of an epoch. Cache to a file (cache(path)), or load the data "
+    "before the pipeline, for instance with tfpreempt.keras.data.from_arrays"
+)
+
+
+def _refusal(iterators: Sequence[Any], *, is_strict: bool) -> str | None:
+    """Why a state cannot be had; None if it can."""
+    for iterator in iterators:
+        try:
+            serialize(iterator, is_strict=is_strict)
+        except tf.errors.OpError as error:
+            return str(error.message).rpartition("}} ")[2].split(" [Op:")[0].strip()
+    return None
