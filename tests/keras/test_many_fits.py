@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.tensorflow
-pytest.importorskip("tensorflow")
+tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES  # noqa: E402
 from tests.keras.small_fit import (  # noqa: E402
     BATCH,
     BATCHES,
     EPOCHS,
+    SAMPLES,
     Machine,
     X,
     Y,
@@ -115,6 +116,33 @@ def test_interrupted_at_every_batch(on: Machine, line: str, hook: str) -> None:
     expected = alone(on, program)
     points = [*((hook, batch) for batch in range(BATCHES)), ("test", 0), ("test", 1)]
     cuts = [(where, epoch, batch) for epoch in range(2) for where, batch in points]
+    assert on.run(program, *cuts) == expected
+
+
+@LINES
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [("end", epoch, BATCHES - 1) for epoch in range(EPOCHS)],
+        [("end", 0, BATCHES - 1), ("test", 0, 0), ("test", 1, 0)],
+    ],
+)
+@pytest.mark.parametrize("is_validated", [True, False])
+def test_interrupted_where_data_of_unknown_length_end(
+    on: Machine, line: str, cuts: list[Any], is_validated: bool
+) -> None:
+    """tf_keras counts the optimizer's iterations up there, though no step is made."""
+
+    def program(ours: Any = None) -> Result:
+        model = on.model()
+        rows = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: True)
+        rows = rows.shuffle(SAMPLES, seed=5).batch(BATCH)
+        given = {"x": rows, "y": None, "batch_size": None, "shuffle": None}
+        given |= HELD_OUT if is_validated else {}
+        return result(model, on.fit(model, ours=ours, **given))
+
+    expected = alone(on, program)
+    cuts = [cut for cut in cuts if is_validated or cut[0] != "test"]
     assert on.run(program, *cuts) == expected
 
 

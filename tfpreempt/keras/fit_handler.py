@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from tfpreempt import errors
 from tfpreempt.events import Notice
 from tfpreempt.handler import PreemptionCheckpointHandler
+from tfpreempt.keras.fit import is_running
+from tfpreempt.keras.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -97,3 +103,27 @@ class FitHandler(PreemptionCheckpointHandler):
         if not self._session.departure.left:
             self._raised(errors.UsageError("model.fit did not come to its end"))
         self._quiet()
+
+
+def make_handler(
+    settings: Settings, model: Any, checkpoint: tf.train.Checkpoint
+) -> FitHandler:
+    """The handler of the fit that runs; agrees with all workers on a commit.
+
+    Args:
+        settings: the user's.
+        model: the model that is fitted.
+        checkpoint: what a save writes.
+    """
+    every = settings.save_freq
+    return FitHandler(
+        getattr(model.distribute_strategy, "cluster_resolver", None),
+        checkpoint,
+        settings.checkpoint_dir,
+        settings.termination_config,
+        save_every=every if isinstance(every, datetime.timedelta) else None,
+        restore=settings.restore,
+        save_timeout=settings.save_timeout,
+        max_to_keep=settings.max_to_keep,
+        is_fitting=functools.partial(is_running, model),
+    )

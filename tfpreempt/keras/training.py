@@ -11,9 +11,8 @@ Keras and other callbacks did on the way there is undone by the restore:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import datetime
-import functools
 import logging
 from typing import Any
 
@@ -21,8 +20,8 @@ from tfpreempt import errors
 from tfpreempt.keras import callbacks_state, progress, rounds, snapshot, variables
 from tfpreempt.keras.capture import Capture
 from tfpreempt.keras.crowd import Crowd
-from tfpreempt.keras.fit import Fit, find, is_running, made_of
-from tfpreempt.keras.fit_handler import FitHandler
+from tfpreempt.keras.fit import Fit, find, made_of
+from tfpreempt.keras.fit_handler import make_handler
 from tfpreempt.keras.plan import Task, make_plan
 from tfpreempt.keras.position import Feed, Place, Position, place_or_replay
 from tfpreempt.keras.position_choice import choose, position_of, validation_problem
@@ -73,7 +72,7 @@ class Training:
         self._own = snapshot.OwnState(self._take_own)
         self._checkpoint = variables.checkpoint_of(model)
         try:
-            self.handler = self._make_handler()
+            self.handler = make_handler(settings, model, self._checkpoint)
             self.function = TrainFunction(self, model.train_function, self.handler)
             self._tally = Tally(lambda: self.handler.runs, self.fit.steps_per_execution)
             self._start(files)
@@ -82,22 +81,6 @@ class Training:
             raise
 
     # --- the beginning ---------------------------------------------------------------
-
-    def _make_handler(self) -> FitHandler:
-        settings = self._settings
-        strategy = self.model.distribute_strategy
-        every = settings.save_freq
-        return FitHandler(
-            getattr(strategy, "cluster_resolver", None),
-            self._checkpoint,
-            settings.checkpoint_dir,
-            settings.termination_config,
-            save_every=every if isinstance(every, datetime.timedelta) else None,
-            restore=settings.restore,
-            save_timeout=settings.save_timeout,
-            max_to_keep=settings.max_to_keep,
-            is_fitting=functools.partial(is_running, self.model),
-        )
 
     def _start(self, files: callbacks_state.CallbackStates | None) -> None:
         directory = self._settings.checkpoint_dir
@@ -257,7 +240,7 @@ class Training:
         try:
             return self.handler.run(self.function.inner, iterator)
         except END_OF_DATA:
-            logs = dict(self._shared.loaded.progress.logs)
+            self.function.logs = logs = dict(self._shared.loaded.progress.logs)
             if self.fit.ends_epoch_with(logs):
                 raise
             self._answered = True  # as in REVALIDATE
@@ -291,17 +274,30 @@ class Training:
         if self._own.loaded is not None:
             self._crowd.restore_files(self._own.loaded.files, extends=extends)
 
+    def _catch_up(self) -> None:
+        """What a restart leaves until Keras is past the step that was trained."""
+        self.handler.arm()
+        self._restore_variables()
+        self._restore_callbacks()
+        if self._own.loaded is not None:
+            snapshot.set_random(self._own.loaded.random)
+        if self._answered:
+            # Keras met the end of its data by a step, in which what needs no data was
+            # done: the optimizer's iterations were counted up.
+            with contextlib.suppress(*END_OF_DATA):
+                self.function.inner(self.function.iterator)
+
     # --- validation ------------------------------------------------------------------
 
     def validation_begins(self) -> None:
         """`on_test_begin` of the validation in this fit."""
         if self._crowd.is_silent:
-            self._crowd.wake("on_test_begin")
-            self.handler.arm()
-            self._restore_variables()
-            self._restore_callbacks()
-            if self._own.loaded is not None:
-                snapshot.set_random(self._own.loaded.random)
+            if self._answered:
+                self._catch_up()
+                self._crowd.wake("on_test_begin")
+            else:  # the commit is of a validation that had begun
+                self._crowd.wake("on_test_begin")
+                self._catch_up()
         self._held = self._capture.shared("validation"), self._capture.own(None)
         self.handler.boundary()
 
@@ -326,9 +322,8 @@ class Training:
                 "batch. Nothing was trained or committed. Look at what the pipeline "
                 "reads (patterns of files, filter, take, and a repeat that has ended)."
             )
-        if self._crowd.is_silent:  # the validation that was interrupted is gone
-            self._restore_variables()
-            self._restore_callbacks()
+        if self._crowd.is_silent:  # no validation, or not any more
+            self._catch_up()
             self._crowd.wake("on_epoch_end", epoch, logs)
 
     # --- the end ---------------------------------------------------------------------
