@@ -22,18 +22,22 @@ PACKAGE = ROOT / "tfpreempt"
 # What lies on which floor; a file imports from its own station and from lower floors.
 FLOORS = {
     "keras": 7, "cli": 7, "testing": 7, "__main__": 7,
-    "handler": 6,
+    "handler": 6, "raised": 6,
     # What the handler is made of: one process's part in the agreement.
     "session": 5, "keeper": 5, "watching": 5,
     "departure": 4, "saving": 4, "start": 4,
-    "termination": 3, "platforms": 3,
+    "termination": 3, "platforms": 3, "remote_cluster": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
     "deadline": 1, "journal": 1, "_threads": 1,
     "arguments": 1, "cluster": 1, "participant": 1, "tensorflow_side": 1,
     "errors": 0, "events": 0, "clock": 0,
 }  # fmt: skip
 # Same floor, one direction: detect() names the variants that termination.py defines.
-SAME_FLOOR = {("platforms", "termination"), ("__main__", "cli")}
+SAME_FLOOR = {
+    ("platforms", "termination"),
+    ("__main__", "cli"),
+    ("handler", "raised"),  # a part of it
+}
 
 # Who imports TensorFlow (or Keras, which imports it), and why.
 TENSORFLOW = {
@@ -44,6 +48,7 @@ TENSORFLOW = {
     "checkpoint/storage/gfile.py": "paths that only tf.io.gfile can reach",
     "handler.py": "takes strategies, checkpoints and cluster resolvers",
     "tensorflow_side.py": "what the handler needs of TensorFlow, kept apart from it",
+    "remote_cluster.py": "connects to remote workers",
     "cli/_demo_worker.py": "the demo's training program, a process of its own",
     "cli/_demo_keras_worker.py": "the same by model.fit",
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfpreempt.checkpoint.state import State
     from tfpreempt.errors import TfpreemptError
     from tfpreempt.handler import PreemptionCheckpointHandler
+    from tfpreempt.remote_cluster import connect_to_cluster
     from tfpreempt.termination import (
         BorgTerminationConfig,
         GenericTerminationConfig,
@@ -41,6 +42,7 @@ __all__ = [
     "TerminationConfig",
     "TfpreemptError",
     "__version__",
+    "connect_to_cluster",
     "errors",
     "keras",
 ]
@@ -50,6 +52,7 @@ _HOMES = {
     "TerminationConfig": "tfpreempt.termination",
     "GenericTerminationConfig": "tfpreempt.termination",
     "BorgTerminationConfig": "tfpreempt.termination",
+    "connect_to_cluster": "tfpreempt.remote_cluster",
     "PreemptionCheckpointHandler": "tfpreempt.handler",
     "State": "tfpreempt.checkpoint.state",
     "Checkpoint": "tfpreempt.checkpoint.handle",

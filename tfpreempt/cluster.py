@@ -45,11 +45,14 @@ class Cluster:
 LOCAL = Cluster(worker=0, jobs=())
 
 
-def read_cluster(resolver: ClusterResolver | None) -> Cluster:
+def read_cluster(
+    resolver: ClusterResolver | None, *, drives_others: bool = False
+) -> Cluster:
     """Reads who the workers are.
 
     Args:
         resolver: a TensorFlow cluster resolver, or None for one process alone.
+        drives_others: whether this process runs the program alone, on remote workers.
 
     Raises:
         ConfigurationError: it describes a cluster that this package cannot serve.
@@ -62,6 +65,8 @@ def read_cluster(resolver: ClusterResolver | None) -> Cluster:
             "tf.distribute.cluster_resolver.ClusterResolver, such as "
             "strategy.cluster_resolver, or None for one process alone"
         )
+    if drives_others:
+        return LOCAL
     spec: dict[str, Any] = resolver.cluster_spec().as_dict()
     if "ps" in spec:
         raise UnsupportedClusterError(
@@ -81,5 +86,7 @@ def read_cluster(resolver: ClusterResolver | None) -> Cluster:
     raise ConfigurationError(
         f"the cluster resolver says that this process is task {task_type}:{task_id} of "
         f"the cluster {spec}; expected one of its chief or worker tasks. Evaluators "
-        "and parameter servers need no handler; otherwise correct TF_CONFIG."
+        "and parameter servers need no handler; a process that drives remote workers "
+        "calls tfpreempt.connect_to_cluster(resolver) first; otherwise correct "
+        "TF_CONFIG."
     )

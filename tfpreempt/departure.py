@@ -21,6 +21,7 @@ from tfpreempt.coordination.runtime import Runtime, publish
 from tfpreempt.errors import UsageError, WaitTimeoutError
 from tfpreempt.events import Exit, Fault, Outcome
 from tfpreempt.participant import Participant
+from tfpreempt.remote_cluster import notice_was_served
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Departure:
             )
         self._record(members, outcome, reason)
         self.left = True
+        notice_was_served()
         atexit.register(skip_last_collections)
         if threading.current_thread() is threading.main_thread():
             members[0].leave(committed)

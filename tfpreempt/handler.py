@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -23,11 +24,11 @@ from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.cluster import read_cluster
 from tfpreempt.events import Notice
 from tfpreempt.keeper import Keeper
+from tfpreempt.raised import was_preemption
+from tfpreempt.remote_cluster import connection
 from tfpreempt.session import session_for
 from tfpreempt.start import Start, make_store
 from tfpreempt.tensorflow_side import (
-    END_OF_DATA,
-    PEER_GONE,
     DirectoryRequiredError,
     attach_counter,
     check_checkpoint,
@@ -100,15 +101,20 @@ class PreemptionCheckpointHandler:
                 "tf.train.CheckpointManager, which has one"
             )
         self._config = TerminationConfig.accept(termination_config)
-        self._cluster = read_cluster(cluster_resolver)
+        self._connection = connection()
+        self._cluster = read_cluster(
+            cluster_resolver, drives_others=self._connection is not None
+        )
         self._save_every = check_save_every(save_every)
         check_seconds("save_timeout", save_timeout)
         self._session = session_for(
             self._cluster, lambda: make_store(self._cluster), save_timeout
         )
+        self._session.come_back()
         self._gate = self._session.gate
         self._closed = False
         self._armed = False
+        self._noticed = threading.Event()
         self.runs = 0
         check_checkpoint(given)
         counter = attach_counter(given)
@@ -119,6 +125,7 @@ class PreemptionCheckpointHandler:
             restore=restore,
             max_to_keep=max_to_keep,
             save_fn=self._config.save_fn,
+            io_device=None if self._connection is None else self._connection.device,
         )
         start.agree(self._session.store, self._session.next_prefix(), START_TIMEOUT)
         self._keeper = Keeper(
@@ -130,7 +137,9 @@ class PreemptionCheckpointHandler:
         )
         self._restore()
         self._slow_at = self._next_stop()
-        self._watcher = watch(self._config, self._cluster, self._received)
+        self._watcher = watch(
+            self._config, self._cluster, self._received, self._connection
+        )
         weakref.finalize(self, self._watcher.close)
         self._session.join(self._keeper)
         if isinstance(self._save_every, datetime.timedelta) and self._cluster.is_chief:
@@ -197,6 +206,10 @@ class PreemptionCheckpointHandler:
     def watch_preemption_scope(self) -> Iterator[None]:
         """Arms the sources, reports errors inside to peers, and ends in a boundary.
 
+        With remote workers (`connect_to_cluster`), the loss of one that was preempted
+        is no error: the process leaves with the last commit, or, where the exit
+        function returns, the scope ends, to be entered again with a new connection.
+
         Yields:
             Nothing.
         """
@@ -205,9 +218,10 @@ class PreemptionCheckpointHandler:
         try:
             yield
         except BaseException as error:
-            if not self._session.departure.left:
-                self._raised(error)
-            raise
+            if self._session.departure.left or not self._raised(error):
+                raise
+            self._quiet()  # the exit function came back; the step is half done
+            return
         if not self._closed:
             self._boundary()
 
@@ -363,20 +377,14 @@ class PreemptionCheckpointHandler:
             self._session.keep(self._keeper, self)
             self._keeper.load_random_state()
 
-    def _raised(self, error: BaseException) -> None:
-        """Tells the peers about an error that is about to be raised here."""
-        if self._cluster.world == 1 or isinstance(error, END_OF_DATA):
-            return
-        if self._session.departure.detached:
-            return
-        from tfpreempt.coordination import tf_service
-
-        gone = isinstance(error, PEER_GONE)
-        self._session.raised(error, gone, tf_service.report_error)
+    def _raised(self, error: BaseException) -> bool:
+        """Whether it was a preemption, and was served; else peers are told."""
+        return was_preemption(error, self._session, self._connection, self._noticed)
 
     def _received(self, notice: Notice) -> None:
         """A source speaks; on its thread."""
         self._session.coordinator.notice(notice)
+        self._noticed.set()
         self._keeper.record(notice)
         log.warning(
             "tfpreempt: notice from %s (%s), grace %s s",

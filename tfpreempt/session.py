@@ -87,7 +87,7 @@ class Session:
 
     def join(self, member: Participant) -> None:
         """A handler opens."""
-        self._come_back()
+        self.come_back()
         self._members.append(weakref.ref(member))
 
     def keep(self, member: Participant, handler: object) -> None:
@@ -116,7 +116,7 @@ class Session:
 
         Returns when that interval may start; ends the process if it must.
         """
-        self._come_back()
+        self.come_back()
         while self.gate.flag:
             self.gate.started -= 1
             verdict = self._settle()
@@ -134,7 +134,7 @@ class Session:
         Returns:
             Whether all are through; False: given up, and the others were told.
         """
-        self._come_back()
+        self.come_back()
         self._joint.finishing()
         verdict: type[ev.Verdict] | None = ev.Resume
         while verdict is ev.Resume:
@@ -145,7 +145,7 @@ class Session:
             self.coordinator.feed(ev.Detached())
         return verdict is not None
 
-    def _come_back(self) -> None:
+    def come_back(self) -> None:
         """SystemExit was caught (a notebook does): training goes on, as if the exit
         function had returned."""
         if self.departure.left:

@@ -34,6 +34,7 @@ class Start:
         restore: False starts afresh.
         max_to_keep: commits to keep.
         save_fn: the user's, or None.
+        io_device: where TensorFlow's files are written; None: where the variables are.
 
     Attributes:
         saver: set by `agree`.
@@ -51,6 +52,7 @@ class Start:
         restore: bool,
         max_to_keep: int | None,
         save_fn: Callable[..., Any] | None,
+        io_device: str | None = None,
     ) -> None:
         self.saver: CheckpointSaver
         self.candidate: Candidate | None = None
@@ -62,6 +64,7 @@ class Start:
         self._restore = restore
         self._max_to_keep = max_to_keep
         self._save_fn = save_fn
+        self._io_device = io_device
 
     def agree(self, store: KeyValueStore, prefix: str, timeout: float) -> None:
         """Runs the rendezvous; main thread of every worker, in the same order.
@@ -110,6 +113,7 @@ class Start:
             max_to_keep=self._max_to_keep,
             save_fn=self._save_fn,
             chief_directory=directory,
+            io_device=self._io_device,
         )
         return self.saver
 

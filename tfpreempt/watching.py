@@ -10,6 +10,7 @@ from tfpreempt.deadline import after_travel
 from tfpreempt.events import Notice
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.remote_cluster import Connection
 from tfpreempt.termination import TerminationConfig
 
 NATIVE_DELAY = 1.0
@@ -17,7 +18,10 @@ NATIVE_DELAY = 1.0
 
 
 def watch(
-    config: TerminationConfig, cluster: Cluster, receive: Callable[[Notice], None]
+    config: TerminationConfig,
+    cluster: Cluster,
+    receive: Callable[[Notice], None],
+    connection: Connection | None,
 ) -> Watcher:
     """Starts to listen; main thread.
 
@@ -25,17 +29,20 @@ def watch(
         config: names the sources and their grace.
         cluster: one with jobs has TensorFlow's key too.
         receive: a method; held weakly, so that the owner can be garbage-collected.
+        connection: to remote workers; then their SIGTERM is heard of by that key.
 
     Raises:
         NotMainThreadError: signals are among the sources.
     """
     sources = list(config.watched_sources())
-    if cluster.jobs:
+    if cluster.jobs or connection is not None:
         from tfpreempt.coordination import tf_service
 
         grace = config.grace_seconds
         left = None if grace is None else after_travel(grace, NATIVE_DELAY)
-        native = NativeKeySource(tf_service.read_native_notice)
+        identity = None if connection is None else connection.notice_identity
+        read = tf_service.read_native_notice
+        native = NativeKeySource(read, identity=identity)
         sources.append(WatchedSource(native, left))
     weak = weakref.WeakMethod(receive)
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tests.handler.program import LIMIT, Program
 from tfpreempt import TerminationConfig, errors, session
 from tfpreempt.handler import PreemptionCheckpointHandler
+from tfpreempt.remote_cluster import connect_to_cluster
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -131,6 +132,23 @@ def test_something_that_is_no_resolver(program: Program) -> None:
     strategy = tf.distribute.get_strategy()
     with pytest.raises(errors.ConfigurationError, match="cluster_resolver"):
         PreemptionCheckpointHandler(strategy, program.checkpoint, program.directory)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "error", "words"),
+    [
+        (None, errors.ConfigurationError, "ClusterResolver or a tf.train.ClusterSpec"),
+        ({"chief": ["a:1"]}, errors.ConfigurationError, "no job 'worker'"),
+        ({"worker": ["a:1"]}, errors.UsageError, "call it first"),
+    ],
+)
+def test_a_connection_that_cannot_be(
+    cluster: Any, error: type[Exception], words: str
+) -> None:
+    tf.constant(0)  # TensorFlow has its devices
+    spec = None if cluster is None else tf.train.ClusterSpec(cluster)
+    with pytest.raises(error, match=words):
+        connect_to_cluster(spec)
 
 
 def test_something_that_is_no_checkpoint(program: Program) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.notice.rigs import LIMIT, wait_until
 from tfpreempt.errors import StoreGoneError
-from tfpreempt.notice.native import NativeKeySource
+from tfpreempt.notice.native import NativeKeySource, read_again
 
 
 class Key:
@@ -100,6 +100,28 @@ def test_a_new_identity_is_a_new_get(key: Key) -> None:
     NativeKeySource(key.read, identity=(id(key), 2)).start(heard.append)
     key.come("y")
     assert heard == ["x", "y"]
+
+
+def test_read_again_tells_the_same_sources_of_the_next_one(key: Key) -> None:
+    heard: list[str] = []
+    identity = (id(key), 1)
+    NativeKeySource(key.read, identity=identity).start(heard.append)
+    key.come("x")
+    read_again(identity)
+    key.come("y")
+    assert heard == ["x", "y"]
+
+
+def test_read_again_while_a_get_is_blocked_does_nothing(key: Key) -> None:
+    heard: list[str] = []
+    identity = (id(key), 1)
+    NativeKeySource(key.read, identity=identity).start(heard.append)
+    assert wait_until(lambda: bool(key.readers))
+    read_again(identity)
+    read_again("nobody")
+    key.come("x")
+    assert heard == ["x"]
+    assert len(key.readers) == 1
 
 
 @pytest.mark.parametrize("error", [StoreGoneError("leader ended"), ValueError("odd")])

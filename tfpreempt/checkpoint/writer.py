@@ -55,6 +55,7 @@ def make_saver(
     max_to_keep: int | None = 2,
     save_fn: Callable[..., Any] | None = None,
     chief_directory: str | None = None,
+    io_device: str | None = None,
     registry: StateRegistry = REGISTRY,
     files: Files | None = None,
     clock: Clock | None = None,
@@ -71,6 +72,8 @@ def make_saver(
         max_to_keep: own commits to keep, None for all; a manager keeps its own number.
         save_fn: called on every worker in place of the save.
         chief_directory: the chief's directory, where a non-chief manager has another.
+        io_device: where TensorFlow's files are written and read; None: where the
+            variables are, which may be another machine.
         registry: the named States that go along.
         files: the file operations.
         clock: for measured times.
@@ -92,11 +95,11 @@ def make_saver(
     directory = failure.check_directory(chief_directory or directory)
     payload: Payload | None = None
     if save_fn is not None:
-        payload = _FunctionPayload(save_fn, checkpoint, is_chief)
+        payload = _FunctionPayload(save_fn, checkpoint, is_chief, io_device)
     elif isinstance(given, tf.train.CheckpointManager):
-        payload = _ManagedPayload(given, is_chief)
+        payload = _ManagedPayload(given, is_chief, io_device)
     elif given is not None:
-        payload = _OwnPayload(given, is_chief)
+        payload = _OwnPayload(given, is_chief, io_device)
     return CheckpointSaver(
         payload,
         directory,
@@ -118,9 +121,16 @@ def make_saver(
 class _Tracked:
     """The part of a payload that has to do with one tf.train.Checkpoint."""
 
-    def __init__(self, checkpoint: tf.train.Checkpoint | None, is_chief: bool) -> None:
+    def __init__(
+        self,
+        checkpoint: tf.train.Checkpoint | None,
+        is_chief: bool,
+        io_device: str | None,
+    ) -> None:
         self._checkpoint = checkpoint
         self._is_chief = is_chief
+        options = tf.train.CheckpointOptions(experimental_io_device=io_device)
+        self._options = None if io_device is None else options
         self._states: list[State] = []
         if checkpoint is not None:
             if not tf.executing_eagerly():
@@ -156,7 +166,7 @@ class _Tracked:
         try:
             unused = self._check_structure(prefix)
             with unmoved:
-                status = checkpoint.restore(prefix)
+                status = checkpoint.restore(prefix, options=self._options)
         except tf.errors.OpError as error:
             raise errors.CheckpointDamagedError(
                 f"TensorFlow could not read {prefix!r}: {_plain(error)}"
@@ -247,7 +257,7 @@ class _OwnPayload(_Tracked):
             if self._is_chief:
                 checkpoint.write(
                     os.path.join(directory, layout.PAYLOAD),
-                    options=arguments.get("options"),
+                    options=arguments.get("options") or self._options,
                 )
         return Written(number=step if number is None else whole_number(number))
 
@@ -255,8 +265,13 @@ class _OwnPayload(_Tracked):
 class _ManagedPayload(_Tracked):
     """The user's own CheckpointManager: files stay flat, under its own names."""
 
-    def __init__(self, manager: tf.train.CheckpointManager, is_chief: bool) -> None:
-        super().__init__(manager.checkpoint, is_chief)
+    def __init__(
+        self,
+        manager: tf.train.CheckpointManager,
+        is_chief: bool,
+        io_device: str | None,
+    ) -> None:
+        super().__init__(manager.checkpoint, is_chief, io_device)
         self._manager = manager
 
     def write(
@@ -281,6 +296,8 @@ class _ManagedPayload(_Tracked):
     ) -> Written:
         manager, checkpoint = self._manager, self._manager.checkpoint
         arguments = save_arguments(args, kwargs)
+        if self._options is not None:
+            arguments.setdefault("options", self._options)
         if "check_interval" not in arguments:
             # A preemption must not be lost to the manager's interval, nor to a save of
             # the user's own at this step, which nobody synced.
@@ -349,8 +366,9 @@ class _FunctionPayload(_Tracked):
         save_fn: Callable[..., Any],
         checkpoint: tf.train.Checkpoint | None,
         is_chief: bool,
+        io_device: str | None,
     ) -> None:
-        super().__init__(checkpoint, is_chief)
+        super().__init__(checkpoint, is_chief, io_device)
         self._save_fn = save_fn
 
     def write(

@@ -74,6 +74,31 @@ def read_native_notice() -> str:
     return TensorFlowStore(()).get(NATIVE_NOTICE_KEY)
 
 
+def forget_native_notice() -> None:
+    """Deletes TensorFlow's own key, which outlives the task that it is about.
+
+    Raises:
+        StoreGoneError: the service is gone, or this process has none.
+    """
+    TensorFlowStore(()).delete(NATIVE_NOTICE_KEY)
+
+
+def is_initialized() -> bool:
+    """Whether TensorFlow has its devices already; then no service can be configured."""
+    return tf_context.context()._context_handle is not None
+
+
+def configure_standalone(leader: str) -> None:
+    """Has one of the remote tasks host the service. Before anything else.
+
+    Args:
+        leader: the task, such as "/job:worker/replica:0/task:0".
+    """
+    tf_context.context().configure_coordination_service(
+        service_type="standalone", service_leader=leader, enable_health_check=False
+    )
+
+
 def report_error(message: str, code: int | None = None) -> None:
     """Makes every peer's collectives fail with this message.
 

@@ -24,7 +24,7 @@ class NativeKeySource:
 
     The key can be set once in the life of a cluster and stays. So after it has been
     delivered, sources of the same identity stay quiet; whoever deletes the key and
-    wants to hear of the next preemption passes a new identity.
+    wants to hear of the next preemption calls `read_again`.
 
     Args:
         read_key: blocks until the key is there and returns its value. It runs in a
@@ -55,22 +55,38 @@ class NativeKeySource:
             _unsubscribe(self._identity, self._outlet.send)
 
 
+def read_again(identity: Hashable) -> None:
+    """Waits for the key anew, after it was delivered and deleted.
+
+    Args:
+        identity: of the sources that are to hear of it.
+    """
+    with _lock:
+        reader = _readers.get(identity)
+        if reader is None or not reader.has_ended:
+            return
+        renewed = _readers[identity] = _KeyReader(reader.read_key)
+        renewed.subscribers = reader.subscribers
+        renewed.thread.start()
+
+
 class _KeyReader:
     """The one blocked get of an identity, and who is waiting for it."""
 
     def __init__(self, read_key: Callable[[], str]) -> None:
-        self._read_key = read_key
+        self.read_key = read_key
         self.subscribers: list[OnNotice] = []
         self.undelivered: str | None = None
         self.has_failed = False
+        self.has_ended = False  # failed, or delivered
         self.thread = OwnedThread("tfpreempt-native-key", self._run)
 
     def _run(self) -> None:
         try:
-            value: object = self._read_key()
+            value: object = self.read_key()
         except Exception as error:  # noqa: BLE001 - any failure means: no more notices
             with _lock:
-                self.has_failed = True
+                self.has_failed = self.has_ended = True
             _logger.info(
                 "the watch of TensorFlow's preemption key ended (%s: %s); the cluster "
                 "is going down or has no coordination service",
@@ -84,6 +100,7 @@ class _KeyReader:
         with _lock:
             receivers = tuple(self.subscribers)
             self.undelivered = None if receivers else detail
+            self.has_ended = True
         for send in receivers:
             send(detail)
 

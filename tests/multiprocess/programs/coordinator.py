@@ -1,0 +1,104 @@
+"""The one client of a cluster of remote workers, as a TPU program is written.
+
+It prints `connected`, `trained STEP` after each step, `ended` after an incarnation that
+was cut short, and what came out as `result {...}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from toy_model import hold, log_to_stdout, say
+
+import tfpreempt
+
+parser = argparse.ArgumentParser()
+parser.add_argument("checkpoint_dir")
+parser.add_argument("--cluster", required=True)
+parser.add_argument("--steps", type=int, default=12)
+parser.add_argument("--hold-at", type=int, nargs="*", default=[])
+parser.add_argument("--exit", choices=("process", "raise", "ignore"), default="process")
+parser.add_argument("--save-every", type=int)
+options = parser.parse_args()
+
+
+class Model:
+    """Weights on one worker, momentum on the other; rows and noise come from here."""
+
+    def __init__(self) -> None:
+        with tf.device("/job:worker/task:0/device:CPU:0"):
+            self.momentum = tf.Variable(tf.zeros([7]))
+        with tf.device("/job:worker/task:1/device:CPU:0"):
+            self.weights = tf.Variable(tf.linspace(-1.0, 1.0, 7))
+        self.data = iter(tf.data.Dataset.range(1000).shuffle(20, seed=3).repeat())
+        self.checkpoint = tf.train.Checkpoint(
+            weights=self.weights, momentum=self.momentum, data=self.data
+        )
+        np.random.seed(1)
+        tf.random.set_seed(2)
+
+    @tf.function
+    def _update(self, batch: Any) -> None:
+        with tf.device(self.momentum.device):
+            gradient = tf.tanh(self.weights) * batch
+            self.momentum.assign(0.9 * self.momentum + gradient)
+        with tf.device(self.weights.device):
+            self.weights.assign_sub(0.05 * self.momentum)
+
+    def step(self) -> None:
+        row = tf.cast(next(self.data), tf.float32) / 1000.0
+        self._update(np.random.rand(7).astype("float32") + row)
+
+    def report(self) -> None:
+        parts = {"weights": self.weights, "momentum": self.momentum}
+        found = {name: value.numpy().tobytes().hex() for name, value in parts.items()}
+        say("result", json.dumps(found | {"next": int(next(self.data).numpy())}))
+
+
+class PreemptedError(Exception):
+    """Ends an incarnation, and not the process."""
+
+
+def leave() -> None:
+    if options.exit == "raise":
+        raise PreemptedError
+
+
+def train() -> bool:
+    """One incarnation; False where training has not come to its end."""
+    tfpreempt.connect_to_cluster(tf.train.ClusterSpec(json.loads(options.cluster)))
+    say("connected")
+    model = Model()
+    handler = tfpreempt.PreemptionCheckpointHandler(
+        None,
+        model.checkpoint,
+        options.checkpoint_dir,
+        tfpreempt.GenericTerminationConfig(
+            exit_fn=None if options.exit == "process" else leave
+        ),
+        save_every=options.save_every,
+    )
+    try:
+        with handler, handler.watch_preemption_scope():
+            while handler.total_run_calls < options.steps:
+                handler.save_checkpoint_if_preempted()
+                if handler.total_run_calls in options.hold_at:
+                    hold(f"at-{handler.total_run_calls}")
+                model.step()
+                say("trained", handler.total_run_calls)
+    except PreemptedError:
+        return False
+    if handler.total_run_calls < options.steps:
+        return False
+    model.report()
+    return True
+
+
+log_to_stdout()
+while not train():
+    say("ended")
+    hold("replaced")

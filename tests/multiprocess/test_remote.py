@@ -1,0 +1,172 @@
+"""One client and remote workers, whose machines are taken away."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from tests.multiprocess.harness import (
+    RESTART,
+    Cluster,
+    Place,
+    Worker,
+    Zygote,
+    free_ports,
+    place,
+    records,
+)
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.tensorflow]
+
+STEPS = 12
+
+
+class Remote:
+    """Two servers, which are replaced where they were, and their client."""
+
+    def __init__(self, here: Place) -> None:
+        self.here = here
+        ports = free_ports(3)
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        self._cluster = {"worker": addresses[:2], "coordinator": addresses[2:]}
+        self.workers = [self._serve(0), self._serve(1)]
+
+    def _serve(self, index: int) -> Worker:
+        text = json.dumps(self._cluster)
+        (worker,) = self.here.start("server.py", index, text)
+        worker.wait_line("serving")
+        return worker
+
+    def replace(self, index: int) -> None:
+        """Its machine goes, and another one comes."""
+        worker = self.workers[index]
+        worker.send(signal.SIGKILL)
+        Cluster([worker], self.here.checkpoints).wait()
+        self.workers[index] = self._serve(index)
+
+    def start(self, *more: object) -> Cluster:
+        text = json.dumps(self._cluster)
+        return self.here.start("coordinator.py", f"--cluster={text}", *more)
+
+    def notice(self, client: Worker, index: int, count: int = 1) -> None:
+        """SIGTERM to a worker, until the client has heard of it."""
+        self.workers[index].send(signal.SIGTERM)
+        client.wait_text("notice from tensorflow:preemption-notice")
+        source = "tensorflow:preemption-notice"
+        while len(records(self.here.checkpoints, "notice", source=source)) < count:
+            client.wait_text(f"/job:worker/task:{index}")
+
+
+@pytest.fixture
+def remote(zygote: Zygote) -> Any:
+    with place(zygote) as here:
+        yield Remote(here)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(zygote: Zygote) -> dict[str, Any]:
+    with place(zygote) as here:
+        client = Remote(here).start()
+        client.expect(0)
+        return client[0].result()
+
+
+def trained(client: Cluster) -> list[int]:
+    return [int(step) for (step,) in client[0].lines("trained")]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_is_preempted_and_the_client_restarted(
+    remote: Remote, undisturbed: dict[str, Any], victim: int
+) -> None:
+    """Also where it is the host of the coordination service."""
+    remote.here.hold("at-5")
+    client = remote.start("--hold-at", 5)
+    client[0].wait_line("holding")
+    remote.notice(client[0], victim)
+    remote.here.release("at-5")
+    client.expect(RESTART)
+    (commit,) = records(remote.here.checkpoints, "commit")
+    remote.replace(victim)
+    second = remote.start()
+    second.expect(0)
+    assert trained(client) + trained(second) == list(range(1, STEPS + 1))
+    assert commit["step"] == trained(client)[-1]
+    assert second[0].result() == undisturbed
+
+
+def test_restarted_in_the_same_process_twice(
+    remote: Remote, undisturbed: dict[str, Any]
+) -> None:
+    """TensorFlow's key outlives the worker, and is not taken for the next notice."""
+    remote.here.hold("at-3", "at-7", "replaced")
+    client = remote.start("--hold-at", 3, 7, "--exit=raise")
+    for count, (step, victim) in enumerate([(3, 1), (7, 0)], start=1):
+        client[0].wait_line("holding", 2 * count - 1)
+        remote.notice(client[0], victim, count)
+        remote.here.release(f"at-{step}")
+        client[0].wait_line("holding", 2 * count)
+        remote.replace(victim)
+        remote.here.release("replaced")
+        client[0].wait_line("connected", count + 1)
+        remote.here.hold("replaced")
+    client.expect(0)
+    assert len(client[0].lines("ended")) == 2
+    assert trained(client) == list(range(1, STEPS + 1))
+    assert client[0].result() == undisturbed
+
+
+def test_trains_on_until_the_worker_goes(
+    remote: Remote, undisturbed: dict[str, Any]
+) -> None:
+    """With an exit function that does nothing; then the scope ends by itself."""
+    remote.here.hold("at-3", "at-7")
+    client = remote.start("--hold-at", 3, 7, "--exit=ignore")
+    client[0].wait_line("holding")
+    remote.notice(client[0], 1)
+    remote.here.release("at-3")
+    client[0].wait_line("holding", 2)
+    remote.replace(1)
+    remote.here.release("at-7")
+    client.expect(0)
+    (commit,) = records(remote.here.checkpoints, "commit", because="preemption")
+    again = [*range(1, 7), *range(commit["step"] + 1, STEPS + 1)]
+    assert trained(client) == again
+    assert len(client[0].lines("connected")) == 2
+    assert client[0].result() == undisturbed
+
+
+def test_a_preempted_worker_dies_within_a_step(
+    remote: Remote, undisturbed: dict[str, Any]
+) -> None:
+    """The step is half done, so the last commit stands, and the exit is the same."""
+    remote.here.hold("at-5")
+    client = remote.start("--hold-at", 5, "--save-every", 3)
+    client[0].wait_line("holding")
+    remote.notice(client[0], 1)
+    remote.replace(1)
+    remote.here.release("at-5")
+    client.expect(RESTART)
+    assert "committed nothing" in client[0].output
+    second = remote.start()
+    second.expect(0)
+    assert trained(second) == list(range(4, STEPS + 1))
+    assert second[0].result() == undisturbed
+
+
+def test_a_worker_that_dies_without_a_notice_is_an_error(
+    remote: Remote, undisturbed: dict[str, Any]
+) -> None:
+    remote.here.hold("at-5")
+    client = remote.start("--hold-at", 5, "--save-every", 3)
+    client[0].wait_line("holding")
+    remote.replace(1)
+    remote.here.release("at-5")
+    client.expect(1)
+    assert "AbortedError" in client[0].output or "UnavailableError" in client[0].output
+    second = remote.start()
+    second.expect(0)
+    assert second[0].result() == undisturbed

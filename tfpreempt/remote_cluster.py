@@ -1,0 +1,142 @@
+"""Single-client clusters: this process alone runs the program, on remote workers.
+
+TPU pods are used so, and any `tf.distribute.Server` can be. The workers' machines are
+what is taken away: TensorFlow's C++ code on them turns SIGTERM into a key of the
+coordination service, and the worker goes on serving until its machine goes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.coordination.rendezvous import bounded
+from tfpreempt.notice.native import read_again
+
+log = logging.getLogger(__name__)
+
+FORGET_LIMIT = 5.0
+"""Seconds that the service may take to delete a key."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A connection to remote workers.
+
+    Attributes:
+        number: how many were made in this process, this one included.
+        device: this machine's CPU, where files are written and read.
+    """
+
+    number: int
+    device: str
+
+    @property
+    def notice_identity(self) -> tuple[str, int]:
+        """What TensorFlow's key is read for; another one after a reconnection."""
+        return "tfpreempt-remote-cluster", self.number
+
+
+_connection: Connection | None = None
+_served: Connection | None = None
+
+
+def connection() -> Connection | None:
+    """The one that `connect_to_cluster` made last; None in all other programs."""
+    return _connection
+
+
+def is_expected_to_go() -> bool:
+    """Whether a worker of this connection has told that it goes, and was served."""
+    return _connection is not None and _served == _connection
+
+
+def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
+    """Connects this process to remote workers, so that their preemption is heard of.
+
+    In place of `tf.config.experimental_connect_to_cluster`, before anything else of
+    TensorFlow: the coordination service, by which workers tell of a SIGTERM, can be
+    set up only then. The first worker hosts it. When workers have been replaced, call
+    it again in the same process, and then make strategy, variables and handler anew.
+
+    Main thread.
+
+    Args:
+        resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, such as a
+            TPUClusterResolver, or a `tf.train.ClusterSpec` with a job "worker".
+        protocol: of the workers' servers.
+
+    Raises:
+        ConfigurationError: it names no remote workers.
+        UsageError: TensorFlow was used before the first call.
+    """
+    import tensorflow as tf
+
+    from tfpreempt.coordination import tf_service
+
+    global _connection
+    spec = _cluster_spec(resolver)
+    job = _worker_job(resolver, spec)
+    if _connection is None:
+        if tf_service.is_initialized():
+            raise errors.UsageError(
+                "connect_to_cluster() was called after TensorFlow had listed its "
+                "devices or run an op; call it first, before any tensor, variable or "
+                "strategy is made"
+            )
+        tf_service.configure_standalone(f"/job:{job}/replica:0/task:0")
+    task_type, task_id = getattr(resolver, "task_type", None), 0
+    if task_type in spec.jobs and task_type != job:
+        task_id = int(getattr(resolver, "task_id", None) or 0)
+    else:
+        task_type = "coordinator" if "coordinator" in spec.jobs else "localhost"
+    tf.config.experimental_connect_to_cluster(
+        spec, job_name=task_type, task_index=task_id, protocol=protocol
+    )
+    _connection = Connection(
+        number=1 if _connection is None else _connection.number + 1,
+        device=f"/job:{task_type}/replica:0/task:{task_id}/device:CPU:0",
+    )
+
+
+def notice_was_served() -> None:
+    """A notice led to a commit, or to nothing any more: the next one can come.
+
+    TensorFlow's key stays after a preempted worker is gone, and would be taken for the
+    next notice, here or in a restarted program.
+    """
+    global _served
+    if _connection is None:
+        return
+    from tfpreempt.coordination import tf_service
+
+    _served = _connection
+    try:
+        bounded(tf_service.forget_native_notice, FORGET_LIMIT, "forgetting a notice")
+    except errors.TfpreemptError as error:
+        log.info("tfpreempt: TensorFlow's notice could not be deleted: %s", error)
+    read_again(_connection.notice_identity)
+
+
+def _cluster_spec(resolver: Any) -> Any:
+    spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else resolver
+    if hasattr(spec, "jobs") and hasattr(spec, "as_dict"):
+        return spec
+    raise errors.ConfigurationError(
+        f"resolver is {resolver!r}; expected a "
+        "tf.distribute.cluster_resolver.ClusterResolver or a tf.train.ClusterSpec"
+    )
+
+
+def _worker_job(resolver: Any, spec: Any) -> str:
+    get_job_name = getattr(resolver, "get_job_name", lambda: "worker")
+    job = str(get_job_name())
+    if job not in spec.jobs:
+        raise errors.ConfigurationError(
+            f"the cluster {spec.as_dict()} has no job {job!r}; expected the addresses "
+            "of remote workers there. A program that every worker runs itself, as "
+            "under MultiWorkerMirroredStrategy, needs no connect_to_cluster()."
+        )
+    return job
