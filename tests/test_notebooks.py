@@ -19,7 +19,11 @@ def read(path: Path) -> Any:
 
 def test_the_notebooks_are_there() -> None:
     names = {path.name for path in NOTEBOOKS}
-    assert {"custom_loop_multiworker.ipynb", "preemption_quickstart.ipynb"} <= names
+    assert {
+        "custom_loop_multiworker.ipynb",
+        "preemption_quickstart.ipynb",
+        "tpu_watch_scope.ipynb",
+    } <= names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

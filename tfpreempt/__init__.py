@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfpreempt.checkpoint.state import State
     from tfpreempt.errors import TfpreemptError
     from tfpreempt.handler import PreemptionCheckpointHandler
-    from tfpreempt.remote_cluster import connect_to_cluster
+    from tfpreempt.remote_cluster import PreemptionWatcher, connect_to_cluster
     from tfpreempt.termination import (
         BorgTerminationConfig,
         GenericTerminationConfig,
@@ -38,6 +38,7 @@ __all__ = [
     "Checkpoint",
     "GenericTerminationConfig",
     "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
     "State",
     "TerminationConfig",
     "TfpreemptError",
@@ -53,6 +54,7 @@ _HOMES = {
     "GenericTerminationConfig": "tfpreempt.termination",
     "BorgTerminationConfig": "tfpreempt.termination",
     "connect_to_cluster": "tfpreempt.remote_cluster",
+    "PreemptionWatcher": "tfpreempt.remote_cluster",
     "PreemptionCheckpointHandler": "tfpreempt.handler",
     "State": "tfpreempt.checkpoint.state",
     "Checkpoint": "tfpreempt.checkpoint.handle",

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.coordination.rendezvous import bounded
-from tfpreempt.notice.native import read_again
+from tfpreempt.notice.native import NativeKeySource, read_again
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,61 @@ def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
         number=1 if _connection is None else _connection.number + 1,
         device=f"/job:{task_type}/replica:0/task:{task_id}/device:CPU:0",
     )
+
+
+class PreemptionWatcher:
+    """Tells whether a remote worker is preempted; saving is up to the program.
+
+    For programs without a handler, in the shape of TensorFlow's class of this name,
+    whose op the wheels lack. Make it after `connect_to_cluster()`; a new connection
+    needs a new one.
+
+    Attributes:
+        preemption_message: the task that got SIGTERM, such as "/job:worker/task:1";
+            None until then. Set on a thread.
+
+    Raises:
+        UsageError: there is no connection.
+    """
+
+    def __init__(self) -> None:
+        from tfpreempt.coordination import tf_service
+
+        made = connection()
+        if made is None:
+            raise errors.UsageError(
+                "PreemptionWatcher() was made before connect_to_cluster(); it hears "
+                "of remote workers by that connection, so connect first"
+            )
+        self.preemption_message: str | None = None
+        self._source = NativeKeySource(
+            tf_service.read_native_notice, identity=made.notice_identity
+        )
+        self._source.start(self._hear)
+
+    def _hear(self, detail: str) -> None:
+        self.preemption_message = detail
+
+    def block_until_worker_exit(self, limit: float = 60.0) -> bool:
+        """Waits until the first worker, which hosts the service, is gone.
+
+        Whoever connects again before that gets a worker that is about to go.
+
+        Args:
+            limit: seconds to wait at most.
+
+        Returns:
+            Whether it is gone.
+        """
+        from tfpreempt.coordination import tf_service
+
+        return tf_service.wait_service_gone(limit)
+
+    def close(self) -> None:
+        """Stops to listen, and lets the next notice come."""
+        self._source.close()
+        if self.preemption_message is not None:
+            notice_was_served()
 
 
 def notice_was_served() -> None:

@@ -51,6 +51,9 @@ class Remote:
         text = json.dumps(self._cluster)
         return self.here.start("coordinator.py", f"--cluster={text}", *more)
 
+    def start_watcher(self) -> Cluster:
+        return self.here.start("watcher.py", json.dumps(self._cluster))
+
     def notice(self, client: Worker, index: int, count: int = 1) -> None:
         """SIGTERM to a worker, until the client has heard of it."""
         self.workers[index].send(signal.SIGTERM)
@@ -170,3 +173,19 @@ def test_a_worker_that_dies_without_a_notice_is_an_error(
     second = remote.start()
     second.expect(0)
     assert second[0].result() == undisturbed
+
+
+def test_a_watcher_alone(remote: Remote) -> None:
+    """The worker still serves when it is told, and is then waited for."""
+    remote.here.hold("first", "second")
+    client = remote.start_watcher()
+    client[0].wait_line("holding")
+    remote.workers[0].send(signal.SIGTERM)
+    remote.here.release("first")
+    client[0].wait_line("holding", 2)
+    remote.workers[0].send(signal.SIGKILL)
+    remote.here.release("second")
+    client.expect(0)
+    assert client[0].lines("message") == [["/job:worker/task:0"]]
+    assert client[0].lines("still") == [["1.0"]]
+    assert client[0].lines("gone") == [["False"], ["True"]]

@@ -10,9 +10,11 @@ from tfpreempt import (
     Checkpoint,
     GenericTerminationConfig,
     PreemptionCheckpointHandler,
+    PreemptionWatcher,
     State,
     TerminationConfig,
     TfpreemptError,
+    connect_to_cluster,
     errors,
 )
 
@@ -65,6 +67,13 @@ def configured(resolver: Any, manager: Any) -> None:
 def scope(handler: PreemptionCheckpointHandler) -> None:
     with handler.watch_preemption_scope():
         pass
+
+
+def remote(resolver: Any) -> bool:
+    connect_to_cluster(resolver, protocol="grpc")
+    watcher = PreemptionWatcher()
+    assert_type(watcher.preemption_message, str | None)
+    return assert_type(watcher.block_until_worker_exit(30), bool)
 
 
 def references(path: str) -> str:
