@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,13 @@ from tests.notice.rigs import (
     ScriptedRig,
     SignalRig,
 )
+from tests.notice.server_rigs import (
+    GceMaintenanceRig,
+    GcePreemptedRig,
+    GceStopRig,
+    GceUpcomingRig,
+    ServerRig,
+)
 from tfpreempt import errors
 from tfpreempt.notice.source import NoticeSource
 
@@ -26,6 +32,10 @@ RIGS: dict[str, Callable[[Path], Rig]] = {
     "callable": lambda folder: CallableRig(),
     "native": lambda folder: NativeRig(),
     "scripted": lambda folder: ScriptedRig(),
+    "gce-preempted": lambda folder: GcePreemptedRig(),
+    "gce-maintenance-event": lambda folder: GceMaintenanceRig(),
+    "gce-upcoming-maintenance": lambda folder: GceUpcomingRig(),
+    "gce-stop-state": lambda folder: GceStopRig(),
 }
 
 
@@ -105,6 +115,8 @@ def test_another_arrival_is_another_notice(rig: Rig, source: NoticeSource) -> No
 def test_garbage_is_a_notice_with_a_short_detail(
     rig: Rig, source: NoticeSource
 ) -> None:
+    if not rig.trusts_garbage:
+        pytest.skip("this one asks a server that anything may have answered for")
     heard: list[str] = []
     source.start(heard.append)
     rig.garbage()
@@ -112,6 +124,46 @@ def test_garbage_is_a_notice_with_a_short_detail(
     assert len(heard) == 1
     assert isinstance(heard[0], str)
     assert len(heard[0].encode()) <= 4096
+
+
+def test_garbage_from_a_server_is_told_once_and_no_notice(
+    rig: Rig, source: NoticeSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    if rig.trusts_garbage:
+        pytest.skip("this one's sender is trusted")
+    heard: list[str] = []
+    source.start(heard.append)
+    rig.garbage()
+    for _ in range(3):
+        rig.settle()
+    assert heard == []
+    assert len(caplog.records) == 1
+    assert len(caplog.records[0].getMessage()) < 1000
+    rig.recover()
+    rig.give()
+    rig.settle()
+    assert len(heard) == 1
+
+
+def test_a_server_that_stops_to_answer_and_comes_back(
+    rig: Rig, source: NoticeSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not isinstance(rig, ServerRig):
+        pytest.skip("this one asks no server")
+    heard: list[str] = []
+    source.start(heard.append)
+    rig.give()
+    rig.settle()
+    caplog.clear()
+    rig.break_off()
+    for _ in range(3):
+        rig.settle()
+    rig.recover()
+    rig.settle()
+    assert len(heard) == 1  # it was up all the time
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2, told
+    assert "works again" in told[1]
 
 
 def test_failing_then_recovering(rig: Rig, source: NoticeSource) -> None:
@@ -164,10 +216,10 @@ def test_close_while_waiting_is_quick(rig: Rig, source: NoticeSource) -> None:
 def test_close_leaves_no_thread_behind(rig: Rig, source: NoticeSource) -> None:
     if isinstance(rig, NativeRig):
         pytest.skip("its one thread is never joined, by design")
-    before = set(threading.enumerate())
+    before = rig.own_threads()
     source.start(lambda detail: None)
     source.close()
-    assert set(threading.enumerate()) <= before
+    assert rig.own_threads() <= before
 
 
 def test_nothing_is_reported_after_close(rig: Rig, source: NoticeSource) -> None:

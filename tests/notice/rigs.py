@@ -34,6 +34,7 @@ class Rig:
     """What the contract test needs to drive a source; None where it cannot be."""
 
     has_level = False  # can be withdrawn
+    trusts_garbage = True  # what nobody would want is a notice all the same
     can_fail = False
     keeps_going_after_notice = True
 
@@ -63,6 +64,14 @@ class Rig:
 
     def stop(self) -> None:
         """Frees what the rig holds."""
+
+    def own_threads(self) -> set[threading.Thread]:
+        """The threads that are not the rig's servers'."""
+        return {
+            each
+            for each in threading.enumerate()
+            if not each.name.startswith("fake-metadata-")
+        }
 
 
 class PolledRig(Rig):
