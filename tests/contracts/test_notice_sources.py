@@ -17,6 +17,9 @@ from tests.notice.rigs import (
     SignalRig,
 )
 from tests.notice.server_rigs import (
+    AwsInterruptionRig,
+    AwsLifecycleRig,
+    AwsRebalanceRig,
     GceMaintenanceRig,
     GcePreemptedRig,
     GceStopRig,
@@ -32,6 +35,9 @@ RIGS: dict[str, Callable[[Path], Rig]] = {
     "callable": lambda folder: CallableRig(),
     "native": lambda folder: NativeRig(),
     "scripted": lambda folder: ScriptedRig(),
+    "aws-spot-interruption": lambda folder: AwsInterruptionRig(),
+    "aws-rebalance": lambda folder: AwsRebalanceRig(),
+    "aws-lifecycle": lambda folder: AwsLifecycleRig(),
     "gce-preempted": lambda folder: GcePreemptedRig(),
     "gce-maintenance-event": lambda folder: GceMaintenanceRig(),
     "gce-upcoming-maintenance": lambda folder: GceUpcomingRig(),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tests.notice.rigs import PolledRig
+from tfpreempt.notice import aws
 from tfpreempt.notice.gce import GceWatch
 from tfpreempt.notice.source import NoticeSource
-from tfpreempt.testing.metadata import FakeGce
+from tfpreempt.testing.metadata import FakeAws, FakeGce
 from tfpreempt.testing.metadata._server import FakeServer
 
 HANG = 0.02  # the fakes' longest wait, so that a test that settles is quick
@@ -82,3 +83,49 @@ class GceUpcomingRig(GceRig):
 class GceStopRig(GceRig):
     topic, path = "stop-state", "instance/shutdown-details/stop-state"
     up = "PENDING_STOP"
+
+
+class AwsRig(ServerRig):
+    """Watches all topics, and drives one."""
+
+    topic: str
+    path: str
+    up: object
+    quiet: object = None  # None: 404
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake: FakeAws = FakeAws()
+
+    def make(self) -> NoticeSource:
+        watch = aws.AwsWatch(
+            aws.TOPICS, url=self.fake.url, wait=self.clock.wait, clock=self.clock
+        )
+        return watch.source(self.topic)
+
+    def give(self) -> None:
+        self.fake.set(self.path, self.up)
+
+    def garbage(self) -> None:
+        self.fake.set(self.path, "\x00\x1b[2J" * 2_000)
+
+    def withdraw(self) -> None:
+        if self.quiet is None:
+            self.fake.remove(self.path)
+        else:
+            self.fake.set(self.path, self.quiet)
+
+
+class AwsInterruptionRig(AwsRig):
+    topic, path = "spot-interruption", "spot/instance-action"
+    up = {"action": "terminate", "time": "2026-11-21T20:00:00Z"}
+
+
+class AwsRebalanceRig(AwsRig):
+    topic, path = "rebalance", "events/recommendations/rebalance"
+    up = {"noticeTime": "2026-11-21T20:00:00Z"}
+
+
+class AwsLifecycleRig(AwsRig):
+    topic, path = "lifecycle", "autoscaling/target-lifecycle-state"
+    up, quiet = "Terminated", "InService"

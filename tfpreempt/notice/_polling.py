@@ -65,7 +65,7 @@ class PollingLoop:
         self._name = name
         self._poll = poll
         self._on_edge = on_edge
-        self._interval = _checked_interval(name, interval)
+        self._interval = checked_interval(name, interval)
         self._wait = wait
         self._close_limit = close_limit
         self._is_up = False
@@ -108,7 +108,12 @@ class PollingLoop:
         return self._interval
 
 
-def _checked_interval(name: str, interval: object) -> float:
+def checked_interval(name: str, interval: object) -> float:
+    """The interval as a float.
+
+    Raises:
+        ConfigurationError: it is not a positive finite number.
+    """
     if not isinstance(interval, bool) and isinstance(interval, numbers.Real):
         seconds = float(interval)
         if math.isfinite(seconds) and seconds > 0:
