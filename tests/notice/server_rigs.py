@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tests.notice.rigs import PolledRig
 from tfpreempt.notice import aws
+from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.gce import GceWatch
 from tfpreempt.notice.source import NoticeSource
-from tfpreempt.testing.metadata import FakeAws, FakeGce
+from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
 from tfpreempt.testing.metadata._server import FakeServer
 
 HANG = 0.02  # the fakes' longest wait, so that a test that settles is quick
@@ -129,3 +130,26 @@ class AwsRebalanceRig(AwsRig):
 class AwsLifecycleRig(AwsRig):
     topic, path = "lifecycle", "autoscaling/target-lifecycle-state"
     up, quiet = "Terminated", "InService"
+
+
+class AzureRig(ServerRig):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake: FakeAzure = FakeAzure()
+        self.event = ""
+
+    def make(self) -> NoticeSource:
+        return AzureWatch(url=self.fake.url, wait=self.clock.wait).source()
+
+    def give(self) -> None:
+        self.event = self.fake.schedule()
+
+    def garbage(self) -> None:
+        self.fake.set_document("\x00\x1b[2J" * 2_000)
+
+    def recover(self) -> None:
+        super().recover()
+        self.fake.set_document(None)
+
+    def withdraw(self) -> None:
+        self.fake.withdraw(self.event)

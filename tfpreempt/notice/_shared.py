@@ -220,9 +220,19 @@ class _TopicSource:
 
 
 def checked_topics(
-    topics: Iterable[str], known: Iterable[str], owner: str
+    topics: Iterable[str],
+    known: Iterable[str],
+    owner: str,
+    *,
+    argument: str = "topics",
 ) -> tuple[str, ...]:
     """The topics, each once, in the order given.
+
+    Args:
+        topics: the argument's value; a single string counts as one topic.
+        known: all that there are.
+        owner: who was given them, for the message.
+        argument: by what name.
 
     Raises:
         ConfigurationError: there are none, or one is unknown.
@@ -231,6 +241,6 @@ def checked_topics(
     unknown = [name for name in chosen if name not in set(known)]
     if unknown or not chosen:
         raise errors.ConfigurationError(
-            f"topics={chosen!r} for {owner}: expected some of {sorted(known)}"
+            f"{argument}={chosen!r} for {owner}: expected some of {sorted(known)}"
         )
     return chosen

@@ -11,8 +11,17 @@ tested against them, in this process or in another.
 from __future__ import annotations
 
 from tfpreempt.testing.metadata._aws import FakeAws
+from tfpreempt.testing.metadata._azure import FakeAzure
 from tfpreempt.testing.metadata._gce import FakeGce
 from tfpreempt.testing.metadata._hostile import KINDS, HostileServer
 from tfpreempt.testing.metadata._server import Reply, Request
 
-__all__ = ["KINDS", "FakeAws", "FakeGce", "HostileServer", "Reply", "Request"]
+__all__ = [
+    "KINDS",
+    "FakeAws",
+    "FakeAzure",
+    "FakeGce",
+    "HostileServer",
+    "Reply",
+    "Request",
+]
