@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.notice.rigs import (
     Rig,
     ScriptedRig,
     SignalRig,
+    wait_until,
 )
 from tests.notice.server_rigs import (
     AwsInterruptionRig,
@@ -219,6 +221,32 @@ def test_close_while_waiting_is_quick(rig: Rig, source: NoticeSource) -> None:
     source.close()
     source.close()
     assert time.monotonic() - began < 1.5  # less than the limit that warns
+
+
+def test_a_listener_may_close_the_source(
+    rig: Rig, source: NoticeSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+
+    def listen(detail: str) -> None:
+        heard.append(detail)
+        source.close()
+
+    source.start(listen)
+    rig.give()
+    assert wait_until(lambda: rig.step() or bool(heard))
+    assert wait_until(lambda: not source_threads())
+    assert len(heard) == 1
+    said = [record.getMessage() for record in caplog.records]
+    # A signal's handler can only be put back on the main thread.
+    assert [each for each in said if "off the main thread" not in each] == []
+
+
+def source_threads() -> list[str]:
+    """The threads of sources that poll or ask; those of signals serve all."""
+    names = [each.name for each in threading.enumerate()]
+    kinds = ("tfpreempt-gce", "tfpreempt-aws", "tfpreempt-azure", "tfpreempt-file")
+    return [name for name in names if name.startswith((*kinds, "tfpreempt-callable"))]
 
 
 def test_close_leaves_no_thread_behind(rig: Rig, source: NoticeSource) -> None:

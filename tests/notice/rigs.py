@@ -62,6 +62,9 @@ class Rig:
     def settle(self) -> None:
         """Returns when the source has seen what was done before."""
 
+    def step(self) -> None:
+        """Lets time pass, for a source that may have ended."""
+
     def stop(self) -> None:
         """Frees what the rig holds."""
 
@@ -80,6 +83,9 @@ class PolledRig(Rig):
 
     def __init__(self) -> None:
         self.clock = FakeClock()
+
+    def step(self) -> None:
+        self.clock.advance(60.0)
 
     def settle(self) -> None:
         # Twice, as the first look may have begun before; over any back-off.

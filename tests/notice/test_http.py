@@ -99,21 +99,16 @@ def test_a_hostile_answer_ends_in_time_and_stays_small(
         with pytest.raises(errors.NoticeError, match=reason):
             # Imports and connects, so that only the answer is measured below.
             session.request("/", limits=QUICK)
-        tracemalloc.start()
+        tracemalloc.start()  # the fake's own 10 MB were made before
         began = time.monotonic()
         with pytest.raises(errors.NoticeError, match=reason):
             session.request("/", limits=QUICK)
         took = time.monotonic() - began
-        mine = tracemalloc.take_snapshot().filter_traces(
-            [
-                tracemalloc.Filter(False, "*/fake*"),
-                tracemalloc.Filter(False, "*hostile*"),
-            ]
-        )
+        _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         session.close()
     assert took < 0.6
-    assert sum(trace.size for trace in mine.traces) < 4_000_000
+    assert peak < 2_000_000
 
 
 def test_what_is_compressed_is_not_unpacked() -> None:
@@ -206,6 +201,7 @@ def test_addresses(text: str, expected: str) -> None:
         "host#part",
         "user:secret@host",
         "host:port",
+        "two hosts",
         "host\r\nX: y",
         "[::1",
     ],

@@ -24,6 +24,10 @@ CONNECT_SECONDS = 2.0
 HEAD_BYTES = 64 * 1024
 
 
+class SessionClosedError(errors.NoticeError):
+    """A request was cut off, or never made, because its session was closed."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What one request may cost.
@@ -115,6 +119,7 @@ class MetadataSession:
             The answer, also of an unwanted status and of a redirect.
 
         Raises:
+            SessionClosedError: the session is closed, or was closed meanwhile.
             NoticeError: there is no complete answer within the limits.
         """
         import requests
@@ -170,16 +175,20 @@ class MetadataSession:
 
         with self._lock:
             if self._is_closed:
-                raise errors.NoticeError(
-                    f"a request to {self.base_url} after its session was closed; make "
-                    "a new one"
-                )
+                raise self._closed()
             if self._parts is None:
                 budget = Budget()
                 self._parts = budget, BoundedAdapter(budget)
             return self._parts
 
+    def _closed(self) -> SessionClosedError:
+        return SessionClosedError(
+            f"a request to {self.base_url} after its session was closed; make a new one"
+        )
+
     def _fault(self, method: str, target: str, reason: str) -> errors.NoticeError:
+        if self._is_closed:
+            return self._closed()
         path = target.partition("?")[0]
         return errors.NoticeError(f"{method} {self.base_url}{path}: {reason}")
 
@@ -202,7 +211,7 @@ def checked_base_url(text: str, origin: str) -> str:
     except ValueError:
         host, port, is_plain = None, None, False
     extra = "" if host is None else parts.query + parts.fragment
-    if not host or not is_plain or extra or "@" in text or not text.isprintable():
+    if not host or not is_plain or extra or "@" in text or not _is_one_word(text):
         raise errors.ConfigurationError(
             f"{origin}={text!r}: expected the host of a metadata server, such as "
             "'169.254.169.254' or 'localhost:8080'; it is only asked by plain http, "
@@ -210,6 +219,10 @@ def checked_base_url(text: str, origin: str) -> str:
         )
     host = f"[{host}]" if ":" in host else host
     return f"http://{host}" if port is None else f"http://{host}:{port}"
+
+
+def _is_one_word(text: str) -> bool:
+    return text.isprintable() and " " not in text
 
 
 def printable(text: str, limit: int = 200) -> str:

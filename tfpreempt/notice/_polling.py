@@ -79,7 +79,7 @@ class PollingLoop:
     def close(self) -> None:
         """Stops; waits for the thread with a limit and warns if it is still there."""
         self._thread.stop()
-        if not self._thread.join(self._close_limit):
+        if not self._thread.join(self._close_limit) and not self._thread.is_current:
             _logger.warning(
                 "%s: its call has not returned within %.1f s of closing; its daemon "
                 "thread is left behind and nothing that it finds will be reported. A "

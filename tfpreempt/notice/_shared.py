@@ -184,7 +184,7 @@ class _Round:
     def end(self, name: str, limit: float) -> None:
         self.thread.stop()
         self.asker.close()
-        if not self.thread.join(limit):
+        if not self.thread.join(limit) and not self.thread.is_current:
             _logger.warning(
                 "%s: its request has not ended within %.1f s of closing; its daemon "
                 "thread is left behind and nothing that it finds will be reported",

@@ -22,6 +22,7 @@ from tfpreempt.notice._http import (
     Answer,
     Limits,
     MetadataSession,
+    SessionClosedError,
     checked_base_url,
     printable,
 )
@@ -44,7 +45,7 @@ HANG_EXTRA_SECONDS = 10
 PLAIN_SECONDS = 3
 # The directory has the instance's attributes too, by the API's limits up to 512 KB.
 DIRECTORY_BYTES = 2 * 1024 * 1024
-PAUSE_SECONDS = 0.05
+PAUSE_SECONDS = 0.1
 # Where the server does not hold the answer back, or has nothing to wait for.
 POLL_SECONDS = 1.0
 
@@ -158,8 +159,9 @@ class GceAsker:
         self._topics = topics
         self._clock = clock
         self._lead_seconds = lead_seconds
-        only = next(iter(topics.values())).path if len(topics) == 1 else DIRECTORY
-        self._target = only
+        only = next(iter(topics.values())).path
+        self._preferred = only if len(topics) == 1 else DIRECTORY
+        self._target = self._preferred
         self._etag: str | None = None
         self._hang_seconds = HANG_SECONDS
         self._faults = {
@@ -169,6 +171,18 @@ class GceAsker:
 
     def ask(self, report: Report) -> float:
         """Waits for a change, at most `HANG_SECONDS`, and reports all topics."""
+        try:
+            return self._ask(report)
+        except errors.NoticeError:
+            # A wait for the next change would miss those that came meanwhile, and a
+            # server that was refusing things as it started may refuse them no more.
+            self._etag, self._target = None, self._preferred
+            raise
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _ask(self, report: Report) -> float:
         began, before = self._clock.monotonic(), self._etag
         answer = self._get(self._target, self._hang_query())
         if self._target == DIRECTORY and answer.status in {400, 403, 404}:
@@ -176,8 +190,6 @@ class GceAsker:
             self._target = next(iter(self._topics.values())).path
             self._etag = None
             return PAUSE_SECONDS
-        # From here on a failure must not make us wait for a change that we have missed.
-        self._etag = None
         missing = self._report_target(answer, report)
         for name in missing:
             self._report_single(name, report)
@@ -187,9 +199,6 @@ class GceAsker:
         if self._etag is None or (self._etag == before and is_early):
             return POLL_SECONDS
         return PAUSE_SECONDS
-
-    def close(self) -> None:
-        self._session.close()
 
     def _hang_query(self) -> str:
         if self._etag is None:
@@ -229,6 +238,8 @@ class GceAsker:
         try:
             answer = self._get(self._topics[name].path, "")
             value = self._single_value(name, answer)
+        except SessionClosedError:
+            raise
         except errors.NoticeError as error:
             self._faults[name].note_failure(error)
         else:

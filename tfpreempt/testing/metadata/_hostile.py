@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -69,11 +70,16 @@ class HostileServer(FakeServer):
         )
 
 
+@functools.cache
+def _ten_megabytes() -> bytes:
+    return b'"' + b"T" * 10_000_000
+
+
 _REPLIES: dict[str, Callable[[HostileServer], Reply]] = {
     "html": lambda server: Reply(body=_PORTAL),
     "html-with-flavor": lambda server: Reply(body=_PORTAL, headers=_FLAVOR),
     "no-flavor": lambda server: Reply(body=b'"TRUE"', headers={"ETag": "1"}),
-    "huge": lambda server: Reply(body=b'"' + b"T" * 10_000_000, headers=_FLAVOR),
+    "huge": lambda server: Reply(body=_ten_megabytes(), headers=_FLAVOR),
     "redirect": HostileServer.redirect,
     "endless": lambda server: Reply(pieces=server.endless(), headers=_FLAVOR),
     "drip": lambda server: Reply(pieces=server.drip(b'"'), headers=_FLAVOR),
