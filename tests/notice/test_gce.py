@@ -137,6 +137,29 @@ def test_a_late_source_hears_of_a_notice_that_is_up(fake: FakeGce) -> None:
     assert gce_threads() == []
 
 
+def test_two_sources_of_one_topic_hear_the_same(fake: FakeGce) -> None:
+    with Heard(GceWatch(url=fake.url), ("preempted", "preempted")) as heard:
+        assert is_hanging(fake)
+        fake.preempt()
+        assert wait_until(lambda: len(heard.said) == 2)
+    assert heard.names == ["gce:preempted"] * 2
+
+
+def test_a_maintenance_is_a_notice_when_its_lead_is_reached() -> None:
+    clock = FakeClock(wall=1_795_305_000.0)  # 70 min before
+    with FakeGce(longest_hang=0.02) as fake:
+        fake.set(UPCOMING, {**PENDING, "window_start_time": "2026-11-22T01:00:00Z"})
+        watch = GceWatch(
+            url=fake.url, wait=clock.wait, clock=clock, maintenance_lead_seconds=3600
+        )
+        with Heard(watch) as heard:
+            for seconds, expected in [(60.0, 0), (60.0, 0), (600.0, 1), (60.0, 1)]:
+                clock.wait_for_waiters()
+                clock.advance(seconds)
+                clock.wait_for_waiters()
+                assert len(heard.said) == expected
+
+
 def test_a_watch_can_be_used_again(fake: FakeGce) -> None:
     watch = GceWatch(url=fake.url)
     for requests in (2, 4):

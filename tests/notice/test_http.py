@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import tracemalloc
@@ -13,9 +12,7 @@ import pytest
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
 from tfpreempt.notice._http import Limits, MetadataSession, checked_base_url
-from tfpreempt.notice.gce import GceWatch
-from tfpreempt.testing.clock import FakeClock
-from tfpreempt.testing.metadata import KINDS, FakeGce, HostileServer
+from tfpreempt.testing.metadata import FakeGce, HostileServer
 
 FLAVOR = {"Metadata-Flavor": "Google"}
 NAME = "/computeMetadata/v1/instance/name?alt=json"
@@ -209,23 +206,3 @@ def test_addresses(text: str, expected: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(errors.ConfigurationError, match="VARIABLE="):
         checked_base_url(text, "VARIABLE")
-
-
-@pytest.mark.parametrize("kind", [each for each in KINDS if "drip" not in each])
-def test_a_hostile_server_is_no_notice_and_one_warning(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock, heard = FakeClock(), []
-    with HostileServer(kind) as hostile:
-        watch = GceWatch(["preempted"], url=hostile.url, wait=clock.wait, clock=clock)
-        source = watch.source("preempted")
-        source.start(heard.append)
-        for _ in range(3):
-            clock.wait_for_waiters()
-            clock.advance(60.0)
-        clock.wait_for_waiters()
-        source.close()
-    assert heard == []
-    told = [each.getMessage() for each in caplog.records if "gce" in each.getMessage()]
-    assert len(told) == 1, told
-    assert len(json.dumps(told[0])) < 1000

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
@@ -24,6 +25,7 @@ from tfpreempt.notice._http import (
     MetadataSession,
     checked_base_url,
     printable,
+    try_request,
 )
 from tfpreempt.notice._polling import (
     CLOSE_LIMIT_SECONDS,
@@ -58,6 +60,24 @@ def metadata_url(environment: Mapping[str, str] | None = None) -> str:
     variables = os.environ if environment is None else environment
     text = variables.get(HOST_VARIABLE, "").strip()
     return checked_base_url(text, HOST_VARIABLE) if text else DEFAULT_URL
+
+
+def is_reachable(url: str | None = None, *, seconds: float = 1.0) -> bool:
+    """Whether Azure's metadata service says who this is. For detection; it blocks.
+
+    It does not ask for events, which would turn them on.
+
+    Args:
+        url: as for `AzureWatch`.
+        seconds: how long it may take.
+    """
+    answer = try_request(
+        metadata_url() if url is None else checked_base_url(url, "url"),
+        NAME_TARGET,
+        headers=HEADERS,
+        seconds=seconds,
+    )
+    return answer is not None and answer.status == 200 and _is_name(answer.text())
 
 
 class AzureWatch:
@@ -212,7 +232,7 @@ class AzureAsker:
         if self._vm_name is None:
             answer = self._get(NAME_TARGET)
             name = answer.text()
-            if not 0 < len(name) <= 256 or not name.isprintable() or "<" in name:
+            if not _is_name(name):
                 expected = "this machine's name"
                 raise _refused(self._session.base_url, NAME_TARGET, answer, expected)
             self._vm_name = name
@@ -223,6 +243,10 @@ class AzureAsker:
         if answer.status != 200:
             raise _refused(self._session.base_url, target, answer, "200")
         return answer
+
+
+def _is_name(text: str) -> bool:
+    return re.fullmatch(r"[\w.()-]{1,128}", text) is not None
 
 
 def _refused(

@@ -47,7 +47,7 @@ class FakeGce(FakeServer):
 
     @property
     def hanging(self) -> int:
-        """The number of GETs that wait for a change now."""
+        """The number of GETs that wait for a change, also of clients that are gone."""
         return self._hanging
 
     def environment(self) -> dict[str, str]:
