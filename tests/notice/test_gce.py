@@ -17,7 +17,8 @@ from tfpreempt.notice._gce_topics import TOPICS, pick, read_upcoming_maintenance
 from tfpreempt.notice.gce import GceWatch, is_excluded, metadata_url
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.testing.clock import FakeClock
-from tfpreempt.testing.metadata import FakeGce
+from tfpreempt.testing.metadata import FakeGce, Reply, Request
+from tfpreempt.testing.metadata._server import FakeServer
 
 UPCOMING = "instance/upcoming-maintenance"
 STOP = "instance/shutdown-details/stop-state"
@@ -210,6 +211,24 @@ def test_names_with_dashes_are_read_too() -> None:
         fake.set("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
         with Heard(GceWatch(url=fake.url)) as heard:
             assert wait_until(lambda: heard.names == ["gce:maintenance-event"])
+
+
+def test_a_plain_word_without_an_etag_is_read_and_polled() -> None:
+    class Plain(FakeServer):
+        def answer(self, request: Request) -> Reply:
+            words = [b"FALSE\n", b"TRUE\n"]
+            said = words[min(len(self.requests) - 1, 1)]
+            return Reply(body=said, headers={"Metadata-Flavor": "Google"})
+
+    clock = FakeClock()
+    with Plain() as fake:
+        watch = GceWatch(["preempted"], url=fake.url, wait=clock.wait, clock=clock)
+        with Heard(watch, ("preempted",)) as heard:
+            clock.wait_for_waiters()
+            assert heard.said == []
+            clock.advance(1.0)
+            clock.wait_for_waiters()
+            assert heard.names == ["gce:preempted"]
 
 
 def test_an_etag_that_comes_back_is_no_news(fake: FakeGce) -> None:

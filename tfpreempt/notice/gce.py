@@ -278,7 +278,12 @@ class GceAsker:
         if answer.status == 503 and topic.is_503_normal:
             return ABSENT
         self._check_status(topic.path, answer)
-        return answer.json(self._url(topic.path))
+        try:
+            return answer.json(self._url(topic.path))
+        except errors.NoticeError:
+            # A word alone is what the server sends where it knows no alt=json; what
+            # it means, if anything, is for the topic to say.
+            return answer.text()
 
     def _report_value(self, name: str, value: object, report: Report) -> None:
         if value is ABSENT:
