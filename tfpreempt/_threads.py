@@ -36,6 +36,11 @@ class OwnedThread:
         return self._thread.is_alive()
 
     @property
+    def is_current(self) -> bool:
+        """Whether it is this thread that asks; it can't wait for its own end."""
+        return self._thread is threading.current_thread()
+
+    @property
     def failure(self) -> BaseException | None:
         """What ended the target, or None."""
         return self._failure
@@ -63,7 +68,7 @@ class OwnedThread:
         """
         if self._thread.ident is None:
             return True
-        if self._thread is not threading.current_thread():
+        if not self.is_current:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 

@@ -16,6 +16,18 @@ from tests.notice.rigs import (
     Rig,
     ScriptedRig,
     SignalRig,
+    wait_until,
+)
+from tests.notice.server_rigs import (
+    AwsInterruptionRig,
+    AwsLifecycleRig,
+    AwsRebalanceRig,
+    AzureRig,
+    GceMaintenanceRig,
+    GcePreemptedRig,
+    GceStopRig,
+    GceUpcomingRig,
+    ServerRig,
 )
 from tfpreempt import errors
 from tfpreempt.notice.source import NoticeSource
@@ -26,6 +38,14 @@ RIGS: dict[str, Callable[[Path], Rig]] = {
     "callable": lambda folder: CallableRig(),
     "native": lambda folder: NativeRig(),
     "scripted": lambda folder: ScriptedRig(),
+    "aws-spot-interruption": lambda folder: AwsInterruptionRig(),
+    "aws-rebalance": lambda folder: AwsRebalanceRig(),
+    "aws-lifecycle": lambda folder: AwsLifecycleRig(),
+    "azure": lambda folder: AzureRig(),
+    "gce-preempted": lambda folder: GcePreemptedRig(),
+    "gce-maintenance-event": lambda folder: GceMaintenanceRig(),
+    "gce-upcoming-maintenance": lambda folder: GceUpcomingRig(),
+    "gce-stop-state": lambda folder: GceStopRig(),
 }
 
 
@@ -105,6 +125,8 @@ def test_another_arrival_is_another_notice(rig: Rig, source: NoticeSource) -> No
 def test_garbage_is_a_notice_with_a_short_detail(
     rig: Rig, source: NoticeSource
 ) -> None:
+    if not rig.trusts_garbage:
+        pytest.skip("this one asks a server that anything may have answered for")
     heard: list[str] = []
     source.start(heard.append)
     rig.garbage()
@@ -112,6 +134,46 @@ def test_garbage_is_a_notice_with_a_short_detail(
     assert len(heard) == 1
     assert isinstance(heard[0], str)
     assert len(heard[0].encode()) <= 4096
+
+
+def test_garbage_from_a_server_is_told_once_and_no_notice(
+    rig: Rig, source: NoticeSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    if rig.trusts_garbage:
+        pytest.skip("this one's sender is trusted")
+    heard: list[str] = []
+    source.start(heard.append)
+    rig.garbage()
+    for _ in range(3):
+        rig.settle()
+    assert heard == []
+    assert len(caplog.records) == 1
+    assert len(caplog.records[0].getMessage()) < 1000
+    rig.recover()
+    rig.give()
+    rig.settle()
+    assert len(heard) == 1
+
+
+def test_a_server_that_stops_to_answer_and_comes_back(
+    rig: Rig, source: NoticeSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not isinstance(rig, ServerRig):
+        pytest.skip("this one asks no server")
+    heard: list[str] = []
+    source.start(heard.append)
+    rig.give()
+    rig.settle()
+    caplog.clear()
+    rig.break_off()
+    for _ in range(3):
+        rig.settle()
+    rig.recover()
+    rig.settle()
+    assert len(heard) == 1  # it was up all the time
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2, told
+    assert "works again" in told[1]
 
 
 def test_failing_then_recovering(rig: Rig, source: NoticeSource) -> None:
@@ -161,13 +223,39 @@ def test_close_while_waiting_is_quick(rig: Rig, source: NoticeSource) -> None:
     assert time.monotonic() - began < 1.5  # less than the limit that warns
 
 
+def test_a_listener_may_close_the_source(
+    rig: Rig, source: NoticeSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+
+    def listen(detail: str) -> None:
+        heard.append(detail)
+        source.close()
+
+    source.start(listen)
+    rig.give()
+    assert wait_until(lambda: rig.step() or bool(heard))
+    assert wait_until(lambda: not source_threads())
+    assert len(heard) == 1
+    said = [record.getMessage() for record in caplog.records]
+    # A signal's handler can only be put back on the main thread.
+    assert [each for each in said if "off the main thread" not in each] == []
+
+
+def source_threads() -> list[str]:
+    """The threads of sources that poll or ask; those of signals serve all."""
+    names = [each.name for each in threading.enumerate()]
+    kinds = ("tfpreempt-gce", "tfpreempt-aws", "tfpreempt-azure", "tfpreempt-file")
+    return [name for name in names if name.startswith((*kinds, "tfpreempt-callable"))]
+
+
 def test_close_leaves_no_thread_behind(rig: Rig, source: NoticeSource) -> None:
     if isinstance(rig, NativeRig):
         pytest.skip("its one thread is never joined, by design")
-    before = set(threading.enumerate())
+    before = rig.own_threads()
     source.start(lambda detail: None)
     source.close()
-    assert set(threading.enumerate()) <= before
+    assert rig.own_threads() <= before
 
 
 def test_nothing_is_reported_after_close(rig: Rig, source: NoticeSource) -> None:

@@ -34,6 +34,7 @@ class Rig:
     """What the contract test needs to drive a source; None where it cannot be."""
 
     has_level = False  # can be withdrawn
+    trusts_garbage = True  # what nobody would want is a notice all the same
     can_fail = False
     keeps_going_after_notice = True
 
@@ -61,8 +62,19 @@ class Rig:
     def settle(self) -> None:
         """Returns when the source has seen what was done before."""
 
+    def step(self) -> None:
+        """Lets time pass, for a source that may have ended."""
+
     def stop(self) -> None:
         """Frees what the rig holds."""
+
+    def own_threads(self) -> set[threading.Thread]:
+        """The threads that are not the rig's servers'."""
+        return {
+            each
+            for each in threading.enumerate()
+            if not each.name.startswith("fake-metadata-")
+        }
 
 
 class PolledRig(Rig):
@@ -71,6 +83,9 @@ class PolledRig(Rig):
 
     def __init__(self) -> None:
         self.clock = FakeClock()
+
+    def step(self) -> None:
+        self.clock.advance(60.0)
 
     def settle(self) -> None:
         # Twice, as the first look may have begun before; over any back-off.

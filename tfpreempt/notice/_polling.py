@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from tfpreempt import errors
 from tfpreempt._threads import OwnedThread
+from tfpreempt.notice._faults import FaultLog
 
 _logger = logging.getLogger(__name__)
 
@@ -64,12 +65,11 @@ class PollingLoop:
         self._name = name
         self._poll = poll
         self._on_edge = on_edge
-        self._interval = _checked_interval(name, interval)
+        self._interval = checked_interval(name, interval)
         self._wait = wait
         self._close_limit = close_limit
         self._is_up = False
-        self._failures = 0
-        self._fault: tuple[type[BaseException], str] | None = None
+        self._faults = FaultLog(name, retry_seconds)
         self._thread = OwnedThread(f"tfpreempt-{name}", self._run)
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class PollingLoop:
     def close(self) -> None:
         """Stops; waits for the thread with a limit and warns if it is still there."""
         self._thread.stop()
-        if not self._thread.join(self._close_limit):
+        if not self._thread.join(self._close_limit) and not self._thread.is_current:
             _logger.warning(
                 "%s: its call has not returned within %.1f s of closing; its daemon "
                 "thread is left behind and nothing that it finds will be reported. A "
@@ -99,41 +99,21 @@ class PollingLoop:
         try:
             detail = self._poll()
         except BaseException as error:  # noqa: BLE001 - a poll's sys.exit() is a fault
-            return self._note_failure(error)
-        self._note_success()
+            return self._faults.note_failure(error)
+        self._faults.note_success()
         is_new = detail is not None and not self._is_up
         self._is_up = detail is not None
         if is_new and detail is not None and not self._thread.stop_event.is_set():
             self._on_edge(detail)
         return self._interval
 
-    def _note_failure(self, error: BaseException) -> float:
-        self._failures += 1
-        pause = retry_seconds(self._failures)
-        fault = (type(error), str(error))
-        if fault != self._fault:
-            # The traceback comes with the first fault of a row; what follows it is
-            # one line, and the same fault again says nothing.
-            _logger.warning(
-                "%s failed (%s: %s); it is tried again in %.0f s and from then on with "
-                "back-off. Until it works, a notice from it cannot be seen",
-                self._name,
-                *(fault[0].__name__, fault[1]),
-                pause,
-                exc_info=error if self._fault is None else None,
-            )
-            self._fault = fault
-        return pause
 
-    def _note_success(self) -> None:
-        if self._fault is not None:
-            _logger.warning(
-                "%s works again after %d failures", self._name, self._failures
-            )
-        self._failures, self._fault = 0, None
+def checked_interval(name: str, interval: object) -> float:
+    """The interval as a float.
 
-
-def _checked_interval(name: str, interval: object) -> float:
+    Raises:
+        ConfigurationError: it is not a positive finite number.
+    """
     if not isinstance(interval, bool) and isinstance(interval, numbers.Real):
         seconds = float(interval)
         if math.isfinite(seconds) and seconds > 0:

@@ -1,0 +1,155 @@
+"""The rigs of sources that ask a metadata server: each has a fake one of its own."""
+
+from __future__ import annotations
+
+from tests.notice.rigs import PolledRig
+from tfpreempt.notice import aws
+from tfpreempt.notice.azure import AzureWatch
+from tfpreempt.notice.gce import GceWatch
+from tfpreempt.notice.source import NoticeSource
+from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
+from tfpreempt.testing.metadata._server import FakeServer
+
+HANG = 0.02  # the fakes' longest wait, so that a test that settles is quick
+
+
+class ServerRig(PolledRig):
+    trusts_garbage = False
+    fake: FakeServer
+
+    def fail(self) -> None:
+        self.fake.fail(1_000_000)
+
+    def break_off(self) -> None:
+        """Drops connections rather than answering."""
+        self.fake.down()
+
+    def recover(self) -> None:
+        self.fake.up()
+        self.fake.fail(0)
+
+    def stop(self) -> None:
+        self.fake.close()
+
+
+class GceRig(ServerRig):
+    """Watches all topics, and drives one."""
+
+    topic: str
+    path: str
+    up: object
+    quiet: object = None  # None: the entry is not there
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake: FakeGce = FakeGce(longest_hang=HANG)
+
+    def make(self) -> NoticeSource:
+        watch = GceWatch(
+            url=self.fake.url,
+            wait=self.clock.wait,
+            clock=self.clock,
+            jitter=lambda: 0.0,
+        )
+        return watch.source(self.topic)
+
+    def give(self) -> None:
+        self.fake.set(self.path, self.up)
+
+    def garbage(self) -> None:
+        self.fake.set(self.path, "\x00\x1b[2J" * 2_000)
+
+    def withdraw(self) -> None:
+        if self.quiet is None:
+            self.fake.remove(self.path)
+        else:
+            self.fake.set(self.path, self.quiet)
+
+
+class GcePreemptedRig(GceRig):
+    topic, path = "preempted", "instance/preempted"
+    up, quiet = "TRUE", "FALSE"
+
+
+class GceMaintenanceRig(GceRig):
+    topic, path = "maintenance-event", "instance/maintenance-event"
+    up, quiet = "TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENANCE"
+
+
+class GceUpcomingRig(GceRig):
+    topic, path = "upcoming-maintenance", "instance/upcoming-maintenance"
+    up = {"maintenance_status": "PENDING", "window_start_time": "2026-11-21T20:00:00Z"}
+
+
+class GceStopRig(GceRig):
+    topic, path = "stop-state", "instance/shutdown-details/stop-state"
+    up = "PENDING_STOP"
+
+
+class AwsRig(ServerRig):
+    """Watches all topics, and drives one."""
+
+    topic: str
+    path: str
+    up: object
+    quiet: object = None  # None: 404
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake: FakeAws = FakeAws()
+
+    def make(self) -> NoticeSource:
+        watch = aws.AwsWatch(
+            aws.TOPICS, url=self.fake.url, wait=self.clock.wait, clock=self.clock
+        )
+        return watch.source(self.topic)
+
+    def give(self) -> None:
+        self.fake.set(self.path, self.up)
+
+    def garbage(self) -> None:
+        self.fake.set(self.path, "\x00\x1b[2J" * 2_000)
+
+    def withdraw(self) -> None:
+        if self.quiet is None:
+            self.fake.remove(self.path)
+        else:
+            self.fake.set(self.path, self.quiet)
+
+
+class AwsInterruptionRig(AwsRig):
+    topic, path = "spot-interruption", "spot/instance-action"
+    up = {"action": "terminate", "time": "2026-11-21T20:00:00Z"}
+
+
+class AwsRebalanceRig(AwsRig):
+    topic, path = "rebalance", "events/recommendations/rebalance"
+    up = {"noticeTime": "2026-11-21T20:00:00Z"}
+
+
+class AwsLifecycleRig(AwsRig):
+    topic, path = "lifecycle", "autoscaling/target-lifecycle-state"
+    up, quiet = "Terminated", "InService"
+
+
+class AzureRig(ServerRig):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake: FakeAzure = FakeAzure()
+        self.event = ""
+
+    def make(self) -> NoticeSource:
+        return AzureWatch(url=self.fake.url, wait=self.clock.wait).source()
+
+    def give(self) -> None:
+        self.event = self.fake.schedule()
+
+    def garbage(self) -> None:
+        self.fake.set_document("\x00\x1b[2J" * 2_000)
+
+    def recover(self) -> None:
+        super().recover()
+        self.fake.set_document(None)
+
+    def withdraw(self) -> None:
+        self.fake.withdraw(self.event)

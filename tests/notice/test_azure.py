@@ -1,0 +1,217 @@
+"""Azure's Scheduled Events, against a service with its traps."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notice.rigs import wait_until
+from tfpreempt import errors
+from tfpreempt.notice.azure import FIRST_LIMITS, AzureWatch, metadata_url
+from tfpreempt.testing.clock import FakeClock
+from tfpreempt.testing.metadata import FakeAzure
+
+
+class Bench:
+    """A source on a fake clock, and what it has said."""
+
+    def __init__(self, **options: object) -> None:
+        self.clock = FakeClock()
+        self.fake = FakeAzure()
+        self.heard: list[str] = []
+        self.watch = AzureWatch(
+            url=self.fake.url,
+            wait=self.clock.wait,
+            **options,  # type: ignore[arg-type]  # each test's own
+        )
+        self.source = self.watch.source()
+        self.source.start(self.heard.append)
+        self.clock.wait_for_waiters()
+
+    def look(self) -> None:
+        self.clock.advance(1.0)
+        self.clock.wait_for_waiters()
+
+    def close(self) -> None:
+        self.source.close()
+        self.fake.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Reboot", "Redeploy"])
+def test_an_event_for_this_machine_is_a_notice(bench: Bench, kind: str) -> None:
+    identity = bench.fake.schedule(kind)
+    bench.look()
+    bench.look()
+    assert bench.heard == [
+        f"{kind} is scheduled, not before 2026-11-21T20:00:00Z (event {identity})"
+    ]
+
+
+def test_events_for_others_are_no_notice(bench: Bench) -> None:
+    bench.fake.schedule(resources=["trainer_1", "trainer_00", ""])
+    bench.look()
+    assert bench.heard == []
+    bench.fake.schedule(resources=["trainer_1", "TRAINER_0"])
+    bench.look()
+    assert len(bench.heard) == 1
+
+
+def test_a_freeze_is_a_notice_only_if_wanted(bench: Bench) -> None:
+    bench.fake.schedule("Freeze")
+    bench.look()
+    assert bench.heard == []
+    other = Bench(kinds=["Freeze"])
+    other.fake.schedule("Freeze")
+    other.look()
+    other.fake.schedule("Reboot")
+    other.look()
+    other.close()
+    assert [detail.split()[0] for detail in other.heard] == ["Freeze"]
+
+
+def test_another_event_is_another_notice_and_a_start_is_none(bench: Bench) -> None:
+    reboot = bench.fake.schedule("Reboot")
+    bench.look()
+    bench.fake.schedule("Preempt")
+    bench.look()
+    assert [detail.split()[0] for detail in bench.heard] == ["Reboot", "Preempt"]
+    bench.watch.acknowledge()
+    assert bench.fake.status(reboot) == "Started"
+    bench.look()
+    bench.fake.withdraw(reboot)
+    bench.look()
+    assert len(bench.heard) == 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ("Mon, 19 Sep 2016 18:29:47 GMT", ", not before 2016-09-19T18:29:47Z"),
+        ("2016-09-19T18:29:47Z", ", not before 2016-09-19T18:29:47Z"),
+        ("2016-09-19T18:29:47", ", not before 2016-09-19T18:29:47Z"),
+        ("", ""),
+        ("soon", ", not before soon"),
+    ],
+)
+def test_the_time_comes_in_many_forms(bench: Bench, sent: str, shown: str) -> None:
+    bench.fake.schedule(not_before=sent, status="Started")
+    bench.look()
+    assert bench.heard[0].startswith(f"Preempt has started{shown} (event ")
+
+
+def test_acknowledging_starts_what_was_reported_and_no_more(bench: Bench) -> None:
+    assert bench.watch.acknowledge() == ()
+    mine = bench.fake.schedule()
+    other = bench.fake.schedule(resources=["trainer_1"])
+    assert bench.watch.acknowledge() == ()  # it was not reported yet
+    bench.look()
+    assert bench.watch.acknowledge() == (mine,)
+    assert bench.fake.status(mine) == "Started"
+    assert bench.fake.status(other) == "Scheduled"
+    post = bench.fake.requests[-1]
+    assert (post.method, post.headers["metadata"]) == ("POST", "true")
+    bench.look()
+    assert bench.watch.acknowledge() == ()
+
+
+def test_an_acknowledgement_that_is_refused_raises(bench: Bench) -> None:
+    bench.fake.schedule()
+    bench.look()
+    bench.fake.fail(1)
+    with pytest.raises(errors.NoticeError, match=r"503.*expected 200 for StartReq"):
+        bench.watch.acknowledge()
+
+
+def test_a_name_that_is_given_is_not_asked_for() -> None:
+    bench = Bench(vm_name="trainer_7")
+    bench.fake.schedule(resources=["trainer_7"])
+    bench.look()
+    bench.close()
+    assert len(bench.heard) == 1
+    assert {request.path for request in bench.fake.requests} == {
+        "/metadata/scheduledevents"
+    }
+
+
+def test_the_name_is_asked_for_once(bench: Bench) -> None:
+    for _ in range(3):
+        bench.look()
+    paths = [request.path for request in bench.fake.requests]
+    assert paths.count("/metadata/instance/compute/name") == 1
+
+
+def test_a_slow_first_call_holds_nobody_up() -> None:
+    assert FIRST_LIMITS.total_seconds > 120
+    with FakeAzure(first_call_seconds=60.0) as fake:
+        source = AzureWatch(url=fake.url).source()
+        began = time.monotonic()
+        source.start(lambda detail: None)
+        assert time.monotonic() - began < 0.5
+        assert wait_until(lambda: len(fake.requests) == 2)
+        closing = time.monotonic()
+        source.close()
+        assert time.monotonic() - closing < 0.5
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "<html>",
+        "[]",
+        "{}",
+        '{"Events": {}}',
+        '{"Events": [7]}',
+        '{"Events": [{"EventId": "1", "EventStatus": "Started"}]}',
+        json.dumps({"Events": "x" * 100_000}),
+    ],
+)
+def test_garbage_is_told_once_and_no_notice(
+    bench: Bench, document: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.fake.set_document(document)
+    for _ in range(3):
+        bench.look()
+    assert bench.heard == []
+    assert len(caplog.records) == 1
+    assert len(caplog.records[0].getMessage()) < 1000
+
+
+def test_an_event_without_sense_hides_no_other(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = {
+        "EventId": "2",
+        "EventType": "Preempt",
+        "EventStatus": "Scheduled",
+        "Resources": ["trainer_0"],
+        "NotBefore": "0001-01-01T00:00:00+14:00",
+    }
+    over = {"EventId": "3", "EventStatus": "Canceled"}
+    bench.fake.set_document(json.dumps({"Events": [7, over, good]}))
+    bench.look()
+    bench.look()
+    assert len(bench.heard) == 1
+    assert len(caplog.records) == 1
+    assert "has an event 7, expected" in caplog.records[0].getMessage()
+
+
+def test_the_address_comes_from_the_environment() -> None:
+    assert metadata_url({"TFPREEMPT_AZURE_METADATA": "h:80"}) == "http://h:80"
+    assert metadata_url({}) == "http://169.254.169.254"
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(errors.ConfigurationError, match=r"kinds=\('Explode',\)"):
+        AzureWatch(["Explode"])
+    with pytest.raises(errors.ConfigurationError, match="positive, finite"):
+        AzureWatch(interval=-1)

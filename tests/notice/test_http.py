@@ -1,0 +1,208 @@
+"""Requests to metadata servers: whatever answers, they end in time and stay small."""
+
+from __future__ import annotations
+
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notice.rigs import wait_until
+from tfpreempt import errors
+from tfpreempt.notice._http import Limits, MetadataSession, checked_base_url
+from tfpreempt.testing.metadata import FakeGce, HostileServer
+
+FLAVOR = {"Metadata-Flavor": "Google"}
+NAME = "/computeMetadata/v1/instance/name?alt=json"
+QUICK = Limits(total_seconds=0.3)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeGce]:
+    with FakeGce() as server:
+        yield server
+
+
+@pytest.fixture
+def session(fake: FakeGce) -> Iterator[MetadataSession]:
+    made = MetadataSession(fake.url)
+    yield made
+    made.close()
+
+
+def connections() -> int:
+    names = [each.name for each in threading.enumerate()]
+    return names.count("fake-metadata-connection")
+
+
+def test_an_answer_has_status_headers_and_body(session: MetadataSession) -> None:
+    answer = session.request(NAME, headers=FLAVOR)
+    assert (answer.status, answer.json("")) == (200, "trainer-0")
+    assert answer.headers["metadata-flavor"] == "Google"
+    assert answer.text() == '"trainer-0"'
+
+
+def test_a_connection_is_kept(fake: FakeGce, session: MetadataSession) -> None:
+    for _ in range(3):
+        session.request(NAME, headers=FLAVOR)
+    assert connections() == 1
+
+
+def test_proxies_and_netrc_are_left_alone(
+    fake: FakeGce,
+    session: MetadataSession,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    netrc = tmp_path_factory.mktemp("home") / "netrc"
+    netrc.write_text("default login me password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert session.request(NAME, headers=FLAVOR).status == 200
+    assert "authorization" not in fake.requests[-1].headers
+
+
+def test_a_redirect_is_an_answer_and_not_followed(fake: FakeGce) -> None:
+    with HostileServer("redirect", elsewhere=fake.url) as hostile:
+        session = MetadataSession(hostile.url)
+        answer = session.request("/", headers=FLAVOR)
+        session.close()
+    assert (answer.status, answer.headers["location"]) == (302, fake.url)
+    assert fake.requests == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("huge", "longer than any"),
+        ("endless", "longer than any"),
+        ("negative-chunk", None),
+        ("drip", "not complete in time"),
+        ("drip-head", "not complete in time"),
+        ("cut", "in the middle of the answer"),
+        ("noise", None),
+    ],
+)
+def test_a_hostile_answer_ends_in_time_and_stays_small(
+    kind: str, reason: str | None
+) -> None:
+    with HostileServer(kind) as hostile:
+        session = MetadataSession(hostile.url)
+        with pytest.raises(errors.NoticeError, match=reason):
+            # Imports and connects, so that only the answer is measured below.
+            session.request("/", limits=QUICK)
+        tracemalloc.start()  # the fake's own 10 MB were made before
+        began = time.monotonic()
+        with pytest.raises(errors.NoticeError, match=reason):
+            session.request("/", limits=QUICK)
+        took = time.monotonic() - began
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        session.close()
+    assert took < 0.6
+    assert peak < 2_000_000
+
+
+def test_what_is_compressed_is_not_unpacked() -> None:
+    with HostileServer("bomb") as hostile:
+        session = MetadataSession(hostile.url)
+        answer = session.request("/")
+        session.close()
+    assert answer.body == b"\x1f\x8b\x08\x00" * 100
+
+
+def test_a_body_over_the_limit_is_refused(session: MetadataSession) -> None:
+    with pytest.raises(errors.NoticeError, match="longer than any"):
+        session.request(NAME, headers=FLAVOR, limits=Limits(body_bytes=3))
+    assert session.request(NAME, headers=FLAVOR).status == 200
+
+
+def test_a_server_that_is_silent_is_left_at_the_deadline(
+    fake: FakeGce, session: MetadataSession
+) -> None:
+    fake.stall()
+    began = time.monotonic()
+    with pytest.raises(errors.NoticeError, match="not complete in time"):
+        session.request(NAME, headers=FLAVOR, limits=QUICK)
+    assert 0.25 < time.monotonic() - began < 0.6
+    fake.up()
+    assert session.request(NAME, headers=FLAVOR).status == 200
+
+
+def test_a_dropped_connection_and_a_closed_port_are_named(fake: FakeGce) -> None:
+    session = MetadataSession(fake.url)
+    fake.down()
+    messages = []
+    for _ in range(2):
+        with pytest.raises(errors.NoticeError) as caught:
+            session.request(NAME, headers=FLAVOR)
+        messages.append(str(caught.value))
+    fake.close()
+    with pytest.raises(errors.NoticeError, match="Connection refused"):
+        session.request(NAME, headers=FLAVOR)
+    session.close()
+    assert messages[0] == messages[1]  # the same fault, told once
+    assert messages[0].startswith(f"GET {fake.url}/computeMetadata/v1/instance/name: ")
+
+
+def test_close_ends_a_request_that_waits(
+    fake: FakeGce, session: MetadataSession
+) -> None:
+    fake.stall()
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            session.request(NAME, headers=FLAVOR, limits=Limits(total_seconds=30))
+        except errors.NoticeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert wait_until(lambda: len(fake.requests) == 1)
+    began = time.monotonic()
+    session.close()
+    thread.join(10.0)
+    assert time.monotonic() - began < 0.5
+    assert len(raised) == 1
+    with pytest.raises(errors.NoticeError, match="after its session was closed"):
+        session.request(NAME)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("169.254.169.254", "http://169.254.169.254"),
+        ("localhost:8080", "http://localhost:8080"),
+        ("http://localhost:8080/", "http://localhost:8080"),
+        ("http://[fd00:ec2::254]", "http://[fd00:ec2::254]"),
+    ],
+)
+def test_addresses(text: str, expected: str) -> None:
+    assert checked_base_url(text, "url") == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "https://host",
+        "file:///etc/passwd",
+        "host/path",
+        "host?query",
+        "host#part",
+        "user:secret@host",
+        "host:port",
+        "two hosts",
+        "host\r\nX: y",
+        "[::1",
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(errors.ConfigurationError, match="VARIABLE="):
+        checked_base_url(text, "VARIABLE")

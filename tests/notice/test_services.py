@@ -1,0 +1,193 @@
+"""What the sources of all clouds do about servers that are slow, false or hostile."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.notice.rigs import wait_until
+from tfpreempt.notice import aws, azure, gce
+from tfpreempt.notice._http import Limits
+from tfpreempt.notice._polling import Wait, wait_event
+from tfpreempt.notice.source import NoticeSource
+from tfpreempt.testing.clock import FakeClock
+from tfpreempt.testing.metadata import (
+    KINDS,
+    FakeAws,
+    FakeAzure,
+    FakeGce,
+    HostileServer,
+)
+from tfpreempt.testing.metadata._server import FakeServer
+
+QUICK_SECONDS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Cloud:
+    """One cloud's source and its real service's fake."""
+
+    name: str
+    source: Callable[[str, Wait], NoticeSource]
+    fake: Callable[[], FakeServer]
+    is_reachable: Callable[..., bool]
+    variables: tuple[str, ...]
+
+
+CLOUDS = [
+    Cloud(
+        "gce",
+        lambda url, wait: gce.GceWatch(url=url, wait=wait).source("preempted"),
+        FakeGce,
+        gce.is_reachable,
+        gce.HOST_VARIABLES,
+    ),
+    Cloud(
+        "aws",
+        lambda url, wait: aws.AwsWatch(url=url, wait=wait).source("lifecycle"),
+        FakeAws,
+        aws.is_reachable,
+        (aws.ENDPOINT_VARIABLE, aws.MODE_VARIABLE),
+    ),
+    Cloud(
+        "azure",
+        lambda url, wait: azure.AzureWatch(url=url, wait=wait).source(),
+        FakeAzure,
+        azure.is_reachable,
+        (azure.HOST_VARIABLE,),
+    ),
+]
+each_cloud = pytest.mark.parametrize("cloud", CLOUDS, ids=lambda cloud: cloud.name)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets deadlines that a test can wait for."""
+    limits = Limits(total_seconds=QUICK_SECONDS)
+    monkeypatch.setattr(gce, "PLAIN_SECONDS", QUICK_SECONDS)
+    monkeypatch.setattr(aws, "LIMITS", limits)
+    monkeypatch.setattr(azure, "LIMITS", limits)
+    monkeypatch.setattr(azure, "FIRST_LIMITS", limits)
+
+
+@each_cloud
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hostile_server_is_no_notice_and_one_warning(
+    cloud: Cloud,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "drip" in kind:
+        hurry(monkeypatch)
+    clock, heard = FakeClock(), []
+    with HostileServer(kind) as hostile:
+        source = cloud.source(hostile.url, clock.wait)
+        source.start(heard.append)
+        clock.wait_for_waiters()
+        clock.advance(60.0)
+        clock.wait_for_waiters()
+        source.close()
+    assert heard == []
+    told = [each.getMessage() for each in caplog.records]
+    assert len(told) == 1, told
+    assert cloud.name in told[0]
+    assert len(json.dumps(told[0])) < 1000
+
+
+@each_cloud
+def test_a_redirect_leads_nowhere(cloud: Cloud) -> None:
+    with cloud.fake() as elsewhere:
+        with HostileServer("redirect", elsewhere=f"{elsewhere.url}/") as hostile:
+            source = cloud.source(hostile.url, wait_event)
+            source.start(lambda detail: None)
+            assert wait_until(lambda: len(hostile.requests) > 1)
+            source.close()
+        assert elsewhere.requests == []
+
+
+@each_cloud
+def test_a_time_out_is_told_once_and_survived(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    clock = FakeClock()
+    with cloud.fake() as fake:
+        fake.stall()
+        source = cloud.source(fake.url, clock.wait)
+        source.start(lambda detail: None)
+        clock.wait_for_waiters()
+        clock.advance(60.0)
+        clock.wait_for_waiters()
+        fake.up()
+        clock.advance(60.0)
+        assert wait_until(lambda: "works again" in caplog.text)
+        source.close()
+    told = [each.getMessage() for each in caplog.records]
+    assert len(told) == 2, told
+    assert "not complete in time" in told[0]
+
+
+@each_cloud
+def test_a_closed_port_holds_nobody_up(cloud: Cloud) -> None:
+    with cloud.fake() as fake:
+        url = fake.url
+    source = cloud.source(url, wait_event)
+    began = time.monotonic()
+    source.start(lambda detail: None)
+    source.close()
+    assert time.monotonic() - began < 0.5
+
+
+# --- detection -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    excluded = (gce.NO_CHECK_VARIABLE, aws.DISABLED_VARIABLE)
+    named = [name for cloud in CLOUDS for name in cloud.variables]
+    for name in (*excluded, *named):
+        monkeypatch.delenv(name, raising=False)
+
+
+@each_cloud
+@pytest.mark.usefixtures("no_variables")
+def test_each_service_is_known_by_its_own_helper_alone(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cloud.fake() as fake:
+        answers = {each.name: each.is_reachable(fake.url) for each in CLOUDS}
+        assert answers == {each.name: each is cloud for each in CLOUDS}
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        assert cloud.is_reachable()
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_services_that_are_excluded_are_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FakeGce() as google, FakeAws() as amazon:
+        for name, value in {**google.environment(), **amazon.environment()}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("NO_GCE_CHECK", "true")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        assert not gce.is_reachable()
+        assert not aws.is_reachable()
+        assert google.requests == amazon.requests == []
+
+
+@each_cloud
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hostile_server_is_no_cloud_that_reads_events(
+    cloud: Cloud, kind: str
+) -> None:
+    with HostileServer(kind) as hostile:
+        found = cloud.is_reachable(
+            hostile.url, seconds=QUICK_SECONDS if "drip" in kind else 5.0
+        )
+    # Google's server is known by its header alone, which some of these forge.
+    assert not found or cloud.name == "gce"

@@ -1,0 +1,192 @@
+"""Many sources over one thread: who hears what, and when the thread lives."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+
+import pytest
+
+from tests.notice.rigs import wait_until
+from tfpreempt import errors
+from tfpreempt.notice._shared import Report, SharedWatch, quick_retry_seconds
+
+SOURCES = {"a": "shared:a", "b": "shared:b"}
+Levels = dict[str, str | None]
+
+
+class ScriptedAsker:
+    """Answers each question with what the test puts in."""
+
+    def __init__(self) -> None:
+        self.script: queue.Queue[Levels | BaseException | None] = queue.Queue()
+        self.asked = 0
+        self.closed = 0
+
+    def ask(self, report: Report) -> float:
+        self.asked += 1
+        said = self.script.get(timeout=10.0)
+        if said is None:
+            raise errors.NoticeError("cut off")
+        if isinstance(said, BaseException):
+            raise said
+        for topic, detail in said.items():
+            report(topic, detail)
+        return 0.0
+
+    def close(self) -> None:
+        self.closed += 1
+        self.script.put(None)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.askers: list[ScriptedAsker] = []
+        self.heard: list[str] = []
+        self.watch = SharedWatch(
+            "shared",
+            SOURCES,
+            self.make_asker,
+            wait=lambda stop, seconds: stop.is_set(),
+        )
+
+    def make_asker(self) -> ScriptedAsker:
+        self.askers.append(ScriptedAsker())
+        return self.askers[-1]
+
+    def say(self, said: Levels | BaseException) -> None:
+        """Answers a question, and returns when the next one is asked."""
+        asker = self.askers[-1]
+        assert wait_until(lambda: asker.asked > 0)
+        before = asker.asked
+        asker.script.put(said)
+        assert wait_until(lambda: asker.asked > before)
+
+
+def threads() -> int:
+    return [each.name for each in threading.enumerate()].count("tfpreempt-shared")
+
+
+def test_each_source_hears_its_own_topic_once() -> None:
+    bench = Bench()
+    first, second = bench.watch.source("a"), bench.watch.source("b")
+    first.start(lambda detail: bench.heard.append(f"a {detail}"))
+    second.start(lambda detail: bench.heard.append(f"b {detail}"))
+    for said in [{"a": None}, {"a": "1"}, {"a": "2", "b": ""}, {"b": None}, {"b": "3"}]:
+        bench.say(said)
+    assert bench.heard == ["a 1", "b ", "b 3"]
+    assert (first.name, second.name) == ("shared:a", "shared:b")
+    first.close()
+    second.close()
+
+
+def test_the_thread_lives_from_the_first_start_to_the_last_close() -> None:
+    bench = Bench()
+    for number in (1, 2):
+        first, second = bench.watch.source("a"), bench.watch.source("b")
+        assert threads() == 0
+        first.start(bench.heard.append)
+        second.start(bench.heard.append)
+        assert threads() == 1
+        first.close()
+        assert threads() == 1
+        second.close()
+        assert threads() == 0
+        assert [asker.closed for asker in bench.askers] == [1] * number
+
+
+def test_a_late_source_hears_what_is_up_and_a_closed_one_nothing() -> None:
+    bench = Bench()
+    first, late = bench.watch.source("a"), bench.watch.source("a")
+    first.start(lambda detail: bench.heard.append(f"first {detail}"))
+    bench.say({"a": "up"})
+    late.start(lambda detail: bench.heard.append(f"late {detail}"))
+    assert bench.heard == ["first up", "late up"]
+    first.close()
+    bench.say({"a": None})
+    bench.say({"a": "again"})
+    assert bench.heard == ["first up", "late up", "late again"]
+    late.close()
+
+
+def test_a_topic_that_is_not_reported_keeps_its_level() -> None:
+    bench = Bench()
+    source = bench.watch.source("a")
+    source.start(bench.heard.append)
+    for said in [{"a": "1"}, {}, errors.NoticeError("gone"), {"a": "1"}]:
+        bench.say(said)
+    assert bench.heard == ["1"]
+    source.close()
+
+
+def test_nothing_ends_the_thread_but_its_owner(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    source = bench.watch.source("a")
+    source.start(bench.heard.append)
+    with caplog.at_level(logging.WARNING):
+        for error in (SystemExit(1), ValueError("a bug"), ValueError("a bug")):
+            bench.say(error)
+        bench.say({"a": "up"})
+    source.close()
+    assert bench.heard == ["up"]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 3, told
+    # What is our own fault has a traceback.
+    assert caplog.records[0].exc_info
+
+
+def test_what_comes_after_the_last_close_is_not_reported() -> None:
+    release, entered = threading.Event(), threading.Event()
+    heard: list[str] = []
+
+    class Late(ScriptedAsker):
+        def ask(self, report: Report) -> float:
+            entered.set()
+            release.wait(10.0)
+            report("a", "too late")
+            return 0.0
+
+    watch = SharedWatch("shared", SOURCES, Late, close_limit=0.05)
+    source = watch.source("a")
+    source.start(heard.append)
+    assert entered.wait(10.0)
+    source.close()
+    release.set()
+    assert wait_until(lambda: threads() == 0)
+    assert heard == []
+
+
+def test_starts_and_closes_from_many_threads_leave_nothing() -> None:
+    class Idle(ScriptedAsker):
+        def ask(self, report: Report) -> float:
+            report("a", "up")
+            return 0.001
+
+    watch = SharedWatch("shared", SOURCES, Idle)
+    counts: list[int] = []
+
+    def use() -> None:
+        for _ in range(50):
+            heard: list[str] = []
+            source = watch.source("a")
+            source.start(heard.append)
+            wait_until(lambda heard=heard: bool(heard))
+            source.close()
+            counts.append(len(heard))
+
+    users = [threading.Thread(target=use) for _ in range(4)]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join(30.0)
+    assert counts == [1] * 200
+    assert threads() == 0
+
+
+def test_retries_begin_short_and_have_a_limit() -> None:
+    assert quick_retry_seconds(1, lambda: 0.0) == pytest.approx(0.05)
+    assert quick_retry_seconds(1, lambda: 1.0) == pytest.approx(0.1)
+    assert quick_retry_seconds(10**9, lambda: 1.0) == 30.0

@@ -1,0 +1,110 @@
+"""The document of Azure's Scheduled Events, as frozen values."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import email.utils
+
+from tfpreempt import errors
+from tfpreempt.notice._http import printable
+
+_UP = ("Scheduled", "Started")  # other states are over
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event that is still ahead, or has started.
+
+    Attributes:
+        id: by which it is acknowledged.
+        kind: such as "Preempt".
+        is_started: whether it goes on already.
+        resources: the machines that it is for.
+        not_before: when it starts at the earliest, for people; "" once it has started.
+    """
+
+    id: str
+    kind: str
+    is_started: bool
+    resources: tuple[str, ...]
+    not_before: str
+
+    def names(self, machine: str) -> bool:
+        """Whether it is for this machine; Azure's names ignore the case."""
+        return machine.casefold() in {each.casefold() for each in self.resources}
+
+    def describe(self) -> str:
+        """One line for people."""
+        state = "has started" if self.is_started else "is scheduled"
+        when = f", not before {self.not_before}" if self.not_before else ""
+        return printable(f"{self.kind} {state}{when} (event {self.id})")
+
+
+def read_events(document: object, url: str) -> tuple[tuple[Event, ...], str]:
+    """The events of a document that are scheduled or started.
+
+    Args:
+        document: as it came from JSON.
+        url: where from, for messages.
+
+    Returns:
+        The events, and what is wrong with one that was passed over; "" if none was.
+
+    Raises:
+        NoticeError: it is no such document.
+    """
+    listed = document.get("Events") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise errors.NoticeError(
+            f"{url} answered {printable(repr(document))}, expected an object with a "
+            "list of Events; it is taken for no notice"
+        )
+    events, odd = [], ""
+    for fields in listed:
+        event = _read_event(fields)
+        if event is not None:
+            events.append(event)
+        elif not isinstance(fields, dict) or fields.get("EventStatus") in _UP:
+            odd = odd or (
+                f"{url} has an event {printable(repr(fields))}, expected one with "
+                "EventId, EventType and Resources; it is taken for no notice"
+            )
+    return tuple(events), odd
+
+
+def _read_event(fields: object) -> Event | None:
+    if not isinstance(fields, dict) or fields.get("EventStatus") not in _UP:
+        return None
+    identity, kind = fields.get("EventId"), fields.get("EventType")
+    resources = fields.get("Resources")
+    if not isinstance(identity, str) or not isinstance(kind, str):
+        return None
+    if not isinstance(resources, list):
+        return None
+    return Event(
+        id=identity,
+        kind=kind,
+        is_started=fields["EventStatus"] == "Started",
+        resources=tuple(str(each) for each in resources),
+        not_before=_readable_time(fields.get("NotBefore")),
+    )
+
+
+def _readable_time(text: object) -> str:
+    """A time in one form, whichever of Azure's it came in."""
+    if not isinstance(text, str) or not text:
+        return ""
+    try:
+        when = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        try:
+            when = datetime.datetime.fromisoformat(text)
+        except ValueError:
+            return text
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=datetime.UTC)
+    try:
+        return when.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except OverflowError:
+        return text  # before the year 1, or after 9999

@@ -1,0 +1,154 @@
+"""What the entries of GCE's metadata server say, and how they say that all is quiet."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Mapping
+
+from tfpreempt import errors
+from tfpreempt.notice._http import printable
+
+ABSENT = object()
+"""What `pick()` returns for an entry that is not there."""
+
+Read = Callable[[object, float, float | None], str | None]
+"""Takes the entry's value, the wall time and the lead; returns the notice's detail."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One entry.
+
+    Attributes:
+        path: below the root, with a "/" at its end if it is a directory.
+        read: what its value means.
+        is_503_normal: whether this status is one of its ways to say nothing.
+    """
+
+    path: str
+    read: Read
+    is_503_normal: bool = False
+
+
+def read_preempted(value: object, now: float, lead: float | None) -> str | None:
+    """instance/preempted: FALSE, then TRUE for good."""
+    return _read_word("preempted", value, up={"TRUE"}, quiet={"FALSE", "NONE", ""})
+
+
+def read_maintenance_event(value: object, now: float, lead: float | None) -> str | None:
+    """instance/maintenance-event: a migration is no end."""
+    return _read_word(
+        "maintenance-event",
+        value,
+        up={"TERMINATE_ON_HOST_MAINTENANCE"},
+        quiet={"NONE", "MIGRATE_ON_HOST_MAINTENANCE", ""},
+    )
+
+
+def read_stop_state(value: object, now: float, lead: float | None) -> str | None:
+    """instance/shutdown-details/stop-state: a graceful shutdown."""
+    return _read_word(
+        "stop-state",
+        value,
+        up={"PENDING_STOP", "STOPPING"},
+        quiet={"UNSPECIFIED", "STOP_STATE_UNSPECIFIED", "NONE", ""},
+    )
+
+
+def read_upcoming_maintenance(
+    value: object, now: float, lead: float | None
+) -> str | None:
+    """instance/upcoming-maintenance/: an object, in one of two spellings.
+
+    Nothing is said by {}, "NONE", an object with an error, or empty fields.
+    """
+    if not isinstance(value, dict):
+        _read_word("upcoming-maintenance", value, up=set(), quiet={"NONE", ""})
+        return None
+    fields = {_squash(str(name)): each for name, each in value.items()}
+    status = str(fields.get("maintenancestatus") or "").upper()
+    start = str(fields.get("windowstarttime") or "")
+    if status not in {"PENDING", "ONGOING"} and not start:
+        return None
+    begins = now if status == "ONGOING" else _timestamp(start)
+    if lead is not None and begins is not None and begins - now > lead:
+        return None
+    kind = fields.get("maintenancetype") or fields.get("type") or "UNKNOWN"
+    told = (
+        f"upcoming-maintenance is {status or 'PENDING'}, type {kind}, "
+        f"window {start or '?'} to {fields.get('windowendtime') or '?'}"
+    )
+    return printable(told)
+
+
+TOPICS: Mapping[str, Topic] = {
+    "preempted": Topic(path="instance/preempted", read=read_preempted),
+    "maintenance-event": Topic(
+        path="instance/maintenance-event", read=read_maintenance_event
+    ),
+    "upcoming-maintenance": Topic(
+        path="instance/upcoming-maintenance/",
+        read=read_upcoming_maintenance,
+        is_503_normal=True,
+    ),
+    "stop-state": Topic(
+        path="instance/shutdown-details/stop-state", read=read_stop_state
+    ),
+}
+
+
+def pick(tree: Mapping[str, object], path: str) -> object:
+    """An entry of a recursive answer, whose names may be in camelCase.
+
+    Args:
+        tree: the answer.
+        path: the entry's path below it.
+
+    Returns:
+        Its value, or `ABSENT`.
+    """
+    at: object = tree
+    for name in path.strip("/").split("/"):
+        if not isinstance(at, Mapping):
+            return ABSENT
+        spelled = {_squash(str(key)): key for key in at}
+        if _squash(name) not in spelled:
+            return ABSENT
+        at = at[spelled[_squash(name)]]
+    return at
+
+
+def _squash(name: str) -> str:
+    """One form of camelCase, snake_case and dashed names."""
+    return name.replace("-", "").replace("_", "").lower()
+
+
+def _read_word(
+    topic: str, value: object, *, up: set[str], quiet: set[str]
+) -> str | None:
+    """A detail if the word is among `up`.
+
+    Raises:
+        NoticeError: it is no word that is known.
+    """
+    word = "" if value is None else str(value).strip().upper()
+    if word in up:
+        return f"{topic} is {word}"
+    if word not in quiet:
+        raise errors.NoticeError(
+            f"the metadata server says {printable(str(value))!r} for {topic}, expected "
+            f"one of {sorted(up | quiet - {''})}; it is taken for no notice"
+        )
+    return None
+
+
+def _timestamp(text: str) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time; None if it is none."""
+    try:
+        when = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=datetime.UTC)
+    return when.timestamp()

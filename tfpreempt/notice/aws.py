@@ -1,0 +1,305 @@
+"""Notices from the instance metadata service of Amazon EC2, by its version 2.
+
+Every request carries a token, which is fetched with a lifetime. There is no way to
+wait for a change, so one thread asks for all topics every five seconds, as Amazon
+recommends.
+
+Protocol: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from tfpreempt import errors
+from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.notice._faults import FaultLog
+from tfpreempt.notice._http import (
+    Answer,
+    Limits,
+    MetadataSession,
+    checked_base_url,
+    printable,
+    try_request,
+)
+from tfpreempt.notice._polling import (
+    CLOSE_LIMIT_SECONDS,
+    Wait,
+    checked_interval,
+    wait_event,
+)
+from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
+from tfpreempt.notice.source import NoticeSource
+
+ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+MODE_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"
+DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
+DEFAULT_URL = "http://169.254.169.254"
+IPV6_URL = "http://[fd00:ec2::254]"
+
+TOKEN_TARGET = "/latest/api/token"
+TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
+TOKEN_HEADER = "X-aws-ec2-metadata-token"
+TTL_SECONDS = 21_600  # the longest that is granted
+ROOT = "/latest/meta-data/"
+INTERVAL_SECONDS = 5.0
+LIMITS = Limits(total_seconds=3.0, body_bytes=64 * 1024)
+
+Read = Callable[[Answer, str], str | None]
+
+
+def read_interruption(answer: Answer, url: str) -> str | None:
+    """spot/instance-action: an object with the action and its time."""
+    fields = _object(answer, url)
+    action = fields.get("action")
+    if not isinstance(action, str) or not re.fullmatch("[a-z][a-z-]{2,31}", action):
+        raise _unexpected(answer, url, "an action such as 'terminate' and its time")
+    return printable(f"spot/instance-action is {action} at {fields.get('time')}")
+
+
+def read_rebalance(answer: Answer, url: str) -> str | None:
+    """events/recommendations/rebalance: the time of an early warning."""
+    when = _object(answer, url).get("noticeTime")
+    if not isinstance(when, str) or not when:
+        raise _unexpected(answer, url, "an object with noticeTime")
+    return printable(f"rebalance is recommended since {when}")
+
+
+def read_lifecycle(answer: Answer, url: str) -> str | None:
+    """autoscaling/target-lifecycle-state: where the group takes the instance to."""
+    state = answer.text()
+    if state in {"Terminated", "Warmed:Terminated"}:
+        return f"target-lifecycle-state is {state}"
+    if not re.fullmatch("[A-Za-z:]{1,64}", state):
+        raise _unexpected(answer, url, "a state such as 'InService'")
+    return None
+
+
+TOPICS: Mapping[str, tuple[str, Read]] = {
+    "spot-interruption": ("spot/instance-action", read_interruption),
+    "rebalance": ("events/recommendations/rebalance", read_rebalance),
+    "lifecycle": ("autoscaling/target-lifecycle-state", read_lifecycle),
+}
+"""Path below `ROOT`, and what its answer means; a status of 404 means nothing."""
+
+
+def is_excluded(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether AWS_EC2_METADATA_DISABLED forbids to ask, as Amazon's clients take it.
+
+    For detection; whoever makes an `AwsWatch` means it.
+    """
+    variables = os.environ if environment is None else environment
+    return variables.get(DISABLED_VARIABLE, "").strip().lower() == "true"
+
+
+def metadata_url(environment: Mapping[str, str] | None = None) -> str:
+    """The service's address as the environment names it, or the usual one.
+
+    AWS_EC2_METADATA_SERVICE_ENDPOINT is an address;
+    AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE chooses between IPv4 and IPv6.
+
+    Raises:
+        ConfigurationError: a variable holds something else.
+    """
+    variables = os.environ if environment is None else environment
+    endpoint = variables.get(ENDPOINT_VARIABLE, "").strip()
+    if endpoint:
+        return checked_base_url(endpoint, ENDPOINT_VARIABLE)
+    mode = variables.get(MODE_VARIABLE, "").strip()
+    if mode.lower() not in {"", "ipv4", "ipv6"}:
+        raise errors.ConfigurationError(
+            f"{MODE_VARIABLE}={mode!r}: expected 'IPv4' or 'IPv6'; unset it for IPv4"
+        )
+    return IPV6_URL if mode.lower() == "ipv6" else DEFAULT_URL
+
+
+def is_reachable(url: str | None = None, *, seconds: float = 1.0) -> bool:
+    """Whether EC2's metadata service hands out tokens. For detection; it blocks.
+
+    Args:
+        url: as for `AwsWatch`.
+        seconds: how long it may take.
+    """
+    if url is None and is_excluded():
+        return False
+    answer = try_request(
+        metadata_url() if url is None else checked_base_url(url, "url"),
+        TOKEN_TARGET,
+        method="PUT",
+        headers={TTL_HEADER: "60"},
+        seconds=seconds,
+    )
+    # The lifetime comes back in a header of Amazon's own: others have no such answer.
+    return (
+        answer is not None
+        and answer.status == 200
+        and TTL_HEADER.lower() in answer.headers
+    )
+
+
+class AwsWatch:
+    """Watches what the metadata service says of this instance's end.
+
+    | topic | is a notice | source |
+    |---|---|---|
+    | `spot-interruption` | two minutes ahead of the end of a Spot instance | `aws:spot-interruption` |
+    | `rebalance` | when the risk of that is high: early, and not always followed by it | `aws:rebalance` |
+    | `lifecycle` | when the Auto Scaling group takes the instance down | `aws:lifecycle` |
+
+    Args:
+        topics: which of them to watch.
+        url: host, host:port or http://host:port of the service; by default from the
+            environment, see `metadata_url()`.
+        interval: seconds between two looks.
+        clock: where times come from.
+        wait: how to wait between looks; tests pass that of a fake clock.
+        jitter: spreads the pauses after failures; returns 0 to below 1.
+        close_limit: seconds for which the last `close()` waits for the thread.
+
+    Raises:
+        ConfigurationError: a topic is unknown, the address is none, or the interval is
+            not positive.
+    """  # noqa: E501 - a table's row is one line
+
+    def __init__(
+        self,
+        topics: Iterable[str] = ("spot-interruption", "lifecycle"),
+        *,
+        url: str | None = None,
+        interval: float = INTERVAL_SECONDS,
+        clock: Clock | None = None,
+        wait: Wait = wait_event,
+        jitter: Jitter = random.random,
+        close_limit: float = CLOSE_LIMIT_SECONDS,
+    ) -> None:
+        chosen = checked_topics(topics, TOPICS, "AwsWatch")
+        base = metadata_url() if url is None else checked_base_url(url, "url")
+        seconds = checked_interval("AwsWatch", interval)
+        asking_clock = SystemClock() if clock is None else clock
+        self._shared = SharedWatch(
+            "aws",
+            {name: f"aws:{name}" for name in chosen},
+            lambda: AwsAsker(MetadataSession(base), chosen, asking_clock, seconds),
+            wait=wait,
+            jitter=jitter,
+            close_limit=close_limit,
+        )
+
+    def source(self, topic: str) -> NoticeSource:
+        """A new source of one topic.
+
+        Raises:
+            ConfigurationError: the watch was made without this topic.
+        """
+        return self._shared.source(topic)
+
+
+class AwsAsker:
+    """Asks for each topic once, with a token that is renewed in time.
+
+    Args:
+        session: its own, closed with it.
+        topics: what to ask for.
+        clock: where times come from.
+        interval: seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        session: MetadataSession,
+        topics: Iterable[str],
+        clock: Clock,
+        interval: float,
+    ) -> None:
+        self._session = session
+        self._clock = clock
+        self._interval = interval
+        self._faults = {
+            name: FaultLog(f"aws:{name}", lambda failures: interval) for name in topics
+        }
+        self._token = ""
+        self._renew_at = 0.0
+
+    def ask(self, report: Report) -> float:
+        """Asks for all topics. What all fail at is the service's fault, and raised."""
+        failures: dict[str, errors.NoticeError] = {}
+        for name in self._faults:
+            path, read = TOPICS[name]
+            answer = self._get(path)
+            try:
+                detail = self._read(path, read, answer)
+            except errors.NoticeError as error:
+                failures[name] = error
+            else:
+                self._faults[name].note_success()
+                report(name, detail)
+        if len(failures) == len(self._faults):
+            raise next(iter(failures.values()))
+        for name, failure in failures.items():
+            self._faults[name].note_failure(failure)
+        return self._interval
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _read(self, path: str, read: Read, answer: Answer) -> str | None:
+        if answer.status == 404:
+            return None
+        url = f"{self._session.base_url}{ROOT}{path}"
+        if answer.status != 200:
+            raise errors.NoticeError(
+                f"{url} answered with status {answer.status}, expected 200 or 404"
+            )
+        return read(answer, url)
+
+    def _get(self, path: str) -> Answer:
+        """The answer, with a new token if the old one is not accepted."""
+        for is_second in (False, True):
+            if not self._token or self._clock.monotonic() >= self._renew_at:
+                self._fetch_token()
+            headers = {TOKEN_HEADER: self._token}
+            answer = self._session.request(ROOT + path, headers=headers, limits=LIMITS)
+            if answer.status != 401 or is_second:
+                break
+            self._token = ""
+        return answer
+
+    def _fetch_token(self) -> None:
+        self._token = ""
+        answer = self._session.request(
+            TOKEN_TARGET,
+            method="PUT",
+            headers={TTL_HEADER: str(TTL_SECONDS)},
+            limits=LIMITS,
+        )
+        token = answer.text()
+        is_token = 0 < len(token) <= 4096 and token.isascii() and token.isprintable()
+        if answer.status != 200 or not is_token or " " in token:
+            raise errors.NoticeError(
+                f"PUT {self._session.base_url}{TOKEN_TARGET} answered with status "
+                f"{answer.status} and {printable(token, 60)!r}, expected a token; the "
+                "instance's metadata service may be turned off, or something else "
+                f"listens there. Elsewhere than on EC2 set {ENDPOINT_VARIABLE}"
+            )
+        granted = answer.headers.get(TTL_HEADER.lower(), "")
+        seconds = int(granted) if granted.isdecimal() else TTL_SECONDS
+        self._token = token
+        # In good time, but never at once: a lifetime of 0 would fetch without end.
+        self._renew_at = self._clock.monotonic() + max(0.9 * seconds, 1.0)
+
+
+def _object(answer: Answer, url: str) -> dict[str, object]:
+    value = answer.json(url)
+    if not isinstance(value, dict):
+        raise _unexpected(answer, url, "a JSON object")
+    return value
+
+
+def _unexpected(answer: Answer, url: str, expected: str) -> errors.NoticeError:
+    return errors.NoticeError(
+        f"{url} answered {printable(answer.text())!r}, expected {expected}; it is "
+        "taken for no notice"
+    )

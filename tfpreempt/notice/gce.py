@@ -1,0 +1,333 @@
+"""Notices from Google Compute Engine's metadata server.
+
+One thread serves all topics. It hangs in one GET, on the smallest part of the server's
+tree that holds them all, and the answer comes when anything there changes. What that
+part does not carry is asked for singly in between. docs/decisions/0009 has the reasons.
+
+Protocol: https://cloud.google.com/compute/docs/metadata/querying-metadata
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Mapping
+from urllib.parse import quote
+
+from tfpreempt import errors
+from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.notice._faults import FaultLog
+from tfpreempt.notice._gce_topics import ABSENT, TOPICS, Topic, pick
+from tfpreempt.notice._http import (
+    Answer,
+    Limits,
+    MetadataSession,
+    SessionClosedError,
+    checked_base_url,
+    printable,
+    try_request,
+)
+from tfpreempt.notice._polling import CLOSE_LIMIT_SECONDS, Wait, wait_event
+from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
+from tfpreempt.notice.source import NoticeSource
+
+HOST_VARIABLES = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
+DEFAULT_HOST = "metadata.google.internal"
+DEFAULT_ADDRESS = "http://169.254.169.254"
+NO_CHECK_VARIABLE = "NO_GCE_CHECK"
+
+ROOT = "/computeMetadata/v1/"
+DIRECTORY = "instance/"
+FLAVOR = ("metadata-flavor", "Google")
+
+HANG_SECONDS = 60
+HANG_BETWEEN_SINGLES_SECONDS = 5
+# The server ends a hanging GET itself; this is for one that has stopped to.
+HANG_EXTRA_SECONDS = 10
+PLAIN_SECONDS = 3
+# The directory has the instance's attributes too, by the API's limits up to 512 KB.
+DIRECTORY_BYTES = 2 * 1024 * 1024
+PAUSE_SECONDS = 0.1
+# Where the server does not hold the answer back, or has nothing to wait for.
+POLL_SECONDS = 1.0
+
+
+def is_excluded(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether NO_GCE_CHECK says that this is not a machine of Google's.
+
+    For detection; whoever makes a `GceWatch` means it.
+    """
+    variables = os.environ if environment is None else environment
+    return variables.get(NO_CHECK_VARIABLE, "").strip().lower() in {"true", "1", "yes"}
+
+
+def metadata_url(environment: Mapping[str, str] | None = None) -> str:
+    """The metadata server's address as the environment names it, or the usual one.
+
+    GCE_METADATA_HOST comes first, then GCE_METADATA_ROOT, then GCE_METADATA_IP.
+
+    Raises:
+        ConfigurationError: a variable holds no host.
+    """
+    variables = os.environ if environment is None else environment
+    for name in HOST_VARIABLES:
+        text = variables.get(name, "").strip()
+        if text:
+            return checked_base_url(text, name)
+    return checked_base_url(DEFAULT_HOST, "the default host")
+
+
+def is_reachable(url: str | None = None, *, seconds: float = 1.0) -> bool:
+    """Whether a metadata server of Google's answers. For detection; it blocks.
+
+    Args:
+        url: as for `GceWatch`. By default as the environment names it, or the usual
+            address by number: elsewhere a look-up of the usual name may take long.
+        seconds: how long it may take.
+    """
+    variables = os.environ
+    if url is None and is_excluded(variables):
+        return False
+    is_named = any(variables.get(name, "").strip() for name in HOST_VARIABLES)
+    usual = metadata_url(variables) if is_named else DEFAULT_ADDRESS
+    answer = try_request(
+        usual if url is None else checked_base_url(url, "url"),
+        "/",
+        headers={"Metadata-Flavor": "Google"},
+        seconds=seconds,
+    )
+    name, value = FLAVOR
+    return answer is not None and answer.headers.get(name) == value
+
+
+class GceWatch:
+    """Watches the machine's own entries on the metadata server.
+
+    | topic | is a notice | source |
+    |---|---|---|
+    | `preempted` | when it is TRUE | `gce:preempted` |
+    | `maintenance-event` | when it is TERMINATE_ON_HOST_MAINTENANCE; not when the machine migrates | `gce:maintenance-event` |
+    | `upcoming-maintenance` | when a maintenance is planned or runs | `gce:upcoming-maintenance` |
+    | `stop-state` | when a graceful shutdown is pending | `gce:stop-state` |
+
+    Args:
+        topics: which of them to watch.
+        url: host, host:port or http://host:port of the server; by default from the
+            environment, see `metadata_url()`.
+        maintenance_lead_seconds: an upcoming maintenance is a notice only once its
+            window begins within so many seconds. It is announced up to seven days
+            ahead. None: as soon as it is announced.
+        clock: where times come from.
+        wait: how to wait between requests; tests pass that of a fake clock.
+        jitter: spreads the pauses after failures; returns 0 to below 1.
+        close_limit: seconds for which the last `close()` waits for the thread.
+
+    Raises:
+        ConfigurationError: a topic is unknown, or the address is none.
+    """  # noqa: E501 - a table's row is one line
+
+    def __init__(
+        self,
+        topics: Iterable[str] = tuple(TOPICS),
+        *,
+        url: str | None = None,
+        maintenance_lead_seconds: float | None = None,
+        clock: Clock | None = None,
+        wait: Wait = wait_event,
+        jitter: Jitter = random.random,
+        close_limit: float = CLOSE_LIMIT_SECONDS,
+    ) -> None:
+        chosen = checked_topics(topics, TOPICS, "GceWatch")
+        base = metadata_url() if url is None else checked_base_url(url, "url")
+        asking_clock = SystemClock() if clock is None else clock
+        self._shared = SharedWatch(
+            "gce",
+            {name: f"gce:{name}" for name in chosen},
+            lambda: GceAsker(
+                MetadataSession(base),
+                {name: TOPICS[name] for name in chosen},
+                asking_clock,
+                maintenance_lead_seconds,
+            ),
+            wait=wait,
+            jitter=jitter,
+            close_limit=close_limit,
+        )
+
+    def source(self, topic: str) -> NoticeSource:
+        """A new source of one topic.
+
+        Raises:
+            ConfigurationError: the watch was made without this topic.
+        """
+        return self._shared.source(topic)
+
+
+class GceAsker:
+    """One hanging GET after the other.
+
+    Args:
+        session: its own, closed with it.
+        topics: what to look for.
+        clock: where times come from.
+        lead_seconds: as `maintenance_lead_seconds` of the watch.
+    """
+
+    def __init__(
+        self,
+        session: MetadataSession,
+        topics: Mapping[str, Topic],
+        clock: Clock,
+        lead_seconds: float | None,
+    ) -> None:
+        self._session = session
+        self._topics = topics
+        self._clock = clock
+        self._lead_seconds = lead_seconds
+        only = next(iter(topics.values())).path
+        self._preferred = only if len(topics) == 1 else DIRECTORY
+        self._target = self._preferred
+        self._etag: str | None = None
+        self._hang_seconds = HANG_SECONDS
+        self._faults = {
+            name: FaultLog(f"gce:{name}", lambda failures: HANG_BETWEEN_SINGLES_SECONDS)
+            for name in topics
+        }
+
+    def ask(self, report: Report) -> float:
+        """Waits for a change, at most `HANG_SECONDS`, and reports all topics."""
+        try:
+            return self._ask(report)
+        except errors.NoticeError:
+            # A wait for the next change would miss those that came meanwhile, and a
+            # server that was refusing things as it started may refuse them no more.
+            self._etag, self._target = None, self._preferred
+            raise
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _ask(self, report: Report) -> float:
+        began, before = self._clock.monotonic(), self._etag
+        answer = self._get(self._target, self._hang_query())
+        if self._target == DIRECTORY and answer.status in {400, 403, 404}:
+            # A proxy that hides the directory (GKE): hang on the first topic alone.
+            self._target = next(iter(self._topics.values())).path
+            self._etag = None
+            return PAUSE_SECONDS
+        missing = self._report_target(answer, report)
+        for name in missing:
+            self._report_single(name, report)
+        self._etag = answer.headers.get("etag") if answer.status == 200 else None
+        self._hang_seconds = HANG_BETWEEN_SINGLES_SECONDS if missing else HANG_SECONDS
+        is_early = self._clock.monotonic() - began < POLL_SECONDS
+        if self._etag is None or (self._etag == before and is_early):
+            return POLL_SECONDS
+        return PAUSE_SECONDS
+
+    def _hang_query(self) -> str:
+        if self._etag is None:
+            return ""
+        return (
+            f"&wait_for_change=true&timeout_sec={self._hang_seconds}"
+            f"&last_etag={quote(self._etag, safe='')}"
+        )
+
+    def _report_target(self, answer: Answer, report: Report) -> list[str]:
+        """Reports what the answer carries; returns the topics that it does not."""
+        if self._target != DIRECTORY:
+            name = next(
+                key for key, each in self._topics.items() if each.path == self._target
+            )
+            value = self._single_value(name, answer)
+            self._report_value(name, value, report)
+            return [other for other in self._topics if other != name]
+        self._check_status(DIRECTORY, answer)
+        tree = answer.json(self._url(DIRECTORY))
+        if not isinstance(tree, dict):
+            raise errors.NoticeError(
+                f"{self._url(DIRECTORY)} answered {printable(answer.text())!r}, "
+                "expected a JSON object with the instance's entries"
+            )
+        missing = []
+        for name, topic in self._topics.items():
+            value = pick(tree, topic.path.removeprefix(DIRECTORY))
+            if value is ABSENT:
+                missing.append(name)
+            else:
+                self._report_value(name, value, report)
+        return missing
+
+    def _report_single(self, name: str, report: Report) -> None:
+        """Asks for one entry. Its failures are its own: the others are still seen."""
+        try:
+            answer = self._get(self._topics[name].path, "")
+            value = self._single_value(name, answer)
+        except SessionClosedError:
+            raise
+        except errors.NoticeError as error:
+            self._faults[name].note_failure(error)
+        else:
+            self._report_value(name, value, report)
+
+    def _single_value(self, name: str, answer: Answer) -> object:
+        """An entry's value; None where there is none, `ABSENT` if nothing is known."""
+        topic = self._topics[name]
+        if answer.status == 404:
+            return None
+        if answer.status == 503 and topic.is_503_normal:
+            return ABSENT
+        self._check_status(topic.path, answer)
+        try:
+            return answer.json(self._url(topic.path))
+        except errors.NoticeError:
+            # A word alone is what the server sends where it knows no alt=json; what
+            # it means, if anything, is for the topic to say.
+            return answer.text()
+
+    def _report_value(self, name: str, value: object, report: Report) -> None:
+        if value is ABSENT:
+            return
+        topic, now = self._topics[name], self._clock.wall()
+        try:
+            detail = topic.read(value, now, self._lead_seconds)
+        except errors.NoticeError as error:
+            # A word that we do not know must not cost us the others' hanging GET.
+            self._faults[name].note_failure(error)
+        else:
+            self._faults[name].note_success()
+            report(name, detail)
+
+    def _get(self, path: str, query: str) -> Answer:
+        is_directory = path.endswith("/")
+        recursive = "recursive=true&" if is_directory else ""
+        hang = self._hang_seconds + HANG_EXTRA_SECONDS
+        seconds = hang if query else PLAIN_SECONDS
+        limits = Limits(
+            total_seconds=seconds,
+            body_bytes=DIRECTORY_BYTES if path == DIRECTORY else Limits().body_bytes,
+        )
+        answer = self._session.request(
+            f"{ROOT}{path}?{recursive}alt=json{query}",
+            headers={"Metadata-Flavor": "Google"},
+            limits=limits,
+        )
+        name, value = FLAVOR
+        if answer.headers.get(name) != value:
+            raise errors.NoticeError(
+                f"{self._url(path)} answered without the header "
+                f"'Metadata-Flavor: Google' (status {answer.status}), so it is not the "
+                "metadata server and is not listened to; on a machine of Google's look "
+                f"for a proxy, elsewhere leave the GCE sources out or set "
+                f"{HOST_VARIABLES[0]}"
+            )
+        return answer
+
+    def _check_status(self, path: str, answer: Answer) -> None:
+        if answer.status != 200:
+            raise errors.NoticeError(
+                f"{self._url(path)} answered with status {answer.status}, expected 200"
+            )
+
+    def _url(self, path: str) -> str:
+        return f"{self._session.base_url}{ROOT}{path}"

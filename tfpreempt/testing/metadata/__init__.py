@@ -1,0 +1,27 @@
+"""Metadata servers on the loopback interface that behave as the clouds' own do.
+
+    with FakeGce() as fake:
+        monkeypatch.setenv(...)  # each of fake.environment()
+        fake.preempt()
+
+They are real HTTP servers with the traps of the real ones, so that any client can be
+tested against them, in this process or in another.
+"""
+
+from __future__ import annotations
+
+from tfpreempt.testing.metadata._aws import FakeAws
+from tfpreempt.testing.metadata._azure import FakeAzure
+from tfpreempt.testing.metadata._gce import FakeGce
+from tfpreempt.testing.metadata._hostile import KINDS, HostileServer
+from tfpreempt.testing.metadata._server import Reply, Request
+
+__all__ = [
+    "KINDS",
+    "FakeAws",
+    "FakeAzure",
+    "FakeGce",
+    "HostileServer",
+    "Reply",
+    "Request",
+]

@@ -1,0 +1,149 @@
+"""The instance metadata service of Amazon EC2, version 2."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import time
+from collections.abc import Callable
+
+from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
+
+ROOT = "/latest/meta-data/"
+TTL_HEADER = "x-aws-ec2-metadata-token-ttl-seconds"
+TOKEN_HEADER = "x-aws-ec2-metadata-token"
+LONGEST_TTL_SECONDS = 21_600
+
+
+class FakeAws(FakeServer):
+    """Serves tokens and `/latest/meta-data/`.
+
+    As the real one it answers 401 without a token and for one that has expired, 400
+    for a token without a lifetime, 403 for requests for one that were forwarded, and
+    404 for what there is nothing to say about, which is the normal state.
+
+    Args:
+        longest_ttl: seconds; no token lives longer, whatever is asked for.
+        monotonic: the clock by which tokens expire.
+    """
+
+    def __init__(
+        self,
+        *,
+        longest_ttl: int = LONGEST_TTL_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._longest_ttl = longest_ttl
+        self._monotonic = monotonic
+        self._tokens: dict[str, float] = {}
+        self._numbers = itertools.count(1)
+        self._entries: dict[str, object] = _new_entries()
+        super().__init__()
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.url,
+            "AWS_EC2_METADATA_DISABLED": "false",
+        }
+
+    def interrupt(
+        self, action: str = "terminate", at: datetime.datetime | None = None
+    ) -> None:
+        """A Spot interruption is announced.
+
+        Args:
+            action: "terminate", "stop" or "hibernate".
+            at: when; by default in two minutes.
+        """
+        when = _in_two_minutes() if at is None else at
+        text = when.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.set("spot/instance-action", {"action": action, "time": text})
+        if action == "terminate":
+            self.set("spot/termination-time", text)
+
+    def recommend_rebalance(self, at: str = "2026-11-21T20:00:00Z") -> None:
+        """A rebalance recommendation is there since then."""
+        self.set("events/recommendations/rebalance", {"noticeTime": at})
+
+    def set_lifecycle(self, state: str) -> None:
+        """Sets the Auto Scaling group's target, such as "Terminated"."""
+        self.set("autoscaling/target-lifecycle-state", state)
+
+    def set(self, path: str, value: object) -> None:
+        """Sets an entry.
+
+        Args:
+            path: below `/latest/meta-data/`.
+            value: text, or what is sent as JSON.
+        """
+        with self.changed:
+            self._entries[path.strip("/")] = value
+
+    def remove(self, path: str) -> None:
+        """Takes an entry away; it is 404 from then on. Nothing if it is not there."""
+        with self.changed:
+            self._entries.pop(path.strip("/"), None)
+
+    def expire_tokens(self) -> None:
+        """All tokens that were handed out are refused from now on."""
+        with self.changed:
+            self._tokens.clear()
+
+    def answer(self, request: Request) -> Reply:
+        with self.changed:
+            if request.path == "/latest/api/token":
+                return self._answer_token(request)
+            if request.method != "GET":
+                return _text(405, "Method Not Allowed")
+            expires = self._tokens.get(request.headers.get(TOKEN_HEADER, ""), 0.0)
+            if expires <= self._monotonic():
+                return _text(401, "Unauthorized")
+            path = request.path.removeprefix(ROOT).strip("/")
+            if not request.path.startswith(ROOT) or path not in self._entries:
+                return _text(404, "Not Found")
+            value = self._entries[path]
+            return _text(200, value if isinstance(value, str) else json.dumps(value))
+
+    def _answer_token(self, request: Request) -> Reply:
+        asked = request.headers.get(TTL_HEADER, "")
+        if request.method != "PUT":
+            return _text(405, "Method Not Allowed")
+        if "x-forwarded-for" in request.headers:
+            return _text(403, "Forbidden")
+        if not asked.isdecimal() or not 1 <= int(asked) <= LONGEST_TTL_SECONDS:
+            return _text(400, "Bad Request")
+        seconds = min(int(asked), self._longest_ttl)
+        token = f"AQAEAToken{next(self._numbers)}=="
+        self._tokens[token] = self._monotonic() + seconds
+        headers = {"Content-Type": "text/plain", TTL_HEADER: str(seconds)}
+        return Reply(headers=headers, body=token.encode())
+
+
+def _text(status: int, text: str) -> Reply:
+    headers = {"Content-Type": "text/plain", "Server": "EC2ws"}
+    return Reply(status=status, headers=headers, body=text.encode())
+
+
+def _in_two_minutes() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=120)
+
+
+def _new_entries() -> dict[str, object]:
+    return {
+        "instance-id": "i-0123456789abcdef0",
+        "instance-life-cycle": "spot",
+        "instance-type": "p4d.24xlarge",
+        "placement/availability-zone": "eu-central-1a",
+        "placement/region": "eu-central-1",
+        "iam/security-credentials": "trainer",
+        "iam/security-credentials/trainer": {
+            "Code": "Success",
+            "LastUpdated": "2026-11-21T18:00:00Z",
+            "Type": "AWS-HMAC",
+            "AccessKeyId": "EXAMPLE",
+            "SecretAccessKey": "an-example-is-no-secret",
+            "Token": "example",
+            "Expiration": "2099-01-01T00:00:00Z",
+        },
+    }

@@ -1,0 +1,133 @@
+"""Azure's instance metadata service, with Scheduled Events."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+
+from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
+
+EVENTS = "/metadata/scheduledevents"
+NAME = "/metadata/instance/compute/name"
+
+
+class FakeAzure(FakeServer):
+    """Serves the machine's name and its Scheduled Events.
+
+    As the real one it answers 400 without `Metadata: true`, without an api-version,
+    and to requests that were forwarded. Events name the machines that they are for,
+    which may be others. An acknowledged event starts.
+
+    Args:
+        vm_name: this machine.
+        first_call_seconds: how long the first look at the events takes.
+    """
+
+    def __init__(
+        self, *, vm_name: str = "trainer_0", first_call_seconds: float = 0.0
+    ) -> None:
+        self._vm_name = vm_name
+        self._first_call_seconds = first_call_seconds
+        self._events: dict[str, dict[str, object]] = {}
+        self._numbers = itertools.count(1)
+        self._incarnation = 1
+        self._document: str | None = None
+        super().__init__()
+
+    @property
+    def vm_name(self) -> str:
+        """The name of this machine, as events spell it."""
+        return self._vm_name
+
+    def environment(self) -> dict[str, str]:
+        return {"TFPREEMPT_AZURE_METADATA": self.host}
+
+    def schedule(
+        self,
+        kind: str = "Preempt",
+        *,
+        resources: Sequence[str] | None = None,
+        not_before: str = "Sat, 21 Nov 2026 20:00:00 GMT",
+        status: str = "Scheduled",
+    ) -> str:
+        """Schedules an event.
+
+        Args:
+            kind: Preempt, Terminate, Reboot, Redeploy or Freeze.
+            resources: the machines that it is for; by default this one.
+            not_before: as it is sent: RFC 1123, ISO 8601 or empty.
+            status: Scheduled or Started.
+
+        Returns:
+            The event's id.
+        """
+        identity = f"00000000-0000-4000-8000-{next(self._numbers):012d}"
+        event: dict[str, object] = {
+            "EventId": identity,
+            "EventType": kind,
+            "ResourceType": "VirtualMachine",
+            "Resources": [self._vm_name] if resources is None else list(resources),
+            "EventStatus": status,
+            "NotBefore": not_before,
+            "Description": "",
+            "EventSource": "Platform",
+            "DurationInSeconds": -1,
+        }
+        with self.changed:
+            self._events[identity] = event
+            self._incarnation += 1
+        return identity
+
+    def withdraw(self, identity: str) -> None:
+        """Takes an event away: it is over, or was called off."""
+        with self.changed:
+            self._events.pop(identity, None)
+            self._incarnation += 1
+
+    def status(self, identity: str) -> str:
+        """An event's status; "" if it is not there."""
+        with self.changed:
+            return str(self._events.get(identity, {}).get("EventStatus", ""))
+
+    def set_document(self, text: str | None) -> None:
+        """What is sent instead of the document; None for the document itself."""
+        with self.changed:
+            self._document = text
+
+    def answer(self, request: Request) -> Reply:
+        is_asked = request.headers.get("metadata", "").lower() == "true"
+        if not is_asked or "x-forwarded-for" in request.headers:
+            return _json(400, {"error": "Bad request. Required metadata header"})
+        if not request.query.get("api-version"):
+            return _json(400, {"error": "Bad request. api-version was not specified"})
+        if request.path == NAME and request.query.get("format") == "text":
+            return Reply(body=self._vm_name.encode())
+        if request.path != EVENTS:
+            return _json(404, {"error": "Not found"})
+        seconds, self._first_call_seconds = self._first_call_seconds, 0.0
+        self.pause(seconds)
+        with self.changed:
+            if request.method == "POST":
+                return self._start(request)
+            if self._document is not None:
+                return Reply(body=self._document.encode())
+            events = list(self._events.values())
+            document = {"DocumentIncarnation": self._incarnation, "Events": events}
+            return _json(200, document)
+
+    def _start(self, request: Request) -> Reply:
+        try:
+            asked = json.loads(request.body)["StartRequests"]
+            chosen = [self._events[each["EventId"]] for each in asked]
+        except (ValueError, KeyError, TypeError):
+            return _json(400, {"error": "Bad request. StartRequests"})
+        for event in chosen:
+            event.update(EventStatus="Started", NotBefore="")
+        self._incarnation += 1
+        return Reply()
+
+
+def _json(status: int, value: object) -> Reply:
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    return Reply(status=status, headers=headers, body=json.dumps(value).encode())

@@ -1,0 +1,214 @@
+"""The metadata server of Google Compute Engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
+
+ROOT = "/computeMetadata/v1/"
+FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
+_CLOUD_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+
+class FakeGce(FakeServer):
+    """Serves `/computeMetadata/v1/` with hanging GETs.
+
+    As the real one it refuses requests without `Metadata-Flavor: Google` and those
+    that were forwarded, redirects a directory without "/", has content hashes for
+    etags, answers 404 for entries that are not there, and 400 for a wait on a
+    directory that is not recursive.
+
+    Args:
+        longest_hang: seconds after which a hanging GET is answered at the latest,
+            whatever its `timeout_sec` says.
+        is_camel_case: whether recursive answers spell names in camelCase; else they
+            have the dashes of their paths.
+        hides_directory: answers 403 for `instance/` itself, as a proxy that conceals
+            it does.
+    """
+
+    def __init__(
+        self,
+        *,
+        longest_hang: float = 60.0,
+        is_camel_case: bool = True,
+        hides_directory: bool = False,
+    ) -> None:
+        self._longest_hang = longest_hang
+        self._is_camel_case = is_camel_case
+        self._hides_directory = hides_directory
+        self._tree: dict[str, Any] = _new_tree()
+        self._hanging = 0
+        super().__init__()
+
+    @property
+    def hanging(self) -> int:
+        """The number of GETs that wait for a change, also of clients that are gone."""
+        return self._hanging
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "GCE_METADATA_HOST": self.host,
+            "GCE_METADATA_ROOT": self.host,
+            "GCE_METADATA_IP": self.host,
+        }
+
+    def preempt(self) -> None:
+        """`instance/preempted` becomes TRUE."""
+        self.set("instance/preempted", "TRUE")
+
+    def set(self, path: str, value: object) -> None:
+        """Sets an entry, and answers those who wait for it.
+
+        Args:
+            path: below the root, such as "instance/maintenance-event".
+            value: text, a number, or a dict, which becomes a directory.
+        """
+        *folders, name = path.strip("/").split("/")
+        with self.changed:
+            at = self._tree
+            for folder in folders:
+                at = at.setdefault(folder, {})
+            at[name] = value
+            self.changed.notify_all()
+
+    def remove(self, path: str) -> None:
+        """Takes an entry away; it is 404 from then on. Nothing if it is not there."""
+        *folders, name = path.strip("/").split("/")
+        with self.changed:
+            at = self._tree
+            for folder in folders:
+                at = at.get(folder, {})
+            at.pop(name, None)
+            self.changed.notify_all()
+
+    def failure(self, status: int) -> Reply:
+        return _text(status, "try again\n")
+
+    def answer(self, request: Request) -> Reply:
+        if request.headers.get("metadata-flavor") != "Google":
+            return _text(403, "Missing required header: Metadata-Flavor\n")
+        if "x-forwarded-for" in request.headers:
+            return _text(403, "Forwarded requests are refused\n")
+        if request.path == "/":
+            return _text(200, "computeMetadata/\n")
+        if request.method != "GET" or not f"{request.path}/".startswith(ROOT):
+            return _text(404, "not found\n")
+        path = request.path.removeprefix(ROOT)
+        if self._hides_directory and path == "instance/":
+            return _text(403, "concealed\n")
+        with self.changed:
+            return self._answer_entry(path, request)
+
+    def _answer_entry(self, path: str, request: Request) -> Reply:
+        value = self._find(path)
+        if value is None:
+            return _text(404, "not found\n")
+        is_directory = isinstance(value, dict)
+        is_recursive = request.query.get("recursive", "false").lower() == "true"
+        if is_directory and not request.path.endswith("/"):
+            location = {"Location": f"{self.url}{request.path}/"}
+            return Reply(status=301, headers={**FLAVOR, **location})
+        if request.query.get("wait_for_change", "false").lower() == "true":
+            if is_directory and not is_recursive:
+                return _text(400, "wait_for_change needs recursive=true here\n")
+            self._hang(path, request)
+            value = self._find(path)
+            if value is None:
+                return _text(404, "not found\n")
+        is_json = request.query.get("alt", "json" if is_recursive else "text") == "json"
+        body = self._json(value) if is_json else _listing(value)
+        kind = "application/json" if is_json else "application/text"
+        headers = {**FLAVOR, "ETag": _etag(value), "Content-Type": kind}
+        return Reply(headers=headers, body=body.encode())
+
+    def _hang(self, path: str, request: Request) -> None:
+        """Until the entry is another than the client has, or than it was just now."""
+        known = request.query.get("last_etag", _etag(self._find(path)))
+        asked = request.query.get("timeout_sec", "")
+        seconds = float(asked) if asked.isdigit() else self._longest_hang
+        self._hanging += 1
+        self.changed.notify_all()
+        try:
+            self.wait(
+                lambda: _etag(self._find(path)) != known,
+                min(seconds, self._longest_hang),
+            )
+        finally:
+            self._hanging -= 1
+
+    def _find(self, path: str) -> Any:
+        at: Any = self._tree
+        for name in filter(None, path.split("/")):
+            if not isinstance(at, dict) or name not in at:
+                return None
+            at = at[name]
+        return at
+
+    def _json(self, value: Any) -> str:
+        return json.dumps(_camel(value) if self._is_camel_case else value)
+
+
+def _text(status: int, text: str) -> Reply:
+    return Reply(status=status, headers=FLAVOR, body=text.encode())
+
+
+def _listing(value: Any) -> str:
+    if isinstance(value, list):
+        return "".join(f"{each}\n" for each in value)
+    if not isinstance(value, dict):
+        return str(value)
+    return "".join(
+        f"{name}/\n" if isinstance(value[name], dict) else f"{name}\n"
+        for name in sorted(value)
+    )
+
+
+def _etag(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _camel(value: Any, is_attributes: bool = False) -> Any:
+    """Names as recursive answers have them; those of attributes are the user's own."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        name
+        if is_attributes
+        else re.sub("-(.)", lambda found: found[1].upper(), name): _camel(
+            each, name == "attributes"
+        )
+        for name, each in value.items()
+    }
+
+
+def _new_tree() -> dict[str, Any]:
+    account = {
+        "aliases": ["default"],
+        "email": "trainer@example-project.iam.gserviceaccount.com",
+        "scopes": [_CLOUD_SCOPE],
+    }
+    return {
+        "instance": {
+            "attributes": {"startup-script": "#! /bin/sh\n"},
+            "hostname": "trainer-0.example-project.internal",
+            "id": 1234567890123456789,
+            "machine-type": "projects/1/machineTypes/a2-highgpu-1g",
+            "maintenance-event": "NONE",
+            "name": "trainer-0",
+            "preempted": "FALSE",
+            "scheduling": {
+                "automatic-restart": "FALSE",
+                "on-host-maintenance": "TERMINATE",
+                "preemptible": "TRUE",
+            },
+            "service-accounts": {"default": account, account["email"]: account},
+            "zone": "projects/1/zones/europe-west4-a",
+        },
+        "project": {"numeric-project-id": 1, "project-id": "example-project"},
+        "universe": {"universe-domain": "googleapis.com"},
+    }
