@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from tfpreempt.errors import TfpreemptError
     from tfpreempt.handler import PreemptionCheckpointHandler
     from tfpreempt.remote_cluster import PreemptionWatcher, connect_to_cluster
+    from tfpreempt.platforms.borg import BorgTpuTerminationConfig
+    from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
+    from tfpreempt.platforms.slurm import SlurmTerminationConfig
     from tfpreempt.termination import (
         BorgTerminationConfig,
         GenericTerminationConfig,
@@ -35,10 +38,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BorgTerminationConfig",
+    "BorgTpuTerminationConfig",
     "Checkpoint",
     "GenericTerminationConfig",
+    "KubernetesTerminationConfig",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
+    "SlurmTerminationConfig",
     "State",
     "TerminationConfig",
     "TfpreemptError",
@@ -55,6 +61,9 @@ _HOMES = {
     "BorgTerminationConfig": "tfpreempt.termination",
     "connect_to_cluster": "tfpreempt.remote_cluster",
     "PreemptionWatcher": "tfpreempt.remote_cluster",
+    "BorgTpuTerminationConfig": "tfpreempt.platforms.borg",
+    "SlurmTerminationConfig": "tfpreempt.platforms.slurm",
+    "KubernetesTerminationConfig": "tfpreempt.platforms.kubernetes",
     "PreemptionCheckpointHandler": "tfpreempt.handler",
     "State": "tfpreempt.checkpoint.state",
     "Checkpoint": "tfpreempt.checkpoint.handle",

@@ -76,7 +76,7 @@ class TerminationConfig:
         check_callable("save_fn", save_fn)
         for make in sources:
             check_callable("a member of sources", make)
-        check_code(uncommitted_exit_code)
+        check_code("uncommitted_exit_code", uncommitted_exit_code)
         if isinstance(signals, str | int):
             signals = (signals,)
         for signum in signals:
@@ -204,17 +204,16 @@ def check_callable(name: str, value: Any) -> None:
         )
 
 
-def check_code(code: Any) -> None:
+def check_code(name: str, code: Any) -> None:
     """Checks an optional exit code."""
     whole = isinstance(code, int) and not isinstance(code, bool) and 0 < code < 256
     if code is not None and not whole:
         raise ConfigurationError(
-            f"uncommitted_exit_code is {code!r}; expected an exit code from 1 to 255, "
-            "or None"
+            f"{name} is {code!r}; expected an exit code from 1 to 255, or None"
         )
 
 
-def check_grace(grace: Any) -> float | None:
+def check_grace(grace: Any, name: str = "grace_period") -> float | None:
     """A grace period in seconds; 0 and None both mean that nobody knows: None."""
     if isinstance(grace, datetime.timedelta):
         grace = grace.total_seconds()
@@ -222,7 +221,7 @@ def check_grace(grace: Any) -> float | None:
     number = isinstance(grace, numbers.Real) and not isinstance(grace, bool)
     if grace is not None and (not number or not math.isfinite(grace) or grace < 0):
         raise ConfigurationError(
-            f"grace_period is {grace!r}; expected a finite number of seconds from 0 "
-            "on, a datetime.timedelta, or None where the platform does not say"
+            f"{name} is {grace!r}; expected a finite number of seconds from 0 on, a "
+            "datetime.timedelta, or None where the platform does not say"
         )
     return float(grace) if grace else None

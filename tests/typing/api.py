@@ -7,10 +7,13 @@ from typing import Any, assert_type
 import tfpreempt
 from tfpreempt import (
     BorgTerminationConfig,
+    BorgTpuTerminationConfig,
     Checkpoint,
     GenericTerminationConfig,
+    KubernetesTerminationConfig,
     PreemptionCheckpointHandler,
     PreemptionWatcher,
+    SlurmTerminationConfig,
     State,
     TerminationConfig,
     TfpreemptError,
@@ -56,7 +59,11 @@ def configured(resolver: Any, manager: Any) -> None:
     variants: list[TerminationConfig] = [
         GenericTerminationConfig(),
         BorgTerminationConfig(),
+        BorgTpuTerminationConfig(has_workers=noticed, grace_period=30),
+        SlurmTerminationConfig(early_signal="USR1", exit_fn=leave, signals=("TERM",)),
+        KubernetesTerminationConfig(notice_file="/run/stop"),
     ]
+    KubernetesTerminationConfig(grace=30)  # type: ignore[call-arg]  # grace_period
     PreemptionCheckpointHandler(
         cluster_resolver=resolver,
         checkpoint_or_checkpoint_manager=manager,

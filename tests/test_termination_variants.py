@@ -1,0 +1,341 @@
+"""The variants of TerminationConfig: what each watches, its grace, how it leaves."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from tfpreempt.errors import ConfigurationError
+from tfpreempt.platforms.borg import BorgTpuTerminationConfig
+from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
+from tfpreempt.platforms.role import is_first_process
+from tfpreempt.platforms.slurm import SlurmTerminationConfig
+from tfpreempt.termination import TerminationConfig
+from tfpreempt.testing.notice import ScriptedSource
+
+VARIANTS: list[type[TerminationConfig]] = [
+    BorgTpuTerminationConfig,
+    KubernetesTerminationConfig,
+    SlurmTerminationConfig,
+]
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NOTICE_FILE", "GRACE_PERIOD"):
+        monkeypatch.delenv(f"TFPREEMPT_{name}", raising=False)
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_PROCID", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def watched(config: TerminationConfig) -> dict[str, float | None]:
+    return {each.source.name: each.grace_seconds for each in config.watched_sources()}
+
+
+def left_with(config: TerminationConfig, committed: bool = True) -> object:
+    with pytest.raises(SystemExit) as caught:
+        config.leave(committed)
+    return caught.value.code
+
+
+# --- all of them ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sigterm_is_always_watched(variant: type[TerminationConfig]) -> None:
+    assert "signal:SIGTERM" in watched(variant())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_take_the_arguments_of_the_base(
+    variant: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stop = tmp_path_factory.mktemp("notice") / "stop"
+
+    def noticed() -> bool:
+        return False
+
+    calls: list[int] = []
+    leave, save = functools.partial(calls.append, 1), functools.partial(print, "")
+    config: TerminationConfig = variant(
+        termination_watcher_fn=noticed,
+        exit_fn=leave,
+        grace_period=7,
+        save_fn=save,
+        signals=("SIGTERM", "SIGUSR2"),
+        notice_file=stop,
+        sources=[functools.partial(ScriptedSource, "own")],
+        uncommitted_exit_code=75,
+    )
+    found = watched(config)
+    names = {"signal:SIGTERM", "signal:SIGUSR2", f"file:{stop}", "own"}
+    assert names <= found.keys()
+    assert {found[name] for name in names} == {7.0}
+    assert any(name.startswith("callable:") for name in found)
+    assert config.save_fn is save
+    config.leave(True)
+    assert calls == [1]
+    assert left_with(config, committed=False) == 75
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_check_their_grace(variant: Any) -> None:
+    with pytest.raises(ConfigurationError, match="grace_period is -1"):
+        variant(grace_period=-1)
+    with pytest.raises(TypeError):
+        variant(grace=1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_call_makes_new_sources(variant: type[TerminationConfig]) -> None:
+    config = variant()
+    first, second = config.watched_sources(), config.watched_sources()
+    assert not {id(each.source) for each in first} & {
+        id(each.source) for each in second
+    }
+
+
+# --- Borg-like with TPUs -------------------------------------------------------------
+
+
+def test_borg_tpu_leaves_after_its_workers() -> None:
+    answers = iter([True, True, False])
+    config = BorgTpuTerminationConfig(has_workers=lambda: next(answers))
+    assert left_with(config) == 42
+    assert list(answers) == []  # asked until the answer was no
+
+
+def test_borg_tpu_takes_whoever_cannot_be_asked_as_gone() -> None:
+    def has_workers() -> bool:
+        raise ConnectionError("nobody answers")
+
+    assert left_with(BorgTpuTerminationConfig(has_workers=has_workers)) == 42
+
+
+def test_borg_tpu_waits_with_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+    config = BorgTpuTerminationConfig(has_workers=lambda: True, wait_limit=0.05)
+    assert left_with(config) == 42
+    assert "still there after" in caplog.text
+
+
+def test_borg_tpu_survives_a_question_that_hangs() -> None:
+    end = threading.Event()
+    config = BorgTpuTerminationConfig(has_workers=end.wait, wait_limit=0.05)
+    assert left_with(config) == 42
+    end.set()
+
+
+def test_borg_tpu_waits_for_nobody_without_a_question() -> None:
+    assert left_with(BorgTpuTerminationConfig()) == 42
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"has_workers": True}, "has_workers"),
+        ({"wait_limit": 0}, "wait_limit"),
+        ({"wait_limit": "60"}, "wait_limit"),
+    ],
+)
+def test_borg_tpu_refuses_what_cannot_work(arguments: Any, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        BorgTpuTerminationConfig(**arguments)
+
+
+# --- Kubernetes ----------------------------------------------------------------------
+
+
+def test_kubernetes_has_the_grace_that_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert watched(KubernetesTerminationConfig()) == {"signal:SIGTERM": None}
+    monkeypatch.setenv("TFPREEMPT_GRACE_PERIOD", " 25 ")
+    assert KubernetesTerminationConfig().grace_seconds == 25.0
+    assert KubernetesTerminationConfig(grace_period=60).grace_seconds == 60.0
+    monkeypatch.setenv("TFPREEMPT_GRACE_PERIOD", "")
+    assert KubernetesTerminationConfig().grace_seconds is None
+
+
+@pytest.mark.parametrize("text", ["30s", "-1", "nan"])
+def test_kubernetes_names_a_variable_that_cannot_be(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFPREEMPT_GRACE_PERIOD", text)
+    with pytest.raises(ConfigurationError, match="TFPREEMPT_GRACE_PERIOD is"):
+        KubernetesTerminationConfig()
+
+
+def test_kubernetes_leaves_with_143() -> None:
+    assert left_with(KubernetesTerminationConfig()) == 143
+
+
+# --- Slurm ---------------------------------------------------------------------------
+
+
+class Scontrol:
+    """Keeps the commands; answers with a fault, or with none."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.commands: list[list[str]] = []
+        self._fault = fault
+
+    def __call__(self, command: list[str], limit: float) -> str:
+        self.commands.append(command)
+        return self._fault
+
+
+def requeued(
+    scontrol: Scontrol, environment: dict[str, str] | None = None, **options: Any
+) -> SlurmTerminationConfig:
+    return SlurmTerminationConfig(
+        requeue="scontrol",
+        environment={"SLURM_JOB_ID": "17", **(environment or {})},
+        run_command=scontrol,
+        **options,
+    )
+
+
+def test_slurm_watches_sigterm_with_kill_wait() -> None:
+    assert watched(SlurmTerminationConfig()) == {"signal:SIGTERM": 30.0}
+
+
+def test_slurm_watches_an_early_signal_with_its_own_grace() -> None:
+    config = SlurmTerminationConfig(
+        grace_period=60, early_signal="USR1", early_grace_period=120
+    )
+    assert watched(config) == {"signal:SIGTERM": 60.0, "signal:SIGUSR1": 120.0}
+
+
+def test_slurm_leaves_with_143_and_asks_nobody() -> None:
+    scontrol = Scontrol()
+    config = SlurmTerminationConfig(
+        environment={"SLURM_JOB_ID": "17"}, run_command=scontrol
+    )
+    assert (left_with(config), left_with(config, committed=False)) == (143, 143)
+    assert scontrol.commands == []
+
+
+@pytest.mark.parametrize(
+    ("count", "code"), [(None, 143), ("0", 143), ("2", 143), ("3", 1), ("9", 1)]
+)
+def test_slurm_has_a_budget_of_restarts(
+    count: str | None, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = {} if count is None else {"SLURM_RESTART_COUNT": count}
+    config = SlurmTerminationConfig(
+        max_restarts=3, environment=environment, uncommitted_exit_code=75
+    )
+    assert left_with(config) == config.code(True) == code
+    uncommitted = 75 if code == 143 else code
+    assert left_with(config, False) == config.code(False) == uncommitted
+    assert ("submit the job again" in caplog.text) is (code == 1)
+
+
+def test_slurm_ends_for_good_with_the_code_that_it_is_told() -> None:
+    scontrol, calls = Scontrol(), []
+    config = requeued(
+        scontrol,
+        {"SLURM_RESTART_COUNT": "1"},
+        max_restarts=1,
+        exhausted_exit_code=9,
+        exit_fn=functools.partial(calls.append, 1),
+    )
+    assert left_with(config) == 9
+    assert (scontrol.commands, calls) == ([], [])
+
+
+def test_scontrol_is_the_last_act() -> None:
+    scontrol = Scontrol()
+
+    def leave() -> None:
+        assert scontrol.commands == []
+        raise SystemExit(5)
+
+    assert left_with(requeued(scontrol, exit_fn=leave)) == 5
+    assert scontrol.commands == [["scontrol", "requeue", "17"]]
+
+
+def test_scontrol_is_not_called_where_training_goes_on() -> None:
+    scontrol = Scontrol()
+    requeued(scontrol, exit_fn=lambda: None).leave(True)
+    assert scontrol.commands == []
+
+
+def test_scontrol_is_called_by_one_process() -> None:
+    scontrol = Scontrol()
+    for rank in ("1", "0", "2"):
+        assert left_with(requeued(scontrol, {"SLURM_PROCID": rank})) == 143
+    assert len(scontrol.commands) == 1
+
+
+def test_a_failure_of_scontrol_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert left_with(requeued(Scontrol("Access denied"))) == 143
+    assert "`scontrol requeue 17` failed: Access denied" in caplog.text
+
+
+def test_scontrol_that_is_not_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    config = SlurmTerminationConfig(
+        requeue="scontrol", environment={"SLURM_JOB_ID": "17"}
+    )
+    assert left_with(config) == 143
+    assert "No such file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"requeue": "scontrol"}, "SLURM_JOB_ID is not set"),
+        ({"requeue": True}, "requeue is True"),
+        ({"max_restarts": -1}, "max_restarts is -1"),
+        ({"max_restarts": "3"}, "max_restarts is '3'"),
+        ({"exhausted_exit_code": 143}, "exhausted_exit_code is 143"),
+        ({"exhausted_exit_code": 256}, "exhausted_exit_code is 256"),
+        ({"early_signal": "SIGKILL"}, "'SIGKILL'"),
+        ({"early_signal": "USR1", "early_grace_period": -1}, "early_grace_period"),
+        (
+            {"max_restarts": 1, "environment": {"SLURM_RESTART_COUNT": "x"}},
+            "SLURM_RESTART_COUNT is 'x'",
+        ),
+    ],
+)
+def test_slurm_refuses_what_cannot_work(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        SlurmTerminationConfig(**arguments)
+
+
+# --- who speaks for all --------------------------------------------------------------
+
+
+def tf_config(kind: str, index: int, *jobs: str) -> dict[str, str]:
+    cluster = {job: ["a:1", "b:1"] for job in jobs}
+    task = {"type": kind, "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_first"),
+    [
+        ({}, True),
+        ({"SLURM_PROCID": "0"}, True),
+        ({"SLURM_PROCID": "3"}, False),
+        ({"SLURM_PROCID": "what"}, False),
+        (tf_config("worker", 0, "worker"), True),
+        (tf_config("worker", 1, "worker"), False),
+        (tf_config("worker", 0, "chief", "worker"), False),
+        (tf_config("chief", 0, "chief", "worker"), True),
+        (tf_config("worker", 1, "worker") | {"SLURM_PROCID": "0"}, False),
+        ({"TF_CONFIG": "no json"}, False),
+        ({"TF_CONFIG": "[]"}, False),
+    ],
+)
+def test_one_process_speaks_for_all(
+    environment: dict[str, str], is_first: bool
+) -> None:
+    assert is_first_process(environment) is is_first

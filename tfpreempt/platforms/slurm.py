@@ -1,0 +1,180 @@
+"""Slurm: SIGTERM in a grace time, a requeue by exit code or by scontrol."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Literal, Unpack
+
+from tfpreempt.errors import ConfigurationError
+from tfpreempt.notice.signals import SignalSource
+from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.platforms.options import Options
+from tfpreempt.platforms.role import is_first_process
+from tfpreempt.termination import Grace, TerminationConfig, check_code, check_grace
+
+_logger = logging.getLogger(__name__)
+
+KILL_WAIT = 30.0
+"""Seconds from SIGTERM to SIGKILL by Slurm's default KillWait."""
+SCONTROL_SECONDS = 10.0
+
+RunCommand = Callable[[list[str], float], str]
+"""Runs a command with a time limit; returns what went wrong, or an empty string."""
+
+
+class SlurmTerminationConfig(TerminationConfig):
+    """A job that is preempted or reaches its time limit; leaves with 143.
+
+    Args:
+        grace_period: seconds from SIGTERM to SIGKILL: the partition's GraceTime on a
+            preemption, KillWait at the time limit.
+        early_signal: what `--signal=USR1@120` of sbatch sends ahead of the time limit,
+            such as "SIGUSR1"; None: nothing.
+        early_grace_period: seconds that it comes ahead, in the example 120. It may come
+            up to 60 s earlier than that.
+        max_restarts: after so many restarts, by SLURM_RESTART_COUNT, the next notice
+            ends the job for good; None: no limit.
+        exhausted_exit_code: left with then, in place of all other codes and of
+            `exit_fn`; RequeueExit in slurm.conf must not list it.
+        requeue: "exit": exit code 143, which requeues where slurm.conf has
+            `RequeueExit=143`. "scontrol": the first process calls `scontrol requeue`
+            as its last act, which needs no setting; that kills what still runs.
+        environment: where Slurm's variables are read; by default the process's.
+        run_command: runs scontrol; tests pass their own.
+        **options: the other arguments of `TerminationConfig`.
+
+    Raises:
+        ConfigurationError: an argument or a variable cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace_period: Grace = KILL_WAIT,
+        early_signal: str | int | None = None,
+        early_grace_period: Grace = None,
+        max_restarts: int | None = None,
+        exhausted_exit_code: int = 1,
+        requeue: Literal["exit", "scontrol"] = "exit",
+        environment: Mapping[str, str] | None = None,
+        run_command: RunCommand | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(grace_period=grace_period, **options)
+        if early_signal is not None:
+            SignalSource(early_signal)  # raises for one that cannot be watched
+        self._early_signal = early_signal
+        self._early_grace = check_grace(early_grace_period, "early_grace_period")
+        self._environment = os.environ if environment is None else environment
+        self._is_exhausted = _is_exhausted(max_restarts, self._environment)
+        self._exhausted_code = _checked_exhausted_code(
+            exhausted_exit_code, self.exit_code
+        )
+        self._requeued_job = _job_to_requeue(requeue, self._environment)
+        self._run_command = _run_command if run_command is None else run_command
+
+    def watched_sources(self) -> tuple[WatchedSource, ...]:
+        """The base's, and the early signal with a grace of its own."""
+        found = super().watched_sources()
+        if self._early_signal is None:
+            return found
+        early = SignalSource(self._early_signal)
+        return (*found, WatchedSource(early, self._early_grace))
+
+    def code(self, committed: bool) -> int | None:
+        """As the base's; once the restarts are used up, the code that ends the job."""
+        return self._exhausted_code if self._is_exhausted else super().code(committed)
+
+    def leave(self, committed: bool) -> None:
+        """Leaves, and has the job requeued unless its restarts are used up."""
+        if self._is_exhausted:
+            _logger.error(
+                "tfpreempt: SLURM_RESTART_COUNT is %s and max_restarts allows no more; "
+                "leaving with exit code %d, which requeues nothing. To go on from the "
+                "last commit submit the job again, or allow more restarts",
+                self._environment.get("SLURM_RESTART_COUNT"),
+                self._exhausted_code,
+            )
+            sys.exit(self._exhausted_code)
+        try:
+            super().leave(committed)
+        except SystemExit:
+            # Not before: it kills the job, and an exit_fn that returns trains on.
+            if self._requeued_job and is_first_process(self._environment):
+                self._requeue(self._requeued_job)
+            raise
+
+    def _requeue(self, job: str) -> None:
+        command = ["scontrol", "requeue", job]
+        _logger.warning("tfpreempt: %s", " ".join(command))
+        fault = self._run_command(command, SCONTROL_SECONDS)
+        if fault:
+            _logger.error(
+                "tfpreempt: `%s` failed: %s. The job leaves with its exit code, which "
+                "requeues it only where slurm.conf lists that in RequeueExit; "
+                "otherwise call `%s` by hand",
+                " ".join(command),
+                fault,
+                " ".join(command),
+            )
+
+
+def _is_exhausted(max_restarts: int | None, environment: Mapping[str, str]) -> bool:
+    if max_restarts is None:
+        return False
+    whole = isinstance(max_restarts, int) and not isinstance(max_restarts, bool)
+    if not whole or max_restarts < 0:
+        raise ConfigurationError(
+            f"max_restarts is {max_restarts!r}; expected a whole number from 0 on, or "
+            "None for any number of restarts"
+        )
+    text = environment.get("SLURM_RESTART_COUNT", "").strip() or "0"
+    if not text.isdecimal():
+        raise ConfigurationError(
+            f"the environment variable SLURM_RESTART_COUNT is {text!r}; expected the "
+            "number of restarts that Slurm writes there. Unset it, or leave "
+            "max_restarts out"
+        )
+    return int(text) >= max_restarts
+
+
+def _checked_exhausted_code(code: int, restart_code: int) -> int:
+    check_code("exhausted_exit_code", code)
+    if code is None or code == restart_code:
+        raise ConfigurationError(
+            f"exhausted_exit_code is {code!r}; expected an exit code from 1 to 255 "
+            f"other than {restart_code}, on which the job is requeued"
+        )
+    return code
+
+
+def _job_to_requeue(requeue: object, environment: Mapping[str, str]) -> str | None:
+    """The job's id where scontrol is to requeue it."""
+    if requeue not in ("exit", "scontrol"):
+        raise ConfigurationError(
+            f"requeue is {requeue!r}; expected 'exit' (RequeueExit=143 in slurm.conf) "
+            "or 'scontrol'"
+        )
+    if requeue == "exit":
+        return None
+    job = environment.get("SLURM_JOB_ID", "").strip()
+    if not job:
+        raise ConfigurationError(
+            "requeue='scontrol' needs the job's id, and the environment variable "
+            "SLURM_JOB_ID is not set; run within a Slurm job, or use requeue='exit'"
+        )
+    return job
+
+
+def _run_command(command: list[str], limit: float) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stderr.strip() or str(done))
