@@ -1,0 +1,343 @@
+"""`tfpreempt notify` with real processes: the right one is signalled, or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.cli.conftest import Run, is_alive, wait_until
+from tfpreempt.cli import main
+from tfpreempt.cli._notify_follow import follow
+from tfpreempt.clock import SystemClock
+from tfpreempt.events import Commit, Exit, Notice, Outcome
+from tfpreempt.journal import Journal, JsonLines, journal_directory
+
+# A worker as this command sees it: it holds its journal open, and ends by SIGTERM.
+_WORKER = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+if len(sys.argv) > 1:
+    journal = open(sys.argv[1], "a")
+print("ready", flush=True)
+signal.pause()
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts small programs that are killed at the end of the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _WORKER, *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **variables},
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def notify(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["notify", *map(str, arguments)])
+
+
+def record_start(directory: Path, pids: list[int | None], **values: Any) -> None:
+    """Writes what a supervisor writes when it has started workers."""
+    lines = JsonLines(journal_directory(directory) / "supervisor.jsonl", SystemClock())
+    record = {"event": "started", "incarnation": "life-0", "restart": 0, "pids": pids}
+    lines.append({**record, **values})
+    lines.close()
+
+
+def supervised(**variables: str) -> dict[str, str]:
+    return {
+        "TFPREEMPT_SUPERVISED": "1",
+        "TFPREEMPT_NUM_RESTARTS": "0",
+        "TFPREEMPT_INCARNATION": "life-0",
+        **variables,
+    }
+
+
+# --- signals -------------------------------------------------------------------------
+
+
+def test_a_worker_of_a_real_supervisor(supervised: Run) -> None:
+    supervised.start("until_told() if restart == 0 else None", "--workers", "2")
+    pids = [supervised.wait_told(f"ready-{i}-0") for i in (0, 1)]
+    result = notify("--worker", "1", supervised.directory / "ckpt")
+    assert result.exit_code == 0, result.output
+    assert f"sent SIGTERM to worker 1, process {pids[1]} " in result.output
+
+    def ends() -> list[tuple[int, int]]:
+        records = supervised.records()
+        return [
+            (each["worker"], each["code"])
+            for each in records
+            if each["event"] == "worker_ended"
+        ]
+
+    wait_until(lambda: len(ends()) == 1, "the end of worker 1")
+    assert ends() == [(1, 143)]  # the other one has not heard of it
+    os.kill(int(pids[0]), signal.SIGTERM)
+    assert supervised.finish()[0] == 0
+    assert ends()[1] == (0, 143)
+
+
+def test_a_worker_without_a_supervisor(start: Start, tmp_path: Path) -> None:
+    journal = journal_directory(tmp_path)
+    journal.mkdir()
+    processes = [start(str(journal / f"worker-{i}.jsonl")) for i in (0, 1)]
+    result = notify(tmp_path, "--worker", "1")
+    assert result.exit_code == 0, result.output
+    assert f"process {processes[1].pid} (writes" in result.output
+    assert processes[1].wait(10) == 143
+    assert processes[0].poll() is None
+
+
+def test_worker_0_is_the_default_and_many_may_be_named(
+    start: Start, tmp_path: Path
+) -> None:
+    journal = journal_directory(tmp_path)
+    journal.mkdir()
+    processes = [start(str(journal / f"worker-{i}.jsonl")) for i in range(3)]
+    assert notify(tmp_path).exit_code == 0
+    assert processes[0].wait(10) == 143
+    assert notify(tmp_path, "--worker", "1", "--worker", "2").exit_code == 0
+    assert [each.wait(10) for each in processes] == [143] * 3
+
+
+def test_another_signal(start: Start, tmp_path: Path) -> None:
+    process = start(**supervised())
+    record_start(tmp_path, [process.pid])
+    assert notify(tmp_path, "--signal", "usr1").exit_code == 0
+    assert process.wait(10) == -signal.SIGUSR1
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "NOPE"])
+def test_signals_that_are_no_notice_are_refused(name: str, tmp_path: Path) -> None:
+    result = notify(tmp_path, "--signal", name)
+    assert result.exit_code == 1
+    assert f"signal '{name}': expected one of TERM" in result.output
+
+
+# --- never a stranger ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"TFPREEMPT_INCARNATION": "life-1"},
+        {"TFPREEMPT_NUM_RESTARTS": "1"},
+        {"TFPREEMPT_SUPERVISED": ""},
+    ],
+)
+def test_a_stranger_with_the_recorded_id_is_left_alone(
+    variables: dict[str, str], start: Start, tmp_path: Path
+) -> None:
+    stranger = start(**(supervised(**variables) if variables else {}))
+    record_start(tmp_path, [stranger.pid])
+    result = notify(tmp_path)
+    assert result.exit_code == 1
+    assert f"process {stranger.pid} (started by the supervisor" in result.output
+    assert "worker 0 of" in result.output
+    assert stranger.poll() is None
+    assert is_alive(stranger.pid)
+
+
+def test_a_stranger_after_a_start_long_ago_is_left_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    """With a TF_CONFIG from outside the workers have no incarnation to compare."""
+    told = {"TFPREEMPT_SUPERVISED": "1", "TFPREEMPT_NUM_RESTARTS": "0"}
+    process = start(**told)
+    record_start(tmp_path, [process.pid], wall=time.time() - 3600)
+    assert notify(tmp_path).exit_code == 1
+    assert is_alive(process.pid)
+    record_start(tmp_path, [process.pid])
+    assert notify(tmp_path).exit_code == 0
+    assert process.wait(10) == 143
+
+
+def test_a_child_of_the_worker_is_not_the_worker(tmp_path: Path) -> None:
+    program = "print('ready', flush=True); import time; time.sleep(60)"
+    child = subprocess.Popen(  # in our group, with a worker's variables
+        [sys.executable, "-I", "-S", "-c", program],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **supervised()},
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        record_start(tmp_path, [child.pid])
+        assert notify(tmp_path).exit_code == 1
+        assert is_alive(child.pid)
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_the_index_is_that_of_tf_config(start: Start, tmp_path: Path) -> None:
+    """One supervisor for each machine: its one worker is not worker 0 of the job."""
+    config = {
+        "cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    process = start(**supervised(TF_CONFIG=json.dumps(config)))
+    record_start(tmp_path, [process.pid])
+    assert notify(tmp_path, "--worker", "0").exit_code == 1
+    assert notify(tmp_path, "--worker", "2").exit_code == 0
+    assert process.wait(10) == 143
+
+
+# --- nothing runs there --------------------------------------------------------------
+
+
+def test_a_directory_without_a_journal(tmp_path: Path) -> None:
+    result = notify(tmp_path)
+    assert result.exit_code == 1
+    assert f"{tmp_path} has no journal" in result.output
+
+
+def test_workers_that_have_ended(start: Start, tmp_path: Path) -> None:
+    process = start(**supervised())
+    record_start(tmp_path, [process.pid, None])
+    process.kill()
+    process.wait()
+    result = notify(tmp_path)
+    assert result.exit_code == 1
+    assert "does not run on this machine" in result.output
+    assert f"process {process.pid}" in result.output
+
+
+def test_a_recorded_end_is_believed(start: Start, tmp_path: Path) -> None:
+    process = start(**supervised())
+    record_start(tmp_path, [process.pid])
+    record_start(tmp_path, [], event="worker_ended", worker=0)
+    assert notify(tmp_path).exit_code == 1
+    assert is_alive(process.pid)
+
+
+def test_a_worker_that_never_was(start: Start, tmp_path: Path) -> None:
+    process = start(**supervised())
+    record_start(tmp_path, [process.pid])
+    assert notify(tmp_path, "--worker", "7").exit_code == 1
+    assert is_alive(process.pid)
+
+
+# --- a notice file -------------------------------------------------------------------
+
+
+def test_a_file_that_stays(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    result = notify("--file", stop, "--hold", "0")
+    assert result.exit_code == 0
+    assert stop.read_text() == "tfpreempt notify\n"
+    assert "remove it before" in result.output
+
+
+def test_a_file_that_goes(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    seen: list[bool] = []
+    watch = threading.Thread(
+        target=lambda: (wait_until(stop.exists, "the file"), seen.append(True))
+    )
+    watch.start()
+    assert notify("--file", stop, "--hold", "0.2").exit_code == 0
+    watch.join()
+    assert seen == [True]
+    assert not stop.exists()
+
+
+def test_a_file_that_is_there_already_is_kept(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    stop.write_text("real")
+    result = notify("--file", stop, "--hold", "0.01")
+    assert result.exit_code == 1
+    assert "is there already" in result.output
+    assert stop.read_text() == "real"
+
+
+def test_a_file_that_cannot_be(tmp_path: Path) -> None:
+    result = notify("--file", tmp_path / "missing" / "stop")
+    assert result.exit_code == 1
+    assert "cannot be created (No such file or directory)" in result.output
+
+
+@pytest.mark.parametrize("arguments", [[], ["ckpt", "--file", "stop"]])
+def test_one_way_has_to_be_named(arguments: list[str]) -> None:
+    result = notify(*arguments)
+    assert result.exit_code == 2
+    assert "Give one of" in result.output
+
+
+# --- what follows --------------------------------------------------------------------
+
+
+def tell(directory: Path, outcome: Outcome) -> None:
+    journal = Journal(journal_directory(directory), 1)
+    journal.record(
+        Notice(source="signal:SIGTERM", worker=1, grace_seconds=None, received_at=0.0)
+    )
+    if outcome is Outcome.COMMITTED:
+        journal.record(
+            Commit(
+                step=7,
+                path="/ckpt/7",
+                sequence=1,
+                world_size=2,
+                save_seconds=0.1,
+                bytes=10,
+                because="preemption",
+            )
+        )
+    journal.record(Exit(outcome=outcome, code=143, step=7))
+    journal.close()
+
+
+@pytest.mark.parametrize("outcome", [Outcome.COMMITTED, Outcome.LOST])
+def test_follow_tells_what_the_job_does(outcome: Outcome, tmp_path: Path) -> None:
+    tell(tmp_path, Outcome.LOST)  # of an earlier preemption
+    since = time.time()
+    lines: list[str] = []
+    writer = threading.Thread(target=tell, args=(tmp_path, outcome))
+    writer.start()
+    was_committed = follow(tmp_path, since, 10.0, lines.append)
+    writer.join()
+    assert was_committed is (outcome is Outcome.COMMITTED)
+    told = "\n".join(lines)
+    assert told.count("worker 1 has the notice of signal:SIGTERM") == 1
+    assert ("step 7 is committed in /ckpt/7" in told) is was_committed
+    assert f"leaves with code 143 at step 7: {outcome.value}" in told
+
+
+def test_follow_ends_in_time(start: Start, tmp_path: Path) -> None:
+    journal = journal_directory(tmp_path)
+    journal.mkdir()
+    start(str(journal / "worker-0.jsonl"))
+    result = notify(tmp_path, "--follow", "0.05")
+    assert result.exit_code == 1
+    assert "Nobody has left within 0.05 s." in result.output

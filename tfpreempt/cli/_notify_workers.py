@@ -1,0 +1,236 @@
+"""Finds the running worker of a directory, and signals it and nobody else.
+
+A process id may belong to a stranger by the time it is used: workers end, ids are
+given anew, and a directory on shared storage names processes of other machines. So
+each candidate is held by a pidfd first, then asked who it is, and then signalled
+through the pidfd.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tfpreempt.errors import TfpreemptError
+from tfpreempt.journal import journal_directory
+
+_PROC = Path("/proc")
+_START_SECONDS = 10.0  # between a worker's start and its record, on a busy machine
+
+
+class NothingRunsError(TfpreemptError, RuntimeError):
+    """There is no running worker that a notice could be sent to."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A process that is said to be a worker.
+
+    Attributes:
+        index: of the worker.
+        pid: its process id.
+        origin: what says so, for people.
+        is_same: whether the process of that id is still this worker.
+    """
+
+    index: int
+    pid: int
+    origin: str
+    is_same: Callable[[], bool]
+
+
+def signal_worker(directory: Path, index: int, number: signal.Signals) -> Worker:
+    """Sends a signal to a worker that runs.
+
+    Args:
+        directory: its checkpoint directory, or the one that holds its journal.
+        index: of the worker.
+        number: the signal.
+
+    Returns:
+        Whom it was sent to.
+
+    Raises:
+        NothingRunsError: there is no such worker on this machine.
+    """
+    journal = journal_directory(directory)
+    if not journal.is_dir():
+        raise NothingRunsError(
+            f"{directory} has no journal, so nothing is known to run there. Expected "
+            "the checkpoint directory of a job, or the --log-dir of a `tfpreempt run` "
+            "without one; start the job first, or check the path"
+        )
+    seen: list[str] = []
+    for worker in find_workers(journal, index):
+        if _send(worker, number):
+            return worker
+        seen.append(f"process {worker.pid} ({worker.origin})")
+    ended = f" What is recorded has ended: {', '.join(seen)}." if seen else ""
+    raise NothingRunsError(
+        f"worker {index} of {directory} does not run on this machine, or belongs to "
+        f"another user.{ended} Start the job, name another --worker, or run this "
+        "command where the worker is"
+    )
+
+
+def find_workers(journal: Path, index: int) -> Iterator[Worker]:
+    """Who is said to be that worker: by the supervisor, then by the open journal."""
+    for path in sorted(journal.glob("supervisor*.jsonl")):
+        yield from _started_by(path, index)
+    file = (journal / f"worker-{index}.jsonl").resolve()
+    for pid in sorted(_holders(file)):
+        yield Worker(
+            index=index,
+            pid=pid,
+            origin=f"writes {file}",
+            is_same=functools.partial(_is_holder, pid, file),
+        )
+
+
+def _send(worker: Worker, number: signal.Signals) -> bool:
+    """False where the process is gone, or is another one."""
+    try:
+        held = os.pidfd_open(worker.pid)
+    except OSError:
+        return False
+    try:
+        if not worker.is_same():
+            return False
+        signal.pidfd_send_signal(held, number)
+    except OSError:
+        return False
+    finally:
+        os.close(held)
+    return True
+
+
+# --- by the supervisor's record ------------------------------------------------------
+
+
+def _started_by(path: Path, index: int) -> Iterator[Worker]:
+    """The worker of the newest start in a supervisor's journal, if it has not ended."""
+    start: dict[str, Any] = {}
+    ended: set[int] = set()
+    for record in _records(path):
+        match record.get("event"):
+            case "started" | "restarted":
+                start, ended = record, set()
+            case "worker_ended":
+                ended.add(record.get("worker", -1))
+            case "left":
+                start = {}
+    for position, pid in enumerate(start.get("pids", ())):
+        if not isinstance(pid, int) or position in ended:
+            continue
+        environment = _environment(pid)
+        if _index(environment, position) == index:
+            yield Worker(
+                index=index,
+                pid=pid,
+                origin=f"started by the supervisor of {path}",
+                is_same=functools.partial(_is_started, pid, start),
+            )
+
+
+def _is_started(pid: int, start: Mapping[str, Any]) -> bool:
+    """Whether a process is what a supervisor started, by what it was given.
+
+    Only the worker itself leads a process group; its children inherit the variables.
+    """
+    environment = _environment(pid)
+    if os.getpgid(pid) != pid or environment.get("TFPREEMPT_SUPERVISED") != "1":
+        return False
+    if environment.get("TFPREEMPT_NUM_RESTARTS") != str(start.get("restart")):
+        return False
+    incarnation = environment.get("TFPREEMPT_INCARNATION")
+    if incarnation is not None:
+        return incarnation == start.get("incarnation")
+    # With a TF_CONFIG from outside there is no incarnation.
+    return abs(_started_at(pid) - float(start.get("wall", 0.0))) < _START_SECONDS
+
+
+def _index(environment: Mapping[str, str], position: int) -> int:
+    """The worker's index by its TF_CONFIG; by its position where it has none."""
+    try:
+        config = json.loads(environment["TF_CONFIG"])
+        task = config["task"]
+        chiefs = len(config["cluster"].get("chief", ()))
+        before = chiefs if task["type"] == "worker" else 0
+        return before + int(task["index"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return position
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # a killed writer's last line
+        if isinstance(record, dict):
+            yield record
+
+
+# --- what the system knows of a process ----------------------------------------------
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none where that is not ours."""
+    try:
+        raw = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    entries = raw.decode("utf-8", errors="replace").split("\0")
+    pairs = (entry.partition("=") for entry in entries)
+    return {name: value for name, sign, value in pairs if sign}
+
+
+def _started_at(pid: int) -> float:
+    """When a process was started, in seconds since the epoch."""
+    fields = _stat(pid)
+    since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name, which may hold anything."""
+    text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()
+
+
+def _holders(file: Path) -> set[int]:
+    """The processes that have a file open; of a process and its forks the first."""
+    found = {pid for pid in _pids() if _has_open(pid, file)}
+    return {pid for pid in found if _parent(pid) not in found}
+
+
+def _is_holder(pid: int, file: Path) -> bool:
+    return pid in _holders(file)
+
+
+def _pids() -> Iterator[int]:
+    for entry in os.scandir(_PROC):
+        if entry.name.isdecimal():
+            yield int(entry.name)
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    try:
+        links = os.scandir(_PROC / str(pid) / "fd")
+        return any(os.readlink(link.path) == str(file) for link in links)
+    except OSError:
+        return False  # it has ended, or is not ours
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(_stat(pid)[1])
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,126 @@
+"""`tfpreempt notify`: fakes a notice for a running job, to rehearse a preemption."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import click
+
+from tfpreempt.cli._notify_follow import follow
+from tfpreempt.cli._notify_workers import signal_worker
+from tfpreempt.errors import ConfigurationError, TfpreemptError
+from tfpreempt.notice.file import checked_path
+from tfpreempt.notice.signals import parse_signal
+
+_HOLD_SECONDS = 5.0
+
+
+@click.command()
+@click.argument(
+    "directory", required=False, type=click.Path(file_okay=False, path_type=Path)
+)
+@click.option(
+    "--worker", "workers", type=click.IntRange(min=0), multiple=True,
+    help="With DIRECTORY: the worker to signal (default 0); may be given many times.",
+)  # fmt: skip
+@click.option(
+    "--signal", "signal_name", default="SIGTERM", show_default=True,
+    help="With DIRECTORY: the signal to send.",
+)  # fmt: skip
+@click.option(
+    "--follow", "follow_seconds", type=click.FloatRange(min=0), default=0.0,
+    help="With DIRECTORY: tell for so many seconds what the job makes of it; exit "
+    "status 1 unless the step was committed.",
+)  # fmt: skip
+@click.option(
+    "--file", "file", help="Create this notice file, which the job must watch."
+)
+@click.option(
+    "--hold", type=click.FloatRange(min=0), default=_HOLD_SECONDS, show_default=True,
+    help="With --file: take it away after so many seconds, so that the "
+    "restarted job does not find it; 0 leaves it there.",
+)  # fmt: skip
+def notify(
+    directory: Path | None,
+    workers: tuple[int, ...],
+    signal_name: str,
+    follow_seconds: float,
+    file: str | None,
+    hold: float,
+) -> None:
+    """Tell a running job that its machine goes away, although it doesn't.
+
+    \b
+        tfpreempt notify --worker 1 DIRECTORY     a signal, to a worker of the job
+        tfpreempt notify --file /run/preempted    a notice file
+
+    DIRECTORY is the job's checkpoint directory. The job does what it would do on a
+    real notice: all workers commit one step and leave, and `tfpreempt run` starts them
+    again.
+    """
+    if (directory is None) == (file is None):
+        raise click.UsageError(
+            "Give one of DIRECTORY (with --worker) and --file PATH: "
+            "tfpreempt notify --worker 1 ckpt"
+        )
+    try:
+        if file is not None:
+            _give_file(file, hold)
+            return
+        assert directory is not None  # one of both is given
+        code = _signal(directory, workers or (0,), signal_name, follow_seconds)
+    except (TfpreemptError, OSError) as error:  # OSError: a journal of another user
+        raise click.ClickException(str(error)) from error
+    raise SystemExit(code)
+
+
+def _signal(
+    directory: Path, workers: tuple[int, ...], name: str, seconds: float
+) -> int:
+    """Signals each worker, tells what follows; returns the exit status."""
+    number = parse_signal(name)
+    since = time.time()
+    for index in workers:
+        worker = signal_worker(directory, index, number)
+        click.echo(
+            f"sent {number.name} to worker {index}, process {worker.pid} "
+            f"({worker.origin})"
+        )
+    if not seconds:
+        return 0
+    was_committed = follow(directory, since, seconds, click.echo)
+    if was_committed is None:
+        click.echo(f"Nobody has left within {seconds:g} s.", err=True)
+    return 0 if was_committed else 1
+
+
+def _give_file(given: str, hold: float) -> None:
+    """Creates a notice file, and takes it away again."""
+    path = checked_path(given)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError as error:
+        raise ConfigurationError(
+            f"--file {path} is there already, so nobody would notice anything new. "
+            "Remove it, or name another"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"--file {path} cannot be created ({error.strerror}). Name a file in a "
+            "directory that exists and can be written to, the one that the job watches "
+            "(notice_file=, or TFPREEMPT_NOTICE_FILE)"
+        ) from error
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write("tfpreempt notify\n")
+    if not hold:
+        click.echo(f"created {path}; remove it before the job is started again")
+        return
+    click.echo(f"created {path}; it goes in {hold:g} s")
+    try:
+        threading.Event().wait(hold)
+    finally:
+        os.remove(path)
+        click.echo(f"removed {path}")
