@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from tfpreempt.handler import PreemptionCheckpointHandler
     from tfpreempt.remote_cluster import PreemptionWatcher, connect_to_cluster
     from tfpreempt.platforms.borg import BorgTpuTerminationConfig
+    from tfpreempt.platforms.gce import (
+        GceCpuTerminationConfig,
+        GceGpuTerminationConfig,
+        GceSpotTerminationConfig,
+        GceTpuTerminationConfig,
+    )
     from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
     from tfpreempt.platforms.slurm import SlurmTerminationConfig
     from tfpreempt.termination import (
@@ -40,6 +46,10 @@ __all__ = [
     "BorgTerminationConfig",
     "BorgTpuTerminationConfig",
     "Checkpoint",
+    "GceCpuTerminationConfig",
+    "GceGpuTerminationConfig",
+    "GceSpotTerminationConfig",
+    "GceTpuTerminationConfig",
     "GenericTerminationConfig",
     "KubernetesTerminationConfig",
     "PreemptionCheckpointHandler",
@@ -62,6 +72,10 @@ _HOMES = {
     "connect_to_cluster": "tfpreempt.remote_cluster",
     "PreemptionWatcher": "tfpreempt.remote_cluster",
     "BorgTpuTerminationConfig": "tfpreempt.platforms.borg",
+    "GceCpuTerminationConfig": "tfpreempt.platforms.gce",
+    "GceGpuTerminationConfig": "tfpreempt.platforms.gce",
+    "GceSpotTerminationConfig": "tfpreempt.platforms.gce",
+    "GceTpuTerminationConfig": "tfpreempt.platforms.gce",
     "SlurmTerminationConfig": "tfpreempt.platforms.slurm",
     "KubernetesTerminationConfig": "tfpreempt.platforms.kubernetes",
     "PreemptionCheckpointHandler": "tfpreempt.handler",

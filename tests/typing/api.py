@@ -9,6 +9,8 @@ from tfpreempt import (
     BorgTerminationConfig,
     BorgTpuTerminationConfig,
     Checkpoint,
+    GceGpuTerminationConfig,
+    GceSpotTerminationConfig,
     GenericTerminationConfig,
     KubernetesTerminationConfig,
     PreemptionCheckpointHandler,
@@ -60,6 +62,8 @@ def configured(resolver: Any, manager: Any) -> None:
         GenericTerminationConfig(),
         BorgTerminationConfig(),
         BorgTpuTerminationConfig(has_workers=noticed, grace_period=30),
+        GceGpuTerminationConfig(maintenance_grace_period=1800),
+        GceSpotTerminationConfig(grace_period=120),
         SlurmTerminationConfig(early_signal="USR1", exit_fn=leave, signals=("TERM",)),
         KubernetesTerminationConfig(notice_file="/run/stop"),
     ]

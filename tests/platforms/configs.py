@@ -1,0 +1,41 @@
+"""What the tests of the variants look at: sources with their grace, notices, exits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tfpreempt.events import Notice
+from tfpreempt.notice.watcher import Watcher
+from tfpreempt.termination import TerminationConfig
+
+
+def watched(config: TerminationConfig) -> dict[str, float | None]:
+    return {each.source.name: each.grace_seconds for each in config.watched_sources()}
+
+
+def left_with(config: TerminationConfig, committed: bool = True) -> object:
+    with pytest.raises(SystemExit) as caught:
+        config.leave(committed)
+    return caught.value.code
+
+
+def notices(config: TerminationConfig, give: Callable[[], None]) -> list[Notice]:
+    """What a watcher over the config's sources hears of one notice."""
+    heard: list[Notice] = []
+    came = threading.Event()
+
+    def receive(notice: Notice) -> None:
+        heard.append(notice)
+        came.set()
+
+    watcher = Watcher(config.watched_sources(), 0, receive)
+    watcher.start()
+    try:
+        give()
+        assert came.wait(10)
+    finally:
+        watcher.close()
+    return heard

@@ -1,0 +1,86 @@
+"""What every variant of TerminationConfig promises."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from tests.platforms.configs import left_with, watched
+from tfpreempt.errors import ConfigurationError
+from tfpreempt.platforms.borg import BorgTpuTerminationConfig
+from tfpreempt.platforms.gce import (
+    GceCpuTerminationConfig,
+    GceGpuTerminationConfig,
+    GceSpotTerminationConfig,
+    GceTpuTerminationConfig,
+)
+from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
+from tfpreempt.platforms.slurm import SlurmTerminationConfig
+from tfpreempt.termination import TerminationConfig
+from tfpreempt.testing.notice import ScriptedSource
+
+VARIANTS: list[type[TerminationConfig]] = [
+    GceCpuTerminationConfig,
+    GceGpuTerminationConfig,
+    GceSpotTerminationConfig,
+    GceTpuTerminationConfig,
+    BorgTpuTerminationConfig,
+    KubernetesTerminationConfig,
+    SlurmTerminationConfig,
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sigterm_is_always_watched(variant: type[TerminationConfig]) -> None:
+    assert "signal:SIGTERM" in watched(variant())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_take_the_arguments_of_the_base(
+    variant: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stop = tmp_path_factory.mktemp("notice") / "stop"
+
+    def noticed() -> bool:
+        return False
+
+    calls: list[int] = []
+    leave, save = functools.partial(calls.append, 1), functools.partial(print, "")
+    config: TerminationConfig = variant(
+        termination_watcher_fn=noticed,
+        exit_fn=leave,
+        grace_period=7,
+        save_fn=save,
+        signals=("SIGTERM", "SIGUSR2"),
+        notice_file=stop,
+        sources=[functools.partial(ScriptedSource, "own")],
+        uncommitted_exit_code=75,
+    )
+    found = watched(config)
+    names = {"signal:SIGTERM", "signal:SIGUSR2", f"file:{stop}", "own"}
+    assert names <= found.keys()
+    assert {found[name] for name in names} == {7.0}
+    assert any(name.startswith("callable:") for name in found)
+    assert config.save_fn is save
+    config.leave(True)
+    assert calls == [1]
+    assert left_with(config, committed=False) == 75
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_check_their_grace(variant: Any) -> None:
+    with pytest.raises(ConfigurationError, match="grace_period is -1"):
+        variant(grace_period=-1)
+    with pytest.raises(TypeError):
+        variant(grace=1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_call_makes_new_sources(variant: type[TerminationConfig]) -> None:
+    config = variant()
+    first, second = config.watched_sources(), config.watched_sources()
+    assert not {id(each.source) for each in first} & {
+        id(each.source) for each in second
+    }
