@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from tfpreempt.errors import TfpreemptError
     from tfpreempt.handler import PreemptionCheckpointHandler
     from tfpreempt.remote_cluster import PreemptionWatcher, connect_to_cluster
+    from tfpreempt.platforms.aws import AwsSpotTerminationConfig
+    from tfpreempt.platforms.azure import AzureTerminationConfig
     from tfpreempt.platforms.borg import BorgTpuTerminationConfig
+    from tfpreempt.platforms.detect import Platform, detect_platform
     from tfpreempt.platforms.gce import (
         GceCpuTerminationConfig,
         GceGpuTerminationConfig,
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AwsSpotTerminationConfig",
+    "AzureTerminationConfig",
     "BorgTerminationConfig",
     "BorgTpuTerminationConfig",
     "Checkpoint",
@@ -52,6 +57,7 @@ __all__ = [
     "GceTpuTerminationConfig",
     "GenericTerminationConfig",
     "KubernetesTerminationConfig",
+    "Platform",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "SlurmTerminationConfig",
@@ -60,6 +66,7 @@ __all__ = [
     "TfpreemptError",
     "__version__",
     "connect_to_cluster",
+    "detect_platform",
     "errors",
     "keras",
 ]
@@ -76,8 +83,12 @@ _HOMES = {
     "GceGpuTerminationConfig": "tfpreempt.platforms.gce",
     "GceSpotTerminationConfig": "tfpreempt.platforms.gce",
     "GceTpuTerminationConfig": "tfpreempt.platforms.gce",
+    "AwsSpotTerminationConfig": "tfpreempt.platforms.aws",
+    "AzureTerminationConfig": "tfpreempt.platforms.azure",
     "SlurmTerminationConfig": "tfpreempt.platforms.slurm",
     "KubernetesTerminationConfig": "tfpreempt.platforms.kubernetes",
+    "Platform": "tfpreempt.platforms.detect",
+    "detect_platform": "tfpreempt.platforms.detect",
     "PreemptionCheckpointHandler": "tfpreempt.handler",
     "State": "tfpreempt.checkpoint.state",
     "Checkpoint": "tfpreempt.checkpoint.handle",

@@ -9,6 +9,8 @@ import pytest
 
 from tests.platforms.configs import left_with, watched
 from tfpreempt.errors import ConfigurationError
+from tfpreempt.platforms.aws import AwsSpotTerminationConfig
+from tfpreempt.platforms.azure import AzureTerminationConfig
 from tfpreempt.platforms.borg import BorgTpuTerminationConfig
 from tfpreempt.platforms.gce import (
     GceCpuTerminationConfig,
@@ -26,6 +28,8 @@ VARIANTS: list[type[TerminationConfig]] = [
     GceGpuTerminationConfig,
     GceSpotTerminationConfig,
     GceTpuTerminationConfig,
+    AwsSpotTerminationConfig,
+    AzureTerminationConfig,
     BorgTpuTerminationConfig,
     KubernetesTerminationConfig,
     SlurmTerminationConfig,

@@ -6,6 +6,8 @@ from typing import Any, assert_type
 
 import tfpreempt
 from tfpreempt import (
+    AwsSpotTerminationConfig,
+    AzureTerminationConfig,
     BorgTerminationConfig,
     BorgTpuTerminationConfig,
     Checkpoint,
@@ -13,6 +15,7 @@ from tfpreempt import (
     GceSpotTerminationConfig,
     GenericTerminationConfig,
     KubernetesTerminationConfig,
+    Platform,
     PreemptionCheckpointHandler,
     PreemptionWatcher,
     SlurmTerminationConfig,
@@ -20,6 +23,7 @@ from tfpreempt import (
     TerminationConfig,
     TfpreemptError,
     connect_to_cluster,
+    detect_platform,
     errors,
 )
 
@@ -62,6 +66,8 @@ def configured(resolver: Any, manager: Any) -> None:
         GenericTerminationConfig(),
         BorgTerminationConfig(),
         BorgTpuTerminationConfig(has_workers=noticed, grace_period=30),
+        AwsSpotTerminationConfig(rebalance=True),
+        AzureTerminationConfig(kinds=["Preempt"], acknowledge=True),
         GceGpuTerminationConfig(maintenance_grace_period=1800),
         GceSpotTerminationConfig(grace_period=120),
         SlurmTerminationConfig(early_signal="USR1", exit_fn=leave, signals=("TERM",)),
@@ -73,6 +79,11 @@ def configured(resolver: Any, manager: Any) -> None:
         checkpoint_or_checkpoint_manager=manager,
         termination_config=variants[0],
     )
+
+
+def detected() -> TerminationConfig:
+    platform = assert_type(detect_platform(), Platform)
+    return platform.termination_config(grace_period=30)
 
 
 def scope(handler: PreemptionCheckpointHandler) -> None:

@@ -1,0 +1,178 @@
+"""The variants of Amazon EC2 and Azure, on their fake metadata servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.platforms.configs import left_with, notices, watched
+from tfpreempt.errors import ConfigurationError
+from tfpreempt.platforms.aws import AwsSpotTerminationConfig
+from tfpreempt.platforms.azure import AzureTerminationConfig
+from tfpreempt.testing.metadata import FakeAws, FakeAzure
+
+# --- Amazon EC2 ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAws]:
+    with FakeAws() as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        yield fake
+
+
+def test_aws_takes_off_what_polling_may_cost() -> None:
+    config = AwsSpotTerminationConfig()
+    assert watched(config) == {
+        "signal:SIGTERM": 30.0,
+        "aws:spot-interruption": 115.0,
+        "aws:lifecycle": None,
+    }
+    assert left_with(config) == 143
+
+
+def test_aws_with_rebalance_and_another_grace() -> None:
+    config = AwsSpotTerminationConfig(rebalance=True, grace_period=10)
+    assert watched(config) == {
+        "signal:SIGTERM": 10.0,
+        "aws:spot-interruption": 8.0,  # of a short grace a fifth at most
+        "aws:lifecycle": None,
+        "aws:rebalance": None,
+    }
+
+
+def test_aws_where_nobody_knows() -> None:
+    assert set(watched(AwsSpotTerminationConfig(grace_period=None)).values()) == {None}
+
+
+def test_aws_hears_of_an_interruption(aws: FakeAws) -> None:
+    aws.interrupt()  # there from the start: nobody has to wait 5 s for the next look
+    (notice,) = notices(AwsSpotTerminationConfig(), lambda: None)
+    assert (notice.source, notice.grace_seconds) == ("aws:spot-interruption", 115.0)
+
+
+def test_aws_hears_of_a_rebalance_only_if_asked(aws: FakeAws) -> None:
+    aws.recommend_rebalance()
+    config = AwsSpotTerminationConfig(rebalance=True)
+    (notice,) = notices(config, lambda: None)
+    assert (notice.source, notice.grace_seconds) == ("aws:rebalance", None)
+
+
+# --- Azure ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAzure]:
+    with FakeAzure() as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        yield fake
+
+
+def graces(config: AzureTerminationConfig) -> list[tuple[str, float | None]]:
+    return [(each.source.name, each.grace_seconds) for each in config.watched_sources()]
+
+
+SIGTERM = ("signal:SIGTERM", 30.0)
+EVENTS = "azure:scheduled-events"
+
+
+def test_azure_has_a_grace_for_preemptions_and_one_for_the_rest() -> None:
+    assert graces(AzureTerminationConfig()) == [
+        SIGTERM,
+        (EVENTS, 30.0),
+        (EVENTS, 300.0),
+    ]
+    assert left_with(AzureTerminationConfig()) == 143
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"kinds": "Preempt"}, [(EVENTS, 30.0)]),
+        ({"kinds": ["Preempt"]}, [(EVENTS, 30.0)]),
+        ({"kinds": ["Reboot", "Freeze"]}, [(EVENTS, 300.0)]),
+        ({"kinds": ["Terminate"], "planned_grace_period": 900}, [(EVENTS, 900.0)]),
+        ({"kinds": ["Reboot"], "planned_grace_period": 0}, [(EVENTS, None)]),
+    ],
+)
+def test_azure_watches_the_kinds_that_it_is_told(
+    arguments: Any, expected: list[tuple[str, float | None]]
+) -> None:
+    assert graces(AzureTerminationConfig(**arguments)) == [SIGTERM, *expected]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kinds": ["Preemption"]}, "kinds="),
+        ({"kinds": []}, "kinds="),
+        ({"planned_grace_period": -1}, "planned_grace_period is -1"),
+    ],
+)
+def test_azure_refuses_what_cannot_work(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        AzureTerminationConfig(**arguments)
+
+
+@pytest.mark.parametrize(("kind", "grace"), [("Preempt", 30.0), ("Reboot", 300.0)])
+def test_azure_hears_of_an_event(kind: str, grace: float, azure: FakeAzure) -> None:
+    azure.schedule(kind)
+    (notice,) = notices(AzureTerminationConfig(), lambda: None)
+    assert (notice.source, notice.grace_seconds) == (EVENTS, grace)
+    assert kind in notice.detail
+
+
+def noticed(azure: FakeAzure, **options: Any) -> tuple[AzureTerminationConfig, str]:
+    """A config that has heard of an event, and the event's id."""
+    config = AzureTerminationConfig(**options)
+    event = azure.schedule("Preempt")
+    notices(config, lambda: None)
+    return config, event
+
+
+def test_azure_acknowledges_after_the_commit(
+    azure: FakeAzure, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, event = noticed(azure, acknowledge=True)
+    assert left_with(config, committed=False) == 143
+    assert azure.status(event) == "Scheduled"
+    assert left_with(config) == 143
+    assert azure.status(event) == "Started"
+    assert event in caplog.text
+
+
+def test_azure_acknowledges_only_where_it_is_wanted(azure: FakeAzure) -> None:
+    config, event = noticed(azure)
+    assert left_with(config) == 143
+    assert azure.status(event) == "Scheduled"
+
+
+def test_azure_is_not_told_to_go_on_where_training_does(azure: FakeAzure) -> None:
+    config, event = noticed(azure, acknowledge=True, exit_fn=lambda: None)
+    config.leave(True)
+    assert azure.status(event) == "Scheduled"
+
+
+def test_azure_is_told_by_one_process(
+    azure: FakeAzure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, event = noticed(azure, acknowledge=True)
+    second = (
+        '{"cluster": {"worker": ["a", "b"]}, "task": {"type": "worker", "index": 1}}'
+    )
+    monkeypatch.setenv("TF_CONFIG", second)
+    assert left_with(config) == 143
+    assert azure.status(event) == "Scheduled"
+
+
+def test_azure_that_does_not_listen_keeps_nobody(
+    azure: FakeAzure, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, _ = noticed(azure, acknowledge=True)
+    azure.fail(100, status=500)
+    assert left_with(config) == 143
+    assert "comes at its own time" in caplog.text

@@ -1,0 +1,64 @@
+"""Amazon EC2 Spot: two minutes, told by the instance's metadata service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Unpack
+
+from tfpreempt.deadline import after_travel
+from tfpreempt.notice.aws import INTERVAL_SECONDS, AwsWatch
+from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.platforms.options import Options
+from tfpreempt.termination import Grace, TerminationConfig, check_grace
+
+INTERRUPTION_SECONDS = 120.0
+SHUTDOWN_SECONDS = 30.0
+"""What SIGTERM leaves at most: it comes with the shutdown, at the end of the notice."""
+
+
+class AwsSpotTerminationConfig(TerminationConfig):
+    """A Spot instance that is interrupted, or taken by its Auto Scaling group.
+
+    Leaves with 143. The end of a life in an Auto Scaling group comes with an unknown
+    grace, so it is committed at once.
+
+    Args:
+        grace_period: seconds from the interruption notice until the instance goes. It
+            is looked for every 5 s, which are taken off. SIGTERM leaves 30 s at most in
+            any case.
+        rebalance: take the rebalance recommendation for a notice too. It comes early,
+            at times without an interruption after it, and says no time: the step is
+            committed and the process leaves at once, to be started on a machine that
+            is less at risk.
+        **options: the other arguments of `TerminationConfig`.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace_period: Grace = INTERRUPTION_SECONDS,
+        rebalance: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        told = check_grace(grace_period)
+        shutdown = None if told is None else min(told, SHUTDOWN_SECONDS)
+        super().__init__(grace_period=shutdown, **options)
+        left = None if told is None else after_travel(told, INTERVAL_SECONDS)
+        topics = {"spot-interruption": left, "lifecycle": None}
+        if rebalance:
+            topics["rebalance"] = None
+        self._topics: Mapping[str, float | None] = topics
+
+    def watched_sources(self) -> tuple[WatchedSource, ...]:
+        """The base's, and the topics, which share one thread."""
+        watch = AwsWatch(topics=tuple(self._topics))
+        return (
+            *super().watched_sources(),
+            *(
+                WatchedSource(watch.source(topic), grace)
+                for topic, grace in self._topics.items()
+            ),
+        )

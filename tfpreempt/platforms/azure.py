@@ -1,0 +1,96 @@
+"""Azure: Scheduled Events, from a preemption in 30 s to a reboot in 15 min."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Unpack
+
+from tfpreempt.errors import NoticeError
+from tfpreempt.notice.azure import DEFAULT_KINDS, AzureWatch
+from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.platforms.options import Options
+from tfpreempt.platforms.role import is_first_process
+from tfpreempt.termination import Grace, TerminationConfig, check_grace
+
+_logger = logging.getLogger(__name__)
+
+PREEMPT = "Preempt"
+PREEMPT_SECONDS = 30.0
+PLANNED_SECONDS = 300.0
+"""The shortest of what the others leave: Terminate 5 to 15 min, Redeploy 10, Reboot 15.
+"""
+
+
+class AzureTerminationConfig(TerminationConfig):
+    """A Spot VM that is evicted, or any VM that is maintained. Leaves with 143.
+
+    Args:
+        grace_period: seconds from the notice of a preemption until the VM goes, and
+            from SIGTERM.
+        planned_grace_period: the same of all other kinds of events; a VM's own setting
+            for Terminate is from 300 to 900.
+        kinds: which events are notices, of Preempt, Terminate, Reboot, Redeploy and
+            Freeze.
+        acknowledge: after the commit, tell Azure that it need not wait any longer.
+            That counts for all machines that an event names, so only the first process
+            does it, for events that name its own machine.
+        **options: the other arguments of `TerminationConfig`.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace_period: Grace = PREEMPT_SECONDS,
+        planned_grace_period: Grace = PLANNED_SECONDS,
+        kinds: Sequence[str] = DEFAULT_KINDS,
+        acknowledge: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(grace_period=grace_period, **options)
+        planned = check_grace(planned_grace_period, "planned_grace_period")
+        AzureWatch(kinds)  # raises for one that is unknown
+        chosen = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+        others = tuple(kind for kind in chosen if kind != PREEMPT)
+        # A watch has one grace, so there is one for each grace.
+        self._watched: list[tuple[tuple[str, ...], float | None]] = []
+        if PREEMPT in chosen:
+            self._watched.append(((PREEMPT,), self.grace_seconds))
+        if others:
+            self._watched.append((others, planned))
+        self._acknowledges = acknowledge
+        self._watches: tuple[AzureWatch, ...] = ()  # the newest: the open handler's
+
+    def watched_sources(self) -> tuple[WatchedSource, ...]:
+        """The base's, and the events, by what they leave."""
+        self._watches = tuple(AzureWatch(kinds) for kinds, _ in self._watched)
+        graces = (grace for _, grace in self._watched)
+        return (
+            *super().watched_sources(),
+            *(
+                WatchedSource(watch.source(), grace)
+                for watch, grace in zip(self._watches, graces, strict=True)
+            ),
+        )
+
+    def leave(self, committed: bool) -> None:
+        """Leaves, having acknowledged the events if that is wanted."""
+        try:
+            super().leave(committed)
+        except SystemExit:
+            # Not before: an exit_fn that returns trains on, and the VM would be gone.
+            if committed and self._acknowledges and is_first_process(os.environ):
+                self._acknowledge()
+            raise
+
+    def _acknowledge(self) -> None:
+        for watch in self._watches:
+            try:
+                for event in watch.acknowledge():
+                    _logger.warning("tfpreempt: acknowledged Azure's event %s", event)
+            except NoticeError as error:
+                _logger.error("tfpreempt: %s. The event comes at its own time", error)

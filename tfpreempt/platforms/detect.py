@@ -1,0 +1,172 @@
+"""Which variant of TerminationConfig this machine wants, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfpreempt.errors import ConfigurationError
+from tfpreempt.notice.gce import is_excluded
+from tfpreempt.platforms import probing
+from tfpreempt.platforms.aws import AwsSpotTerminationConfig
+from tfpreempt.platforms.azure import AzureTerminationConfig
+from tfpreempt.platforms.borg import BorgTpuTerminationConfig
+from tfpreempt.platforms.gce import (
+    GceCpuTerminationConfig,
+    GceGpuTerminationConfig,
+    GceSpotTerminationConfig,
+    GceTpuTerminationConfig,
+)
+from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
+from tfpreempt.platforms.machine import Machine, read_machine
+from tfpreempt.platforms.slurm import SlurmTerminationConfig
+from tfpreempt.termination import (
+    BorgTerminationConfig,
+    GenericTerminationConfig,
+    TerminationConfig,
+)
+
+VARIABLE = "TFPREEMPT_PLATFORM"
+
+VARIANTS: Mapping[str, type[TerminationConfig]] = {
+    "generic": GenericTerminationConfig,
+    "slurm": SlurmTerminationConfig,
+    "kubernetes": KubernetesTerminationConfig,
+    "gce-cpu": GceCpuTerminationConfig,
+    "gce-gpu": GceGpuTerminationConfig,
+    "gce-spot": GceSpotTerminationConfig,
+    "gce-tpu": GceTpuTerminationConfig,
+    "aws": AwsSpotTerminationConfig,
+    "azure": AzureTerminationConfig,
+    "vertex-ai": GenericTerminationConfig,
+    "sagemaker": GenericTerminationConfig,
+    "borg": BorgTerminationConfig,
+    "borg-tpu": BorgTpuTerminationConfig,
+}
+
+# What starts a job again decides before what it runs on: its exit code must be right.
+# A platform is there if one of its variables is set.
+_BY_VARIABLE: Mapping[str, tuple[str, ...]] = {
+    "slurm": ("SLURM_JOB_ID",),
+    "vertex-ai": ("CLOUD_ML_PROJECT_ID", "CLOUD_ML_JOB_ID"),
+    "sagemaker": ("TRAINING_JOB_ARN", "SM_TRAINING_ENV"),
+    "kubernetes": ("KUBERNETES_SERVICE_HOST",),
+    "gce-tpu": ("TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """Where this program runs.
+
+    Attributes:
+        name: one of the names that TFPREEMPT_PLATFORM takes.
+        variant: the TerminationConfig for it.
+        evidence: what says so, for people.
+        cloud: the cloud whose machine it is, as its files or its metadata server tell:
+            "gce", "aws" or "azure"; None where they do not.
+    """
+
+    name: str
+    variant: type[TerminationConfig]
+    evidence: tuple[str, ...]
+    cloud: str | None = None
+
+    def termination_config(self, **options: Any) -> TerminationConfig:
+        """The variant's config.
+
+        Args:
+            **options: the variant's own keyword arguments.
+
+        Raises:
+            ConfigurationError: one of them cannot work.
+        """
+        return self.variant(**options)
+
+
+def detect_platform(
+    *,
+    environment: Mapping[str, str] | None = None,
+    root: Path = Path("/"),
+    probes: Mapping[str, probing.Probe] = probing.PROBES,
+    limit_seconds: float = probing.LIMIT_SECONDS,
+) -> Platform:
+    """Finds out where this program runs.
+
+    It reads variables and files first and asks metadata servers only where these leave
+    something open, all at once and within `limit_seconds`. TFPREEMPT_PLATFORM overrides
+    all of it. TensorFlow is neither imported nor started.
+
+    Args:
+        environment: the variables; by default the process's.
+        root: the directory that holds `sys`.
+        probes: asks the servers of clouds.
+        limit_seconds: for all servers together.
+
+    Returns:
+        The platform; "generic" where nothing names another.
+
+    Raises:
+        ConfigurationError: TFPREEMPT_PLATFORM is set to an unknown name.
+    """
+    environment = os.environ if environment is None else environment
+    machine = read_machine(root)
+    if is_excluded(environment):
+        probes = {name: probe for name, probe in probes.items() if name != "gce"}
+        if machine.cloud == "gce":
+            machine = dataclasses.replace(machine, cloud=None, evidence=())
+    known = _by_variables(environment)
+    if known is not None:
+        name, evidence = known
+        return _platform(name, (evidence, *machine.evidence), machine.cloud)
+    if machine.cloud is not None:
+        probes = {machine.cloud: probes[machine.cloud]}
+    if machine.cloud in (None, "gce"):  # else there is nothing left to ask
+        found = probing.probe_all(probes, environment, limit_seconds)
+    else:
+        found = None
+    return _by_machine(machine, found)
+
+
+def _by_variables(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """A name and what says so, or None."""
+    chosen = environment.get(VARIABLE, "").strip()
+    if chosen:
+        if chosen not in VARIANTS:
+            raise ConfigurationError(
+                f"the environment variable {VARIABLE} is {chosen!r}; expected one of "
+                f"{', '.join(sorted(VARIANTS))}. Unset it to have the platform detected"
+            )
+        return chosen, f"{VARIABLE} is {chosen!r}"
+    for name, variables in _BY_VARIABLE.items():
+        for variable in variables:
+            if environment.get(variable):
+                return name, f"{variable} is set"
+    return None
+
+
+def _by_machine(machine: Machine, found: probing.Finding | None) -> Platform:
+    cloud = found.cloud if found is not None else machine.cloud
+    evidence = (*machine.evidence, *(found.evidence if found is not None else ()))
+    if cloud is None:
+        nothing = "no variable, no file and no metadata server names a platform"
+        return _platform("generic", (nothing,), None)
+    if cloud != "gce":
+        return _platform(cloud, evidence, cloud)
+    kinds = frozenset() if found is None else found.kinds
+    if "tpu" in kinds:
+        return _platform("gce-tpu", evidence, cloud)
+    if "spot" in kinds:  # also with a GPU: it is preempted, not maintained
+        return _platform("gce-spot", evidence, cloud)
+    if machine.has_gpu:
+        evidence = (*evidence, "a PCI device is a GPU of NVIDIA")
+    if machine.has_gpu or "gpu" in kinds:
+        return _platform("gce-gpu", evidence, cloud)
+    return _platform("gce-cpu", evidence, cloud)
+
+
+def _platform(name: str, evidence: tuple[str, ...], cloud: str | None) -> Platform:
+    return Platform(name=name, variant=VARIANTS[name], evidence=evidence, cloud=cloud)

@@ -1,0 +1,155 @@
+"""Asks the metadata servers of all clouds at once, with one deadline for all.
+
+The standard library's client, because importing a larger one takes as long as the whole
+probe may. It uses no proxy and follows no redirect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import http.client
+import json
+import queue
+import re
+import time
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from tfpreempt._threads import OwnedThread
+from tfpreempt.notice import aws, azure, gce
+from tfpreempt.notice._gce_topics import ABSENT, pick
+
+LINK_LOCAL = "169.254.169.254"
+LIMIT_SECONDS = 0.25
+BODY_BYTES = 2 * 1024 * 1024
+_GPU_MACHINES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A metadata server has answered.
+
+    Attributes:
+        cloud: "gce", "aws" or "azure".
+        evidence: what it said, for people.
+        kinds: of a GCE machine: "tpu", "spot" and "gpu", as far as they hold.
+    """
+
+    cloud: str
+    evidence: tuple[str, ...]
+    kinds: frozenset[str] = frozenset()
+
+
+Probe = Callable[[Mapping[str, str], float], Finding | None]
+"""Asks one cloud's server: environment and a time limit; None: it is not that cloud."""
+
+
+def probe_gce(environment: Mapping[str, str], limit: float) -> Finding | None:
+    """Asks for what GCE knows about this instance."""
+    if gce.is_excluded(environment):
+        return None
+    base = f"http://{LINK_LOCAL}"  # looking up the server's name has no time limit
+    if any(environment.get(name, "").strip() for name in gce.HOST_VARIABLES):
+        base = gce.metadata_url(environment)
+    path = "/computeMetadata/v1/instance/?recursive=true&alt=json"
+    flavor = {"Metadata-Flavor": "Google"}
+    status, headers, body = _request(base, "GET", path, flavor, limit)
+    if status != 200 or headers.get("metadata-flavor") != "Google":
+        return None
+    instance = json.loads(body)
+    if not isinstance(instance, dict) or pick(instance, "id") is ABSENT:
+        return None
+    kinds: dict[str, str] = {}
+    for name in ("accelerator-type", "agent-worker-number"):
+        if pick(instance, f"attributes/{name}") is not ABSENT:
+            kinds["tpu"] = f"the instance has the attribute {name}"
+    if str(pick(instance, "scheduling/preemptible")).upper() == "TRUE":
+        kinds["spot"] = "the instance's scheduling is preemptible"
+    machine = str(pick(instance, "machine-type")).rpartition("/")[2]
+    if machine.startswith(_GPU_MACHINES):
+        kinds["gpu"] = f"the machine type {machine} has GPUs"
+    evidence = (f"{base} answers as GCE's metadata server", *kinds.values())
+    return Finding(cloud="gce", evidence=evidence, kinds=frozenset(kinds))
+
+
+def probe_aws(environment: Mapping[str, str], limit: float) -> Finding | None:
+    """Asks EC2 for a token."""
+    if aws.is_excluded(environment):
+        return None
+    base = aws.metadata_url(environment)
+    headers = {aws.TTL_HEADER: "60"}
+    status, answer, _ = _request(base, "PUT", aws.TOKEN_TARGET, headers, limit)
+    if status != 200 or aws.TTL_HEADER.lower() not in answer:
+        return None
+    return Finding(cloud="aws", evidence=(f"{base} gives tokens of EC2",))
+
+
+def probe_azure(environment: Mapping[str, str], limit: float) -> Finding | None:
+    """Asks Azure what this machine is called."""
+    base = azure.metadata_url(environment)
+    headers = azure.HEADERS
+    status, _, body = _request(base, "GET", azure.NAME_TARGET, headers, limit)
+    name = body.decode("utf-8", errors="replace").strip()
+    if status != 200 or not re.fullmatch(r"[\w.-]{1,256}", name):
+        return None
+    return Finding(cloud="azure", evidence=(f"{base} calls this VM {name!r}",))
+
+
+PROBES: Mapping[str, Probe] = {
+    "gce": probe_gce,
+    "aws": probe_aws,
+    "azure": probe_azure,
+}
+
+
+def probe_all(
+    probes: Mapping[str, Probe],
+    environment: Mapping[str, str],
+    limit_seconds: float = LIMIT_SECONDS,
+) -> Finding | None:
+    """The first cloud that answers as itself; None if none does in time.
+
+    A probe that hangs stays behind in a daemon thread, and what it finds is not heard.
+
+    Args:
+        probes: by name.
+        environment: overrides of addresses.
+        limit_seconds: for all of them together.
+    """
+    deadline = time.monotonic() + limit_seconds
+    answers: queue.SimpleQueue[Finding | None] = queue.SimpleQueue()
+
+    def ask(probe: Probe) -> None:
+        finding = None
+        try:
+            finding = probe(environment, limit_seconds)
+        except Exception:  # noqa: BLE001 - a server of another kind, or none
+            pass
+        answers.put(finding)
+
+    for name, probe in probes.items():
+        OwnedThread(f"tfpreempt-probe-{name}", functools.partial(ask, probe)).start()
+    for _ in probes:
+        try:
+            finding = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+        if finding is not None:
+            return finding
+    return None
+
+
+def _request(
+    base: str, method: str, target: str, headers: Mapping[str, str], limit: float
+) -> tuple[int, Mapping[str, str], bytes]:
+    parts = urlsplit(base)
+    assert parts.hostname is not None  # each metadata_url() has checked it
+    client = http.client.HTTPConnection(parts.hostname, parts.port, timeout=limit)
+    try:
+        client.request(method, target, headers=dict(headers))
+        response = client.getresponse()
+        answer = {name.lower(): text for name, text in response.headers.items()}
+        return response.status, answer, response.read(BODY_BYTES)
+    finally:
+        client.close()
