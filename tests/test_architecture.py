@@ -280,7 +280,15 @@ def test_no_file_is_too_long() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["tfpreempt", "tfpreempt.errors", "tfpreempt.cli", "tfpreempt.cli.demo"],
+    [
+        "tfpreempt",
+        "tfpreempt.errors",
+        "tfpreempt.platforms.detect",
+        "tfpreempt.cli",
+        "tfpreempt.cli.demo",
+        "tfpreempt.cli.doctor",
+        "tfpreempt.cli.notify",
+    ],
 )
 def test_importing_leaves_tensorflow_alone(module: str) -> None:
     code = (

@@ -16,6 +16,10 @@ _COMMANDS = {
         "Run training under supervision, through preemptions.",
     ),
     "demo": ("tfpreempt.cli.demo", "Watch a small model survive real preemptions."),
+    "doctor": (
+        "tfpreempt.cli.doctor",
+        "Look whether a preemption would lose work on this machine.",
+    ),
     "notify": (
         "tfpreempt.cli.notify",
         "Fake a notice for a running job, to rehearse a preemption.",

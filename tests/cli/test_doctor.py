@@ -1,0 +1,394 @@
+"""`tfpreempt doctor`: what it finds out, what follows, and what it leaves behind."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tfpreempt.cli import _doctor_storage, main
+from tfpreempt.cli._doctor_facts import (
+    Facts,
+    Finding,
+    Level,
+    Liveness,
+    SourceState,
+    Storage,
+    assess,
+    needed_seconds,
+    size_text,
+)
+from tfpreempt.cli._doctor_sources import probe_sources
+from tfpreempt.cli._doctor_storage import filesystem_of, try_save
+from tfpreempt.notice._shared import Report
+from tfpreempt.notice.callable import CallableSource
+from tfpreempt.notice.file import FileSource
+from tfpreempt.notice.signals import SignalSource
+from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.platforms.detect import VARIANTS, Platform
+from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
+from tfpreempt.testing.notice import ScriptedSource
+
+FAKES = {"gce-spot": FakeGce, "aws": FakeAws, "azure": FakeAzure}
+
+
+@pytest.fixture(autouse=True)
+def _plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of this machine, and a disk that stays."""
+    for name in list(os.environ):
+        if name.startswith(("TFPREEMPT_", "GCE_", "AWS_", "SLURM_", "KUBERNETES_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TFPREEMPT_PLATFORM", "generic")
+    monkeypatch.setattr(_doctor_storage, "filesystem_of", lambda path: "ext4")
+
+
+def doctor(*arguments: object, **variables: str) -> Result:
+    command = ["doctor", *map(str, arguments)]
+    return CliRunner().invoke(main, command, env={"COLUMNS": "200", **variables})
+
+
+def told(*arguments: object, **variables: str) -> dict[str, Any]:
+    result = doctor(*arguments, "--json", **variables)
+    value: dict[str, Any] = json.loads(result.stdout)
+    assert value["is_fine"] is (result.exit_code == 0)
+    return value
+
+
+# --- the command ---------------------------------------------------------------------
+
+
+def test_all_is_fine(tmp_path: Path) -> None:
+    result = doctor(tmp_path, "--size", "64KiB", "--grace", "30")
+    assert result.exit_code == 0, result.output
+    for part in (
+        "platform: generic",
+        "because TFPREEMPT_PLATFORM is 'generic'",
+        "GenericTerminationConfig()",
+        "signal:SIGTERM",
+        "the shortest notice leaves 30 s",
+        "64 KiB take 0.",
+    ):
+        assert part in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_has_the_same(tmp_path: Path) -> None:
+    value = told(tmp_path, "--size", "1MB", "--platform", "borg", "--grace", "20")
+    assert value["platform"] == "borg"
+    assert (value["config"], value["exit_code"]) == ("BorgTerminationConfig", 42)
+    assert value["evidence"] == ["TFPREEMPT_PLATFORM is 'borg'"]
+    assert value["grace_seconds"] == 20.0
+    (source,) = value["sources"]
+    assert (source["name"], source["state"]) == ("signal:SIGTERM", "live")
+    storage = value["directory"]
+    assert (storage["path"], storage["save_bytes"]) == (str(tmp_path), 1_000_000)
+    assert storage["save_seconds"] > 0
+    assert [each["level"] for each in value["findings"]] == ["ok"] * 3
+
+
+def test_without_a_directory_no_save_is_tried() -> None:
+    value = told()
+    assert value["directory"] is None
+    assert value["is_fine"]
+    assert any("tfpreempt doctor DIR" in each["text"] for each in value["findings"])
+
+
+def test_a_directory_that_cannot_be_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = doctor(tmp_path / "file" / "ckpt", "--size", "1KB")
+    assert result.exit_code == 1
+    assert "fails there: " in result.output
+    assert "Not a directory" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["gs://bucket/run"], 1, "is no local path"),
+        (["--platform", "gcp"], 1, "TFPREEMPT_PLATFORM is 'gcp'"),
+        (["--size", "big"], 2, "'big' is no size"),
+        (["--size", "0"], 2, "'0' is no size"),
+        (["--size", "5QiB"], 2, "is no size"),
+    ],
+)
+def test_what_cannot_work_is_said(
+    arguments: list[str], code: int, message: str
+) -> None:
+    result = doctor(*arguments)
+    assert (result.exit_code, message in result.output) == (code, True), result.output
+
+
+@pytest.mark.parametrize("name", sorted(FAKES))
+def test_metadata_servers_are_asked(name: str) -> None:
+    with FAKES[name]() as fake:
+        value = told("--platform", name, **fake.environment())
+        assert value["is_fine"], value
+        clouds = [each for each in value["sources"] if each["name"][:6] != "signal"]
+        assert clouds
+        assert {each["state"] for each in clouds} == {"live"}
+        fake.down()
+        value = told("--platform", name, **fake.environment())
+        assert not value["is_fine"]
+        clouds = [each for each in value["sources"] if each["name"][:6] != "signal"]
+        assert {each["state"] for each in clouds} == {"dead"}
+
+
+def test_a_machine_that_is_going_is_told() -> None:
+    with FakeGce() as fake:
+        fake.preempt()
+        result = doctor("--platform", "gce-spot", **fake.environment())
+    assert result.exit_code == 1
+    assert "says now that this machine goes away: preempted is TRUE" in result.output
+
+
+# --- sources -------------------------------------------------------------------------
+
+
+class Asker:
+    """Reports what it is told to, or waits."""
+
+    def __init__(self, levels: dict[str, str | None], *, hangs: bool = False) -> None:
+        self._levels = levels
+        self._closed = threading.Event()
+        self._hangs = hangs
+
+    def ask(self, report: Report) -> float:
+        if self._hangs:
+            self._closed.wait(30)
+        for topic, level in self._levels.items():
+            report(topic, level)
+        return 1.0
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def states(*sources: Any, **askers: Asker) -> list[Liveness]:
+    watched = [WatchedSource(source, 5.0) for source in sources]
+    makers = {
+        kind: functools.partial(lambda asker, topics: asker, asker)
+        for kind, asker in askers.items()
+    }
+    found = probe_sources(watched, makers, limit_seconds=0.1)
+    assert [each.name for each in found] == [source.name for source in sources]
+    assert {each.grace_seconds for each in found} == {5.0}
+    return [each.liveness for each in found]
+
+
+def test_each_topic_has_its_own_state() -> None:
+    sources = [ScriptedSource(f"gce:{topic}") for topic in ("quiet", "up", "unread")]
+    asker = Asker({"quiet": None, "up": "it goes"})
+    assert states(*sources, gce=asker) == [
+        Liveness.LIVE,
+        Liveness.NOTICE,
+        Liveness.DEAD,
+    ]
+
+
+def test_an_answer_that_takes_long_is_slow() -> None:
+    source = ScriptedSource("azure:scheduled-events")
+    assert states(source, azure=Asker({}, hangs=True)) == [Liveness.SLOW]
+
+
+def test_two_sources_of_one_name_are_two() -> None:
+    pair = [ScriptedSource("azure:scheduled-events") for _ in range(2)]
+    asker = Asker({"scheduled-events": None})
+    assert states(*pair, azure=asker) == [Liveness.LIVE] * 2
+
+
+def test_a_notice_file(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    assert states(FileSource(stop)) == [Liveness.LIVE]
+    stop.touch()
+    assert states(FileSource(stop)) == [Liveness.NOTICE]
+    assert states(FileSource(tmp_path / "no" / "stop")) == [Liveness.SLOW]
+
+
+def test_a_function_of_the_program_is_not_called() -> None:
+    def watcher() -> bool:
+        pytest.fail("called")
+
+    assert states(CallableSource(watcher)) == [Liveness.LIVE]
+
+
+@pytest.fixture
+def _blocked_usr2() -> Iterator[None]:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+
+
+@pytest.mark.usefixtures("_blocked_usr2")
+def test_a_blocked_signal_would_not_be_seen() -> None:
+    assert states(SignalSource("USR2")) == [Liveness.DEAD]
+    assert states(SignalSource("USR1")) == [Liveness.LIVE]
+
+
+# --- storage -------------------------------------------------------------------------
+
+
+def test_a_save_is_written_whole_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        sizes.append(os.fstat(descriptor).st_size)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    size = 9 * 1024 * 1024 + 1
+    storage = try_save(tmp_path, size)
+    assert sizes[0] == size  # the file first, then its directory
+    assert len(sizes) == 2
+    assert storage.save_seconds is not None
+    assert (storage.save_bytes, storage.filesystem) == (size, "ext4")
+    assert storage.free_bytes > size
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_is_not_there_is_not_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    storage = try_save(tmp_path / "there" / "a" / "b", 10)
+    assert storage.save_seconds is not None
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+
+
+def test_a_save_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    storage = try_save(tmp_path, 10)
+    assert storage.save_seconds is None
+    assert "Input/output error" in storage.fault
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_too_small_is_not_filled(tmp_path: Path) -> None:
+    storage = try_save(tmp_path, 2**60)
+    assert storage.save_seconds is None
+    assert "are free" in storage.fault
+
+
+def test_the_file_system_of_a_path(tmp_path: Path) -> None:
+    deep = tmp_path / "with blank" / "deep"
+    deep.mkdir(parents=True)
+    escaped = str(tmp_path / "with blank").replace(" ", "\\040")
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "1 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        f"2 1 8:2 / {tmp_path} rw - xfs /dev/sdb rw\n"
+        f"3 2 8:3 / {escaped} rw shared:2 master:1 - overlay none rw\n"
+        f"4 3 8:4 / {escaped} rw - tmpfs tmpfs rw\n"
+        f"5 2 8:5 / {tmp_path}/with rw - nfs4 server:/ rw\n"
+        "damaged\n"
+    )
+    assert filesystem_of(deep, table) == "tmpfs"
+    assert filesystem_of(tmp_path, table) == "xfs"
+    assert filesystem_of(tmp_path.parent, table) == "ext4"
+    assert filesystem_of(tmp_path, tmp_path / "missing") == ""
+
+
+# --- what follows --------------------------------------------------------------------
+
+
+def facts(
+    *graces: float | None,
+    name: str = "gce-spot",
+    filesystem: str = "ext4",
+    seconds: float | None = 1.0,
+) -> Facts:
+    sources = [
+        SourceState(name=f"s{i}", grace_seconds=grace, liveness=Liveness.LIVE)
+        for i, grace in enumerate(graces)
+    ]
+    storage = Storage(
+        path=Path("/ckpt"),
+        filesystem=filesystem,
+        free_bytes=10**9,
+        save_bytes=2**20,
+        save_seconds=seconds,
+        fault="" if seconds is not None else "the disk is gone",
+    )
+    platform = Platform(name=name, variant=VARIANTS[name], evidence=("tested",))
+    return Facts(platform=platform, sources=tuple(sources), storage=storage)
+
+
+def findings(about: str, seen: Facts) -> list[Finding]:
+    return [each for each in assess(seen) if each.about == about]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "grace", "level"),
+    [
+        (1.0, 30.0, Level.OK),
+        (18.6, 30.0, Level.OK),  # 1.5 * 18.6 + 2 = 29.9
+        (18.7, 30.0, Level.PROBLEM),
+        (1.0, 2.0, Level.OK),
+        (1.1, 2.0, Level.PROBLEM),
+        (18.6, None, Level.OK),
+        (18.7, None, Level.ADVICE),  # nobody knows, so nobody can say that it is lost
+        (None, 30.0, Level.PROBLEM),
+    ],
+)
+def test_a_save_has_to_fit_the_shortest_notice(
+    seconds: float | None, grace: float | None, level: Level
+) -> None:
+    (finding,) = findings(
+        "save",
+        facts(3600.0, grace, seconds=seconds)
+        if grace is not None
+        else facts(None, seconds=seconds),
+    )
+    assert finding.level is level
+
+
+def test_margins_of_a_save() -> None:
+    assert needed_seconds(10.0, 30.0) == 17.0
+    assert needed_seconds(1.0, 4.0) == 2.5
+
+
+@pytest.mark.parametrize("filesystem", ["tmpfs", "overlay", "ramfs"])
+@pytest.mark.parametrize(
+    ("name", "level"), [("gce-spot", Level.PROBLEM), ("generic", Level.ADVICE)]
+)
+def test_storage_that_goes_with_the_machine(
+    filesystem: str, name: str, level: Level
+) -> None:
+    (finding,) = findings("directory", facts(30.0, name=name, filesystem=filesystem))
+    assert finding.level is level
+    assert findings("directory", facts(30.0, name=name)) == []
+
+
+def test_an_unknown_grace_comes_with_the_way_to_tell_it() -> None:
+    (finding,) = findings("grace", facts(None, name="kubernetes"))
+    assert finding.level is Level.ADVICE
+    assert "TFPREEMPT_GRACE_PERIOD" in finding.text
+    (finding,) = findings("grace", facts(None))
+    assert "grace_period=" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1, "1 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (2**30, "1 GiB"),
+        (2**41, "2 TiB"),
+    ],
+)
+def test_sizes_for_people(count: int, text: str) -> None:
+    assert size_text(count) == text

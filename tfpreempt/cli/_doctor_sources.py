@@ -1,0 +1,142 @@
+"""Asks each source of a config once whether it works here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from tfpreempt._threads import OwnedThread
+from tfpreempt.cli._doctor_facts import Liveness, SourceState
+from tfpreempt.clock import SystemClock
+from tfpreempt.errors import TfpreemptError
+from tfpreempt.notice import aws, azure, gce
+from tfpreempt.notice._gce_topics import TOPICS
+from tfpreempt.notice._http import MetadataSession
+from tfpreempt.notice._shared import Asker
+from tfpreempt.notice.watcher import WatchedSource
+
+ANSWER_SECONDS = 8.0
+
+AskerMaker = Callable[[list[str]], Asker]
+Verdict = tuple[Liveness, str]
+
+
+def _ask_gce(topics: list[str]) -> Asker:
+    session = MetadataSession(gce.metadata_url())
+    chosen = {name: TOPICS[name] for name in topics}
+    return gce.GceAsker(session, chosen, SystemClock(), None)
+
+
+def _ask_aws(topics: list[str]) -> Asker:
+    session = MetadataSession(aws.metadata_url())
+    return aws.AwsAsker(session, topics, SystemClock(), 1.0)
+
+
+def _ask_azure(topics: list[str]) -> Asker:
+    session = MetadataSession(azure.metadata_url())
+    return azure.AzureAsker(
+        session, azure.DEFAULT_KINDS, None, 1.0, lambda events: None
+    )
+
+
+ASKERS: Mapping[str, AskerMaker] = {
+    "gce": _ask_gce,
+    "aws": _ask_aws,
+    "azure": _ask_azure,
+}
+
+
+def probe_sources(
+    sources: Iterable[WatchedSource],
+    askers: Mapping[str, AskerMaker] = ASKERS,
+    limit_seconds: float = ANSWER_SECONDS,
+) -> tuple[SourceState, ...]:
+    """The state of each source; none of them is started.
+
+    Args:
+        sources: as a config names them.
+        askers: for each cloud, how to ask its metadata server for topics.
+        limit_seconds: for each cloud.
+    """
+    watched = [(each.source.name, each.grace_seconds) for each in sources]
+    verdicts: dict[str, Verdict] = {}
+    topics: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for name, _ in watched):
+        kind, _, rest = name.partition(":")
+        if kind in askers:
+            topics.setdefault(kind, []).append(rest)
+        elif kind == "signal":
+            verdicts[name] = _signal(rest)
+        elif kind == "file":
+            verdicts[name] = _file(Path(rest))
+        else:
+            verdicts[name] = Liveness.LIVE, "not asked: it is a function of the program"
+    for kind, names in topics.items():
+        verdicts |= _cloud(kind, names, askers[kind], limit_seconds)
+    return tuple(
+        SourceState(
+            name=name,
+            grace_seconds=grace,
+            liveness=verdicts[name][0],
+            detail=verdicts[name][1],
+        )
+        for name, grace in watched
+    )
+
+
+def _signal(name: str) -> Verdict:
+    """A signal that is blocked here is blocked in what is started from here."""
+    number = signal.Signals[name]
+    if number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        why = f"{name} is blocked in this shell, and in what is started from it"
+        return Liveness.DEAD, why
+    return Liveness.LIVE, ""
+
+
+def _file(path: Path) -> Verdict:
+    if os.path.lexists(path):
+        return Liveness.NOTICE, f"{path} is there; remove it"
+    folder = path.parent
+    try:
+        if stat.S_ISDIR(folder.stat().st_mode):
+            return Liveness.LIVE, ""
+    except OSError:
+        pass  # the same as one that is not there
+    return Liveness.SLOW, f"{folder} is not there yet; something has to make it"
+
+
+def _cloud(
+    kind: str, topics: list[str], make: AskerMaker, limit: float
+) -> dict[str, Verdict]:
+    """Asks one metadata server for all its topics."""
+    levels: dict[str, str | None] = {}
+    faults: list[str] = []
+    try:
+        asker = make(topics)
+    except TfpreemptError as error:
+        return {f"{kind}:{topic}": (Liveness.DEAD, str(error)) for topic in topics}
+
+    def ask() -> None:
+        try:
+            asker.ask(levels.__setitem__)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+            faults.append(str(error))
+
+    thread = OwnedThread(f"tfpreempt-doctor-{kind}", ask)
+    thread.start()
+    is_done = thread.join(limit)
+    asker.close()
+
+    def verdict(topic: str) -> Verdict:
+        if levels.get(topic) is not None:
+            return Liveness.NOTICE, str(levels[topic])
+        if topic in levels:
+            return Liveness.LIVE, ""
+        if not is_done:
+            return Liveness.SLOW, f"no answer within {limit:g} s"
+        return Liveness.DEAD, faults[0] if faults else "its answer cannot be read"
+
+    return {f"{kind}:{topic}": verdict(topic) for topic in topics}
