@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -39,8 +40,20 @@ _HOLD_SECONDS = 5.0
     "--file", "file", help="Create this notice file, which the job must watch."
 )
 @click.option(
+    "--serve", "cloud", type=click.Choice(["gce", "aws", "azure"]),
+    help="Be this cloud's metadata server, until Ctrl-C; prints what the job's "
+    "environment needs.",
+)  # fmt: skip
+@click.option(
+    "--metadata", "url",
+    help="Have the server of --serve, at this address, give a notice.",
+)  # fmt: skip
+@click.option(
+    "--topic", help="With --metadata: which notice, such as maintenance-event."
+)
+@click.option(
     "--hold", type=click.FloatRange(min=0), default=_HOLD_SECONDS, show_default=True,
-    help="With --file: take it away after so many seconds, so that the "
+    help="With --file and --metadata: take it back after so many seconds, so that the "
     "restarted job does not find it; 0 leaves it there.",
 )  # fmt: skip
 def notify(
@@ -49,6 +62,9 @@ def notify(
     signal_name: str,
     follow_seconds: float,
     file: str | None,
+    cloud: str | None,
+    url: str | None,
+    topic: str | None,
     hold: float,
 ) -> None:
     """Tell a running job that its machine goes away, although it doesn't.
@@ -56,25 +72,30 @@ def notify(
     \b
         tfpreempt notify --worker 1 DIRECTORY     a signal, to a worker of the job
         tfpreempt notify --file /run/preempted    a notice file
+        tfpreempt notify --serve gce              a metadata server, and in another
+        tfpreempt notify --metadata URL           terminal, what it is to say
 
     DIRECTORY is the job's checkpoint directory. The job does what it would do on a
     real notice: all workers commit one step and leave, and `tfpreempt run` starts them
     again.
     """
-    if (directory is None) == (file is None):
+    if [directory, file, cloud, url].count(None) != 3:
         raise click.UsageError(
-            "Give one of DIRECTORY (with --worker) and --file PATH: "
+            "Give one of DIRECTORY (with --worker), --file, --serve and --metadata: "
             "tfpreempt notify --worker 1 ckpt"
         )
     try:
         if file is not None:
             _give_file(file, hold)
-            return
-        assert directory is not None  # one of both is given
-        code = _signal(directory, workers or (0,), signal_name, follow_seconds)
+        elif cloud is not None:
+            _serve(cloud)
+        elif url is not None:
+            _give_metadata(url, topic, hold)
+        elif directory is not None:
+            code = _signal(directory, workers or (0,), signal_name, follow_seconds)
+            raise SystemExit(code)
     except (TfpreemptError, OSError) as error:  # OSError: a journal of another user
         raise click.ClickException(str(error)) from error
-    raise SystemExit(code)
 
 
 def _signal(
@@ -124,3 +145,35 @@ def _give_file(given: str, hold: float) -> None:
     finally:
         os.remove(path)
         click.echo(f"removed {path}")
+
+
+def _serve(cloud: str) -> None:
+    """Is a metadata server until it is told to end."""
+    from tfpreempt.cli._notify_server import SERVERS
+
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    with SERVERS[cloud]() as server:
+        click.echo(f"# The metadata server of {cloud}, faked. For the job's shell:")
+        for name, value in server.environment().items():
+            click.echo(f"export {name}={value}")
+        click.echo("# In another terminal, while the job runs:")
+        click.echo(f"#   tfpreempt notify --metadata {server.url}")
+        over.wait()
+
+
+def _give_metadata(url: str, topic: str | None, hold: float) -> None:
+    """Has a server of `--serve` give a notice, and take it back."""
+    from tfpreempt.cli._notify_server import tell
+
+    said = tell(url, topic, is_up=True)
+    if not hold:
+        click.echo(f"{url} says {said}; it says so to the restarted job too")
+        return
+    click.echo(f"{url} says {said}, for {hold:g} s")
+    try:
+        threading.Event().wait(hold)
+    finally:
+        tell(url, topic, is_up=False)
+        click.echo(f"{url} is quiet again")
