@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tfpreempt
 from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
 
 ROOT = Path(__file__).parents[1]
@@ -49,3 +50,26 @@ def test_the_keys_and_their_values_are_named() -> None:
 def test_decisions_are_numbered_in_a_row() -> None:
     numbers = [int(path.name[:4]) for path in PAGES if path.parent.name == "decisions"]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+PLATFORMS = (ROOT / "docs/platforms.md").read_text(encoding="utf-8")
+
+
+def test_every_variant_has_its_row() -> None:
+    variants = {
+        name for name in tfpreempt.__all__ if name.endswith("TerminationConfig")
+    }
+    rows = "\n".join(line for line in PLATFORMS.splitlines() if line[:1] == "|")
+    assert variants - set(re.findall(r"`(\w+)`", rows)) == {"TerminationConfig"}
+
+
+def test_the_configs_of_the_platforms_can_be_made() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PLATFORMS, re.S)
+    made = [block for block in blocks if "\nhandler" not in block]
+    assert len(made) == len(blocks) - 1  # the other one needs TensorFlow
+    for block in made:
+        names: dict[str, object] = {"tfpreempt": tfpreempt}
+        exec(block, names)
+        config = names["config"]
+        assert isinstance(config, tfpreempt.TerminationConfig)
+        assert len(config.watched_sources()) > 1
