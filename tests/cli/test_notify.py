@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from tests.cli.conftest import Run, is_alive, wait_until
 from tfpreempt.cli import main
 from tfpreempt.cli._notify_follow import follow
+from tfpreempt.cli._notify_workers import _holders
 from tfpreempt.clock import SystemClock
 from tfpreempt.events import Commit, Exit, Notice, Outcome
 from tfpreempt.journal import Journal, JsonLines, journal_directory
@@ -29,6 +30,8 @@ import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 if len(sys.argv) > 1:
     journal = open(sys.argv[1], "a")
+if len(sys.argv) > 2 and os.fork() == 0:  # a data loader
+    signal.pause()
 print("ready", flush=True)
 signal.pause()
 """
@@ -115,6 +118,21 @@ def test_a_worker_without_a_supervisor(start: Start, tmp_path: Path) -> None:
     assert f"process {processes[1].pid} (writes" in result.output
     assert processes[1].wait(10) == 143
     assert processes[0].poll() is None
+
+
+def test_forks_of_a_worker_are_not_the_worker(start: Start, tmp_path: Path) -> None:
+    journal = tmp_path / "worker-0.jsonl"
+    process = start(str(journal), "with a fork")
+    (child,) = children(process.pid)
+    try:
+        assert _holders(journal) == {process.pid}
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(each) for each in tasks.split()]
 
 
 def test_worker_0_is_the_default_and_many_may_be_named(
@@ -237,6 +255,16 @@ def test_a_recorded_end_is_believed(start: Start, tmp_path: Path) -> None:
     process = start(**supervised())
     record_start(tmp_path, [process.pid])
     record_start(tmp_path, [], event="worker_ended", worker=0)
+    assert notify(tmp_path).exit_code == 1
+    assert is_alive(process.pid)
+
+
+def test_a_supervisor_that_has_left_has_no_workers(
+    start: Start, tmp_path: Path
+) -> None:
+    process = start(**supervised())
+    record_start(tmp_path, [process.pid])
+    record_start(tmp_path, [], event="left")
     assert notify(tmp_path).exit_code == 1
     assert is_alive(process.pid)
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -61,8 +61,21 @@ def broken(environment: Mapping[str, str], limit: float) -> Finding | None:
     raise ConnectionRefusedError("nobody listens")
 
 
-def never_asked(environment: Mapping[str, str], limit: float) -> Finding | None:
-    pytest.fail("a metadata server was asked")
+class NeverAsked:
+    """A probe that no test here wants to be asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, environment: Mapping[str, str], limit: float) -> None:
+        self.calls += 1
+
+
+@pytest.fixture
+def never_asked() -> Iterator[NeverAsked]:
+    probe = NeverAsked()
+    yield probe
+    assert probe.calls == 0, "a metadata server was asked"
 
 
 def detect(
@@ -91,7 +104,7 @@ def detect(
     ],
 )
 def test_a_variable_names_the_platform(
-    variable: str, name: str, tmp_path: Path
+    variable: str, name: str, tmp_path: Path, never_asked: NeverAsked
 ) -> None:
     asked = dict.fromkeys(("gce", "aws", "azure"), never_asked)
     found = detect(tmp_path, {variable: "something"}, **asked)
@@ -101,7 +114,9 @@ def test_a_variable_names_the_platform(
     assert detect(tmp_path, {variable: ""}).name == "generic"
 
 
-def test_what_restarts_a_job_counts_more_than_its_machine(tmp_path: Path) -> None:
+def test_what_restarts_a_job_counts_more_than_its_machine(
+    tmp_path: Path, never_asked: NeverAsked
+) -> None:
     root = machine(tmp_path, product_name="Google Compute Engine")
     found = detect(root, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, gce=never_asked)
     assert (found.name, found.cloud) == ("kubernetes", "gce")
@@ -114,7 +129,9 @@ def test_what_restarts_a_job_counts_more_than_its_machine(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
-def test_every_name_can_be_chosen(name: str, tmp_path: Path) -> None:
+def test_every_name_can_be_chosen(
+    name: str, tmp_path: Path, never_asked: NeverAsked
+) -> None:
     chosen = {"TFPREEMPT_PLATFORM": name, "SLURM_JOB_ID": "1"}
     found = detect(tmp_path, chosen, gce=never_asked)
     assert found.name == name
@@ -167,7 +184,9 @@ def test_firmware_names_the_cloud(
     )
 
 
-def test_only_the_cloud_that_firmware_names_is_asked(tmp_path: Path) -> None:
+def test_only_the_cloud_that_firmware_names_is_asked(
+    tmp_path: Path, never_asked: NeverAsked
+) -> None:
     root = machine(tmp_path, product_name="Google")
     found = detect(root, gce=answers("gce", "spot"), aws=never_asked, azure=never_asked)
     assert found.name == "gce-spot"
@@ -185,7 +204,7 @@ def test_a_gpu_changes_the_variant(tmp_path: Path) -> None:
     assert detect(root, gce=answers("gce", "spot", "tpu")).name == "gce-tpu"
 
 
-def test_no_gce_check(tmp_path: Path) -> None:
+def test_no_gce_check(tmp_path: Path, never_asked: NeverAsked) -> None:
     root = machine(tmp_path, product_name="Google Compute Engine")
     found = detect(root, {"NO_GCE_CHECK": "true"}, gce=never_asked)
     assert (found.name, found.cloud) == ("generic", None)
@@ -290,15 +309,9 @@ def test_the_other_clouds_tell_who_they_are(
 def test_a_server_of_another_kind_names_nothing(kind: str, tmp_path: Path) -> None:
     """Whatever answers, detection ends in time and believes nothing."""
     with HostileServer(kind) as hostile:
-        environment = {
-            "GCE_METADATA_HOST": hostile.host,
-            "AWS_EC2_METADATA_SERVICE_ENDPOINT": hostile.url,
-            "TFPREEMPT_AZURE_METADATA": hostile.host,
-        }
-        probes = {"gce": probing.probe_gce}
         began = time.monotonic()
         found = detect_platform(
-            environment=environment, root=tmp_path, probes=probes, limit_seconds=0.2
+            environment=hostile.environment(), root=tmp_path, limit_seconds=0.2
         )
         assert found.name == "generic"
         assert time.monotonic() - began < 5.0
@@ -319,14 +332,44 @@ def test_a_server_that_fails_is_no_evidence(tmp_path: Path) -> None:
         )
 
 
-def test_a_server_without_the_header_is_not_gce(
+@pytest.mark.parametrize(
+    ("headers", "body", "is_gce"),
+    [
+        ({"metadata-flavor": "Google"}, b'{"id": 1}', True),
+        ({}, b'{"id": 1}', False),
+        ({"metadata-flavor": "Other"}, b'{"id": 1}', False),
+        ({"metadata-flavor": "Google"}, b"{}", False),
+        ({"metadata-flavor": "Google"}, b"[]", False),
+    ],
+)
+def test_gce_is_known_by_its_header_and_the_instance_s_id(
+    headers: dict[str, str],
+    body: bytes,
+    is_gce: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def request(*arguments: object) -> tuple[int, dict[str, str], bytes]:
-        return 200, {}, b"{}"
+        return 200, headers, body
 
     monkeypatch.setattr(probing, "_request", request)
-    assert probing.probe_gce({}, 1.0) is None
+    assert (probing.probe_gce({}, 1.0) is not None) is is_gce
+
+
+@pytest.mark.parametrize(
+    ("fake_type", "probe", "forbids"),
+    [
+        (FakeGce, probing.probe_gce, {"NO_GCE_CHECK": "true"}),
+        (FakeAws, probing.probe_aws, {"AWS_EC2_METADATA_DISABLED": "true"}),
+    ],
+)
+def test_a_variable_can_forbid_to_ask(
+    fake_type: type[FakeGce | FakeAws], probe: Probe, forbids: dict[str, str]
+) -> None:
+    with fake_type() as fake:
+        assert probe(fake.environment(), 5.0) is not None
+        asked = len(fake.requests)
+        assert probe({**fake.environment(), **forbids}, 5.0) is None
+        assert len(fake.requests) == asked
 
 
 @pytest.mark.parametrize("probe", probing.PROBES.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from tfpreempt.platforms.slurm import SlurmTerminationConfig
 # --- Borg-like with TPUs -------------------------------------------------------------
 
 
-def test_borg_tpu_leaves_after_its_workers() -> None:
+def test_borg_tpu_leaves_after_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfpreempt.platforms.borg.POLL_SECONDS", 0.01)
     answers = iter([True, True, False])
     config = BorgTpuTerminationConfig(has_workers=lambda: next(answers))
     assert left_with(config) == 42
@@ -35,7 +37,9 @@ def test_borg_tpu_takes_whoever_cannot_be_asked_as_gone() -> None:
 
 def test_borg_tpu_waits_with_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     config = BorgTpuTerminationConfig(has_workers=lambda: True, wait_limit=0.05)
+    began = time.monotonic()
     assert left_with(config) == 42
+    assert time.monotonic() - began < 20.0
     assert "still there after" in caplog.text
 
 
