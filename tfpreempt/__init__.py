@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tfpreempt.checkpoint.state import State
     from tfpreempt.errors import TfpreemptError
     from tfpreempt.handler import PreemptionCheckpointHandler
-    from tfpreempt.remote_cluster import PreemptionWatcher, connect_to_cluster
     from tfpreempt.platforms.aws import AwsSpotTerminationConfig
     from tfpreempt.platforms.azure import AzureTerminationConfig
     from tfpreempt.platforms.borg import BorgTpuTerminationConfig
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     )
     from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
     from tfpreempt.platforms.slurm import SlurmTerminationConfig
+    from tfpreempt.remote_cluster import PreemptionWatcher, connect_to_cluster
     from tfpreempt.termination import (
         BorgTerminationConfig,
         GenericTerminationConfig,
