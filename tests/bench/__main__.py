@@ -1,15 +1,17 @@
 """Measures tfpreempt, mostly against what TensorFlow and Keras have; JSON lines.
 
-Usage: python -m tests.bench [--rounds N] [--mebibytes N] [BENCH ...]
+Usage: python -m tests.bench [--rounds N] [--mebibytes N] [--seed N] [BENCH ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 
 from tests.bench import (
     callback_overhead,
     non_chief_bytes,
+    notice_latency,
     notice_to_exit,
     position_restore,
     resume_latency,
@@ -24,6 +26,7 @@ BENCHES = (
     "position_restore",
     "callback_overhead",
     "resume_latency",
+    "notice_latency",
 )
 
 
@@ -35,6 +38,9 @@ def main() -> None:
         "--rounds", type=int, default=5, help="preemptions of each kind"
     )
     parser.add_argument("--mebibytes", type=int, default=512, help="size of the state")
+    parser.add_argument(
+        "--seed", type=int, help="of notice_latency's moments; by default a new one"
+    )
     asked = parser.parse_args()
     wanted = set(asked.benches or BENCHES)
     if unknown := wanted - set(BENCHES):
@@ -57,6 +63,10 @@ def main() -> None:
             show(row)
     if "resume_latency" in wanted:
         show(resume_latency.row())
+    if "notice_latency" in wanted:
+        seed = random.randrange(2**32) if asked.seed is None else asked.seed
+        for row in notice_latency.rows(seed):
+            show(row)
 
 
 if __name__ == "__main__":
