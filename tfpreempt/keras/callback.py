@@ -108,7 +108,7 @@ class PreemptionCallback:
         """A fit begins: agrees with all workers on a checkpoint, finds its place."""
         if _running:
             other = _running.pop()
-            if is_running(other.model):
+            if is_running(other.fit):
                 _running.append(other)
                 raise errors.UsageError(
                     "two PreemptionCallbacks are in one fit, or in a fit inside a fit; "

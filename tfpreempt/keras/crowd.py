@@ -93,5 +93,9 @@ class Crowd:
     def wake(self, hook: str, *args: Any) -> None:
         """They are called again, at once for the hook that is under way."""
         self._holder.callbacks = self._all
+        self.call(hook, *args)
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Calls a hook of the others."""
         for callback in self._others:
             getattr(callback, hook)(*args)

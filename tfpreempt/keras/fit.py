@@ -25,6 +25,7 @@ class Fit(Protocol):
     """One running fit. Main thread."""
 
     model: Any
+    loop: Any  # its local variable among LOOPS
     callbacks: Any  # the CallbackList
     adapter: Any  # Keras' own data adapter
     line: str  # "keras" or "tf_keras"
@@ -123,6 +124,15 @@ class Fit(Protocol):
     def build(self, iterator: Any, train_function: Any) -> None:
         """Makes every variable that training will use; reads no data."""
 
+    def build_test(self, iterator: Any) -> None:
+        """Makes what only a test step makes, such as metrics; reads no data."""
+
+    def global_seed(self) -> list[int] | None:
+        """Keras' seed generator for ops without one; None where it was not used."""
+
+    def set_global_seed(self, seed: list[int] | None) -> None:
+        """Sets it to what `global_seed` gave."""
+
     def per_replica(self) -> list[Any]:
         """Variables that replicas have different values of: metrics and statistics."""
 
@@ -172,15 +182,23 @@ def made_of(fit: Fit) -> dict[str, Any]:
         "keras": fit.line,
         "optimizer": type(fit.model.optimizer).__name__,
         "data": type(fit.adapter).__name__,
+        "samples": getattr(fit.adapter, "_num_samples", None),
         "steps": fit.steps,
         "steps_per_execution": fit.steps_per_execution,
     }
 
 
-def is_running(model: Any) -> bool:
-    """Whether a fit of this model is on the main thread's stack; any thread."""
-    main = sys._current_frames().get(threading.main_thread().ident or 0)
-    return _frame(model, main) is not None
+def is_running(fit: Fit) -> bool:
+    """Whether this very fit is on the main thread's stack; any thread.
+
+    Another one of the same model may be, after this one has died.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while (frame := _frame(fit.model, frame)) is not None:
+        if any(frame.f_locals.get(name) is fit.loop for name in LOOPS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_validation(model: Any) -> bool:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.events import Notice
 from tfpreempt.handler import PreemptionCheckpointHandler
-from tfpreempt.keras.fit import is_running
+from tfpreempt.keras.fit import Fit, is_running
 from tfpreempt.keras.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -106,18 +106,18 @@ class FitHandler(PreemptionCheckpointHandler):
 
 
 def make_handler(
-    settings: Settings, model: Any, checkpoint: tf.train.Checkpoint
+    settings: Settings, fit: Fit, checkpoint: tf.train.Checkpoint
 ) -> FitHandler:
     """The handler of the fit that runs; agrees with all workers on a commit.
 
     Args:
         settings: the user's.
-        model: the model that is fitted.
+        fit: the fit.
         checkpoint: what a save writes.
     """
     every = settings.save_freq
     return FitHandler(
-        getattr(model.distribute_strategy, "cluster_resolver", None),
+        getattr(fit.model.distribute_strategy, "cluster_resolver", None),
         checkpoint,
         settings.checkpoint_dir,
         settings.termination_config,
@@ -125,5 +125,5 @@ def make_handler(
         restore=settings.restore,
         save_timeout=settings.save_timeout,
         max_to_keep=settings.max_to_keep,
-        is_fitting=functools.partial(is_running, model),
+        is_fitting=functools.partial(is_running, fit),
     )

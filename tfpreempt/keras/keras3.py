@@ -13,12 +13,17 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state as _global_state
+from keras.src.random import seed_generator as _seed_generator
 
 from tfpreempt.checkpoint.tf_state import distributed, is_seeded
 from tfpreempt.keras.sequence import dataset_like
 
 log = logging.getLogger(__name__)
+
+_SEED_GENERATOR = _seed_generator.GLOBAL_SEED_GENERATOR
 
 
 class Keras3Fit:
@@ -34,27 +39,27 @@ class Keras3Fit:
     def __init__(self, model: Any, names: Mapping[str, Any]) -> None:
         self.model = model
         self.callbacks = names["callbacks"]
-        self._loop = names["epoch_iterator"]
-        self.adapter = self._loop.data_adapter
+        self.loop = names["epoch_iterator"]
+        self.adapter = self.loop.data_adapter
         self.validation_data = names["validation_data"]
         self._skip = 0
         self._steps_seen_before_epoch = 0
 
     @property
     def dataset(self) -> Any:
-        return self._loop._distributed_dataset
+        return self.loop._distributed_dataset
 
     @dataset.setter
     def dataset(self, value: Any) -> None:
-        self._loop._distributed_dataset = value
+        self.loop._distributed_dataset = value
 
     @property
     def steps_per_execution(self) -> int:
-        return int(self._loop.steps_per_execution)
+        return int(self.loop.steps_per_execution)
 
     @property
     def steps(self) -> int | None:
-        steps = self._loop.num_batches
+        steps = self.loop.num_batches
         return None if steps is None else int(steps)
 
     @property
@@ -63,7 +68,7 @@ class Keras3Fit:
 
     @property
     def keeps_iterator(self) -> bool:
-        return self._loop.steps_per_epoch is not None
+        return self.loop.steps_per_epoch is not None
 
     @property
     def first_iterator(self) -> int:
@@ -99,7 +104,8 @@ class Keras3Fit:
 
     @property
     def workers(self) -> int:
-        return int(self.sequence.workers)
+        is_threaded = not self.sequence.use_multiprocessing
+        return int(self.sequence.workers) if is_threaded else 1
 
     def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
         dataset = dataset_like(self.adapter.get_tf_dataset(), rest)
@@ -111,7 +117,7 @@ class Keras3Fit:
 
     def loop_state(self) -> dict[str, Any]:
         return {
-            "num_batches": self._loop._num_batches,
+            "num_batches": self.loop._num_batches,
             "steps_seen": self._steps_seen_before_epoch,
         }
 
@@ -119,23 +125,23 @@ class Keras3Fit:
         self.model._initial_epoch = epoch
         self._skip = batch // self.steps_per_execution
         if loop_state:
-            self._loop._num_batches = loop_state["num_batches"]
+            self.loop._num_batches = loop_state["num_batches"]
             if self.keeps_iterator:
-                self._loop._current_iterator = iter(self.dataset)
-                self._loop._steps_seen = loop_state["steps_seen"]
+                self.loop._current_iterator = iter(self.dataset)
+                self.loop._steps_seen = loop_state["steps_seen"]
 
     def epoch_begins(self) -> None:
         self.model._initial_epoch = None  # or it would hold for the next fit as well
         self._steps_seen_before_epoch = 0
-        if self._loop._current_iterator is not None and self.keeps_iterator:
-            self._steps_seen_before_epoch = self._loop._steps_seen
+        if self.loop._current_iterator is not None and self.keeps_iterator:
+            self._steps_seen_before_epoch = self.loop._steps_seen
         if self._skip:
-            self._loop._enumerate_iterator = self._rest_of_epoch
+            self.loop._enumerate_iterator = self._rest_of_epoch
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         """The steps of one epoch without those that were trained before."""
-        del self._loop._enumerate_iterator  # uncovers the class's own
-        steps = self._loop._enumerate_iterator()
+        del self.loop._enumerate_iterator  # uncovers the class's own
+        steps = self.loop._enumerate_iterator()
         skipped, self._skip = self._skip, 0
         # Keras' own generator keeps its books; to step over its yields is all it takes.
         collections.deque(itertools.islice(steps, skipped), maxlen=0)
@@ -159,22 +165,48 @@ class Keras3Fit:
 
     def build(self, iterator: Any, train_function: Any) -> None:
         del train_function  # it cannot be traced without running it
+        model = self.model
         spec = tf.nest.map_structure(_local_spec, iterator.element_spec)
-        strategy = self.model.distribute_strategy
-        is_keras_own = type(self.model).train_step.__module__.startswith("keras.")
+        # Under a strategy Keras itself builds so, before the first step.
+        is_distributed = model._distribute_strategy is not None
+        if is_distributed or model.run_eagerly or self._is_plain():
+            try:
+                with model.distribute_strategy.scope():
+                    model._symbolic_build(data_batch=spec)
+                if model.run_eagerly or _is_keras_own(type(model).train_step):
+                    return
+            except Exception as error:  # noqa: BLE001 - models without a call of their own
+                log.info("tfpreempt: the train step is to be traced: %s", error)
+                if model.run_eagerly:
+                    return  # Python in the step needs values; what is missing is named
+        # What a step makes besides, only in training say, is known when it is traced.
+        self._trace(model.train_step, iterator)
+
+    def build_test(self, iterator: Any) -> None:
         try:
-            with strategy.scope():
-                self.model._symbolic_build(data_batch=spec)
-            if is_keras_own:
-                return
-        except Exception as error:  # noqa: BLE001 - models that have no call of their own
-            log.info("tfpreempt: the train step is traced once more: %s", error)
+            self._trace(self.model.test_step, iterator)
+        except Exception as error:  # noqa: BLE001 - what is missing will be named
+            log.info("tfpreempt: the test step cannot be traced: %s", error)
 
-        def step(data: Any) -> Any:
-            return strategy.run(self.model.train_step, args=(data,))
+    def _trace(self, step: Any, iterator: Any) -> None:
+        def traced(data: Any) -> Any:
+            return self.model.distribute_strategy.run(step, args=(data,))
 
-        # What a train_step of the user's makes is known only when it is traced.
-        tf.function(step).get_concrete_function(iterator.element_spec)
+        tf.function(traced).get_concrete_function(iterator.element_spec)
+
+    def _is_plain(self) -> bool:
+        """Whether all is Keras' own, so that to call it makes what training makes."""
+        kinds = [type(layer) for layer in self.model._flatten_layers()]
+        return all(kind.__module__.startswith("keras.") for kind in kinds)
+
+    def global_seed(self) -> list[int] | None:
+        generator = _global_state.get_global_attribute(_SEED_GENERATOR)
+        return None if generator is None else np.asarray(generator.state).tolist()
+
+    def set_global_seed(self, seed: list[int] | None) -> None:
+        if seed is not None:
+            generator = _seed_generator.global_seed_generator()
+            generator.state.assign(seed)
 
     def per_replica(self) -> list[Any]:
         # Keras 3 lets each replica assign its own batch statistics, though TensorFlow
@@ -192,6 +224,10 @@ class Keras3Fit:
 
     def settle(self) -> None:
         self.callbacks._flush_futures()
+
+
+def _is_keras_own(function: Any) -> bool:
+    return bool(function.__module__.startswith("keras."))
 
 
 def _local_spec(spec: Any) -> Any:

@@ -38,26 +38,26 @@ class LegacyFit:
     def __init__(self, model: Any, names: Mapping[str, Any]) -> None:
         self.model = model
         self.callbacks = names["callbacks"]
-        self._loop = names["data_handler"]
-        self.adapter = self._loop._adapter
+        self.loop = names["data_handler"]
+        self.adapter = self.loop._adapter
         self.validation_data = names["validation_data"]
         self._names = names
 
     @property
     def dataset(self) -> Any:
-        return self._loop._dataset
+        return self.loop._dataset
 
     @dataset.setter
     def dataset(self, value: Any) -> None:
-        self._loop._dataset = value
+        self.loop._dataset = value
 
     @property
     def steps_per_execution(self) -> int:
-        return int(self._loop._steps_per_execution.numpy())
+        return int(self.loop._steps_per_execution.numpy())
 
     @property
     def steps(self) -> int | None:
-        steps = self._loop.inferred_steps
+        steps = self.loop.inferred_steps
         return None if steps is None else int(steps)
 
     @property
@@ -118,7 +118,8 @@ class LegacyFit:
 
     @property
     def workers(self) -> int:
-        return int(self._names["workers"])
+        is_threaded = not self._names["use_multiprocessing"]
+        return int(self._names["workers"]) if is_threaded else 1
 
     def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
         return self._distribute(dataset_like(self.adapter.get_dataset(), rest))
@@ -161,7 +162,7 @@ class LegacyFit:
     def loop_state(self) -> dict[str, Any]:
         return {
             "inferred_steps": self.steps,
-            "insufficient_data": self._loop._insufficient_data,
+            "insufficient_data": self.loop._insufficient_data,
         }
 
     def start_at(self, epoch: int, batch: int, loop_state: Mapping[str, Any]) -> None:
@@ -171,8 +172,8 @@ class LegacyFit:
 
         self.model._maybe_load_initial_counters_from_ckpt = counters
         if loop_state:
-            self._loop._inferred_steps = loop_state["inferred_steps"]
-            self._loop._insufficient_data = loop_state["insufficient_data"]
+            self.loop._inferred_steps = loop_state["inferred_steps"]
+            self.loop._insufficient_data = loop_state["insufficient_data"]
 
     def epoch_begins(self) -> None:
         pass
@@ -182,15 +183,37 @@ class LegacyFit:
 
     def forget_answer(self, answered: bool) -> None:
         if answered:
-            self._loop._current_step -= self.steps_per_execution
+            self.loop._current_step -= self.steps_per_execution
 
     def ends(self) -> None:
         self.model.__dict__.pop("_maybe_load_initial_counters_from_ckpt", None)
 
     def build(self, iterator: Any, train_function: Any) -> None:
-        if not hasattr(train_function, "get_concrete_function"):  # run_eagerly
-            train_function = tf.function(train_function)
-        train_function.get_concrete_function(iterator)
+        if hasattr(train_function, "get_concrete_function"):
+            train_function.get_concrete_function(iterator)
+            return
+        try:  # run_eagerly
+            tf.function(train_function).get_concrete_function(iterator)
+        except Exception as error:  # noqa: BLE001 - Python in the step needs values
+            log.info("tfpreempt: the train step cannot be traced: %s", error)
+            if self.model.built:
+                with self.model.distribute_strategy.scope():
+                    self.model.optimizer.build(self.model.trainable_variables)
+
+    def build_test(self, iterator: Any) -> None:
+        def step(data: Any) -> Any:
+            return self.model.distribute_strategy.run(self.model.test_step, (data,))
+
+        try:
+            tf.function(step).get_concrete_function(iterator.element_spec)
+        except Exception as error:  # noqa: BLE001 - what is missing will be named
+            log.info("tfpreempt: the test step cannot be traced: %s", error)
+
+    def global_seed(self) -> list[int] | None:
+        return None  # ops of tf_keras without a seed draw from TensorFlow's
+
+    def set_global_seed(self, seed: list[int] | None) -> None:
+        pass
 
     def per_replica(self) -> list[Any]:
         return [v for metric in self.model.metrics for v in metric.variables]

@@ -54,10 +54,15 @@ def draw(dataset: Any, count: int) -> None:
 
 def is_endless(dataset: Any) -> bool:
     """Whether one iterator serves all epochs: no end is ever met."""
-    return any(
-        int(root.cardinality()) == tf.data.INFINITE_CARDINALITY
-        for root in _roots(dataset)
-    )
+    return any(_is_endless(root) for root in _roots(dataset))
+
+
+def _is_endless(node: Any) -> bool:
+    count = int(node.cardinality())
+    if count != tf.data.UNKNOWN_CARDINALITY:
+        return bool(count == tf.data.INFINITE_CARDINALITY)
+    parts = node._inputs()  # of a filter, say
+    return bool(parts) and all(_is_endless(part) for part in parts)
 
 
 def repeated_shuffles(dataset: Any) -> bool:

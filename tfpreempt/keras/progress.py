@@ -55,10 +55,12 @@ FIXES = {
     "keras": "train with the same Keras",
     "optimizer": "compile with the same optimizer",
     "data": "pass the same kind of data to fit",
+    "samples": "pass data of the same length",
     "steps": "pass data of the same length, in batches of the same size",
     "slots": "use the same layers, and the optimizer with the same settings",
 }
 _NAMES = {
+    "samples": "the number of samples",
     "steps": "the number of batches in an epoch",
     "slots": "the number of the optimizer's variables",
 }
@@ -84,6 +86,32 @@ def check_same(saved: Progress, made_of: Mapping[str, Any], directory: str) -> N
                 f"{then!r} there and is {now!r} here. To go on with it, {fix}; to "
                 "start anew, use another checkpoint directory."
             )
+
+
+def no_data(epoch: int) -> errors.ConfigurationError:
+    """The error for an epoch without a step."""
+    return errors.ConfigurationError(
+        f"The training data are empty: epoch {epoch} has ended without a batch. "
+        "Nothing was trained or committed. Look at what the pipeline reads (patterns "
+        "of files, filter, take, and a repeat that has ended)."
+    )
+
+
+def check_slots(saved: Progress, slots: int, directory: str) -> None:
+    """Looks for variables of the optimizer that are missing now.
+
+    Those that are new are named one by one when the checkpoint is restored.
+
+    Args:
+        saved: of the checkpoint.
+        slots: how many the optimizer has.
+        directory: for the message.
+
+    Raises:
+        CheckpointMismatchError: some are missing.
+    """
+    if slots < saved.made_of.get("slots", 0):
+        check_same(saved, {"slots": slots}, directory)
 
 
 def check_divisible(saved: Progress, steps_per_execution: int) -> None:

@@ -8,6 +8,7 @@ that came to their end in this process are counted, for each directory.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,18 @@ def forget(directory: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A log value that can be kept: a float, or an array of a metric with many."""
-    array = np.asarray(value)
-    return float(array) if array.ndim == 0 else array
+    """A log value that can be kept: a float, an array, text, or a dict or list of them.
+
+    What is none of these becomes None: a commit is worth more than a log.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, str):
+        return value
+    try:
+        array = np.asarray(value)
+        return float(array) if array.ndim == 0 else array.astype("float64", copy=False)
+    except (TypeError, ValueError):
+        return None

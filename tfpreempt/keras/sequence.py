@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import itertools
+import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,10 +22,21 @@ import numpy as np
 import tensorflow as tf
 
 from tfpreempt.checkpoint.encoding import decode, encode
+from tfpreempt.checkpoint.tf_state import is_seeded
 from tfpreempt.keras.fit import Fit
 from tfpreempt.keras.position import Feed, Place
 
+log = logging.getLogger(__name__)
+
+_KERAS = ("keras", "tf_keras", "builtins")
 HOOKS = ("on_epoch_begin", "on_epoch_end")
+_UNSEEDED = (
+    "the training data change between epochs (on_epoch_begin, on_epoch_end), and no "
+    "random seed is set: if they are shuffled there, a restarted run has another order "
+    "for the epoch that was interrupted, and sees some samples twice and others not. "
+    "Call keras.utils.set_random_seed() first, or give the class get_state() and "
+    "set_state(state)"
+)
 
 
 class SequencePosition:
@@ -51,6 +63,9 @@ class SequencePosition:
         for hook in HOOKS:
             if hasattr(fit.adapter, hook):
                 self._watch(hook)
+        changes = any(hook in vars(kind) for hook in HOOKS for kind in _own_kinds(self))
+        if changes and not self._has_state and not is_seeded():
+            log.warning("tfpreempt: %s.", _UNSEEDED)
 
     def epoch_begins(self) -> None:
         state = encode(self._sequence.get_state()) if self._has_state else None
@@ -144,6 +159,12 @@ class SequencePosition:
             shuffler.setstate(decode(self._shuffle_state))
             shuffler.shuffle(indices)
         return lambda: iter(indices[batches:])
+
+
+def _own_kinds(position: SequencePosition) -> list[type]:
+    """The user's classes of the data."""
+    kinds = type(position._sequence).__mro__
+    return [k for k in kinds if k.__module__.partition(".")[0] not in _KERAS]
 
 
 def _set_generators(states: Any) -> None:

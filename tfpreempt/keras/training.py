@@ -72,7 +72,7 @@ class Training:
         self._own = snapshot.OwnState(self._take_own)
         self._checkpoint = variables.checkpoint_of(model)
         try:
-            self.handler = make_handler(settings, model, self._checkpoint)
+            self.handler = make_handler(settings, self.fit, self._checkpoint)
             self.function = TrainFunction(self, model.train_function, self.handler)
             self._tally = Tally(lambda: self.handler.runs, self.fit.steps_per_execution)
             self._start(files)
@@ -92,17 +92,15 @@ class Training:
                 "Use a directory of its own for each run."
             )
         saved = None if shared is None else shared.progress
-        if saved is not None and saved.is_untrained:
+        if saved is None or saved.is_untrained:
             saved = None
-        if saved is None:
             rounds.forget(directory)
         self.plan = make_plan(saved, rounds.ended(directory), self._epochs)
         if self.plan.note:
             log.warning("tfpreempt: %s", self.plan.note)
         unkept = validation_problem(self.fit.validation_data)
-        for problem in (self.fit.keep_generators(), unkept):
-            if problem is not None:
-                log.warning("tfpreempt: %s.", problem)
+        for problem in filter(None, (self.fit.keep_generators(), unkept)):
+            log.warning("tfpreempt: %s.", problem)
         self._pending = self.plan.task.restores
         self._capture = Capture(
             fit=self.fit,
@@ -121,6 +119,8 @@ class Training:
             return
         if self.plan.task is Task.SKIP and files is not None:
             self._crowd.restore_files(files)
+        if self.plan.task is Task.EXTEND:
+            self._crowd.silence()  # until the end of the last epoch is restored
         if self.plan.task.restores:
             self._prepare(saved)
         if not self.plan.task.trains:
@@ -148,6 +148,11 @@ class Training:
     def epoch_begins(self, epoch: int) -> None:
         """`on_epoch_begin`, after all other callbacks."""
         fit = self.fit
+        made = self.model.train_function
+        if made is not self.function and made is not None:
+            # A callback has called make_train_function(), after unfreezing layers, say.
+            self.function.inner = made
+            self.model.train_function = self.function
         self._tally.epoch_begins(epoch, fit.steps_per_execution, fit.epoch_limit)
         self.fit.epoch_begins()
         if self._position is not None:
@@ -160,7 +165,7 @@ class Training:
 
     def before_step(self, iterator: Any) -> Any:
         """Something is out of the ordinary before a step; see `Steps`."""
-        if self._crowd.is_silent:  # the data have ended, and the rest is not restored
+        if self._crowd.is_silent and not self._pending:  # the data have ended
             self.fit.forget_answer(self._answered)
             return self.function.inner(iterator)
         logs = None
@@ -225,7 +230,7 @@ class Training:
             self._restore_variables()
             self._restore_callbacks()
             if self.plan.task is Task.EXTEND:
-                self.model.reset_metrics()  # as the epoch that has begun did before
+                self._begin_epoch_anew()
             return self._try_first_step(iterator) if saved.logs else None
         # The epoch's last step was trained: Keras gets its result and the metrics, and
         # the rest follows where it was captured, in `validation_begins`.
@@ -233,6 +238,12 @@ class Training:
         self._crowd.silence()
         self.model.stop_training = saved.stopped
         return dict(saved.logs)
+
+    def _begin_epoch_anew(self) -> None:
+        """Hooks that would have been undone by the restore, such as a schedule's."""
+        self.model.reset_metrics()
+        self._crowd.wake("on_epoch_begin", self._tally.epoch)
+        self._crowd.call("on_train_batch_begin", 0)
 
     def _try_first_step(self, iterator: Any) -> Any:
         """The data may end right here, where Keras did not know their length."""
@@ -251,19 +262,22 @@ class Training:
         """Everything was built, so that all of them exist."""
         assert self._shared.loaded is not None
         saved, directory = self._shared.loaded.progress, self._settings.checkpoint_dir
-        slots = variables.count_slots(self.model)
-        if slots < saved.made_of.get("slots", 0):  # if more, the restore names them
-            progress.check_same(saved, {"slots": slots}, directory)
-        if (own := self._own.loaded) is not None:
-            kept = variables.uncovered(self.fit, self._checkpoint)
-            variables.check(kept, own.variables)
+        progress.check_slots(saved, variables.count_slots(self.model), directory)
+        self._kept()  # raises before anything is assigned
         self.handler.restore_variables()
         self._restore_own_variables()
 
+    def _kept(self) -> list[Any]:
+        """The variables that this worker's state is of."""
+        if (own := self._own.loaded) is None:
+            return []
+        iterator = self.function.iterator or self._feed.spare()
+        return variables.matching(self.fit, self._checkpoint, own.variables, iterator)
+
     def _restore_own_variables(self) -> None:
         if (own := self._own.loaded) is not None:
-            kept = variables.uncovered(self.fit, self._checkpoint)
-            variables.write(kept, own.variables, own.values)
+            variables.write(self._kept(), own.variables, own.values)
+            self.fit.set_global_seed(own.seed)
 
     def _restore_callbacks(self) -> None:
         """What is not variables: callbacks and their files."""
@@ -317,11 +331,7 @@ class Training:
             ConfigurationError: there was nothing to train with.
         """
         if self.plan.task is Task.TRAIN and self.handler.runs == 0:
-            raise errors.ConfigurationError(
-                f"The training data are empty: epoch {epoch} has ended without a "
-                "batch. Nothing was trained or committed. Look at what the pipeline "
-                "reads (patterns of files, filter, take, and a repeat that has ended)."
-            )
+            raise progress.no_data(epoch)
         if self._crowd.is_silent:  # no validation, or not any more
             self._catch_up()
             self._crowd.wake("on_epoch_end", epoch, logs)
@@ -373,7 +383,7 @@ class Training:
             )
         if self._held is None:
             return self._capture.shared("complete" if self._ends else "train")
-        return dataclasses.replace(self._held[0], callbacks=self._crowd.capture())
+        return self._held[0]
 
     def _take_own(self) -> snapshot.Own:
         if self.plan.task is Task.FINISHED and self._own.loaded is not None:

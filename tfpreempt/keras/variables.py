@@ -54,6 +54,26 @@ def uncovered(fit: Fit, checkpoint: Any) -> list[Any]:
     return kept
 
 
+def matching(fit: Fit, checkpoint: Any, header: Any, iterator: Any) -> list[Any]:
+    """The variables that a header is of.
+
+    Args:
+        fit: knows the model's variables.
+        checkpoint: what a save writes otherwise.
+        header: of a checkpoint.
+        iterator: of the training data; a test step may have to be built.
+
+    Raises:
+        CheckpointMismatchError: there are others.
+    """
+    kept = uncovered(fit, checkpoint)
+    if len(kept) < len(header):  # metrics that a validation had made
+        fit.build_test(iterator)
+        kept = uncovered(fit, checkpoint)
+    check(kept, header)
+    return kept
+
+
 def read(variables: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
     """The values of all local replicas.
 

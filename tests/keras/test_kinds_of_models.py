@@ -1,0 +1,315 @@
+"""Models and fits of many kinds are interrupted, and come out the same."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tests.keras.both_lines import LINES  # noqa: E402
+from tests.keras.small_fit import (  # noqa: E402
+    BATCH,
+    BATCHES,
+    EPOCHS,
+    SAMPLES,
+    Machine,
+    X,
+    Y,
+    machine,
+    values,
+)
+
+CUTS = [("begin", 1, 3), ("test", 1, 1), ("end", 2, 1)]
+HELD_OUT = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": BATCH}
+Made = tuple[Any, dict[str, Any]]
+
+
+@pytest.fixture
+def on(line: str) -> Iterator[Machine]:
+    with machine(line) as made:
+        yield made
+
+
+def small(on: Machine, *layers: Any) -> Any:
+    dense = on.keras.layers.Dense
+    return on.keras.Sequential([dense(3), *layers, dense(1, dtype="float32")])
+
+
+# --- kinds ---------------------------------------------------------------------------
+
+
+def mixed_precision(on: Machine) -> Made:
+    """A loss scale that grows within the run."""
+    kinds = on.keras.mixed_precision
+    on.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = small(on)
+    finally:
+        on.keras.mixed_precision.set_global_policy("float32")
+    growth = "dynamic_growth_steps"
+    optimizer = kinds.LossScaleOptimizer(
+        on.keras.optimizers.SGD(0.01, momentum=0.9), **{growth: 4}
+    )
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
+    return model, {}
+
+
+def lazily_built(on: Machine) -> Made:
+    """A layer that is used in training only, and all are made by the first call."""
+    keras = on.keras
+
+    class Lazy(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = keras.layers.Dense(4)
+            self.side = keras.layers.Dense(4)
+            self.last = keras.layers.Dense(1)
+
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            hidden = self.first(inputs)
+            if training:
+                hidden = hidden + 0.1 * self.side(inputs)
+            return self.last(hidden)
+
+    model = Lazy()
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return model, {}
+
+
+def two_optimizers(on: Machine) -> Made:
+    """Each has slots for its own part; other metrics are made by the validation."""
+    keras = on.keras
+
+    class Pair(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = keras.layers.Dense(4)
+            self.head = keras.layers.Dense(1)
+            self.second = keras.optimizers.Adam(0.02)
+
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            return self.head(self.body(inputs))
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            weights = [self.body.trainable_variables, self.head.trainable_variables]
+            body, head = tape.gradient(loss, weights)
+            self.second.apply_gradients(zip(body, weights[0], strict=True))
+            self.optimizer.apply_gradients(zip(head, weights[1], strict=True))
+            return {"losses": {"all": loss}} if on.line == "keras" else {"all": loss}
+
+    model = Pair()
+    # Keras 3 itself fails where a train step leaves compiled metrics alone.
+    metrics = None if on.line == "keras" else ["mae"]
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=metrics)
+    return model, {}
+
+
+def eager_python(on: Machine) -> Made:
+    """Python in the train step, which needs values."""
+    keras = on.keras
+
+    class Eager(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            if float(loss.numpy()) > 0:
+                self.optimizer.apply_gradients(
+                    zip(gradients, self.trainable_variables, strict=True)
+                )
+            return {"loss": loss}
+
+    model = Eager([keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.build((None, 3))
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", run_eagerly=True)
+    return model, {}
+
+
+def unseeded_ops(on: Machine) -> Made:
+    """Noise by ops without a seed, from the generator of the framework."""
+    keras = on.keras
+
+    class Noise(keras.layers.Layer):
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            if not training or on.line != "keras":
+                return inputs
+            return inputs + 0.1 * keras.random.normal(tf.shape(inputs))
+
+    model = small(on, Noise())
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    return model, {}
+
+
+def weighted(on: Machine) -> Made:
+    """Weights of samples, and a validation that is split off."""
+    weights = np.linspace(0.5, 1.5, SAMPLES).astype("float32")
+    data = {"x": np.tile(X, (2, 1)), "y": np.tile(Y, (2, 1))}
+    more = {"sample_weight": np.tile(weights, 2), "validation_split": 0.25}
+    return on.model(), {**data, **more, "validation_data": None}
+
+
+def of_classes(on: Machine) -> Made:
+    labels = (Y[:, 0] > 0).astype("int64")
+    layers = on.keras.layers
+    model = on.keras.Sequential([layers.Dense(2, activation="softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+    held_out = {"validation_data": (X[:7], labels[:7])}
+    return model, {"y": labels, "class_weight": {0: 1.0, 1: 3.0}, **held_out}
+
+
+def read_by_workers(on: Machine) -> Made:
+    """Batches are asked for ahead, by two threads."""
+    utils = on.keras.utils
+    more = {"workers": 2, "max_queue_size": 3}
+    own = more if on.line == "keras" else {}
+
+    class Rows(utils.PyDataset if on.line == "keras" else utils.Sequence):
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, index: int) -> Any:
+            rows = slice(index * BATCH, (index + 1) * BATCH)
+            return X[rows], Y[rows]
+
+    rows = Rows(**own)
+    empty = {"y": None, "batch_size": None}
+    return on.model(), {"x": rows, **empty, **({} if own else more)}
+
+
+KINDS: dict[str, Callable[[Machine], Made]] = {
+    kind.__name__: kind
+    for kind in (
+        mixed_precision,
+        lazily_built,
+        two_optimizers,
+        eager_python,
+        unseeded_ops,
+        weighted,
+        of_classes,
+        read_by_workers,
+    )
+}
+
+
+def program(on: Machine, kind: Callable[[Machine], Made], ours: Any = None) -> Any:
+    model, more = kind(on)
+    history = on.fit(model, ours=ours, **{**HELD_OUT, **more})
+    # Names of slots depend on where they were made.
+    return history.history, history.epoch, list(values(model).values())
+
+
+@LINES
+@pytest.mark.parametrize("name", KINDS)
+def test_comes_out_the_same(on: Machine, line: str, name: str) -> None:
+    if (line, name) == ("tf_keras", "mixed_precision"):
+        pytest.skip("its LossScaleOptimizer has other arguments")
+    on.start()
+    expected = program(on, KINDS[name], False)
+    assert on.run(functools.partial(program, on, KINDS[name]), *CUTS) == expected
+
+
+# --- the course of a fit -------------------------------------------------------------
+
+
+@LINES
+def test_a_model_is_fitted_again_after_its_fit_died(on: Machine, line: str) -> None:
+    """As in a notebook: the cell is interrupted, and run again."""
+    model = on.model()
+
+    def die(batch: int, logs: Any = None) -> None:
+        raise KeyboardInterrupt
+
+    on.start()
+    with pytest.raises(KeyboardInterrupt):
+        on.fit(model, on.callback(on_train_batch_end=die))
+    assert on.fit(model).epoch == list(range(EPOCHS))
+
+
+@LINES
+def test_a_train_function_that_is_made_anew(on: Machine, line: str) -> None:
+    """A callback that unfreezes layers has it made again."""
+
+    def unfreezing(ours: Any = None) -> Any:
+        model = on.model()
+        model.layers[0].trainable = False
+
+        def unfreeze(epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                model.make_train_function(force=True)
+
+        hooks = on.callback(on_epoch_begin=unfreeze)
+        return on.fit(model, hooks, ours=ours).history, values(model)
+
+    on.start()
+    expected = unfreezing(False)
+    assert on.run(unfreezing, ("begin", 1, 2), ("begin", 2, 1)) == expected
+
+
+@LINES
+def test_epochs_that_are_added_have_the_scheduled_rate(on: Machine, line: str) -> None:
+    def scheduled(epochs: int, ours: Any = None) -> Any:
+        kind = on.keras.callbacks.LearningRateScheduler
+        rates = kind(lambda epoch, rate: [0.01, 0.002, 0.05][epoch])
+        begun: list[int] = []
+        hooks = on.callback(on_epoch_begin=lambda epoch, logs=None: begun.append(epoch))
+        model = on.model()
+        history = on.fit(model, rates, hooks, ours=ours, epochs=epochs).history
+        return history, values(model), begun
+
+    on.start()
+    history, weights, _ = scheduled(EPOCHS, False)
+    for epochs in (1, 2, EPOCHS):
+        found = on.run(functools.partial(scheduled, epochs))
+        assert found[2] == [epochs - 1]
+    assert found[:2] == (history, weights)
+
+
+@LINES
+def test_restore_false_trains_from_the_beginning(on: Machine, line: str) -> None:
+    on.run(on.fit)
+    steps: list[int] = []
+    note = on.callback(on_train_batch_end=lambda batch, logs=None: steps.append(batch))
+    ours = on.preemption(restore=False)
+    on.run(lambda: on.fit(None, note, ours=ours))
+    assert len(steps) == EPOCHS * BATCHES
+    assert ours.latest_checkpoint is not None
+    assert ours.latest_checkpoint.step == EPOCHS * BATCHES
+
+
+@LINES
+def test_data_that_shuffle_themselves_without_a_seed_are_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    utils = on.keras.utils
+
+    class Rows(utils.PyDataset if line == "keras" else utils.Sequence):
+        def __init__(self) -> None:
+            super().__init__()
+            self.order = np.arange(SAMPLES)
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            rows = self.order[index * BATCH : (index + 1) * BATCH]
+            return X[rows], Y[rows]
+
+        def on_epoch_end(self) -> None:
+            np.random.shuffle(self.order)
+
+    given = {"y": None, "batch_size": None, "epochs": 1}
+    on.run(lambda: on.fit(None, x=Rows(), **given), seed=None)
+    assert "change between epochs" in caplog.text
+    caplog.clear()
+    on.run(lambda: on.fit(None, x=Rows(), **given, ours=on.preemption(restore=False)))
+    assert "change between epochs" not in caplog.text
