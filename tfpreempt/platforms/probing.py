@@ -1,7 +1,7 @@
 """Asks the metadata servers of all clouds at once, with one deadline for all.
 
-The standard library's client, because importing a larger one takes as long as the whole
-probe may. It uses no proxy and follows no redirect.
+By the standard library's client, not that of `notice/_http.py`: importing what that
+needs takes as long as the whole probe may. No proxy is used, no redirect followed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tfpreempt._threads import OwnedThread
 from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice._gce_topics import ABSENT, pick
 
-LINK_LOCAL = "169.254.169.254"
 LIMIT_SECONDS = 0.25
 BODY_BYTES = 2 * 1024 * 1024
 _GPU_MACHINES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
@@ -49,7 +48,7 @@ def probe_gce(environment: Mapping[str, str], limit: float) -> Finding | None:
     """Asks for what GCE knows about this instance."""
     if gce.is_excluded(environment):
         return None
-    base = f"http://{LINK_LOCAL}"  # looking up the server's name has no time limit
+    base = gce.DEFAULT_ADDRESS  # looking up the server's name has no time limit
     if any(environment.get(name, "").strip() for name in gce.HOST_VARIABLES):
         base = gce.metadata_url(environment)
     path = "/computeMetadata/v1/instance/?recursive=true&alt=json"
@@ -91,7 +90,7 @@ def probe_azure(environment: Mapping[str, str], limit: float) -> Finding | None:
     headers = azure.HEADERS
     status, _, body = _request(base, "GET", azure.NAME_TARGET, headers, limit)
     name = body.decode("utf-8", errors="replace").strip()
-    if status != 200 or not re.fullmatch(r"[\w.-]{1,256}", name):
+    if status != 200 or not re.fullmatch(r"[\w.()-]{1,128}", name):
         return None
     return Finding(cloud="azure", evidence=(f"{base} calls this VM {name!r}",))
 
