@@ -171,13 +171,13 @@ class Asker:
         self._closed.set()
 
 
-def states(*sources: Any, **askers: Asker) -> list[Liveness]:
+def states(*sources: Any, limit: float = 10.0, **askers: Asker) -> list[Liveness]:
     watched = [WatchedSource(source, 5.0) for source in sources]
     makers = {
         kind: functools.partial(lambda asker, topics: asker, asker)
         for kind, asker in askers.items()
     }
-    found = probe_sources(watched, makers, limit_seconds=0.1)
+    found = probe_sources(watched, makers, limit_seconds=limit)
     assert [each.name for each in found] == [source.name for source in sources]
     assert {each.grace_seconds for each in found} == {5.0}
     return [each.liveness for each in found]
@@ -195,7 +195,7 @@ def test_each_topic_has_its_own_state() -> None:
 
 def test_an_answer_that_takes_long_is_slow() -> None:
     source = ScriptedSource("azure:scheduled-events")
-    assert states(source, azure=Asker({}, hangs=True)) == [Liveness.SLOW]
+    assert states(source, limit=0.05, azure=Asker({}, hangs=True)) == [Liveness.SLOW]
 
 
 def test_two_sources_of_one_name_are_two() -> None:

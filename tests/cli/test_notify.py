@@ -287,16 +287,16 @@ def test_a_file_that_stays(tmp_path: Path) -> None:
     assert "remove it before" in result.output
 
 
-def test_a_file_that_goes(tmp_path: Path) -> None:
+def test_a_file_that_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = tmp_path / "stop"
-    seen: list[bool] = []
-    watch = threading.Thread(
-        target=lambda: (wait_until(stop.exists, "the file"), seen.append(True))
-    )
-    watch.start()
-    assert notify("--file", stop, "--hold", "0.2").exit_code == 0
-    watch.join()
-    assert seen == [True]
+    held: list[tuple[float, bool]] = []
+
+    def wait(seconds: float) -> None:
+        held.append((seconds, stop.exists()))
+
+    monkeypatch.setattr("tfpreempt.cli.notify._wait", wait)
+    assert notify("--file", stop).exit_code == 0
+    assert held == [(5.0, True)]
     assert not stop.exists()
 
 

@@ -141,7 +141,7 @@ def _give_file(given: str, hold: float) -> None:
         return
     click.echo(f"created {path}; it goes in {hold:g} s")
     try:
-        threading.Event().wait(hold)
+        _wait(hold)
     finally:
         os.remove(path)
         click.echo(f"removed {path}")
@@ -173,7 +173,12 @@ def _give_metadata(url: str, topic: str | None, hold: float) -> None:
         return
     click.echo(f"{url} says {said}, for {hold:g} s")
     try:
-        threading.Event().wait(hold)
+        _wait(hold)
     finally:
         tell(url, topic, is_up=False)
         click.echo(f"{url} is quiet again")
+
+
+def _wait(seconds: float) -> None:
+    """Until Ctrl-C, or so long."""
+    threading.Event().wait(seconds)
