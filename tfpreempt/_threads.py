@@ -36,11 +36,6 @@ class OwnedThread:
         return self._thread.is_alive()
 
     @property
-    def is_current(self) -> bool:
-        """Whether it is this thread that asks; it can't wait for its own end."""
-        return self._thread is threading.current_thread()
-
-    @property
     def failure(self) -> BaseException | None:
         """What ended the target, or None."""
         return self._failure
@@ -68,9 +63,22 @@ class OwnedThread:
         """
         if self._thread.ident is None:
             return True
-        if not self.is_current:
+        if self._thread is not threading.current_thread():
             self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def end(self, timeout: float) -> bool:
+        """Stops the thread and waits for it. Any thread.
+
+        Args:
+            timeout: the most seconds to wait.
+
+        Returns:
+            Whether nothing is left behind: it has ended, or it is this very thread,
+            which can't wait for itself and ends later.
+        """
+        self.stop()
+        return self.join(timeout) or self._thread is threading.current_thread()
 
     def raise_if_failed(self) -> None:
         """Raises, in the owner's thread, what the target raised. Every time."""

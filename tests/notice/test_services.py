@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -14,6 +14,7 @@ from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice._http import Limits
 from tfpreempt.notice._polling import Wait, wait_event
 from tfpreempt.notice.source import NoticeSource
+from tfpreempt.platforms import probing
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import (
     KINDS,
@@ -34,8 +35,12 @@ class Cloud:
     name: str
     source: Callable[[str, Wait], NoticeSource]
     fake: Callable[[], FakeServer]
-    is_reachable: Callable[..., bool]
-    variables: tuple[str, ...]
+    variable: str  # names the server
+
+    def is_known(self, environment: Mapping[str, str], seconds: float = 5.0) -> bool:
+        """Whether the cloud's own probe, asked alone, takes a server for its own."""
+        probes = {self.name: probing.PROBES[self.name]}
+        return probing.probe_all(probes, environment, seconds) is not None
 
 
 CLOUDS = [
@@ -43,22 +48,19 @@ CLOUDS = [
         "gce",
         lambda url, wait: gce.GceWatch(url=url, wait=wait).source("preempted"),
         FakeGce,
-        gce.is_reachable,
-        gce.HOST_VARIABLES,
+        gce.HOST_VARIABLES[0],
     ),
     Cloud(
         "aws",
         lambda url, wait: aws.AwsWatch(url=url, wait=wait).source("lifecycle"),
         FakeAws,
-        aws.is_reachable,
-        (aws.ENDPOINT_VARIABLE, aws.MODE_VARIABLE),
+        aws.ENDPOINT_VARIABLE,
     ),
     Cloud(
         "azure",
         lambda url, wait: azure.AzureWatch(url=url, wait=wait).source(),
         FakeAzure,
-        azure.is_reachable,
-        (azure.HOST_VARIABLE,),
+        azure.HOST_VARIABLE,
     ),
 ]
 each_cloud = pytest.mark.parametrize("cloud", CLOUDS, ids=lambda cloud: cloud.name)
@@ -145,49 +147,33 @@ def test_a_closed_port_holds_nobody_up(cloud: Cloud) -> None:
 # --- detection -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    excluded = (gce.NO_CHECK_VARIABLE, aws.DISABLED_VARIABLE)
-    named = [name for cloud in CLOUDS for name in cloud.variables]
-    for name in (*excluded, *named):
-        monkeypatch.delenv(name, raising=False)
-
-
 @each_cloud
-@pytest.mark.usefixtures("no_variables")
-def test_each_service_is_known_by_its_own_helper_alone(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_service_is_known_by_its_own_probe_alone(cloud: Cloud) -> None:
     with cloud.fake() as fake:
-        answers = {each.name: each.is_reachable(fake.url) for each in CLOUDS}
+        answers = {
+            each.name: each.is_known({each.variable: fake.url}) for each in CLOUDS
+        }
         assert answers == {each.name: each is cloud for each in CLOUDS}
-        for name, value in fake.environment().items():
-            monkeypatch.setenv(name, value)
-        assert cloud.is_reachable()
+        assert cloud.is_known(fake.environment())
 
 
-@pytest.mark.usefixtures("no_variables")
-def test_services_that_are_excluded_are_not_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_services_that_are_excluded_are_not_asked() -> None:
+    gce_cloud, aws_cloud, _ = CLOUDS
     with FakeGce() as google, FakeAws() as amazon:
-        for name, value in {**google.environment(), **amazon.environment()}.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("NO_GCE_CHECK", "true")
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        assert not gce.is_reachable()
-        assert not aws.is_reachable()
+        environment = {
+            **google.environment(),
+            **amazon.environment(),
+            "NO_GCE_CHECK": "true",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        assert not gce_cloud.is_known(environment)
+        assert not aws_cloud.is_known(environment)
         assert google.requests == amazon.requests == []
 
 
 @each_cloud
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hostile_server_is_no_cloud_that_reads_events(
-    cloud: Cloud, kind: str
-) -> None:
+def test_a_hostile_server_is_no_cloud(cloud: Cloud, kind: str) -> None:
     with HostileServer(kind) as hostile:
-        found = cloud.is_reachable(
-            hostile.url, seconds=QUICK_SECONDS if "drip" in kind else 5.0
-        )
-    # Google's server is known by its header alone, which some of these forge.
-    assert not found or cloud.name == "gce"
+        seconds = QUICK_SECONDS if "drip" in kind else 5.0
+        assert not cloud.is_known({cloud.variable: hostile.url}, seconds)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tfpreempt.checkpoint.storage.files import LocalFiles
 from tfpreempt.cli._doctor_facts import Storage
 
 _BLOCK_BYTES = 4 * 1024 * 1024
@@ -82,7 +83,7 @@ def _time_save(directory: Path, size: int) -> float:
             while left > 0:
                 left -= file.write(block[: min(left, len(block))])
             os.fsync(file.fileno())
-        _sync(directory)
+        LocalFiles().sync_dir(str(directory))
         return time.monotonic() - began
     finally:
         path.unlink(missing_ok=True)
@@ -101,14 +102,6 @@ def _made(directory: Path) -> Iterator[None]:
                 each.rmdir()
             except OSError:
                 break  # it could not be made, or somebody else uses it by now
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unescaped(text: str) -> str:

@@ -7,26 +7,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar
 from urllib.parse import urlencode
 
 from tfpreempt.errors import ConfigurationError, NoticeError
 from tfpreempt.notice._http import MetadataSession, checked_base_url
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce, Reply, Request
+from tfpreempt.testing.metadata._server import FakeServer
 
 _CONTROL = "/tfpreempt/notice"
 
 
-class Speaker(Protocol):
-    """A server that can be told what to say; the first topic is the usual one."""
+class Rehearsal(FakeServer):
+    """Before a cloud's fake among the bases: it obeys, and else answers as that."""
 
     topics: ClassVar[tuple[str, ...]]
+    """What it can be told to say; the first one is the usual one."""
 
     def say(self, topic: str, is_up: bool) -> None:
         """Makes a notice come, or takes it back."""
+        raise NotImplementedError
+
+    def answer(self, request: Request) -> Reply:
+        """As the fake, and obeys."""
+        if request.path != _CONTROL or request.method != "POST":
+            return super().answer(request)
+        topic = request.query.get("topic", self.topics[0])
+        if topic not in self.topics:
+            known = ", ".join(self.topics)
+            text = f"--topic {json.dumps(topic)}: expected one of {known}"
+            return Reply(status=400, body=text.encode())
+        self.say(topic, request.query.get("is_up") == "1")
+        return Reply(body=topic.encode())
 
 
-class RehearsalGce(FakeGce):
+class RehearsalGce(Rehearsal, FakeGce):
     """GCE's, quiet until it is told otherwise."""
 
     topics: ClassVar[tuple[str, ...]] = ("preempted", "maintenance-event")
@@ -38,12 +53,8 @@ class RehearsalGce(FakeGce):
         }
         self.set(f"instance/{topic}", words[topic][is_up])
 
-    def answer(self, request: Request) -> Reply:
-        """As the fake, and obeys."""
-        return _obeyed(self, request) or super().answer(request)
 
-
-class RehearsalAws(FakeAws):
+class RehearsalAws(Rehearsal, FakeAws):
     """EC2's, quiet until it is told otherwise."""
 
     topics: ClassVar[tuple[str, ...]] = ("spot-interruption", "rebalance")
@@ -58,12 +69,8 @@ class RehearsalAws(FakeAws):
         else:
             self.interrupt()
 
-    def answer(self, request: Request) -> Reply:
-        """As the fake, and obeys."""
-        return _obeyed(self, request) or super().answer(request)
 
-
-class RehearsalAzure(FakeAzure):
+class RehearsalAzure(Rehearsal, FakeAzure):
     """Azure's, quiet until it is told otherwise."""
 
     topics: ClassVar[tuple[str, ...]] = ("Preempt", "Terminate", "Reboot", "Redeploy")
@@ -78,12 +85,8 @@ class RehearsalAzure(FakeAzure):
         while self._scheduled and not is_up:
             self.withdraw(self._scheduled.pop())
 
-    def answer(self, request: Request) -> Reply:
-        """As the fake, and obeys."""
-        return _obeyed(self, request) or super().answer(request)
 
-
-SERVERS: Mapping[str, type[RehearsalGce | RehearsalAws | RehearsalAzure]] = {
+SERVERS: Mapping[str, type[Rehearsal]] = {
     "gce": RehearsalGce,
     "aws": RehearsalAws,
     "azure": RehearsalAzure,
@@ -124,16 +127,3 @@ def tell(url: str, topic: str | None, *, is_up: bool) -> str:
             "give a notice"
         )
     return answer.text()
-
-
-def _obeyed(server: Speaker, request: Request) -> Reply | None:
-    """The answer to what `tell` asks for; None for anything else."""
-    if request.path != _CONTROL or request.method != "POST":
-        return None
-    topic = request.query.get("topic", server.topics[0])
-    if topic not in server.topics:
-        known = ", ".join(server.topics)
-        text = f"--topic {json.dumps(topic)}: expected one of {known}"
-        return Reply(status=400, body=text.encode())
-    server.say(topic, request.query.get("is_up") == "1")
-    return Reply(body=topic.encode())

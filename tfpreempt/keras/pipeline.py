@@ -19,6 +19,7 @@ Found by trying on TensorFlow 2.21; tests/keras/test_position.py tries again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -39,10 +40,7 @@ def late_shuffles(dataset: Any) -> list[Any]:
 
 def shuffles(dataset: Any) -> bool:
     """Whether a pipeline gives another order each time that it is read."""
-    found: list[Any] = []
-    for root in _roots(dataset):
-        _walk(root, True, found)
-    return bool(found)
+    return any(map(_reshuffles, _parts(*_roots(dataset))))
 
 
 def draw(dataset: Any, count: int) -> None:
@@ -70,23 +68,28 @@ def repeated_shuffles(dataset: Any) -> bool:
 
     Then the seeds drawn depend on how far each iterator was read, which is not kept.
     """
-    return any(_has_repeat(root) for root in _roots(dataset))
+    return any(
+        int(node._count) > 1 and any(map(_reshuffles, _parts(node)))
+        for node in _parts(*_roots(dataset))
+        if type(node).__name__ == "_RepeatDataset"
+    )
 
 
 def concatenated_shuffles(dataset: Any) -> bool:
     """Whether a shuffle begins only where another part of the data has ended."""
-    return any(_has_concatenated(root) for root in _roots(dataset))
+    return any(
+        any(map(_reshuffles, _parts(node._inputs()[1])))
+        for node in _parts(*_roots(dataset))
+        if _concatenates(node)
+    )
 
 
 def caches_in_memory(dataset: Any) -> bool:
     """Whether a pipeline keeps its elements in memory; they are in its state."""
-    return any(_caches(root) for root in _roots(dataset))
-
-
-def _caches(node: Any) -> bool:
-    if type(node).__name__ == "CacheDataset" and not node._filename.numpy():
-        return True
-    return any(_caches(part) for part in node._inputs())
+    return any(
+        type(node).__name__ == "CacheDataset" and not node._filename.numpy()
+        for node in _parts(*_roots(dataset))
+    )
 
 
 def uses_generator(dataset: Any) -> bool:
@@ -94,14 +97,12 @@ def uses_generator(dataset: Any) -> bool:
 
     TensorFlow says so only once the pipeline was read.
     """
-    return any("GeneratorDataset" in _ops(root) for root in _roots(dataset))
-
-
-def _ops(node: Any) -> set[str]:
-    """The types of the ops in the functions of a pipeline."""
-    graphs = [wrapper.function.graph for wrapper in node._functions()]
-    found = {op.type for graph in graphs for op in graph.get_operations()}
-    return found.union(*(_ops(part) for part in node._inputs()))
+    return any(
+        op.type == "GeneratorDataset"
+        for node in _parts(*_roots(dataset))
+        for wrapper in node._functions()
+        for op in wrapper.function.graph.get_operations()
+    )
 
 
 def _roots(dataset: Any) -> list[Any]:
@@ -110,6 +111,13 @@ def _roots(dataset: Any) -> list[Any]:
         return [original]
     parts = getattr(dataset, "_datasets", [dataset])
     return [part for part in parts if isinstance(part, tf.data.Dataset)]
+
+
+def _parts(*nodes: Any) -> Iterator[Any]:
+    """Pipelines and all that they are built of."""
+    for node in nodes:
+        yield node
+        yield from _parts(*node._inputs())
 
 
 def _walk(node: Any, is_below: bool, found: list[Any]) -> None:
@@ -128,18 +136,3 @@ def _reshuffles(node: Any) -> bool:
 
 def _concatenates(node: Any) -> bool:
     return type(node).__name__ == "_ConcatenateDataset"
-
-
-def _has_concatenated(node: Any) -> bool:
-    found: list[Any] = []
-    if _concatenates(node):
-        _walk(node._inputs()[1], True, found)
-    return bool(found) or any(_has_concatenated(part) for part in node._inputs())
-
-
-def _has_repeat(node: Any) -> bool:
-    is_repeat = type(node).__name__ == "_RepeatDataset" and int(node._count) > 1
-    below: list[Any] = []
-    if is_repeat:
-        _walk(node, True, below)
-    return bool(below) or any(_has_repeat(part) for part in node._inputs())

@@ -234,7 +234,7 @@ class Training:
             return self._try_first_step(iterator) if saved.logs else None
         # The epoch's last step was trained: Keras gets its result and the metrics, and
         # the rest follows where it was captured, in `validation_begins`.
-        self._restore_own_variables()
+        self._restore_own_variables(self._kept())
         self._crowd.silence()
         self.model.stop_training = saved.stopped
         return dict(saved.logs)
@@ -263,9 +263,9 @@ class Training:
         assert self._shared.loaded is not None
         saved, directory = self._shared.loaded.progress, self._settings.checkpoint_dir
         progress.check_slots(saved, variables.count_slots(self.model), directory)
-        self._kept()  # raises before anything is assigned
+        kept = self._kept()  # raises before anything is assigned
         self.handler.restore_variables()
-        self._restore_own_variables()
+        self._restore_own_variables(kept)
 
     def _kept(self) -> list[Any]:
         """The variables that this worker's state is of."""
@@ -274,9 +274,9 @@ class Training:
         iterator = self.function.iterator or self._feed.spare()
         return variables.matching(self.fit, self._checkpoint, own.variables, iterator)
 
-    def _restore_own_variables(self) -> None:
+    def _restore_own_variables(self, kept: list[Any]) -> None:
         if (own := self._own.loaded) is not None:
-            variables.write(self._kept(), own.variables, own.values)
+            variables.write(kept, own.variables, own.values)
             self.fit.set_global_seed(own.seed)
 
     def _restore_callbacks(self) -> None:

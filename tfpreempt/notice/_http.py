@@ -193,25 +193,6 @@ class MetadataSession:
         return errors.NoticeError(f"{method} {self.base_url}{path}: {reason}")
 
 
-def try_request(
-    base_url: str,
-    target: str,
-    *,
-    method: str = "GET",
-    headers: Mapping[str, str] | None = None,
-    seconds: float,
-) -> Answer | None:
-    """One request with a session of its own; None if there is no answer in time."""
-    session = MetadataSession(base_url)
-    limits = Limits(total_seconds=seconds)
-    try:
-        return session.request(target, method=method, headers=headers, limits=limits)
-    except errors.NoticeError:
-        return None
-    finally:
-        session.close()
-
-
 def checked_base_url(text: str, origin: str) -> str:
     """A server's address as "http://host[:port]".
 

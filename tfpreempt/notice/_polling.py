@@ -30,10 +30,10 @@ def wait_event(event: threading.Event, seconds: float) -> bool:
     return event.wait(seconds)
 
 
-def retry_seconds(failures: int) -> float:
+def retry_seconds(failures: int, first: float = FIRST_RETRY_SECONDS) -> float:
     """The pause after the given number of failures in a row (1 is the first)."""
-    doublings = min(failures - 1, 10)
-    return min(FIRST_RETRY_SECONDS * 2.0**doublings, LONGEST_RETRY_SECONDS)
+    doublings = min(failures - 1, 16)
+    return min(first * 2.0**doublings, LONGEST_RETRY_SECONDS)
 
 
 class PollingLoop:
@@ -78,8 +78,7 @@ class PollingLoop:
 
     def close(self) -> None:
         """Stops; waits for the thread with a limit and warns if it is still there."""
-        self._thread.stop()
-        if not self._thread.join(self._close_limit) and not self._thread.is_current:
+        if not self._thread.end(self._close_limit):
             _logger.warning(
                 "%s: its call has not returned within %.1f s of closing; its daemon "
                 "thread is left behind and nothing that it finds will be reported. A "

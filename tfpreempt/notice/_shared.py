@@ -14,8 +14,8 @@ from tfpreempt.notice._faults import FaultLog
 from tfpreempt.notice._outlet import Outlet
 from tfpreempt.notice._polling import (
     CLOSE_LIMIT_SECONDS,
-    LONGEST_RETRY_SECONDS,
     Wait,
+    retry_seconds,
     wait_event,
 )
 from tfpreempt.notice.source import NoticeSource, OnNotice
@@ -58,9 +58,7 @@ def quick_retry_seconds(failures: int, jitter: Jitter) -> float:
     It begins short, because servers are away for less than a second at times, and it
     is spread, because all workers see the same server fail.
     """
-    doublings = min(failures - 1, 16)
-    longest = min(FIRST_RETRY_SECONDS * 2.0**doublings, LONGEST_RETRY_SECONDS)
-    return longest * (0.5 + 0.5 * jitter())
+    return retry_seconds(failures, FIRST_RETRY_SECONDS) * (0.5 + 0.5 * jitter())
 
 
 class SharedWatch:
@@ -184,7 +182,7 @@ class _Round:
     def end(self, name: str, limit: float) -> None:
         self.thread.stop()
         self.asker.close()
-        if not self.thread.join(limit) and not self.thread.is_current:
+        if not self.thread.end(limit):
             _logger.warning(
                 "%s: its request has not ended within %.1f s of closing; its daemon "
                 "thread is left behind and nothing that it finds will be reported",

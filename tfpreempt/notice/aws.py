@@ -23,7 +23,6 @@ from tfpreempt.notice._http import (
     MetadataSession,
     checked_base_url,
     printable,
-    try_request,
 )
 from tfpreempt.notice._polling import (
     CLOSE_LIMIT_SECONDS,
@@ -114,30 +113,6 @@ def metadata_url(environment: Mapping[str, str] | None = None) -> str:
             f"{MODE_VARIABLE}={mode!r}: expected 'IPv4' or 'IPv6'; unset it for IPv4"
         )
     return IPV6_URL if mode.lower() == "ipv6" else DEFAULT_URL
-
-
-def is_reachable(url: str | None = None, *, seconds: float = 1.0) -> bool:
-    """Whether EC2's metadata service hands out tokens. For detection; it blocks.
-
-    Args:
-        url: as for `AwsWatch`.
-        seconds: how long it may take.
-    """
-    if url is None and is_excluded():
-        return False
-    answer = try_request(
-        metadata_url() if url is None else checked_base_url(url, "url"),
-        TOKEN_TARGET,
-        method="PUT",
-        headers={TTL_HEADER: "60"},
-        seconds=seconds,
-    )
-    # The lifetime comes back in a header of Amazon's own: others have no such answer.
-    return (
-        answer is not None
-        and answer.status == 200
-        and TTL_HEADER.lower() in answer.headers
-    )
 
 
 class AwsWatch:

@@ -25,7 +25,6 @@ from tfpreempt.notice._http import (
     MetadataSession,
     checked_base_url,
     printable,
-    try_request,
 )
 from tfpreempt.notice._polling import (
     CLOSE_LIMIT_SECONDS,
@@ -60,24 +59,6 @@ def metadata_url(environment: Mapping[str, str] | None = None) -> str:
     variables = os.environ if environment is None else environment
     text = variables.get(HOST_VARIABLE, "").strip()
     return checked_base_url(text, HOST_VARIABLE) if text else DEFAULT_URL
-
-
-def is_reachable(url: str | None = None, *, seconds: float = 1.0) -> bool:
-    """Whether Azure's metadata service says who this is. For detection; it blocks.
-
-    It does not ask for events, which would turn them on.
-
-    Args:
-        url: as for `AzureWatch`.
-        seconds: how long it may take.
-    """
-    answer = try_request(
-        metadata_url() if url is None else checked_base_url(url, "url"),
-        NAME_TARGET,
-        headers=HEADERS,
-        seconds=seconds,
-    )
-    return answer is not None and answer.status == 200 and _is_name(answer.text())
 
 
 class AzureWatch:
@@ -232,7 +213,7 @@ class AzureAsker:
         if self._vm_name is None:
             answer = self._get(NAME_TARGET)
             name = answer.text()
-            if not _is_name(name):
+            if not is_vm_name(name):
                 expected = "this machine's name"
                 raise _refused(self._session.base_url, NAME_TARGET, answer, expected)
             self._vm_name = name
@@ -245,7 +226,8 @@ class AzureAsker:
         return answer
 
 
-def _is_name(text: str) -> bool:
+def is_vm_name(text: str) -> bool:
+    """Whether the service may have answered `NAME_TARGET` so."""
     return re.fullmatch(r"[\w.()-]{1,128}", text) is not None
 
 

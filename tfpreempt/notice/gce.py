@@ -25,7 +25,6 @@ from tfpreempt.notice._http import (
     SessionClosedError,
     checked_base_url,
     printable,
-    try_request,
 )
 from tfpreempt.notice._polling import CLOSE_LIMIT_SECONDS, Wait, wait_event
 from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
@@ -75,29 +74,6 @@ def metadata_url(environment: Mapping[str, str] | None = None) -> str:
         if text:
             return checked_base_url(text, name)
     return checked_base_url(DEFAULT_HOST, "the default host")
-
-
-def is_reachable(url: str | None = None, *, seconds: float = 1.0) -> bool:
-    """Whether a metadata server of Google's answers. For detection; it blocks.
-
-    Args:
-        url: as for `GceWatch`. By default as the environment names it, or the usual
-            address by number: elsewhere a look-up of the usual name may take long.
-        seconds: how long it may take.
-    """
-    variables = os.environ
-    if url is None and is_excluded(variables):
-        return False
-    is_named = any(variables.get(name, "").strip() for name in HOST_VARIABLES)
-    usual = metadata_url(variables) if is_named else DEFAULT_ADDRESS
-    answer = try_request(
-        usual if url is None else checked_base_url(url, "url"),
-        "/",
-        headers={"Metadata-Flavor": "Google"},
-        seconds=seconds,
-    )
-    name, value = FLAVOR
-    return answer is not None and answer.headers.get(name) == value
 
 
 class GceWatch:

@@ -11,7 +11,6 @@ import functools
 import http.client
 import json
 import queue
-import re
 import time
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
@@ -90,7 +89,7 @@ def probe_azure(environment: Mapping[str, str], limit: float) -> Finding | None:
     headers = azure.HEADERS
     status, _, body = _request(base, "GET", azure.NAME_TARGET, headers, limit)
     name = body.decode("utf-8", errors="replace").strip()
-    if status != 200 or not re.fullmatch(r"[\w.()-]{1,128}", name):
+    if status != 200 or not azure.is_vm_name(name):
         return None
     return Finding(cloud="azure", evidence=(f"{base} calls this VM {name!r}",))
 
