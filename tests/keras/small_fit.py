@@ -232,6 +232,10 @@ class Seen:
                     note(data)
                 return {"loss": tf.reduce_mean(self(data, training=True))}
 
+            def test_step(self, data: Any) -> dict[str, Any]:
+                data = data[0] if isinstance(data, tuple) else data
+                return {"loss": tf.reduce_mean(self(data))}
+
         model = Watched()
         model.compile("sgd", "mse", run_eagerly=True)
         return model

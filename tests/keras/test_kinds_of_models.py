@@ -168,7 +168,11 @@ def of_classes(on: Machine) -> Made:
 
 
 def read_by_workers(on: Machine) -> Made:
-    """Batches are asked for ahead, by two threads."""
+    """Batches are asked for ahead, by two threads.
+
+    Not shuffled: in tf_keras by itself, the order depends on the time that validation
+    takes (test_sequence_readers.py).
+    """
     utils = on.keras.utils
     more = {"workers": 2, "max_queue_size": 3}
     own = more if on.line == "keras" else {}
@@ -182,8 +186,8 @@ def read_by_workers(on: Machine) -> Made:
             return X[rows], Y[rows]
 
     rows = Rows(**own)
-    empty = {"y": None, "batch_size": None}
-    return on.model(), {"x": rows, **empty, **({} if own else more)}
+    plain = {"y": None, "batch_size": None, "shuffle": False}
+    return on.model(), {"x": rows, **plain, **({} if own else more)}
 
 
 KINDS: dict[str, Callable[[Machine], Made]] = {

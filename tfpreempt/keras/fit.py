@@ -89,6 +89,9 @@ class Fit(Protocol):
     def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
         """A dataset of some batches of it, as `fit` would have made it."""
 
+    def read_one_pass(self) -> Any:
+        """A dataset of one epoch of it, if Keras' own would be read beyond; or None."""
+
     def distribute_arrays(self, batches: int) -> Any:
         """The dataset of arrays without its first batches, as `fit` would make it."""
 

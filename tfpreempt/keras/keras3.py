@@ -82,6 +82,9 @@ class Keras3Fit:
         is_random = self.adapter._shuffle == "batch" and is_seeded()
         return "replay" if is_random else "iterator"
 
+    def read_one_pass(self) -> Any:
+        return None
+
     def distribute_arrays(self, batches: int) -> Any:
         raise NotImplementedError("every epoch has an iterator of its own")
 

@@ -6,6 +6,7 @@ and asks the model by `_maybe_load_initial_counters_from_ckpt` where to begin.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -123,6 +124,25 @@ class LegacyFit:
 
     def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
         return self._distribute(dataset_like(self.adapter.get_dataset(), rest))
+
+    def read_one_pass(self) -> Any:
+        names = self._names
+        has_processes = bool(names["use_multiprocessing"] and names["workers"])
+        is_longer = self.steps is None or self.steps > len(self.sequence)
+        if is_longer or not (has_processes or names["workers"] > 1):
+            return None
+
+        def one_pass() -> Iterator[Any]:
+            readers = _one_pass_readers(
+                self.sequence,
+                use_multiprocessing=has_processes,
+                shuffle=self.shuffles_sequence,
+            )
+            self.adapter._enqueuer = readers  # which ends them
+            readers.start(names["workers"], names["max_queue_size"])
+            yield from map(self.adapter._standardize_batch, readers.get())
+
+        return self.distribute_sequence(one_pass)
 
     def _distribute(self, dataset: Any) -> Any:
         """As `DataHandler` goes on from the adapter's dataset."""
@@ -242,6 +262,25 @@ class LegacyFit:
 
     def settle(self) -> None:
         pass  # tf_keras runs every callback on the main thread
+
+
+def _one_pass_readers(*arguments: Any, **keywords: Any) -> Any:
+    """tf_keras' threads or processes that read a Sequence, for one epoch.
+
+    Its own begin another pass a tenth of a second after the last batch was taken, with
+    another call of `on_epoch_end` and another order drawn, if nobody has stopped them
+    by then. So the order of the next epoch depends on how long the validation takes.
+    """
+    from tf_keras.utils import OrderedEnqueuer
+
+    class OnePass(OrderedEnqueuer):  # type: ignore[misc]  # tf_keras is untyped
+        def _wait_queue(self) -> None:
+            self.stop_signal.wait()
+
+        def get(self) -> Iterator[Any]:
+            return itertools.islice(super().get(), len(self.sequence))
+
+    return OnePass(*arguments, **keywords)
 
 
 def _generator(layer: Any) -> Any:

@@ -51,6 +51,8 @@ class SequencePosition:
         self._fit = fit
         self._feed = feed
         self._sequence = fit.sequence
+        if (one_pass := fit.read_one_pass()) is not None:
+            feed.dataset = one_pass
         self._shuffle_state: Any = None
         self._calls: list[list[Any]] = []  # hook, generators before it or None
         self._again: list[list[Any]] = []  # calls that Keras makes again

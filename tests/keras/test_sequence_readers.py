@@ -1,0 +1,116 @@
+"""Batches that Keras reads ahead by workers are in one order, however long it takes.
+
+tf_keras' readers begin another pass over the data a tenth of a second after the last
+batch of an epoch was taken: they call `on_epoch_end` and draw an order once more, so
+that the next epoch depends on how long the validation took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+pytest.importorskip("tensorflow")
+
+from tests.keras.both_lines import LINES  # noqa: E402
+from tests.keras.small_fit import (  # noqa: E402
+    BATCH,
+    BATCHES,
+    EPOCHS,
+    Machine,
+    Seen,
+    machine,
+)
+
+LONG = 0.4  # seconds; four times what tf_keras' readers wait
+ROWS = np.arange(BATCHES * BATCH, dtype="float32")[:, None]
+Program = Callable[..., dict[int, list[list[int]]]]
+
+
+@pytest.fixture
+def on(line: str) -> Iterator[Machine]:
+    with machine(line) as made:
+        yield made
+
+
+def rows(on: Machine, **workers: Any) -> Any:
+    """Data that are shuffled between epochs by Python's generator."""
+    utils = on.keras.utils
+
+    class Rows(utils.PyDataset if on.line == "keras" else utils.Sequence):
+        def __init__(self) -> None:
+            super().__init__(**(workers if on.line == "keras" else {}))
+            self.order = np.arange(len(ROWS))
+
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, index: int) -> Any:
+            return ROWS[self.order[index * BATCH : (index + 1) * BATCH]]
+
+        def on_epoch_end(self) -> None:
+            np.random.shuffle(self.order)
+
+    return Rows()
+
+
+@pytest.fixture
+def seen_by(on: Machine) -> Program:
+    """A fit that validates for so long; each start of it adds what it was given."""
+
+    def program(seen: Seen, seconds: float = 0.0, **workers: Any) -> Any:
+        def validate(batch: int, logs: Any = None) -> None:
+            time.sleep(seconds)
+
+        slow = on.callback(on_test_batch_begin=validate)
+        data = {"x": rows(on, **workers), "y": None, "batch_size": None}
+        held_out = {"validation_data": (ROWS[:BATCH],) * 2}
+        own = workers if on.line == "tf_keras" else {}
+        on.fit(seen.model(on), seen.callback(on), slow, **data, **held_out, **own)
+        return seen.epochs
+
+    return program
+
+
+@LINES
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_order_does_not_depend_on_the_time(
+    on: Machine, seen_by: Program, line: str, workers: int
+) -> None:
+    expected = seen_by_run(on, seen_by, 0.0, 1)
+    assert seen_by_run(on, seen_by, LONG, workers) == expected
+    cuts = [("begin", 1, 3), ("test", 1, 0), ("end", 2, 1)]
+    assert seen_by_run(on, seen_by, LONG, workers, *cuts) == expected
+
+
+@LINES
+def test_processes_read_in_the_same_order(
+    on: Machine, seen_by: Program, line: str
+) -> None:
+    if line == "keras":
+        pytest.skip("its readers take one pass over the data")
+    expected = seen_by_run(on, seen_by, 0.0, 1)
+    found: dict[int, list[list[int]]] = {}
+    on.start()
+    found = seen_by(Seen(), LONG, workers=2, use_multiprocessing=True)
+    assert found == expected
+
+
+def seen_by_run(
+    on: Machine, program: Program, seconds: float, workers: int, *cuts: Any
+) -> dict[int, list[list[int]]]:
+    """What a run on a fresh machine trained with."""
+    with machine(on.line) as fresh:
+        on.checkpoints = fresh.checkpoints
+        seen = Seen()
+        on.run(lambda: program(seen, seconds, workers=workers), *cuts)
+    assert sorted(seen.epochs) == list(range(EPOCHS))
+    for epoch in seen.epochs.values():
+        samples = [sample for batch in epoch for sample in batch]
+        assert sorted(samples) == sorted(ROWS[:, 0].astype(int))
+    return seen.epochs
