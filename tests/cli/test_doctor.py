@@ -32,6 +32,7 @@ from tfpreempt.notice._shared import Report
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource
 from tfpreempt.notice.signals import SignalSource
+from tfpreempt.notice.source import Told
 from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.platforms.detect import VARIANTS, Platform
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
@@ -164,7 +165,7 @@ class Asker:
         if self._hangs:
             self._closed.wait(30)
         for topic, level in self._levels.items():
-            report(topic, level)
+            report(topic, None if level is None else Told(level))
         return 1.0
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tfpreempt import errors
 from tfpreempt.notice.aws import TOPICS, AwsWatch, is_excluded, metadata_url
+from tfpreempt.notice.source import TimedSource
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeAws
 
@@ -71,6 +72,15 @@ def test_each_topic_says_what_it_means(bench: Bench) -> None:
         ),
         ("aws:lifecycle", "target-lifecycle-state is Warmed:Terminated"),
     ]
+
+
+def test_an_interruption_says_what_it_leaves(bench: Bench) -> None:
+    when = datetime.datetime.fromtimestamp(bench.clock.wall() + 65, datetime.UTC)
+    bench.fake.interrupt("terminate", when)
+    bench.look()
+    (source,) = [each for each in bench.sources if "interruption" in each.name]
+    assert isinstance(source, TimedSource)
+    assert source.seconds_left() == 60.0
 
 
 def test_404_is_the_normal_answer(

@@ -10,7 +10,9 @@ import pytest
 
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
+from tfpreempt.notice._times import readable
 from tfpreempt.notice.azure import FIRST_LIMITS, AzureWatch, metadata_url
+from tfpreempt.notice.source import TimedSource
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeAzure
 
@@ -24,6 +26,7 @@ class Bench:
         self.heard: list[str] = []
         self.watch = AzureWatch(
             url=self.fake.url,
+            clock=self.clock,
             wait=self.clock.wait,
             **options,  # type: ignore[arg-type]  # each test's own
         )
@@ -49,7 +52,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Reboot", "Redeploy"])
 def test_an_event_for_this_machine_is_a_notice(bench: Bench, kind: str) -> None:
-    identity = bench.fake.schedule(kind)
+    identity = bench.fake.schedule(kind, not_before="2026-11-21T20:00:00Z")
     bench.look()
     bench.look()
     assert bench.heard == [
@@ -107,6 +110,17 @@ def test_the_time_comes_in_many_forms(bench: Bench, sent: str, shown: str) -> No
     bench.fake.schedule(not_before=sent, status="Started")
     bench.look()
     assert bench.heard[0].startswith(f"Preempt has started{shown} (event ")
+
+
+def test_the_earliest_of_several_says_what_is_left() -> None:
+    bench = Bench()
+    now = bench.clock.wall()
+    for ahead in (300, 31, 900):
+        bench.fake.schedule(not_before=readable(now + ahead))
+    bench.look()
+    assert isinstance(bench.source, TimedSource)
+    assert bench.source.seconds_left() == 30.0
+    bench.close()
 
 
 def test_acknowledging_starts_what_was_reported_and_no_more(bench: Bench) -> None:

@@ -312,12 +312,15 @@ def test_a_maintenance_far_ahead_waits_for_its_lead(value: object) -> None:
     begins = 1_795_309_200.0  # 2026-11-22T01:00:00Z
     told = read_upcoming_maintenance(value, begins - 7 * 86400, None)
     assert told is not None
-    assert "2026-11-22T01:00:00Z" in told
+    assert "2026-11-22T01:00:00Z" in told.detail
+    assert told.goes_at == begins
     assert read_upcoming_maintenance(value, begins - 3601, 3600) is None
     assert read_upcoming_maintenance(value, begins - 3599, 3600) is not None
     ongoing = {**value, "maintenance_status": "ONGOING"}  # type: ignore[dict-item]
     if "maintenance_status" in value:  # type: ignore[operator]  # it is a dict
-        assert read_upcoming_maintenance(ongoing, begins - 3601, 3600) is not None
+        told = read_upcoming_maintenance(ongoing, begins - 3601, 3600)
+        assert told is not None
+        assert told.goes_at == begins - 3601  # now
 
 
 def test_pick_finds_either_spelling() -> None:

@@ -11,8 +11,11 @@ import pytest
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
 from tfpreempt.notice._shared import Report, SharedWatch, quick_retry_seconds
+from tfpreempt.notice.source import TimedSource, Told
+from tfpreempt.testing.clock import FakeClock
 
 SOURCES = {"a": "shared:a", "b": "shared:b"}
+GOES_AT = 1_700_000_100.0
 Levels = dict[str, str | None]
 
 
@@ -32,7 +35,7 @@ class ScriptedAsker:
         if isinstance(said, BaseException):
             raise said
         for topic, detail in said.items():
-            report(topic, detail)
+            report(topic, None if detail is None else Told(detail, GOES_AT))
         return 0.0
 
     def close(self) -> None:
@@ -44,10 +47,12 @@ class Bench:
     def __init__(self) -> None:
         self.askers: list[ScriptedAsker] = []
         self.heard: list[str] = []
+        self.clock = FakeClock(wall=GOES_AT - 100.0)
         self.watch = SharedWatch(
             "shared",
             SOURCES,
             self.make_asker,
+            clock=self.clock,
             wait=lambda stop, seconds: stop.is_set(),
         )
 
@@ -110,6 +115,28 @@ def test_a_late_source_hears_what_is_up_and_a_closed_one_nothing() -> None:
     late.close()
 
 
+def test_a_source_knows_what_its_notice_leaves() -> None:
+    bench = Bench()
+    source, quiet = bench.watch.source("a"), bench.watch.source("b")
+    assert isinstance(source, TimedSource)
+    assert isinstance(quiet, TimedSource)
+    left: list[float | None] = []
+    source.start(lambda detail: left.append(source.seconds_left()))
+    quiet.start(bench.heard.append)
+    bench.say({"a": "up", "b": None})
+    assert left == [100.0]
+    bench.clock.advance(130.0)
+    assert (source.seconds_left(), quiet.seconds_left()) == (-30.0, None)
+    late = bench.watch.source("a")
+    assert isinstance(late, TimedSource)
+    late.start(lambda detail: left.append(late.seconds_left()))
+    assert left == [100.0, -30.0]
+    bench.say({"a": None})
+    assert source.seconds_left() is None
+    for each in (source, quiet, late):
+        each.close()
+
+
 def test_a_topic_that_is_not_reported_keeps_its_level() -> None:
     bench = Bench()
     source = bench.watch.source("a")
@@ -146,7 +173,7 @@ def test_what_comes_after_the_last_close_is_not_reported() -> None:
         def ask(self, report: Report) -> float:
             entered.set()
             release.wait(10.0)
-            report("a", "too late")
+            report("a", Told("too late"))
             return 0.0
 
     watch = SharedWatch("shared", SOURCES, Late, close_limit=0.05)
@@ -162,7 +189,7 @@ def test_what_comes_after_the_last_close_is_not_reported() -> None:
 def test_starts_and_closes_from_many_threads_leave_nothing() -> None:
     class Idle(ScriptedAsker):
         def ask(self, report: Report) -> float:
-            report("a", "up")
+            report("a", Told("up"))
             return 0.001
 
     watch = SharedWatch("shared", SOURCES, Idle)

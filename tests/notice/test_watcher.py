@@ -78,6 +78,39 @@ def test_the_earliest_deadline_wins(
     watcher.close()
 
 
+class Timed(ScriptedSource):
+    """Is told when the machine goes."""
+
+    left: float | None
+
+    def seconds_left(self) -> float | None:
+        return self.left
+
+
+@pytest.mark.parametrize(
+    ("grace", "left", "told"),
+    [
+        (120.0, 100.0, 100.0),
+        (120.0, 900.0, 120.0),  # a clock that is wrong cannot make it longer
+        (120.0, -3.0, 0.0),  # the time has come: commit and leave
+        (120.0, None, 120.0),
+        (None, 100.0, None),
+    ],
+)
+def test_a_time_of_its_own_shortens_the_grace(
+    grace: float | None, left: float | None, told: float | None
+) -> None:
+    heard: list[Notice] = []
+    source = Timed()
+    source.left = left
+    watcher = watch(source, on_notice=heard.append, graces=(grace,))
+    watcher.start()
+    source.fire()
+    assert [notice.grace_seconds for notice in heard] == [told]
+    assert watcher.deadline == (START + told if told else None)
+    watcher.close()
+
+
 def test_a_failing_listener_is_logged_and_heard_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.platforms.configs import left_with, notices, watched
 from tfpreempt.errors import ConfigurationError
+from tfpreempt.notice._times import readable
 from tfpreempt.platforms.aws import AwsSpotTerminationConfig
 from tfpreempt.platforms.azure import AzureTerminationConfig
 from tfpreempt.testing.metadata import FakeAws, FakeAzure
@@ -52,6 +55,15 @@ def test_aws_hears_of_an_interruption(aws: FakeAws) -> None:
     aws.interrupt()  # there from the start: nobody has to wait 5 s for the next look
     (notice,) = notices(AwsSpotTerminationConfig(), lambda: None)
     assert (notice.source, notice.grace_seconds) == ("aws:spot-interruption", 115.0)
+
+
+def test_aws_leaves_what_the_interruption_says(aws: FakeAws) -> None:
+    """A job that starts within the notice."""
+    ahead = datetime.timedelta(seconds=60)
+    aws.interrupt(at=datetime.datetime.now(datetime.UTC) + ahead)
+    (notice,) = notices(AwsSpotTerminationConfig(), lambda: None)
+    assert notice.grace_seconds is not None
+    assert 0 < notice.grace_seconds <= 60
 
 
 def test_aws_hears_of_a_rebalance_only_if_asked(aws: FakeAws) -> None:
@@ -120,10 +132,17 @@ def test_azure_refuses_what_cannot_work(arguments: Any, message: str) -> None:
 
 @pytest.mark.parametrize(("kind", "grace"), [("Preempt", 30.0), ("Reboot", 300.0)])
 def test_azure_hears_of_an_event(kind: str, grace: float, azure: FakeAzure) -> None:
-    azure.schedule(kind)
+    azure.schedule(kind, not_before=readable(time.time() + 3600))
     (notice,) = notices(AzureTerminationConfig(), lambda: None)
     assert (notice.source, notice.grace_seconds) == (EVENTS, grace)
     assert kind in notice.detail
+
+
+def test_azure_leaves_what_the_event_says(azure: FakeAzure) -> None:
+    azure.schedule("Reboot", not_before=readable(time.time() + 100))
+    (notice,) = notices(AzureTerminationConfig(), lambda: None)
+    assert notice.grace_seconds is not None
+    assert 0 < notice.grace_seconds <= 100
 
 
 def noticed(azure: FakeAzure, **options: Any) -> tuple[AzureTerminationConfig, str]:

@@ -16,6 +16,7 @@ from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice._gce_topics import TOPICS
 from tfpreempt.notice._http import MetadataSession
 from tfpreempt.notice._shared import Asker
+from tfpreempt.notice.source import Told
 from tfpreempt.notice.watcher import WatchedSource
 
 ANSWER_SECONDS = 8.0
@@ -112,7 +113,7 @@ def _cloud(
     kind: str, topics: list[str], make: AskerMaker, limit: float
 ) -> dict[str, Verdict]:
     """Asks one metadata server for all its topics."""
-    levels: dict[str, str | None] = {}
+    levels: dict[str, Told | None] = {}
     faults: list[str] = []
     try:
         asker = make(topics)
@@ -131,8 +132,8 @@ def _cloud(
     asker.close()
 
     def verdict(topic: str) -> Verdict:
-        if levels.get(topic) is not None:
-            return Liveness.NOTICE, str(levels[topic])
+        if (told := levels.get(topic)) is not None:
+            return Liveness.NOTICE, told.detail
         if topic in levels:
             return Liveness.LIVE, ""
         if not is_done:

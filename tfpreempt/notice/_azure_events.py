@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import email.utils
 
 from tfpreempt import errors
 from tfpreempt.notice._http import printable
+from tfpreempt.notice._times import epoch_seconds, readable
 
 _UP = ("Scheduled", "Started")  # other states are over
 
@@ -22,6 +21,7 @@ class Event:
         is_started: whether it goes on already.
         resources: the machines that it is for.
         not_before: when it starts at the earliest, for people; "" once it has started.
+        starts_at: the same in seconds since the Unix epoch; None if it is not known.
     """
 
     id: str
@@ -29,6 +29,7 @@ class Event:
     is_started: bool
     resources: tuple[str, ...]
     not_before: str
+    starts_at: float | None
 
     def names(self, machine: str) -> bool:
         """Whether it is for this machine; Azure's names ignore the case."""
@@ -82,29 +83,20 @@ def _read_event(fields: object) -> Event | None:
         return None
     if not isinstance(resources, list):
         return None
+    starts_at = epoch_seconds(fields.get("NotBefore"))
     return Event(
         id=identity,
         kind=kind,
         is_started=fields["EventStatus"] == "Started",
         resources=tuple(str(each) for each in resources),
-        not_before=_readable_time(fields.get("NotBefore")),
+        not_before=_for_people(fields.get("NotBefore"), starts_at),
+        starts_at=starts_at,
     )
 
 
-def _readable_time(text: object) -> str:
+def _for_people(text: object, seconds: float | None) -> str:
     """A time in one form, whichever of Azure's it came in."""
-    if not isinstance(text, str) or not text:
-        return ""
     try:
-        when = email.utils.parsedate_to_datetime(text)
+        return readable(seconds) if seconds is not None else str(text or "")
     except ValueError:
-        try:
-            when = datetime.datetime.fromisoformat(text)
-        except ValueError:
-            return text
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=datetime.UTC)
-    try:
-        return when.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except OverflowError:
-        return text  # before the year 1, or after 9999
+        return str(text)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Callable, Mapping
 
 from tfpreempt import errors
 from tfpreempt.notice._http import printable
+from tfpreempt.notice._times import epoch_seconds
+from tfpreempt.notice.source import Told
 
 ABSENT = object()
 """What `pick()` returns for an entry that is not there."""
 
-Read = Callable[[object, float, float | None], str | None]
-"""Takes the entry's value, the wall time and the lead; returns the notice's detail."""
+Read = Callable[[object, float, float | None], Told | None]
+"""Takes the entry's value, the wall time and the lead; returns the notice if any."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +32,14 @@ class Topic:
     is_503_normal: bool = False
 
 
-def read_preempted(value: object, now: float, lead: float | None) -> str | None:
+def read_preempted(value: object, now: float, lead: float | None) -> Told | None:
     """instance/preempted: FALSE, then TRUE for good."""
     return _read_word("preempted", value, up={"TRUE"}, quiet={"FALSE", "NONE", ""})
 
 
-def read_maintenance_event(value: object, now: float, lead: float | None) -> str | None:
+def read_maintenance_event(
+    value: object, now: float, lead: float | None
+) -> Told | None:
     """instance/maintenance-event: a migration is no end."""
     return _read_word(
         "maintenance-event",
@@ -46,7 +49,7 @@ def read_maintenance_event(value: object, now: float, lead: float | None) -> str
     )
 
 
-def read_stop_state(value: object, now: float, lead: float | None) -> str | None:
+def read_stop_state(value: object, now: float, lead: float | None) -> Told | None:
     """instance/shutdown-details/stop-state: a graceful shutdown."""
     return _read_word(
         "stop-state",
@@ -58,7 +61,7 @@ def read_stop_state(value: object, now: float, lead: float | None) -> str | None
 
 def read_upcoming_maintenance(
     value: object, now: float, lead: float | None
-) -> str | None:
+) -> Told | None:
     """instance/upcoming-maintenance/: an object, in one of two spellings.
 
     Nothing is said by {}, "NONE", an object with an error, or empty fields.
@@ -71,15 +74,15 @@ def read_upcoming_maintenance(
     start = str(fields.get("windowstarttime") or "")
     if status not in {"PENDING", "ONGOING"} and not start:
         return None
-    begins = now if status == "ONGOING" else _timestamp(start)
+    begins = now if status == "ONGOING" else epoch_seconds(start)
     if lead is not None and begins is not None and begins - now > lead:
         return None
     kind = fields.get("maintenancetype") or fields.get("type") or "UNKNOWN"
-    told = (
+    detail = (
         f"upcoming-maintenance is {status or 'PENDING'}, type {kind}, "
         f"window {start or '?'} to {fields.get('windowendtime') or '?'}"
     )
-    return printable(told)
+    return Told(printable(detail), begins)
 
 
 TOPICS: Mapping[str, Topic] = {
@@ -126,29 +129,18 @@ def _squash(name: str) -> str:
 
 def _read_word(
     topic: str, value: object, *, up: set[str], quiet: set[str]
-) -> str | None:
-    """A detail if the word is among `up`.
+) -> Told | None:
+    """A notice if the word is among `up`.
 
     Raises:
         NoticeError: it is no word that is known.
     """
     word = "" if value is None else str(value).strip().upper()
     if word in up:
-        return f"{topic} is {word}"
+        return Told(f"{topic} is {word}")
     if word not in quiet:
         raise errors.NoticeError(
             f"the metadata server says {printable(str(value))!r} for {topic}, expected "
             f"one of {sorted(up | quiet - {''})}; it is taken for no notice"
         )
     return None
-
-
-def _timestamp(text: str) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time; None if it is none."""
-    try:
-        when = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=datetime.UTC)
-    return when.timestamp()

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from tfpreempt import errors
 from tfpreempt._threads import OwnedThread
+from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.notice._faults import FaultLog
 from tfpreempt.notice._outlet import Outlet
 from tfpreempt.notice._polling import (
@@ -18,14 +19,14 @@ from tfpreempt.notice._polling import (
     retry_seconds,
     wait_event,
 )
-from tfpreempt.notice.source import NoticeSource, OnNotice
+from tfpreempt.notice.source import NoticeSource, OnNotice, Told
 
 _logger = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.1
 
-Report = Callable[[str, str | None], None]
-"""Takes a topic and its level: a detail while the notice is up, None while not."""
+Report = Callable[[str, Told | None], None]
+"""Takes a topic and its level: what is told while the notice is up, None while not."""
 
 Jitter = Callable[[], float]
 """Returns a number from 0 to below 1."""
@@ -71,6 +72,7 @@ class SharedWatch:
         name: of the service, for the thread and for messages.
         sources: the topics and the names of their sources.
         make_asker: called whenever a thread is started.
+        clock: by which it is known what a notice leaves.
         wait: how to wait between two questions; tests pass that of a fake clock.
         jitter: spreads the pauses after failures.
         close_limit: seconds for which the last `close()` waits for the thread.
@@ -82,10 +84,12 @@ class SharedWatch:
         sources: Mapping[str, str],
         make_asker: Callable[[], Asker],
         *,
+        clock: Clock | None = None,
         wait: Wait = wait_event,
         jitter: Jitter = random.random,
         close_limit: float = CLOSE_LIMIT_SECONDS,
     ) -> None:
+        self.clock = SystemClock() if clock is None else clock
         self._name = name
         self._sources = dict(sources)
         self._make_asker = make_asker
@@ -119,10 +123,9 @@ class SharedWatch:
                     f"tfpreempt-{self._name}", self._round_target(self._round)
                 )
                 self._round.thread.start()
-            detail = self._round.levels.get(member.topic)
-            member.is_up = detail is not None
-        if detail is not None:
-            member.outlet.send(detail)
+            told = member.told = self._round.levels.get(member.topic)
+        if told is not None:
+            member.outlet.send(told.detail)
 
     def leave(self, member: _TopicSource) -> None:
         """A source was closed. The last one ends the thread."""
@@ -138,8 +141,8 @@ class SharedWatch:
             self._name, lambda failures: quick_retry_seconds(failures, self._jitter)
         )
 
-        def report(topic: str, detail: str | None) -> None:
-            self._report(current, topic, detail)
+        def report(topic: str, told: Told | None) -> None:
+            self._report(current, topic, told)
 
         def run() -> None:
             stop = current.thread.stop_event
@@ -157,17 +160,18 @@ class SharedWatch:
 
         return run
 
-    def _report(self, current: _Round, topic: str, detail: str | None) -> None:
+    def _report(self, current: _Round, topic: str, told: Told | None) -> None:
         with self._lock:
             if self._round is not current:
                 return  # closed meanwhile
-            current.levels[topic] = detail
+            current.levels[topic] = told
             members = [each for each in self._members if each.topic == topic]
-            new = [each for each in members if detail is not None and not each.is_up]
+            new = [each for each in members if each.told is None]
             for each in members:
-                each.is_up = detail is not None
-        for each in new:
-            each.outlet.send(detail or "")
+                each.told = told
+        if told is not None:
+            for each in new:
+                each.outlet.send(told.detail)
 
 
 class _Round:
@@ -177,7 +181,7 @@ class _Round:
 
     def __init__(self, asker: Asker) -> None:
         self.asker = asker
-        self.levels: dict[str, str | None] = {}
+        self.levels: dict[str, Told | None] = {}
 
     def end(self, name: str, limit: float) -> None:
         self.thread.stop()
@@ -199,7 +203,7 @@ class _TopicSource:
         self._name = name
         self.topic = topic
         self.outlet = Outlet(name)
-        self.is_up = False  # guarded by the watch's lock
+        self.told: Told | None = None  # while it is up; written under the watch's lock
 
     @property
     def name(self) -> str:
@@ -208,6 +212,12 @@ class _TopicSource:
     def start(self, on_notice: OnNotice) -> None:
         self.outlet.open(on_notice)
         self._watch.join(self)
+
+    def seconds_left(self) -> float | None:
+        told = self.told
+        if told is None or told.goes_at is None:
+            return None
+        return told.goes_at - self._watch.clock.wall()
 
     def rearm(self) -> None:
         pass  # nothing can disarm a request

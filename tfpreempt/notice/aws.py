@@ -31,7 +31,8 @@ from tfpreempt.notice._polling import (
     wait_event,
 )
 from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
-from tfpreempt.notice.source import NoticeSource
+from tfpreempt.notice._times import epoch_seconds
+from tfpreempt.notice.source import NoticeSource, Told
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 MODE_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"
@@ -47,31 +48,32 @@ ROOT = "/latest/meta-data/"
 INTERVAL_SECONDS = 5.0
 LIMITS = Limits(total_seconds=3.0, body_bytes=64 * 1024)
 
-Read = Callable[[Answer, str], str | None]
+Read = Callable[[Answer, str], Told | None]
 
 
-def read_interruption(answer: Answer, url: str) -> str | None:
+def read_interruption(answer: Answer, url: str) -> Told | None:
     """spot/instance-action: an object with the action and its time."""
     fields = _object(answer, url)
     action = fields.get("action")
     if not isinstance(action, str) or not re.fullmatch("[a-z][a-z-]{2,31}", action):
         raise _unexpected(answer, url, "an action such as 'terminate' and its time")
-    return printable(f"spot/instance-action is {action} at {fields.get('time')}")
+    told = printable(f"spot/instance-action is {action} at {fields.get('time')}")
+    return Told(told, epoch_seconds(fields.get("time")))
 
 
-def read_rebalance(answer: Answer, url: str) -> str | None:
+def read_rebalance(answer: Answer, url: str) -> Told | None:
     """events/recommendations/rebalance: the time of an early warning."""
     when = _object(answer, url).get("noticeTime")
     if not isinstance(when, str) or not when:
         raise _unexpected(answer, url, "an object with noticeTime")
-    return printable(f"rebalance is recommended since {when}")
+    return Told(printable(f"rebalance is recommended since {when}"))
 
 
-def read_lifecycle(answer: Answer, url: str) -> str | None:
+def read_lifecycle(answer: Answer, url: str) -> Told | None:
     """autoscaling/target-lifecycle-state: where the group takes the instance to."""
     state = answer.text()
     if state in {"Terminated", "Warmed:Terminated"}:
-        return f"target-lifecycle-state is {state}"
+        return Told(f"target-lifecycle-state is {state}")
     if not re.fullmatch("[A-Za-z:]{1,64}", state):
         raise _unexpected(answer, url, "a state such as 'InService'")
     return None
@@ -158,6 +160,7 @@ class AwsWatch:
             "aws",
             {name: f"aws:{name}" for name in chosen},
             lambda: AwsAsker(MetadataSession(base), chosen, asking_clock, seconds),
+            clock=asking_clock,
             wait=wait,
             jitter=jitter,
             close_limit=close_limit,
@@ -205,12 +208,12 @@ class AwsAsker:
             path, read = TOPICS[name]
             answer = self._get(path)
             try:
-                detail = self._read(path, read, answer)
+                told = self._read(path, read, answer)
             except errors.NoticeError as error:
                 failures[name] = error
             else:
                 self._faults[name].note_success()
-                report(name, detail)
+                report(name, told)
         if len(failures) == len(self._faults):
             raise next(iter(failures.values()))
         for name, failure in failures.items():
@@ -220,7 +223,7 @@ class AwsAsker:
     def close(self) -> None:
         self._session.close()
 
-    def _read(self, path: str, read: Read, answer: Answer) -> str | None:
+    def _read(self, path: str, read: Read, answer: Answer) -> Told | None:
         if answer.status == 404:
             return None
         url = f"{self._session.base_url}{ROOT}{path}"

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from tfpreempt import errors
+from tfpreempt.clock import Clock
 from tfpreempt.notice._azure_events import Event, read_events
 from tfpreempt.notice._faults import FaultLog
 from tfpreempt.notice._http import (
@@ -33,7 +34,7 @@ from tfpreempt.notice._polling import (
     wait_event,
 )
 from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
-from tfpreempt.notice.source import NoticeSource
+from tfpreempt.notice.source import NoticeSource, Told
 
 HOST_VARIABLE = "TFPREEMPT_AZURE_METADATA"
 DEFAULT_URL = "http://169.254.169.254"
@@ -76,6 +77,7 @@ class AzureWatch:
         url: host, host:port or http://host:port of the service; by default from
             the environment variable TFPREEMPT_AZURE_METADATA, or 169.254.169.254.
         interval: seconds between two looks.
+        clock: where times come from.
         wait: how to wait between looks; tests pass that of a fake clock.
         jitter: spreads the pauses after failures; returns 0 to below 1.
         close_limit: seconds for which the last `close()` waits for the thread.
@@ -92,6 +94,7 @@ class AzureWatch:
         vm_name: str | None = None,
         url: str | None = None,
         interval: float = INTERVAL_SECONDS,
+        clock: Clock | None = None,
         wait: Wait = wait_event,
         jitter: Jitter = random.random,
         close_limit: float = CLOSE_LIMIT_SECONDS,
@@ -107,6 +110,7 @@ class AzureWatch:
             lambda: AzureAsker(
                 MetadataSession(self._base), chosen, vm_name, seconds, self._keep
             ),
+            clock=clock,
             wait=wait,
             jitter=jitter,
             close_limit=close_limit,
@@ -203,7 +207,9 @@ class AzureAsker:
             # Another event while one is up is another change from quiet to notice.
             report(TOPIC, None)
         if new:
-            report(TOPIC, "; ".join(event.describe() for event in new[:5]))
+            told = "; ".join(event.describe() for event in new[:5])
+            times = [each.starts_at for each in new if each.starts_at is not None]
+            report(TOPIC, Told(told, min(times, default=None)))
         return self._interval
 
     def close(self) -> None:

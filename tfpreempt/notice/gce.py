@@ -125,6 +125,7 @@ class GceWatch:
                 asking_clock,
                 maintenance_lead_seconds,
             ),
+            clock=asking_clock,
             wait=wait,
             jitter=jitter,
             close_limit=close_limit,
@@ -266,13 +267,13 @@ class GceAsker:
             return
         topic, now = self._topics[name], self._clock.wall()
         try:
-            detail = topic.read(value, now, self._lead_seconds)
+            told = topic.read(value, now, self._lead_seconds)
         except errors.NoticeError as error:
             # A word that we do not know must not cost us the others' hanging GET.
             self._faults[name].note_failure(error)
         else:
             self._faults[name].note_success()
-            report(name, detail)
+            report(name, told)
 
     def _get(self, path: str, query: str) -> Answer:
         is_directory = path.endswith("/")

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 OnNotice = Callable[[str], None]
 """Called with a detail for people, from any thread of the source, never in a signal
 handler. It returns quickly and does not raise."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What a service says while a notice of it is up.
+
+    Attributes:
+        detail: for people.
+        goes_at: when the machine goes, in seconds since the Unix epoch; None where the
+            service does not say.
+    """
+
+    detail: str
+    goes_at: float | None = None
 
 
 class NoticeSource(Protocol):
@@ -40,4 +55,17 @@ class NoticeSource(Protocol):
 
     def close(self) -> None:
         """Stops, joins its threads with a limit, and puts back what it changed."""
+        ...
+
+
+@runtime_checkable
+class TimedSource(NoticeSource, Protocol):
+    """A source that may be told by when the machine goes."""
+
+    def seconds_left(self) -> float | None:
+        """What is left now of the notice that is up; None where nobody says.
+
+        0 or less: the time has come. By this machine's wall clock, which the clouds
+        keep; any thread.
+        """
         ...

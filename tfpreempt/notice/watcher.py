@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from tfpreempt import errors
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.events import Notice
-from tfpreempt.notice.source import NoticeSource
+from tfpreempt.notice.source import NoticeSource, TimedSource
 
 _logger = logging.getLogger(__name__)
 
@@ -26,7 +26,8 @@ class WatchedSource:
     Attributes:
         source: a source that was not started yet.
         grace_seconds: seconds from its notice until the machine goes; None or 0 where
-            nobody says: then the commit is made at once and sets no deadline.
+            nobody says: then the commit is made at once and sets no deadline. A notice
+            that says a time of its own (`TimedSource`) can only shorten it.
     """
 
     source: NoticeSource
@@ -39,6 +40,14 @@ class WatchedSource:
                 f"grace_seconds={grace!r} for {self.source.name}: expected a finite "
                 "number of seconds from 0 on, or None where it is not known"
             )
+
+    def grace_now(self) -> float | None:
+        """`grace_seconds`, or what is left by the notice's own time if that is less."""
+        grace = self.grace_seconds
+        if grace is None or not isinstance(self.source, TimedSource):
+            return grace
+        left = self.source.seconds_left()
+        return grace if left is None else max(0.0, min(grace, left))
 
 
 class Watcher:
@@ -132,7 +141,7 @@ class Watcher:
         notice = Notice(
             source=watched.source.name,
             worker=self._worker,
-            grace_seconds=watched.grace_seconds,
+            grace_seconds=watched.grace_now(),
             received_at=self._clock.monotonic(),
             detail=detail,
         )

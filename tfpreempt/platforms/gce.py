@@ -29,8 +29,8 @@ class GceTerminationConfig(TerminationConfig):
         graceful_shutdown_period: seconds of the graceful shutdown that the VM was made
             with; its `stop-state` is watched then. None: it has none.
         upcoming_maintenance_period: take a maintenance that is announced, on TPUs up to
-            7 days ahead, for a notice once its window begins within so many seconds;
-            the grace is as long. None: announcements are not watched.
+            7 days ahead, for a notice once its window begins within so many seconds.
+            The grace is what is left until then. None: announcements are not watched.
         **options: the other arguments of `TerminationConfig`.
 
     Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import email.utils
 import itertools
 import json
 from collections.abc import Sequence
@@ -10,6 +12,13 @@ from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
 
 EVENTS = "/metadata/scheduledevents"
 NAME = "/metadata/instance/compute/name"
+LEAST_SECONDS = {
+    "Preempt": 30,
+    "Terminate": 300,
+    "Reboot": 900,
+    "Redeploy": 600,
+    "Freeze": 900,
+}
 
 
 class FakeAzure(FakeServer):
@@ -48,7 +57,7 @@ class FakeAzure(FakeServer):
         kind: str = "Preempt",
         *,
         resources: Sequence[str] | None = None,
-        not_before: str = "Sat, 21 Nov 2026 20:00:00 GMT",
+        not_before: str | None = None,
         status: str = "Scheduled",
     ) -> str:
         """Schedules an event.
@@ -56,7 +65,8 @@ class FakeAzure(FakeServer):
         Args:
             kind: Preempt, Terminate, Reboot, Redeploy or Freeze.
             resources: the machines that it is for; by default this one.
-            not_before: as it is sent: RFC 1123, ISO 8601 or empty.
+            not_before: as it is sent: RFC 1123, ISO 8601 or empty; by default as soon
+                as this kind may start.
             status: Scheduled or Started.
 
         Returns:
@@ -69,7 +79,7 @@ class FakeAzure(FakeServer):
             "ResourceType": "VirtualMachine",
             "Resources": [self._vm_name] if resources is None else list(resources),
             "EventStatus": status,
-            "NotBefore": not_before,
+            "NotBefore": _earliest(kind) if not_before is None else not_before,
             "Description": "",
             "EventSource": "Platform",
             "DurationInSeconds": -1,
@@ -126,6 +136,12 @@ class FakeAzure(FakeServer):
             event.update(EventStatus="Started", NotBefore="")
         self._incarnation += 1
         return Reply()
+
+
+def _earliest(kind: str) -> str:
+    ahead = datetime.timedelta(seconds=LEAST_SECONDS[kind])
+    when = datetime.datetime.now(datetime.UTC) + ahead
+    return email.utils.format_datetime(when, usegmt=True)
 
 
 def _json(status: int, value: object) -> Reply:
