@@ -132,6 +132,7 @@ class PreemptionCheckpointHandler:
             start,
             self._session.coordinator,
             self._config,
+            self._cluster,
             counter,
             handler=self,
         )

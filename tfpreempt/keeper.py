@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.cluster import Cluster
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.events import Commit, Event, Exit, Outcome, Restored
 from tfpreempt.journal import Journal, journal_directory
@@ -39,6 +40,7 @@ class Keeper:
         start: what the workers agreed on.
         coordinator: this worker's; knows the age of a notice.
         config: says how to leave.
+        cluster: who the workers are.
         counter: the variable that holds the number of runs; None without a checkpoint.
         handler: whose it is; held weakly, so that a dropped handler is gone at once.
 
@@ -53,6 +55,7 @@ class Keeper:
         start: Start,
         coordinator: Coordinator,
         config: TerminationConfig,
+        cluster: Cluster,
         counter: Any,
         *,
         handler: Handler,
@@ -65,12 +68,13 @@ class Keeper:
         self._token = start.token
         self._coordinator = coordinator
         self._config = config
+        self._cluster = cluster
         self._counter = counter
         self._handler = weakref.ref(handler)
         self._known_runs = 0
         self._journal = Journal(
             journal_directory(self._saver.directory),
-            coordinator.settings.worker,
+            cluster.worker,
             incarnation=os.environ.get("TFPREEMPT_INCARNATION", self._token),
         )
         self.base = 0
@@ -133,7 +137,7 @@ class Keeper:
 
     def leave(self, committed: bool) -> None:
         """Leaves as the config says."""
-        self._config.leave(committed)
+        self._config.leave(committed, self._cluster)
 
     def close(self, limit: float | None = None) -> None:
         """The handler's last boundary."""

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from tfpreempt.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource, checked_path
@@ -160,11 +161,12 @@ class TerminationConfig:
             return self._uncommitted_exit_code
         return None if self._exit_fn is not None else self.exit_code
 
-    def leave(self, committed: bool) -> None:
+    def leave(self, committed: bool, cluster: Cluster = LOCAL) -> None:
         """Leaves the process.
 
         Args:
             committed: whether this preemption made a commit.
+            cluster: the workers, and which of them this is.
 
         Raises:
             SystemExit: unless an `exit_fn` returns.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tfpreempt.cluster import LOCAL, Cluster
 from tfpreempt.events import Notice
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.termination import TerminationConfig
@@ -16,9 +17,13 @@ def watched(config: TerminationConfig) -> dict[str, float | None]:
     return {each.source.name: each.grace_seconds for each in config.watched_sources()}
 
 
-def left_with(config: TerminationConfig, committed: bool = True) -> object:
+def left_with(
+    config: TerminationConfig, committed: bool = True, worker: int | None = None
+) -> object:
+    """The exit code of a process alone, or of one of two workers."""
+    two = Cluster(worker=worker or 0, jobs=(("worker", 2),))
     with pytest.raises(SystemExit) as caught:
-        config.leave(committed)
+        config.leave(committed, LOCAL if worker is None else two)
     return caught.value.code
 
 

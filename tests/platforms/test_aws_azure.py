@@ -176,16 +176,11 @@ def test_azure_is_not_told_to_go_on_where_training_does(azure: FakeAzure) -> Non
     assert azure.status(event) == "Scheduled"
 
 
-def test_azure_is_told_by_one_process(
-    azure: FakeAzure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_azure_is_told_by_the_chief(azure: FakeAzure) -> None:
     config, event = noticed(azure, acknowledge=True)
-    second = (
-        '{"cluster": {"worker": ["a", "b"]}, "task": {"type": "worker", "index": 1}}'
-    )
-    monkeypatch.setenv("TF_CONFIG", second)
-    assert left_with(config) == 143
-    assert azure.status(event) == "Scheduled"
+    for worker, status in ((1, "Scheduled"), (0, "Started")):
+        assert left_with(config, worker=worker) == 143
+        assert azure.status(event) == status
 
 
 def test_azure_that_does_not_listen_keeps_nobody(

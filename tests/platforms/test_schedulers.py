@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import threading
 import time
 from typing import Any
@@ -14,7 +13,6 @@ from tests.platforms.configs import left_with, watched
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.platforms.borg import BorgTpuTerminationConfig
 from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
-from tfpreempt.platforms.role import is_first_process
 from tfpreempt.platforms.slurm import SlurmTerminationConfig
 
 # --- Borg-like with TPUs -------------------------------------------------------------
@@ -193,6 +191,15 @@ def test_scontrol_is_called_by_one_process() -> None:
     assert len(scontrol.commands) == 1
 
 
+@pytest.mark.parametrize(("worker", "times"), [(0, 1), (1, 0)])
+def test_scontrol_is_called_by_the_chief(worker: int, times: int) -> None:
+    """Whichever of Slurm's tasks that is."""
+    scontrol = Scontrol()
+    config = requeued(scontrol, {"SLURM_PROCID": str(1 - worker)})
+    assert left_with(config, worker=worker) == 143
+    assert len(scontrol.commands) == times
+
+
 def test_a_failure_of_scontrol_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert left_with(requeued(Scontrol("Access denied"))) == 143
     assert "`scontrol requeue 17` failed: Access denied" in caplog.text
@@ -229,34 +236,3 @@ def test_scontrol_that_is_not_there_is_told(
 def test_slurm_refuses_what_cannot_work(arguments: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         SlurmTerminationConfig(**arguments)
-
-
-# --- who speaks for all --------------------------------------------------------------
-
-
-def tf_config(kind: str, index: int, *jobs: str) -> dict[str, str]:
-    cluster = {job: ["a:1", "b:1"] for job in jobs}
-    task = {"type": kind, "index": index}
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
-
-
-@pytest.mark.parametrize(
-    ("environment", "is_first"),
-    [
-        ({}, True),
-        ({"SLURM_PROCID": "0"}, True),
-        ({"SLURM_PROCID": "3"}, False),
-        ({"SLURM_PROCID": "what"}, False),
-        (tf_config("worker", 0, "worker"), True),
-        (tf_config("worker", 1, "worker"), False),
-        (tf_config("worker", 0, "chief", "worker"), False),
-        (tf_config("chief", 0, "chief", "worker"), True),
-        (tf_config("worker", 1, "worker") | {"SLURM_PROCID": "0"}, False),
-        ({"TF_CONFIG": "no json"}, False),
-        ({"TF_CONFIG": "[]"}, False),
-    ],
-)
-def test_one_process_speaks_for_all(
-    environment: dict[str, str], is_first: bool
-) -> None:
-    assert is_first_process(environment) is is_first

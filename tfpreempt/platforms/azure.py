@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import Unpack
 
+from tfpreempt.cluster import LOCAL, Cluster
 from tfpreempt.errors import NoticeError
 from tfpreempt.notice.azure import DEFAULT_KINDS, AzureWatch
 from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.platforms.options import Options
-from tfpreempt.platforms.role import is_first_process
 from tfpreempt.termination import Grace, TerminationConfig, check_grace
 
 _logger = logging.getLogger(__name__)
@@ -34,8 +33,8 @@ class AzureTerminationConfig(TerminationConfig):
         kinds: which events are notices, of Preempt, Terminate, Reboot, Redeploy and
             Freeze.
         acknowledge: after the commit, tell Azure that it need not wait any longer.
-            That counts for all machines that an event names, so only the first process
-            does it, for events that name its own machine.
+            That counts for all machines that an event names, so only the chief does it,
+            for events that name its own machine.
         **options: the other arguments of `TerminationConfig`.
 
     Raises:
@@ -77,13 +76,13 @@ class AzureTerminationConfig(TerminationConfig):
             ),
         )
 
-    def leave(self, committed: bool) -> None:
+    def leave(self, committed: bool, cluster: Cluster = LOCAL) -> None:
         """Leaves, having acknowledged the events if that is wanted."""
         try:
-            super().leave(committed)
+            super().leave(committed, cluster)
         except SystemExit:
             # Not before: an exit_fn that returns trains on, and the VM would be gone.
-            if committed and self._acknowledges and is_first_process(os.environ):
+            if committed and self._acknowledges and cluster.is_chief:
                 self._acknowledge()
             raise
 

@@ -8,6 +8,7 @@ from typing import Unpack
 
 from tfpreempt._threads import OwnedThread
 from tfpreempt.arguments import check_seconds
+from tfpreempt.cluster import LOCAL, Cluster
 from tfpreempt.platforms.options import Options
 from tfpreempt.termination import BorgTerminationConfig, Grace, check_callable
 
@@ -49,11 +50,11 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
         self._has_workers = has_workers
         self._wait_limit = wait_limit
 
-    def leave(self, committed: bool) -> None:
+    def leave(self, committed: bool, cluster: Cluster = LOCAL) -> None:
         """Waits for the workers to be gone, with a limit, and leaves."""
         if self._has_workers is not None:
             self._wait(self._has_workers)
-        super().leave(committed)
+        super().leave(committed, cluster)
 
     def _wait(self, has_workers: Callable[[], object]) -> None:
         def look() -> None:

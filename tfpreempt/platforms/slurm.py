@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Literal, Unpack
 
+from tfpreempt.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.signals import SignalSource
 from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.platforms.options import Options
-from tfpreempt.platforms.role import is_first_process
 from tfpreempt.termination import Grace, TerminationConfig, check_code, check_grace
 
 _logger = logging.getLogger(__name__)
@@ -41,8 +41,9 @@ class SlurmTerminationConfig(TerminationConfig):
         exhausted_exit_code: left with then, in place of all other codes and of
             `exit_fn`; RequeueExit in slurm.conf must not list it.
         requeue: "exit": exit code 143, which requeues where slurm.conf has
-            `RequeueExit=143`. "scontrol": the first process calls `scontrol requeue`
-            as its last act, which needs no setting; that kills what still runs.
+            `RequeueExit=143`. "scontrol": the chief, or Slurm's first task where there
+            is no cluster, calls `scontrol requeue` as its last act, which needs no
+            setting; that kills what still runs.
         environment: where Slurm's variables are read; by default the process's.
         run_command: runs scontrol; tests pass their own.
         **options: the other arguments of `TerminationConfig`.
@@ -89,7 +90,7 @@ class SlurmTerminationConfig(TerminationConfig):
         """As the base's; once the restarts are used up, the code that ends the job."""
         return self._exhausted_code if self._is_exhausted else super().code(committed)
 
-    def leave(self, committed: bool) -> None:
+    def leave(self, committed: bool, cluster: Cluster = LOCAL) -> None:
         """Leaves, and has the job requeued unless its restarts are used up."""
         if self._is_exhausted:
             _logger.error(
@@ -101,12 +102,17 @@ class SlurmTerminationConfig(TerminationConfig):
             )
             sys.exit(self._exhausted_code)
         try:
-            super().leave(committed)
+            super().leave(committed, cluster)
         except SystemExit:
             # Not before: it kills the job, and an exit_fn that returns trains on.
-            if self._requeued_job and is_first_process(self._environment):
+            if self._requeued_job and self._speaks_for(cluster):
                 self._requeue(self._requeued_job)
             raise
+
+    def _speaks_for(self, cluster: Cluster) -> bool:
+        if cluster.world > 1:
+            return cluster.is_chief
+        return self._environment.get("SLURM_PROCID", "").strip() in {"", "0"}
 
     def _requeue(self, job: str) -> None:
         command = ["scontrol", "requeue", job]
