@@ -49,7 +49,17 @@ RIGS: dict[str, Callable[[Path], Rig]] = {
 }
 
 
-@pytest.fixture(params=sorted(RIGS))
+# Real servers take their time; one of each cloud is enough in `make test-fast`.
+QUICK = {"aws-spot-interruption", "azure", "gce-preempted"}
+SERVERS = {name for name in RIGS if name.startswith(("aws", "azure", "gce"))}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name in SERVERS - QUICK else ())
+        for name in sorted(RIGS)
+    ]
+)
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     made = RIGS[request.param](tmp_path)
     yield made

@@ -25,6 +25,8 @@ from tfpreempt.testing.metadata import (
 )
 from tfpreempt.testing.metadata._server import FakeServer
 
+pytestmark = pytest.mark.slow  # real servers, each with its time-outs
+
 QUICK_SECONDS = 0.2
 
 

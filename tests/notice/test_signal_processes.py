@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # a new interpreter for each
+
 ROOT = Path(__file__).parents[2]
 
 PRELUDE = """
