@@ -65,11 +65,11 @@ def test_every_variant_has_its_row() -> None:
 
 def test_the_configs_of_the_platforms_can_be_made() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PLATFORMS, re.S)
-    made = [block for block in blocks if "\nhandler" not in block]
-    assert len(made) == len(blocks) - 1  # the other one needs TensorFlow
-    for block in made:
+    assert len(blocks) == 3
+    for block in blocks:
         names: dict[str, object] = {"tfpreempt": tfpreempt}
         exec(block, names)
         config = names["config"]
         assert isinstance(config, tfpreempt.TerminationConfig)
-        assert len(config.watched_sources()) > 1
+        has_more = "detect_platform" not in block  # what this machine is, is its own
+        assert len(config.watched_sources()) > has_more
