@@ -98,7 +98,7 @@ class Departure:
         Args:
             coordinator: this worker's.
             error: what the step raised.
-            peer_is_gone: whether it looks like the loss of another worker, which under
+            peer_is_gone: whether it looks like the loss of another worker, which after
                 a notice is not an error but the expected end.
         """
         coordinator.lost_because = coordinator.lost_because or (
@@ -115,6 +115,8 @@ class Departure:
                 coordinator.feed(ev.NextRound())
             case _:
                 self.detached = True
+                if coordinator.deadlines.were_told:  # and trained on after a commit
+                    self.leave(Outcome.LOST, coordinator.lost_because)
 
     def report(
         self,

@@ -115,6 +115,7 @@ class PreemptionCheckpointHandler:
         self._closed = False
         self._armed = False
         self._noticed = threading.Event()
+        self._served: BaseException | None = None
         self.runs = 0
         check_checkpoint(given)
         counter = attach_counter(given)
@@ -380,7 +381,10 @@ class PreemptionCheckpointHandler:
 
     def _raised(self, error: BaseException) -> bool:
         """Whether it was a preemption, and was served; else peers are told."""
-        return was_preemption(error, self._session, self._connection, self._noticed)
+        if error is not self._served:  # by run(), inside a watch scope
+            done = was_preemption(error, self._session, self._connection, self._noticed)
+            self._served = error if done else None
+        return self._served is not None
 
     def _received(self, notice: Notice) -> None:
         """A source speaks; on its thread."""

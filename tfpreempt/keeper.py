@@ -113,7 +113,7 @@ class Keeper:
         if commit is None:
             return None
         if because == "preemption":
-            waited = self._coordinator.seconds_since_notice()
+            waited = self._coordinator.deadlines.since_notice
             commit = dataclasses.replace(commit, notice_to_commit_seconds=waited)
         self.record(commit)
         log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)

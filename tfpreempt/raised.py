@@ -7,7 +7,7 @@ import threading
 from tfpreempt.events import Outcome
 from tfpreempt.remote_cluster import Connection, is_expected_to_go
 from tfpreempt.session import Session
-from tfpreempt.tensorflow_side import END_OF_DATA, PEER_GONE
+from tfpreempt.tensorflow_side import END_OF_DATA, PEER_GONE, is_lost_worker
 from tfpreempt.watching import NATIVE_DELAY
 
 
@@ -23,7 +23,7 @@ def was_preemption(
         error: of a step.
         session: of this process; leaves, if it was the end of a preempted worker.
         connection: to remote workers, if there is one.
-        noticed: set when a notice comes.
+        noticed: set when the first notice comes.
 
     Returns:
         Whether it was no error but a preemption, and was served: the exit function came
@@ -45,16 +45,15 @@ def _lost_workers(
     error: BaseException, session: Session, noticed: threading.Event
 ) -> bool:
     """The step is half done where a remote worker went, so nothing can be saved."""
-    if not isinstance(error, PEER_GONE):
+    if not is_lost_worker(error):
         return False
-    if is_expected_to_go():  # the exit function came back, and training went on
-        why = f"a remote worker went, as it had told ({type(error).__name__})"
-        session.departure.leave(Outcome.LOST, why)
-        return True
-    if not session.gate.flag:  # the notice may be on its way
-        noticed.clear()
-        noticed.wait(2 * NATIVE_DELAY)
-    if not session.gate.flag:
-        return False
-    session.raised(error, peer_is_gone=True)
-    return not session.departure.detached
+    if not (is_expected_to_go() or noticed.wait(2 * NATIVE_DELAY)):
+        return False  # nor was a notice on its way
+    if session.gate.flag:
+        session.raised(error, peer_is_gone=True)
+        return not session.departure.detached
+    # It was served with a commit, and training went on: within the grace, or because
+    # the exit function came back.
+    why = f"a remote worker went, as it had told ({type(error).__name__})"
+    session.departure.leave(Outcome.LOST, why)
+    return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from typing import Any
 
 from tfpreempt import errors
@@ -19,6 +20,13 @@ log = logging.getLogger(__name__)
 
 FORGET_LIMIT = 5.0
 """Seconds that the service may take to delete a key."""
+
+GOES_WITHIN = 900.0
+"""Seconds after its notice in which a worker's loss is taken for its end.
+
+It serves until then, also whoever connects anew; and where several workers go, the
+notice names the first alone, because TensorFlow's key can be set once.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,7 @@ class Connection:
 
 _connection: Connection | None = None
 _served: Connection | None = None
+_served_at = 0.0  # monotonic seconds
 
 
 def connection() -> Connection | None:
@@ -49,8 +58,9 @@ def connection() -> Connection | None:
 
 
 def is_expected_to_go() -> bool:
-    """Whether a worker of this connection has told that it goes, and was served."""
-    return _connection is not None and _served == _connection
+    """Whether a worker has told that it goes, and was served, but serves on."""
+    is_new = time.monotonic() < _served_at + GOES_WITHIN
+    return _served is not None and (_served == _connection or is_new)
 
 
 def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
@@ -162,12 +172,12 @@ def notice_was_served() -> None:
     TensorFlow's key stays after a preempted worker is gone, and would be taken for the
     next notice, here or in a restarted program.
     """
-    global _served
+    global _served, _served_at
     if _connection is None:
         return
     from tfpreempt.coordination import tf_service
 
-    _served = _connection
+    _served, _served_at = _connection, time.monotonic()
     try:
         bounded(tf_service.forget_native_notice, FORGET_LIMIT, "forgetting a notice")
     except errors.TfpreemptError as error:

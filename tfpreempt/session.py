@@ -151,7 +151,8 @@ class Session:
         if self.departure.left:
             self.departure.left = False
             self._kept.clear()  # what came before the exit is over
-            self.coordinator.feed(ev.NextRound())
+            if self.coordinator.state.main is ev.Main.ENDED:  # not where a peer went
+                self.coordinator.feed(ev.NextRound())
 
     def _settle(
         self, last: bool = False, limit: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +22,22 @@ PEER_GONE = (
     tf.errors.DeadlineExceededError,
 )
 """What a collective raises when another worker has died."""
+
+_POISONED = re.compile(
+    "poisoned|incarnation|context_id|cancelled|aborted|unavailable|connect",
+    re.IGNORECASE,
+)
+
+
+def is_lost_worker(error: BaseException) -> bool:
+    """Whether an error may come of the loss of a remote worker.
+
+    What it was to give to an op that is read later is an `InternalError`, "Remote
+    address looked up from remote data found to be poisoned".
+    """
+    if isinstance(error, tf.errors.InternalError):
+        return _POISONED.search(str(error)) is not None
+    return isinstance(error, PEER_GONE)
 
 
 class DirectoryRequiredError(

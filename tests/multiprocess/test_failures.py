@@ -133,6 +133,22 @@ def test_the_chief_killed_after_a_notice(here: Place) -> None:
     assert outcomes(here) == [(1, "lost", RESTART)]
 
 
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_machine_that_goes_after_the_first_commit_of_its_grace(
+    here: Place, victim: int
+) -> None:
+    """It had told; so its loss is no failure, also where it was not waited for."""
+    cluster = here.train("mwms", 2, "--steps", 1 << 40, "--grace", 120)
+    cluster[victim].wait_line("step", 3)
+    cluster[victim].send(signal.SIGTERM)
+    cluster.wait_record("commit", because="preemption")
+    cluster[1 - victim].wait_line("step", len(cluster[1 - victim].lines("step")) + 3)
+    kill(cluster, victim)
+    codes = {victim: KILLED, 1 - victim: RESTART}
+    cluster.expect(codes[0], codes[1])
+    assert outcomes(here) == [(1 - victim, "lost", RESTART)]
+
+
 # --- no boundary before the deadline -------------------------------------------------
 
 

@@ -122,12 +122,33 @@ def test_restarted_in_the_same_process_twice(
     assert client[0].result() == undisturbed
 
 
-def test_trains_on_until_the_worker_goes(
+def test_connected_again_before_the_worker_goes(
     remote: Remote, undisturbed: dict[str, Any]
+) -> None:
+    """It serves on after its notice; that its loss comes in the next connection, with
+    steps trained there, makes it no error.
+    """
+    remote.here.hold("at-3", "at-7")
+    client = remote.start("--hold-at", 3, 7, "--exit=raise")
+    client[0].wait_line("holding")
+    remote.notice(client[0], 1)
+    remote.here.release("at-3")
+    client[0].wait_line("connected", 2)
+    client[0].wait_line("holding", 2)
+    remote.replace(1)
+    remote.here.release("at-7")
+    client.expect(0)
+    assert [len(client[0].lines(name)) for name in ("leaves", "connected")] == [2, 3]
+    assert client[0].result() == undisturbed
+
+
+@pytest.mark.parametrize("more", [(), ("--run",)])
+def test_trains_on_until_the_worker_goes(
+    remote: Remote, undisturbed: dict[str, Any], more: tuple[str, ...]
 ) -> None:
     """With an exit function that does nothing; then the scope ends by itself."""
     remote.here.hold("at-3", "at-7")
-    client = remote.start("--hold-at", 3, 7, "--exit=ignore")
+    client = remote.start("--hold-at", 3, 7, "--exit=ignore", *more)
     client[0].wait_line("holding")
     remote.notice(client[0], 1)
     remote.here.release("at-3")
@@ -138,7 +159,7 @@ def test_trains_on_until_the_worker_goes(
     (commit,) = records(remote.here.checkpoints, "commit", because="preemption")
     again = [*range(1, 7), *range(commit["step"] + 1, STEPS + 1)]
     assert trained(client) == again
-    assert len(client[0].lines("connected")) == 2
+    assert [len(client[0].lines(name)) for name in ("leaves", "connected")] == [2, 2]
     assert client[0].result() == undisturbed
 
 
@@ -157,6 +178,42 @@ def test_a_preempted_worker_dies_within_a_step(
     second = remote.start()
     second.expect(0)
     assert trained(second) == list(range(4, STEPS + 1))
+    assert second[0].result() == undisturbed
+
+
+def test_a_result_of_a_preempted_worker_is_read(
+    remote: Remote, undisturbed: dict[str, Any]
+) -> None:
+    """The step's calls have come back; the error comes where the result is read."""
+    remote.here.hold("read-5")
+    client = remote.start("--read-at", 5, "--save-every", 3)
+    client[0].wait_line("holding")
+    remote.notice(client[0], 1)
+    remote.replace(1)
+    remote.here.release("read-5")
+    client.expect(RESTART)
+    assert "committed nothing" in client[0].output
+    second = remote.start()
+    second.expect(0)
+    assert second[0].result() == undisturbed
+
+
+def test_a_worker_goes_after_the_first_commit_of_its_grace(
+    remote: Remote, undisturbed: dict[str, Any]
+) -> None:
+    remote.here.hold("at-3", "at-7")
+    client = remote.start("--hold-at", 3, 7, "--grace", 120)
+    client[0].wait_line("holding")
+    remote.notice(client[0], 1)
+    remote.here.release("at-3")
+    client[0].wait_line("holding", 2)
+    (commit,) = records(remote.here.checkpoints, "commit")
+    remote.replace(1)
+    remote.here.release("at-7")
+    client.expect(RESTART)
+    second = remote.start()
+    second.expect(0)
+    assert trained(second) == list(range(commit["step"] + 1, STEPS + 1))
     assert second[0].result() == undisturbed
 
 

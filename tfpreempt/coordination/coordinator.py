@@ -75,7 +75,7 @@ class Coordinator:
         self.is_saving = False  # outside of a round; main thread writes it
         self._leave_by: float | None = None
         self._patience = PATIENCE
-        self._deadlines = Deadlines(
+        self.deadlines = Deadlines(
             runtime, clock, save_timeout, self._last_call, self._guard
         )
         self._counts: Gathering | None = None
@@ -132,11 +132,7 @@ class Coordinator:
     @property
     def deadline(self) -> float | None:
         """When the machine goes, or waiting stops; None without a notice."""
-        return self._deadlines.at
-
-    def seconds_since_notice(self) -> float | None:
-        """Seconds since this machine's own first notice of the round; None without."""
-        return self._deadlines.since_notice
+        return self.deadlines.at
 
     # --- any thread ------------------------------------------------------------------
 
@@ -147,7 +143,7 @@ class Coordinator:
             step = self.step_seconds()
             if dl.pays_twice(notice.grace_seconds, self.save_seconds, step):
                 kind = NoticeKind.TRAIN_ON
-            deadlines, at = self._deadlines, notice.received_at
+            deadlines, at = self.deadlines, notice.received_at
             new = deadlines.shorten(at, notice.grace_seconds, self.save_seconds)
             if self._state.held is not None and not new:
                 return  # said again
@@ -178,7 +174,7 @@ class Coordinator:
 
     def set_save_timeout(self, seconds: float) -> None:
         """How long waiting may take where no deadline is known."""
-        self._save_timeout = self._deadlines.save_timeout = seconds
+        self._save_timeout = self.deadlines.save_timeout = seconds
 
     def attach(self, key: Key, extra: keys.Extra) -> None:
         """What is to travel beside the next value of this key."""
@@ -189,7 +185,7 @@ class Coordinator:
         with self._lock:
             self._state, actions = agreement.step(self.settings, self._state, event)
             if isinstance(event, ev.Saved | ev.Committed):
-                self._deadlines.extend()
+                self.deadlines.extend()
             for action in actions:
                 self._perform(action)
             self._changed.notify_all()  # the deadline of a wait may be another now
@@ -254,7 +250,7 @@ class Coordinator:
         now = self._clock.monotonic()
         if remaining is not None:
             remaining = dl.after_travel(max(0.1, float(remaining)))
-        self._deadlines.shorten(now, remaining, self.save_seconds)
+        self.deadlines.shorten(now, remaining, self.save_seconds)
 
     def commit_kind(self) -> ev.CommitKind:
         """The chief's word on how the round ends, once its marker is written."""
@@ -267,7 +263,7 @@ class Coordinator:
             save, step = self.save_seconds or 0.0, self.step_seconds()
             if self.settings.collectives and False in self._state.dones:
                 return ev.CommitKind.EXIT  # somebody is gone: no step can follow
-            on_time = self._deadlines.pays_twice(save, step)
+            on_time = self.deadlines.pays_twice(save, step)
             if notice is NoticeKind.TRAIN_ON and on_time:
                 return ev.CommitKind.TRAIN_ON
             return ev.CommitKind.EXIT
@@ -276,7 +272,7 @@ class Coordinator:
         if action.key is Key.BYE:
             self._leave_by = dl.byes_by(self._clock.monotonic(), self.deadline)
         extra = dict(self._extra.get(action.key, {}))
-        remaining = self._deadlines.remaining
+        remaining = self.deadlines.remaining
         if action.key is Key.NOTICE and remaining is not None:
             extra["remaining"] = remaining
         if action.value == ev.Decided(None):
@@ -365,13 +361,13 @@ class Coordinator:
         self._leave_by = None
         self._extra.pop(Key.COMMIT, None)
         self.lost_because = ""
-        self._deadlines.noticed_at = None
+        self.deadlines.noticed_at = None
         if self._state.held is None:
-            self._deadlines.forget()
+            self.deadlines.forget()
             self._patience = PATIENCE
             self._extra.clear()
         elif self._state.held is NoticeKind.TRAIN_ON:
-            self._deadlines.set_last_call(self.save_seconds, self.step_seconds())
+            self.deadlines.set_last_call(self.save_seconds, self.step_seconds())
 
     def _last_call(self) -> None:
         with self._lock:

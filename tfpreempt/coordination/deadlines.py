@@ -34,6 +34,7 @@ class Deadlines:
     ) -> None:
         self.grace: float | None = None  # told with the deadline
         self.noticed_at: float | None = None
+        self.were_told = False  # some machine of the run has been told to go; for good
         self._told: float | None = None  # when the machine goes
         self._soft: float | None = None  # when waiting stops, nobody having told
         self._runtime = runtime
@@ -73,7 +74,7 @@ class Deadlines:
         Returns:
             Whether it was earlier.
         """
-        before = self.at
+        before, self.were_told = self.at, True
         end = dl.deadline(received_at, grace, dl.patience(self.save_timeout, save))
         if not grace and (self._soft is None or end < self._soft):
             self._soft = end

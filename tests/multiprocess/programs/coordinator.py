@@ -23,7 +23,17 @@ parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--hold-at", type=int, nargs="*", default=[])
 parser.add_argument("--exit", choices=("process", "raise", "ignore"), default="process")
 parser.add_argument("--save-every", type=int)
+parser.add_argument("--grace", type=float)
+parser.add_argument("--read-at", type=int, help="holds before a read of a result")
+parser.add_argument("--run", action="store_true", help="steps by handler.run()")
 options = parser.parse_args()
+
+
+@tf.function
+def endless(value: Any) -> Any:
+    for _ in tf.range(1 << 60):
+        value = tf.identity(value)
+    return value
 
 
 class Model:
@@ -49,9 +59,14 @@ class Model:
         with tf.device(self.weights.device):
             self.weights.assign_sub(0.05 * self.momentum)
 
-    def step(self) -> None:
+    def step(self, number: int) -> None:
         row = tf.cast(next(self.data), tf.float32) / 1000.0
         self._update(np.random.rand(7).astype("float32") + row)
+        if number == options.read_at:
+            with tf.device(self.weights.device):
+                awaited = endless(self.weights)
+            hold(f"read-{number}")
+            awaited.numpy()
 
     def report(self) -> None:
         parts = {"weights": self.weights, "momentum": self.momentum}
@@ -64,8 +79,15 @@ class PreemptedError(Exception):
 
 
 def leave() -> None:
+    say("leaves")
     if options.exit == "raise":
         raise PreemptedError
+
+
+def step(model: Model, number: int) -> None:
+    if number in options.hold_at:
+        hold(f"at-{number}")
+    model.step(number)
 
 
 def train() -> bool:
@@ -78,18 +100,21 @@ def train() -> bool:
         model.checkpoint,
         options.checkpoint_dir,
         tfpreempt.GenericTerminationConfig(
-            exit_fn=None if options.exit == "process" else leave
+            exit_fn=None if options.exit == "process" else leave,
+            grace_period=options.grace,
         ),
         save_every=options.save_every,
     )
     try:
         with handler, handler.watch_preemption_scope():
             while handler.total_run_calls < options.steps:
-                handler.save_checkpoint_if_preempted()
-                if handler.total_run_calls in options.hold_at:
-                    hold(f"at-{handler.total_run_calls}")
-                model.step()
-                say("trained", handler.total_run_calls)
+                number = handler.total_run_calls + 1
+                if options.run:
+                    handler.run(step, model, number)
+                else:
+                    handler.save_checkpoint_if_preempted()
+                    step(model, number)
+                say("trained", number)
     except PreemptedError:
         return False
     if handler.total_run_calls < options.steps:
