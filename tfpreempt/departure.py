@@ -20,6 +20,7 @@ from tfpreempt.coordination.rendezvous import bounded
 from tfpreempt.coordination.runtime import Runtime, publish
 from tfpreempt.errors import UsageError, WaitTimeoutError
 from tfpreempt.events import Exit, Fault, Outcome
+from tfpreempt.notice._signal_registry import REGISTRY
 from tfpreempt.participant import Participant
 from tfpreempt.remote_cluster import notice_was_served
 
@@ -63,13 +64,19 @@ class Departure:
         self._record(members, outcome, reason)
         self.left = True
         notice_was_served()
+        REGISTRY.leave()
         atexit.register(skip_last_collections)
         if threading.current_thread() is threading.main_thread():
             members[0].leave(committed)
         else:  # SystemExit would end this thread alone, and the program with code 0
             exit_hard(lambda: members[0].leave(committed))
         atexit.unregister(skip_last_collections)
-        self.left = False  # the exit function returned: training goes on
+        self.come_back()  # the exit function returned: training goes on
+
+    def come_back(self) -> None:
+        """The process is not on its way out any more."""
+        self.left = False
+        REGISTRY.stay()
 
     def overrun(self) -> None:
         """No boundary came before the deadline: ends the process from this thread."""

@@ -149,7 +149,7 @@ class Session:
         """SystemExit was caught (a notebook does): training goes on, as if the exit
         function had returned."""
         if self.departure.left:
-            self.departure.left = False
+            self.departure.come_back()
             self._kept.clear()  # what came before the exit is over
             if self.coordinator.state.main is ev.Main.ENDED:  # not where a peer went
                 self.coordinator.feed(ev.NextRound())

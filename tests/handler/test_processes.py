@@ -77,6 +77,50 @@ print("main goes on")
     assert "main goes on" not in done.stdout
 
 
+def test_more_signals_on_the_way_out_change_nothing(tmp_path: Path) -> None:
+    """A launcher and its scheduler send one each; the platform counts the code."""
+    done = python(
+        """
+import atexit
+atexit.register(lambda: (os.kill(os.getpid(), 15), print("exit hooks", flush=True)))
+try:
+    with make() as h:
+        h.run(step)
+        os.kill(os.getpid(), 15); time.sleep(0.5)
+        h.run(step)
+finally:
+    os.kill(os.getpid(), 15); time.sleep(0.5)
+    print("finally")
+""",
+        tmp_path,
+    )
+    assert done.returncode == 143, done.stderr
+    assert done.stdout.splitlines() == ["finally", "exit hooks"]
+
+
+def test_a_program_that_stays_can_be_ended_again(tmp_path: Path) -> None:
+    """As a notebook does, it catches SystemExit, and trains on."""
+    done = python(
+        """
+for _ in range(2):
+    try:
+        with make() as h:
+            assert signal.getsignal(15) not in (signal.SIG_DFL, signal.SIG_IGN)
+            h.run(step)
+            if h.total_run_calls == 1:
+                os.kill(os.getpid(), 15); time.sleep(0.5)
+            h.run(step)
+    except SystemExit:
+        print("caught", signal.getsignal(15).name)
+print(signal.getsignal(15).name)
+os.kill(os.getpid(), 15); time.sleep(5)
+""",
+        tmp_path,
+    )
+    assert done.stdout.splitlines() == ["caught SIG_IGN", "SIG_DFL"], done.stderr
+    assert done.returncode == -15
+
+
 def test_a_save_before_the_first_run_holds_the_restored_generators(
     tmp_path: Path,
 ) -> None:

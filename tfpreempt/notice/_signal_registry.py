@@ -48,12 +48,17 @@ class _Watch:
             self._hidden.append(current)
         signal.signal(self.signum, self._handler)
 
-    def restore(self) -> None:
-        """Puts back the handler that ours replaced, if ours is still there."""
+    def restore(self, default: signal.Handlers = signal.SIG_DFL) -> None:
+        """Puts back the handler that ours replaced, if ours is still there.
+
+        Args:
+            default: in place of SIG_DFL.
+        """
         if signal.getsignal(self.signum) is self._handler:
             hidden = self._hidden[-1]
             # None: it was installed from C before Python came; it can't be put back.
-            signal.signal(self.signum, signal.SIG_DFL if hidden is None else hidden)
+            is_default = hidden is None or hidden is signal.SIG_DFL
+            signal.signal(self.signum, default if is_default else hidden)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         depth = self._depth
@@ -91,6 +96,8 @@ class SignalRegistry:
         self._watches: dict[int, _Watch] = {}
         self._wakeup: WakeupFd | None = None
         self._mask = threading.local()
+        self._is_leaving = False
+        self._ignored: set[int] = set()
 
     def subscribe(self, signum: int, listener: Listener) -> None:
         """Calls `listener` for each such signal, in a thread. Main thread."""
@@ -142,13 +149,30 @@ class SignalRegistry:
                     signal.Signals(signum).name,
                 )
                 return
-            watch.restore()
+            watch.restore(signal.SIG_IGN if self._is_leaving else signal.SIG_DFL)
+            if self._is_leaving:
+                self._ignored.add(signum)
             del self._watches[signum]
             if not self._watches and self._wakeup is not None:
                 self._wakeup.put_back()
                 done, self._wakeup = self._wakeup, None
         if done is not None:
             done.stop()  # outside the lock: it waits for listeners that may want it
+
+    def leave(self) -> None:
+        """The process is on its way out, and from now on the last to listen leaves
+        signals ignored: another SIGTERM must not change the exit code. Any thread.
+        """
+        self._is_leaving = True
+
+    def stay(self) -> None:
+        """It is not: those that were left ignored get their default again."""
+        self._is_leaving = False
+        if threading.current_thread() is threading.main_thread():
+            while self._ignored:
+                signum = self._ignored.pop()
+                if signal.getsignal(signum) is signal.SIG_IGN:
+                    signal.signal(signum, signal.SIG_DFL)
 
     def _dispatch(self, signum: int) -> None:
         """In the reading thread."""
