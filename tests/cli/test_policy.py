@@ -69,12 +69,19 @@ def test_uneven_ends_are_waited_for_without_limit() -> None:
     assert judge(0, now=1e9) == Wait(until=None)
 
 
-@pytest.mark.parametrize("code", [143, 42, -15])
+@pytest.mark.parametrize("code", [143, 42])
 def test_after_a_preemption_the_others_get_the_grace_period(code: int) -> None:
     assert judge(code, now=79.9) == Wait(until=80.0)
     assert judge(code, now=80.0) == Ask()
     assert judge(code, now=80.0, asked_at=80.0) == Wait(until=90.0)
     assert judge(code, now=90.0, asked_at=80.0) == Kill()
+
+
+def test_who_ended_by_sigterm_before_its_handler_stood_keeps_nobody() -> None:
+    assert judge(-15) == Ask()
+    assert judge(-15, now=51.0, asked_at=50.0) == Wait(until=60.0)
+    assert judge(-15, now=60.0, asked_at=50.0) == Kill()
+    assert judge(-15, now=51.0, asked_at=50.0, stop_at=50.0) == Wait(until=60.0)
 
 
 @pytest.mark.parametrize("code", [1, 2, -9, -11, 255])

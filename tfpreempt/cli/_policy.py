@@ -172,9 +172,12 @@ def _while_some_run(limits: Limits, seen: Situation) -> Action:
     if seen.asked_at is not None:
         # Told to stop, workers commit. After a failure or a preemption those that still
         # run can't be in a commit that all take part in, and get a short time.
-        limit = limits.failure_grace if seen.stop_at is None else limits.grace
+        can_commit = seen.stop_at is not None and not _ended_by_signal(limits, seen)
+        limit = limits.grace if can_commit else limits.failure_grace
         return _wait_or(Kill(), seen.now, seen.asked_at + limit)
     if seen.stop_at is not None or first_failure(limits, seen) is not None:
+        return Ask()
+    if _ended_by_signal(limits, seen):
         return Ask()
     preempted = _first_preempted(limits, seen)
     if preempted is not None:
@@ -252,6 +255,14 @@ def _first_preempted(limits: Limits, seen: Situation) -> WorkerExit | None:
     """The first worker with the restart code, of its own accord if there is one."""
     left = [e for e in seen.exits if e.code in limits.restart_codes]
     return next((e for e in left if not e.was_asked), left[0] if left else None)
+
+
+def _ended_by_signal(limits: Limits, seen: Situation) -> bool:
+    """Whether SIGTERM has ended a worker before its handler stood.
+
+    The others cannot commit without it, and may wait for it for minutes in the start.
+    """
+    return any(e.returncode < 0 and e.code in limits.restart_codes for e in seen.exits)
 
 
 def _wait_or(action: Ask | Kill, now: float, at: float) -> Action:
