@@ -76,6 +76,7 @@ class PreemptionCheckpointHandler:
     Raises:
         ConfigurationError: an argument cannot work.
         DirectoryNotSharedError: workers see different storage under the directory.
+        CheckpointDamagedError: there are commits in the directory, and none is whole.
         CheckpointMismatchError: the newest commit belongs to another model.
         WorkersDisagreeError: workers differ in world size.
         NotMainThreadError: signals can only be watched from the main thread.

@@ -76,6 +76,7 @@ class Start:
 
         Raises:
             DirectoryNotSharedError: a worker sees other storage.
+            CheckpointDamagedError: there are commits, and none is whole.
             WorkersDisagreeError: workers differ in world size or in what they find.
             ConfigurationError: the directory cannot work.
             WaitTimeoutError: a worker is missing.
@@ -121,7 +122,7 @@ class Start:
         saver = self._build(None)
         saver.start()
         if self._restore:
-            self.candidate = saver.newest(self._skip)
+            self._find_newest(saver)
         return {
             "directory": saver.directory,
             "probe": probe.write_probe(saver.directory),
@@ -165,9 +166,19 @@ class Start:
                 return str(directory)
         return None
 
-    def _skip(self, problem: str) -> None:
-        log.warning("tfpreempt: %s; an older commit is used", problem)
-        self.skipped.append(problem)
+    def _find_newest(self, saver: CheckpointSaver) -> None:
+        self.candidate = saver.newest(
+            lambda text: self.skipped.append(text.rstrip("."))
+        )
+        if self.skipped and self.candidate is None:
+            found = "; ".join(self.skipped)
+            raise errors.CheckpointDamagedError(
+                f"no commit in {saver.directory} is whole ({found}), and a training "
+                "that begins anew would write over them. Put the files back from a "
+                "copy; or, to begin anew, move them away or pass restore=False"
+            )
+        for problem in self.skipped:
+            log.warning("tfpreempt: %s; an older commit is used", problem)
 
 
 def raise_problems(problems: dict[int, str]) -> None:

@@ -48,6 +48,29 @@ def test_a_directory_that_cannot_be_one(
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_directory_without_a_whole_commit(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training that began anew would write over what may yet be put right."""
+    handler = program.handler()
+    for _ in range(2):
+        handler.run(program.step)
+        handler.save()
+    handler.close()
+    damaged = sorted(program.directory.glob("*/*.data-*"))
+    for path in damaged:
+        path.write_bytes(path.read_bytes() + b"?")
+    with pytest.raises(errors.CheckpointDamagedError) as raised:
+        program.handler()
+    assert len(damaged) == 2
+    assert all(str(path) in str(raised.value) for path in damaged)
+    assert "an older commit is used" not in caplog.text
+    assert all(path.read_bytes().endswith(b"?") for path in damaged)
+    anew = program.handler(restore=False)
+    assert anew.total_run_calls == 0
+    anew.close()
+
+
 def test_a_parameter_server_cluster(program: Program) -> None:
     """F: also a NotImplementedError, as TensorFlow's handler raises."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
