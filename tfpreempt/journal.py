@@ -135,7 +135,7 @@ def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for path in sorted(Path(directory).glob("*.jsonl")):
         skipped = 0
         for line in path.read_bytes().splitlines():
-            record = _parse(line)
+            record = parse_record(line)
             if record is not None:
                 records.append(record)
             elif line.strip():
@@ -143,6 +143,17 @@ def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if skipped:
             _log.warning("Skipped %d damaged line(s) of the journal %s.", skipped, path)
     return sorted(records, key=lambda record: float(record["wall"]))
+
+
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """The record of one line of a journal; None where it is no whole record."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("wall"), int | float):
+        return None
+    return record
 
 
 def _open(path: Path) -> int:
@@ -158,16 +169,6 @@ def _open(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("wall"), int | float):
-        return None
-    return record
 
 
 def _to_json(value: Any) -> Any:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,11 +17,9 @@ from click.testing import CliRunner, Result
 
 from tests.cli.conftest import Run, is_alive, wait_until
 from tfpreempt.cli import main
-from tfpreempt.cli._notify_follow import follow
 from tfpreempt.cli._notify_workers import _holders
 from tfpreempt.clock import SystemClock
-from tfpreempt.events import Commit, Exit, Notice, Outcome
-from tfpreempt.journal import Journal, JsonLines, journal_directory
+from tfpreempt.journal import JsonLines, journal_directory
 
 # A worker as this command sees it: it holds its journal open, and ends by SIGTERM.
 _WORKER = """
@@ -323,43 +320,6 @@ def test_one_way_has_to_be_named(arguments: list[str]) -> None:
 
 
 # --- what follows --------------------------------------------------------------------
-
-
-def tell(directory: Path, outcome: Outcome) -> None:
-    journal = Journal(journal_directory(directory), 1)
-    journal.record(
-        Notice(source="signal:SIGTERM", worker=1, grace_seconds=None, received_at=0.0)
-    )
-    if outcome is Outcome.COMMITTED:
-        journal.record(
-            Commit(
-                step=7,
-                path="/ckpt/7",
-                sequence=1,
-                world_size=2,
-                save_seconds=0.1,
-                bytes=10,
-                because="preemption",
-            )
-        )
-    journal.record(Exit(outcome=outcome, code=143, step=7))
-    journal.close()
-
-
-@pytest.mark.parametrize("outcome", [Outcome.COMMITTED, Outcome.LOST])
-def test_follow_tells_what_the_job_does(outcome: Outcome, tmp_path: Path) -> None:
-    tell(tmp_path, Outcome.LOST)  # of an earlier preemption
-    since = time.time()
-    lines: list[str] = []
-    writer = threading.Thread(target=tell, args=(tmp_path, outcome))
-    writer.start()
-    was_committed = follow(tmp_path, since, 10.0, lines.append)
-    writer.join()
-    assert was_committed is (outcome is Outcome.COMMITTED)
-    told = "\n".join(lines)
-    assert told.count("worker 1 has the notice of signal:SIGTERM") == 1
-    assert ("step 7 is committed in /ckpt/7" in told) is was_committed
-    assert f"leaves with code 143 at step 7: {outcome.value}" in told
 
 
 def test_follow_ends_in_time(start: Start, tmp_path: Path) -> None:

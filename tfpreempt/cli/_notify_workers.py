@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpreempt.errors import TfpreemptError
-from tfpreempt.journal import journal_directory
+from tfpreempt.journal import journal_directory, parse_record
 
 _PROC = Path("/proc")
 _START_SECONDS = 10.0  # between a worker's start and its record, on a busy machine
@@ -168,14 +168,9 @@ def _index(environment: Mapping[str, str], position: int) -> int:
         return position
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_bytes().splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a killed writer's last line
-        if isinstance(record, dict):
-            yield record
+def _records(path: Path) -> list[dict[str, Any]]:
+    parsed = map(parse_record, path.read_bytes().splitlines())
+    return [record for record in parsed if record is not None]
 
 
 # --- what the system knows of a process ----------------------------------------------

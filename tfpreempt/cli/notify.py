@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import click
 
-from tfpreempt.cli._notify_follow import follow
+from tfpreempt.cli._notify_follow import Follower
 from tfpreempt.cli._notify_workers import signal_worker
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.notice.file import checked_path
@@ -103,7 +102,7 @@ def _signal(
 ) -> int:
     """Signals each worker, tells what follows; returns the exit status."""
     number = parse_signal(name)
-    since = time.time()
+    follower = Follower(directory)
     for index in workers:
         worker = signal_worker(directory, index, number)
         click.echo(
@@ -112,7 +111,7 @@ def _signal(
         )
     if not seconds:
         return 0
-    was_committed = follow(directory, since, seconds, click.echo)
+    was_committed = follower.follow(seconds, click.echo)
     if was_committed is None:
         click.echo(f"Nobody has left within {seconds:g} s.", err=True)
     return 0 if was_committed else 1
