@@ -178,6 +178,22 @@ def test_scontrol_is_the_last_act() -> None:
     assert scontrol.commands == [["scontrol", "requeue", "17"]]
 
 
+@pytest.mark.parametrize(
+    ("code", "committed", "times"),
+    [(75, False, 0), (75, True, 1), (143, False, 1), (None, False, 1)],
+)
+def test_scontrol_is_not_called_with_the_code_of_a_loss(
+    code: int | None, committed: bool, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As RequeueExit=143 would have it, whatever exit_fn does after a commit."""
+    scontrol = Scontrol()
+    config = requeued(scontrol, uncommitted_exit_code=code)
+    expected = 143 if committed or code is None else code
+    assert left_with(config, committed) == expected
+    assert len(scontrol.commands) == times
+    assert ("`scontrol requeue 17`" in caplog.text) is (times == 0)
+
+
 def test_scontrol_is_not_called_where_training_goes_on() -> None:
     scontrol = Scontrol()
     requeued(scontrol, exit_fn=lambda: None).leave(True)

@@ -43,7 +43,9 @@ class SlurmTerminationConfig(TerminationConfig):
         requeue: "exit": exit code 143, which requeues where slurm.conf has
             `RequeueExit=143`. "scontrol": the chief, or Slurm's first task where there
             is no cluster, calls `scontrol requeue` as its last act, which needs no
-            setting; that kills what still runs.
+            setting; that kills what still runs. It does not where the process leaves
+            with an `uncommitted_exit_code` of its own: that tells a loss apart, and
+            `RequeueExit=143` would not requeue it either.
         environment: where Slurm's variables are read; by default the process's.
         run_command: runs scontrol; tests pass their own.
         **options: the other arguments of `TerminationConfig`.
@@ -106,13 +108,26 @@ class SlurmTerminationConfig(TerminationConfig):
         except SystemExit:
             # Not before: it kills the job, and an exit_fn that returns trains on.
             if self._requeued_job and self._speaks_for(cluster):
-                self._requeue(self._requeued_job)
+                self._requeue_unless_lost(self._requeued_job, committed)
             raise
 
     def _speaks_for(self, cluster: Cluster) -> bool:
         if cluster.world > 1:
             return cluster.is_chief
         return self._environment.get("SLURM_PROCID", "").strip() in {"", "0"}
+
+    def _requeue_unless_lost(self, job: str, committed: bool) -> None:
+        code = self.code(committed)
+        if code in (None, self.exit_code):  # None: exit_fn's own, to be restarted on
+            self._requeue(job)
+            return
+        _logger.warning(
+            "tfpreempt: nothing was committed; leaving with uncommitted_exit_code %s, "
+            "which requeues nothing. To go on from the last commit submit the job "
+            "again, or call `scontrol requeue %s` if Slurm still knows it",
+            code,
+            job,
+        )
 
     def _requeue(self, job: str) -> None:
         command = ["scontrol", "requeue", job]
