@@ -15,17 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tfpreempt.cli import _doctor_storage, main
-from tfpreempt.cli._doctor_facts import (
-    Facts,
-    Finding,
-    Level,
-    Liveness,
-    SourceState,
-    Storage,
-    assess,
-    needed_seconds,
-    size_text,
-)
+from tfpreempt.cli._doctor_facts import Liveness
 from tfpreempt.cli._doctor_sources import probe_sources
 from tfpreempt.cli._doctor_storage import filesystem_of, try_save
 from tfpreempt.notice._shared import Report
@@ -148,6 +138,20 @@ def test_a_machine_that_is_going_is_told() -> None:
         result = doctor("--platform", "gce-spot", **fake.environment())
     assert result.exit_code == 1
     assert "says now that this machine goes away: preempted is TRUE" in result.output
+
+
+def test_the_cloud_s_source_is_shown_as_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    detected = Platform(
+        name="slurm", variant=VARIANTS["slurm"], evidence=("tested",), cloud="aws"
+    )
+    monkeypatch.setattr("tfpreempt.cli.doctor.detect_platform", lambda **_: detected)
+    result = doctor(COLUMNS="60")
+    assert result.exit_code == 0
+    line = 'WatchedSource(AwsWatch(["spot-interruption"])'
+    assert line in result.output  # whole, though the terminal is narrow
+    (finding,) = [each for each in told()["findings"] if each["about"] == "cloud aws"]
+    assert finding["level"] == "advice"
+    assert line in finding["code"]
 
 
 # --- sources -------------------------------------------------------------------------
@@ -300,96 +304,3 @@ def test_the_file_system_of_a_path(tmp_path: Path) -> None:
     assert filesystem_of(tmp_path, table) == "xfs"
     assert filesystem_of(tmp_path.parent, table) == "ext4"
     assert filesystem_of(tmp_path, tmp_path / "missing") == ""
-
-
-# --- what follows --------------------------------------------------------------------
-
-
-def facts(
-    *graces: float | None,
-    name: str = "gce-spot",
-    filesystem: str = "ext4",
-    seconds: float | None = 1.0,
-) -> Facts:
-    sources = [
-        SourceState(name=f"s{i}", grace_seconds=grace, liveness=Liveness.LIVE)
-        for i, grace in enumerate(graces)
-    ]
-    storage = Storage(
-        path=Path("/ckpt"),
-        filesystem=filesystem,
-        free_bytes=10**9,
-        save_bytes=2**20,
-        save_seconds=seconds,
-        fault="" if seconds is not None else "the disk is gone",
-    )
-    platform = Platform(name=name, variant=VARIANTS[name], evidence=("tested",))
-    return Facts(platform=platform, sources=tuple(sources), storage=storage)
-
-
-def findings(about: str, seen: Facts) -> list[Finding]:
-    return [each for each in assess(seen) if each.about == about]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "grace", "level"),
-    [
-        (1.0, 30.0, Level.OK),
-        (18.6, 30.0, Level.OK),  # 1.5 * 18.6 + 2 = 29.9
-        (18.7, 30.0, Level.PROBLEM),
-        (1.0, 2.0, Level.OK),
-        (1.1, 2.0, Level.PROBLEM),
-        (18.6, None, Level.OK),
-        (18.7, None, Level.ADVICE),  # nobody knows, so nobody can say that it is lost
-        (None, 30.0, Level.PROBLEM),
-    ],
-)
-def test_a_save_has_to_fit_the_shortest_notice(
-    seconds: float | None, grace: float | None, level: Level
-) -> None:
-    (finding,) = findings(
-        "save",
-        facts(3600.0, grace, seconds=seconds)
-        if grace is not None
-        else facts(None, seconds=seconds),
-    )
-    assert finding.level is level
-
-
-def test_margins_of_a_save() -> None:
-    assert needed_seconds(10.0, 30.0) == 17.0
-    assert needed_seconds(1.0, 4.0) == 2.5
-
-
-@pytest.mark.parametrize("filesystem", ["tmpfs", "overlay", "ramfs"])
-@pytest.mark.parametrize(
-    ("name", "level"), [("gce-spot", Level.PROBLEM), ("generic", Level.ADVICE)]
-)
-def test_storage_that_goes_with_the_machine(
-    filesystem: str, name: str, level: Level
-) -> None:
-    (finding,) = findings("directory", facts(30.0, name=name, filesystem=filesystem))
-    assert finding.level is level
-    assert findings("directory", facts(30.0, name=name)) == []
-
-
-def test_an_unknown_grace_comes_with_the_way_to_tell_it() -> None:
-    (finding,) = findings("grace", facts(None, name="kubernetes"))
-    assert finding.level is Level.ADVICE
-    assert "TFPREEMPT_GRACE_PERIOD" in finding.text
-    (finding,) = findings("grace", facts(None))
-    assert "grace_period=" in finding.text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (1, "1 B"),
-        (1024, "1 KiB"),
-        (1536, "1.5 KiB"),
-        (2**30, "1 GiB"),
-        (2**41, "2 TiB"),
-    ],
-)
-def test_sizes_for_people(count: int, text: str) -> None:
-    assert size_text(count) == text

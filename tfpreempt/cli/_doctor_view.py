@@ -34,6 +34,10 @@ def show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:
             escape(finding.text),
         )
     console.print(table)
+    for finding in findings:
+        if finding.code:
+            console.print(f"\nfor {finding.about}:", highlight=False, markup=False)
+            console.out(finding.code, highlight=False)  # as it is, also where narrow
 
 
 def to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -66,7 +70,12 @@ def to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
             "fault": storage.fault,
         },
         "findings": [
-            {"level": each.level.value, "about": each.about, "text": each.text}
+            {
+                "level": each.level.value,
+                "about": each.about,
+                "text": each.text,
+                "code": each.code,
+            }
             for each in findings
         ],
         "is_fine": not any(each.level is Level.PROBLEM for each in findings),

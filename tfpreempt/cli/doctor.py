@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tfpreempt.cli._doctor_facts import Facts, Level, assess
+from tfpreempt.cli._doctor_facts import Facts, Level
 from tfpreempt.cli._doctor_sources import probe_sources
 from tfpreempt.cli._doctor_storage import try_save
+from tfpreempt.cli._doctor_verdict import assess
 from tfpreempt.cli._doctor_view import show, to_json
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.platforms.detect import VARIABLE, detect_platform

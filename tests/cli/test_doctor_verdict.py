@@ -1,0 +1,140 @@
+"""What `tfpreempt doctor` makes of what it has found out."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfpreempt
+from tfpreempt.cli._doctor_facts import (
+    Facts,
+    Finding,
+    Level,
+    Liveness,
+    SourceState,
+    Storage,
+)
+from tfpreempt.cli._doctor_verdict import assess, needed_seconds, size_text
+from tfpreempt.platforms.detect import VARIANTS, Platform
+
+
+def facts(
+    *graces: float | None,
+    name: str = "gce-spot",
+    filesystem: str = "ext4",
+    seconds: float | None = 1.0,
+) -> Facts:
+    sources = [
+        SourceState(name=f"s{i}", grace_seconds=grace, liveness=Liveness.LIVE)
+        for i, grace in enumerate(graces)
+    ]
+    storage = Storage(
+        path=Path("/ckpt"),
+        filesystem=filesystem,
+        free_bytes=10**9,
+        save_bytes=2**20,
+        save_seconds=seconds,
+        fault="" if seconds is not None else "the disk is gone",
+    )
+    platform = Platform(name=name, variant=VARIANTS[name], evidence=("tested",))
+    return Facts(platform=platform, sources=tuple(sources), storage=storage)
+
+
+def findings(about: str, seen: Facts) -> list[Finding]:
+    return [each for each in assess(seen) if each.about == about]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "grace", "level"),
+    [
+        (1.0, 30.0, Level.OK),
+        (18.6, 30.0, Level.OK),  # 1.5 * 18.6 + 2 = 29.9
+        (18.7, 30.0, Level.PROBLEM),
+        (1.0, 2.0, Level.OK),
+        (1.1, 2.0, Level.PROBLEM),
+        (18.6, None, Level.OK),
+        (18.7, None, Level.ADVICE),  # nobody knows, so nobody can say that it is lost
+        (None, 30.0, Level.PROBLEM),
+    ],
+)
+def test_a_save_has_to_fit_the_shortest_notice(
+    seconds: float | None, grace: float | None, level: Level
+) -> None:
+    (finding,) = findings(
+        "save",
+        facts(3600.0, grace, seconds=seconds)
+        if grace is not None
+        else facts(None, seconds=seconds),
+    )
+    assert finding.level is level
+
+
+def test_margins_of_a_save() -> None:
+    assert needed_seconds(10.0, 30.0) == 17.0
+    assert needed_seconds(1.0, 4.0) == 2.5
+
+
+@pytest.mark.parametrize("filesystem", ["tmpfs", "overlay", "ramfs"])
+@pytest.mark.parametrize(
+    ("name", "level"), [("gce-spot", Level.PROBLEM), ("generic", Level.ADVICE)]
+)
+def test_storage_that_goes_with_the_machine(
+    filesystem: str, name: str, level: Level
+) -> None:
+    (finding,) = findings("directory", facts(30.0, name=name, filesystem=filesystem))
+    assert finding.level is level
+    assert findings("directory", facts(30.0, name=name)) == []
+
+
+@pytest.mark.parametrize("cloud", ["gce", "aws", "azure"])
+@pytest.mark.parametrize("name", ["slurm", "kubernetes"])
+def test_a_scheduler_on_a_cloud_s_machine_gets_the_cloud_s_source_to_add(
+    name: str, cloud: str
+) -> None:
+    seen = dataclasses.replace(
+        facts(30.0),
+        platform=dataclasses.replace(facts(name=name).platform, cloud=cloud),
+    )
+    (finding,) = findings(f"cloud {cloud}", seen)
+    assert finding.level is Level.ADVICE
+    names: dict[str, Any] = {"tfpreempt": tfpreempt}
+    exec(finding.code, names)
+    added = names["config"].watched_sources()
+    assert type(names["config"]) is VARIANTS[name]
+    assert added[-1].source.name.startswith(f"{cloud}:")
+    watched = SourceState(
+        name=added[-1].source.name, grace_seconds=30.0, liveness=Liveness.LIVE
+    )
+    assert not findings(f"cloud {cloud}", dataclasses.replace(seen, sources=(watched,)))
+
+
+@pytest.mark.parametrize("name", ["vertex-ai", "sagemaker"])
+def test_what_a_service_manages_gets_no_cloud_s_source(name: str) -> None:
+    seen = facts(30.0)
+    platform = dataclasses.replace(facts(name=name).platform, cloud="gce")
+    assert not findings("cloud gce", dataclasses.replace(seen, platform=platform))
+
+
+def test_an_unknown_grace_comes_with_the_way_to_tell_it() -> None:
+    (finding,) = findings("grace", facts(None, name="kubernetes"))
+    assert finding.level is Level.ADVICE
+    assert "TFPREEMPT_GRACE_PERIOD" in finding.text
+    (finding,) = findings("grace", facts(None))
+    assert "grace_period=" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1, "1 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (2**30, "1 GiB"),
+        (2**41, "2 TiB"),
+    ],
+)
+def test_sizes_for_people(count: int, text: str) -> None:
+    assert size_text(count) == text

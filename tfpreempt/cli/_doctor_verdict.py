@@ -1,0 +1,137 @@
+"""What follows from what `tfpreempt doctor` has found out; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tfpreempt.cli._doctor_facts import Facts, Finding, Level, Liveness, Storage
+from tfpreempt.deadline import SAFETY
+
+WAIT_SECONDS = 30.0  # the handler's save_timeout, where nobody knows the grace
+# What lies there goes with the machine, or with the container.
+VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
+# Their machines are a cloud's, but that cloud's notices do not reach the jobs.
+MANAGED = frozenset({"vertex-ai", "sagemaker"})
+# The first notice of each cloud: its watch, and its source with what it leaves.
+CLOUD_SOURCES = {
+    "gce": ("GceWatch", 'GceWatch(["preempted"]).source("preempted"), 30.0'),
+    "aws": (
+        "AwsWatch",
+        'AwsWatch(["spot-interruption"]).source("spot-interruption"), 115.0',  # 120 - 5
+    ),
+    "azure": ("AzureWatch", 'AzureWatch(["Preempt"]).source(), 30.0'),
+}
+
+
+def assess(facts: Facts) -> tuple[Finding, ...]:
+    """What is fine, what could be better, and what would lose work."""
+    found = [*_assess_sources(facts), *_assess_cloud(facts), _assess_grace(facts)]
+    if facts.storage is None:
+        text = "no directory was given, so no save was tried: tfpreempt doctor DIR"
+        found.append(Finding(level=Level.ADVICE, about="directory", text=text))
+    else:
+        found += _assess_storage(facts, facts.storage)
+    return tuple(found)
+
+
+def needed_seconds(save_seconds: float, grace: float) -> float:
+    """What a save of that length needs of a grace period, margins included."""
+    return SAFETY * save_seconds + min(2.0, 0.25 * grace)
+
+
+def size_text(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if count >= 10 else f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def _assess_sources(facts: Facts) -> Iterator[Finding]:
+    levels = {
+        Liveness.LIVE: Level.OK,
+        Liveness.NOTICE: Level.PROBLEM,
+        Liveness.DEAD: Level.PROBLEM,
+        Liveness.SLOW: Level.ADVICE,
+    }
+    texts = {
+        Liveness.LIVE: "works and is quiet",
+        Liveness.NOTICE: "says now that this machine goes away",
+        Liveness.DEAD: "does not work here; its notices would not be seen",
+        Liveness.SLOW: "has not answered yet",
+    }
+    for source in facts.sources:
+        text = texts[source.liveness]
+        if source.detail:
+            text = f"{text}: {source.detail}"
+        yield Finding(
+            level=levels[source.liveness],
+            about=source.name,
+            text=text,
+            grace_seconds=source.grace_seconds,
+        )
+
+
+def _assess_cloud(facts: Facts) -> Iterator[Finding]:
+    """A scheduler on a cloud's machines, whose own notices nobody watches."""
+    platform, cloud = facts.platform, facts.platform.cloud
+    is_watched = any(each.name.startswith(f"{cloud}:") for each in facts.sources)
+    if cloud is None or is_watched or platform.name in MANAGED:
+        return
+    watch, source = CLOUD_SOURCES[cloud]
+    yield Finding(
+        level=Level.ADVICE,
+        about=f"cloud {cloud}",
+        text=f"this is a machine of {cloud}, and nobody watches what {cloud} says of "
+        "its end; if it can be taken away, add that source to the config",
+        code="import tfpreempt\n"
+        f"from tfpreempt.notice.{cloud} import {watch}\n"
+        "from tfpreempt.notice.watcher import WatchedSource\n\n"
+        f"config = tfpreempt.{platform.variant.__name__}(\n"
+        f"    sources=[lambda: WatchedSource({source})]\n"
+        ")",
+    )
+
+
+def _assess_grace(facts: Facts) -> Finding:
+    grace = facts.shortest_grace
+    if grace is not None:
+        text = f"the shortest notice leaves {grace:g} s"
+        return Finding(level=Level.OK, about="grace", text=text)
+    how = "pass grace_period= to the config"
+    if facts.platform.name == "kubernetes":
+        how = "set TFPREEMPT_GRACE_PERIOD to the pod's terminationGracePeriodSeconds"
+    text = f"nobody says what a notice leaves, so the step is committed at once; {how}"
+    return Finding(level=Level.ADVICE, about="grace", text=text)
+
+
+def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:
+    if storage.filesystem in VOLATILE:
+        # A machine that nobody takes away keeps what is in its memory.
+        is_safe = facts.platform.name == "generic"
+        yield Finding(
+            level=Level.ADVICE if is_safe else Level.PROBLEM,
+            about="directory",
+            text=f"{storage.path} is on {storage.filesystem}, which goes with the "
+            "machine or the container; use a disk or a network file system that stays",
+        )
+    if storage.save_seconds is None:
+        text = f"a save of {size_text(storage.save_bytes)} fails there: {storage.fault}"
+        yield Finding(level=Level.PROBLEM, about="save", text=text)
+        return
+    took = f"{size_text(storage.save_bytes)} take {storage.save_seconds:.2f} s"
+    grace = facts.shortest_grace
+    needed = needed_seconds(storage.save_seconds, grace or WAIT_SECONDS)
+    if needed <= (grace or WAIT_SECONDS):
+        text = f"{took}; with margins {needed:.1f} s"
+        fits = f" of {grace:g} s" if grace is not None else ""
+        yield Finding(level=Level.OK, about="save", text=text + fits)
+        return
+    faster = "use faster storage, save less, or a machine with a longer notice"
+    if grace is None:
+        text = f"{took}, with margins {needed:.1f} s; pass save_timeout=, or {faster}"
+        yield Finding(level=Level.ADVICE, about="save", text=text)
+        return
+    text = f"{took}, with margins {needed:.1f} s: more than the {grace:g} s; {faster}"
+    yield Finding(level=Level.PROBLEM, about="save", text=text)
