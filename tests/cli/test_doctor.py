@@ -142,7 +142,10 @@ def test_a_machine_that_is_going_is_told() -> None:
 
 def test_the_cloud_s_source_is_shown_as_code(monkeypatch: pytest.MonkeyPatch) -> None:
     detected = Platform(
-        name="slurm", variant=VARIANTS["slurm"], evidence=("tested",), cloud="aws"
+        name="kubernetes",
+        variant=VARIANTS["kubernetes"],
+        evidence=("tested",),
+        cloud="aws",
     )
     monkeypatch.setattr("tfpreempt.cli.doctor.detect_platform", lambda **_: detected)
     result = doctor(COLUMNS="60")

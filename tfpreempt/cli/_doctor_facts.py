@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 from pathlib import Path
+from typing import Literal
 
 from tfpreempt.platforms.detect import Platform
+
+Requeue = Literal["exit", "scontrol"]
+"""As `SlurmTerminationConfig(requeue=)`."""
 
 
 class Level(enum.Enum):
@@ -14,7 +18,7 @@ class Level(enum.Enum):
 
     OK = "ok"
     ADVICE = "advice"  # could be better
-    PROBLEM = "problem"  # a preemption would lose work
+    PROBLEM = "problem"  # a preemption would lose work, or end the job
 
 
 class Liveness(enum.Enum):
@@ -65,12 +69,42 @@ class Storage:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmState:
+    """Whether Slurm starts the job again.
+
+    Attributes:
+        requeue: how the config means to be requeued.
+        requeued_codes: exit codes on which the controller requeues (RequeueExit).
+        held_codes: those on which it does and then holds the job (RequeueExitHold).
+        may_requeue: whether `scontrol requeue` and a node that fails requeue this job
+            (sbatch's --requeue), or by default any job; None where nobody says.
+        is_batch: whether this job is sbatch's; None where no job was asked for.
+        fault: why the controller could not be asked; "" if it was.
+    """
+
+    requeue: Requeue
+    requeued_codes: frozenset[int] = frozenset()
+    held_codes: frozenset[int] = frozenset()
+    may_requeue: bool | None = None
+    is_batch: bool | None = None
+    fault: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All of it; storage is None where no directory was given."""
+    """All of it.
+
+    Attributes:
+        platform: where this is.
+        sources: of the platform's config.
+        storage: None where no directory was given.
+        slurm: None where this is no Slurm.
+    """
 
     platform: Platform
     sources: tuple[SourceState, ...]
     storage: Storage | None
+    slurm: SlurmState | None = None
 
     @property
     def shortest_grace(self) -> float | None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tfpreempt.cli._doctor_facts import Facts, Finding, Level, Liveness, Storage
+from tfpreempt.cli._doctor_facts import (
+    Facts,
+    Finding,
+    Level,
+    Liveness,
+    SlurmState,
+    Storage,
+)
 from tfpreempt.deadline import SAFETY
 
 WAIT_SECONDS = 30.0  # the handler's save_timeout, where nobody knows the grace
@@ -26,6 +33,9 @@ CLOUD_SOURCES = {
 def assess(facts: Facts) -> tuple[Finding, ...]:
     """What is fine, what could be better, and what would lose work."""
     found = [*_assess_sources(facts), *_assess_cloud(facts), _assess_grace(facts)]
+    if facts.slurm is not None:
+        level, text = _assess_requeue(facts.slurm, facts.platform.variant.exit_code)
+        found.append(Finding(level=level, about="requeue", text=text))
     if facts.storage is None:
         text = "no directory was given, so no save was tried: tfpreempt doctor DIR"
         found.append(Finding(level=Level.ADVICE, about="directory", text=text))
@@ -104,6 +114,43 @@ def _assess_grace(facts: Facts) -> Finding:
         how = "set TFPREEMPT_GRACE_PERIOD to the pod's terminationGracePeriodSeconds"
     text = f"nobody says what a notice leaves, so the step is committed at once; {how}"
     return Finding(level=Level.ADVICE, about="grace", text=text)
+
+
+def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:
+    """Whether Slurm starts a job again that leaves with this code."""
+    by_scontrol = slurm.requeue == "scontrol"
+    if slurm.fault:
+        text = f"could not be checked, scontrol does not answer here: {slurm.fault}"
+        if by_scontrol:
+            return Level.PROBLEM, f"{text}; the job needs it, or requeue='exit'"
+        return Level.ADVICE, f"{text}; RequeueExit in slurm.conf has to list {code}"
+    if not by_scontrol and code not in slurm.requeued_codes:
+        return Level.PROBLEM, _not_listed(slurm, code)
+    if slurm.is_batch is False:
+        text = "this job is not sbatch's, and Slurm requeues no others; use sbatch"
+        return Level.ADVICE, text
+    if slurm.may_requeue is False:
+        text = "the job is one of --no-requeue (or of JobRequeue=0 in slurm.conf)"
+        how = "submit it with `sbatch --requeue`"
+        if by_scontrol:
+            return Level.PROBLEM, f"{text}: scontrol refuses to requeue it; {how}"
+        # RequeueExit counts all the same; tests/cli/test_doctor_slurm.py asks a Slurm.
+        return Level.ADVICE, f"{text}: only exit code {code} requeues it; {how}"
+    if by_scontrol:
+        return Level.OK, "scontrol answers, and may requeue the job"
+    return Level.OK, f"by exit code {code}, which RequeueExit lists"
+
+
+def _not_listed(slurm: SlurmState, code: int) -> str:
+    mend = (
+        f"set RequeueExit={code} in slurm.conf, or pass requeue='scontrol' to the "
+        "config (and --requeue scontrol here)"
+    )
+    if code in slurm.held_codes:
+        why = f"RequeueExitHold lists {code}, so the job waits for `scontrol release`"
+    else:
+        why = f"RequeueExit does not list {code}, so nobody starts the job again"
+    return f"{why}; {mend}"
 
 
 def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ def show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:
 
 def to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
     """The same as values that JSON has."""
-    storage = facts.storage
+    storage, slurm = facts.storage, facts.slurm
     return {
         "platform": facts.platform.name,
         "evidence": list(facts.platform.evidence),
@@ -68,6 +68,16 @@ def to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
             "save_bytes": storage.save_bytes,
             "save_seconds": storage.save_seconds,
             "fault": storage.fault,
+        },
+        "slurm": None
+        if slurm is None
+        else {
+            "requeue": slurm.requeue,
+            "requeued_codes": sorted(slurm.requeued_codes),
+            "held_codes": sorted(slurm.held_codes),
+            "may_requeue": slurm.may_requeue,
+            "is_batch": slurm.is_batch,
+            "fault": slurm.fault,
         },
         "findings": [
             {

@@ -6,11 +6,13 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
-from tfpreempt.cli._doctor_facts import Facts, Level
+from tfpreempt.cli._doctor_facts import Facts, Level, Requeue
+from tfpreempt.cli._doctor_slurm import ask_slurm
 from tfpreempt.cli._doctor_sources import probe_sources
 from tfpreempt.cli._doctor_storage import try_save
 from tfpreempt.cli._doctor_verdict import assess
@@ -55,23 +57,29 @@ class _Size(click.ParamType[int]):
     "--grace", type=click.FloatRange(min=0),
     help="Seconds that a notice leaves, as grace_period= of the config.",
 )  # fmt: skip
+@click.option(
+    "--requeue", type=click.Choice(["exit", "scontrol"]),
+    help="On Slurm: how the job is requeued, as requeue= of the config (exit).",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
 def doctor(
     directory: str | None,
     size: int,
     name: str | None,
     grace: float | None,
+    requeue: Requeue | None,
     as_json: bool,
 ) -> None:
     """Look whether a preemption would lose work here.
 
     Prints which platform this is and why, which notices can be seen here and how long
-    each leaves, and how long a save takes in DIRECTORY, where a file of --size is
-    written down to the disk and removed again. Run it where the training will run, in
-    the same container. Exit status 1 if something would lose work.
+    each leaves, whether Slurm starts the job again, and how long a save takes in
+    DIRECTORY, where a file of --size is written down to the disk and removed again. Run
+    it where the training will run, in the same container. Exit status 1 if a preemption
+    would lose work or end the job.
     """
     try:
-        facts = _gather(directory, size, name, grace)
+        facts = _gather(directory, size, name, grace, requeue)
     except TfpreemptError as error:
         raise click.ClickException(str(error)) from error
     findings = assess(facts)
@@ -84,7 +92,11 @@ def doctor(
 
 
 def _gather(
-    directory: str | None, size: int, name: str | None, grace: float | None
+    directory: str | None,
+    size: int,
+    name: str | None,
+    grace: float | None,
+    requeue: Requeue | None,
 ) -> Facts:
     if directory is not None and "://" in directory:
         raise ConfigurationError(
@@ -93,10 +105,19 @@ def _gather(
         )
     chosen = {} if name is None else {VARIABLE: name}
     platform = detect_platform(environment={**os.environ, **chosen})
-    options = {} if grace is None else {"grace_period": grace}
+    is_slurm = platform.name == "slurm"
+    if requeue is not None and not is_slurm:
+        raise ConfigurationError(
+            f"--requeue {requeue} is for Slurm, and this is {platform.name}. Leave it "
+            "out, or name the platform: --platform slurm"
+        )
+    options: dict[str, Any] = {} if grace is None else {"grace_period": grace}
+    if requeue is not None:
+        options["requeue"] = requeue
     config = platform.termination_config(**options)
     return Facts(
         platform=platform,
         sources=probe_sources(config.watched_sources()),
         storage=None if directory is None else try_save(Path(directory), size),
+        slurm=ask_slurm(os.environ, requeue or "exit") if is_slurm else None,
     )
