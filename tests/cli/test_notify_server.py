@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +16,19 @@ from tfpreempt.cli import main
 from tfpreempt.cli._doctor_facts import Liveness
 from tfpreempt.cli._doctor_sources import probe_sources
 from tfpreempt.cli._notify_server import (
+    Rehearsal,
     RehearsalAws,
     RehearsalAzure,
     RehearsalGce,
+    is_heard,
     tell,
 )
 from tfpreempt.notice._http import MetadataSession
+from tfpreempt.notice.aws import AwsWatch
+from tfpreempt.notice.azure import AzureWatch
+from tfpreempt.notice.gce import GceWatch
+from tfpreempt.notice.source import NoticeSource
+from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.detect import VARIANTS
 from tfpreempt.testing.metadata import FakeGce
 
@@ -79,52 +87,76 @@ def test_a_server_gives_a_notice_and_takes_it_back(
     assert '--topic "nothing": expected one of' in result.output
 
 
-@pytest.mark.parametrize(
-    ("server", "topic", "path", "text"),
-    [
-        (
-            RehearsalGce,
-            "maintenance-event",
-            "/computeMetadata/v1/instance/maintenance-event",
-            "TERMINATE",
-        ),
-        (
-            RehearsalAws,
-            "rebalance",
-            "/latest/meta-data/events/recommendations/rebalance",
-            "noticeTime",
-        ),
-        (
-            RehearsalAzure,
-            "Reboot",
-            "/metadata/scheduledevents?api-version=2020-07-01",
-            "Reboot",
-        ),
-    ],
-)
-def test_other_topics(
-    server: type[RehearsalGce | RehearsalAws | RehearsalAzure],
-    topic: str,
-    path: str,
-    text: str,
+TOPICS = [
+    (server, topic)
+    for server in (RehearsalGce, RehearsalAws, RehearsalAzure)
+    for topic in server.topics
+]
+
+
+def watch(server: type[Rehearsal], topic: str, url: str) -> NoticeSource:
+    """What a job has that watches this topic."""
+    if server is RehearsalGce:
+        return GceWatch([topic], url=url, maintenance_lead_seconds=600).source(topic)
+    if server is RehearsalAws:
+        return AwsWatch([topic], url=url, interval=0.01).source(topic)
+    return AzureWatch([topic], url=url, interval=0.01).source()
+
+
+@pytest.mark.parametrize(("server", "topic"), TOPICS)
+def test_every_topic_is_held_until_its_client_has_asked(
+    server: type[Rehearsal], topic: str
 ) -> None:
+    """Whenever that is; and the notice reaches it."""
+    heard = threading.Event()
     with server() as served:
+        source = watch(server, topic, served.url)
+        watcher = Watcher([WatchedSource(source, 5.0)], 0, lambda _: heard.set())
+        threading.Timer(0.3, watcher.start).start()
+        try:
+            result = notify(served.url, "--topic", topic)
+            assert heard.wait(10)
+        finally:
+            watcher.close()
+        assert result.exit_code == 0, result.output
+        assert result.output.splitlines() == [
+            f"{served.url} says {topic}, until the job has asked",
+            f"the job was told {topic}",
+            f"{served.url} is quiet again",
+        ]
+        assert not is_heard(served.url)
+
+
+@pytest.mark.parametrize("server", [RehearsalGce, RehearsalAws, RehearsalAzure])
+def test_what_nobody_has_asked_for_was_not_told(
+    server: type[Rehearsal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfpreempt.cli.notify._ASK_SECONDS", 0.2)
+    with server() as served:
+        result = notify(served.url)
+    assert result.exit_code == 1
+    assert "is quiet again" in result.output
+    assert f"nobody has asked {served.url} for {next(iter(server.topics))} within" in (
+        result.output
+    )
+
+
+def test_an_answer_without_the_notice_does_not_count() -> None:
+    with RehearsalGce() as served:
         session = MetadataSession(served.url)
-
-        def says() -> bool:
-            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-            token = session.request("/latest/api/token", method="PUT", headers=ttl)
-            headers = {"Metadata-Flavor": "Google", "Metadata": "true"}
-            if server is RehearsalAws:
-                headers["X-aws-ec2-metadata-token"] = token.text()
-            return text in session.request(path, headers=headers).text()
-
-        assert not says()
-        assert tell(served.url, topic, is_up=True) == topic
-        assert says()
-        tell(served.url, topic, is_up=False)
-        assert not says()
+        tell(served.url, "maintenance-event", is_up=True)
+        headers = {"Metadata-Flavor": "Google"}
+        session.request("/computeMetadata/v1/instance/preempted", headers=headers)
+        assert not is_heard(served.url)
+        path = "/computeMetadata/v1/instance/?recursive=true"
+        session.request(path, headers=headers)
+        assert is_heard(served.url)
         session.close()
+
+
+def test_the_help_names_every_topic() -> None:
+    text = CliRunner().invoke(main, ["notify", "--help"]).output
+    assert [topic for _, topic in TOPICS if topic not in "".join(text.split())] == []
 
 
 def test_a_real_metadata_server_is_not_taken_for_one() -> None:

@@ -5,7 +5,9 @@ It is the public fake with one more entry, by which another process tells it.
 
 from __future__ import annotations
 
+import datetime
 import json
+import re
 from collections.abc import Mapping
 from typing import ClassVar
 from urllib.parse import urlencode
@@ -21,8 +23,12 @@ _CONTROL = "/tfpreempt/notice"
 class Rehearsal(FakeServer):
     """Before a cloud's fake among the bases: it obeys, and else answers as that."""
 
-    topics: ClassVar[tuple[str, ...]]
-    """What it can be told to say; the first one is the usual one."""
+    topics: ClassVar[Mapping[str, str]]
+    """What it can be told to say, the usual one first; each with a regular expression
+    that is found in the answers which carry it, and in no others."""
+
+    _carried: re.Pattern[bytes] | None = None
+    _is_heard = False
 
     def say(self, topic: str, is_up: bool) -> None:
         """Makes a notice come, or takes it back."""
@@ -30,39 +36,66 @@ class Rehearsal(FakeServer):
 
     def answer(self, request: Request) -> Reply:
         """As the fake, and obeys."""
-        if request.path != _CONTROL or request.method != "POST":
-            return super().answer(request)
-        topic = request.query.get("topic", self.topics[0])
+        if request.path == _CONTROL:
+            return self._obey(request)
+        reply = super().answer(request)
+        if self._carried is not None and self._carried.search(reply.body):
+            self._is_heard = True
+        return reply
+
+    def _obey(self, request: Request) -> Reply:
+        if request.method == "GET":
+            return Reply(body=b"1" if self._is_heard else b"0")
+        topic = request.query.get("topic", next(iter(self.topics)))
         if topic not in self.topics:
             known = ", ".join(self.topics)
             text = f"--topic {json.dumps(topic)}: expected one of {known}"
             return Reply(status=400, body=text.encode())
-        self.say(topic, request.query.get("is_up") == "1")
+        is_up = request.query.get("is_up") == "1"
+        self._is_heard = False
+        self._carried = re.compile(self.topics[topic].encode()) if is_up else None
+        self.say(topic, is_up)
         return Reply(body=topic.encode())
 
 
 class RehearsalGce(Rehearsal, FakeGce):
     """GCE's, quiet until it is told otherwise."""
 
-    topics: ClassVar[tuple[str, ...]] = ("preempted", "maintenance-event")
+    topics: ClassVar[Mapping[str, str]] = {
+        "preempted": '^"?TRUE"?$|"preempted": "TRUE"',
+        "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE",
+        "upcoming-maintenance": "window_start_time",
+        "stop-state": "PENDING_STOP",
+    }
 
     def say(self, topic: str, is_up: bool) -> None:
-        words = {
-            "preempted": ("FALSE", "TRUE"),
-            "maintenance-event": ("NONE", "TERMINATE_ON_HOST_MAINTENANCE"),
-        }
-        self.set(f"instance/{topic}", words[topic][is_up])
+        if topic == "upcoming-maintenance":
+            self.set(f"instance/{topic}", _maintenance() if is_up else {})
+        elif topic == "stop-state":
+            word = "PENDING_STOP" if is_up else "UNSPECIFIED"
+            self.set(f"instance/shutdown-details/{topic}", word)
+        elif topic == "preempted":
+            self.set(f"instance/{topic}", "TRUE" if is_up else "FALSE")
+        else:
+            word = "TERMINATE_ON_HOST_MAINTENANCE" if is_up else "NONE"
+            self.set(f"instance/{topic}", word)
 
 
 class RehearsalAws(Rehearsal, FakeAws):
     """EC2's, quiet until it is told otherwise."""
 
-    topics: ClassVar[tuple[str, ...]] = ("spot-interruption", "rebalance")
+    topics: ClassVar[Mapping[str, str]] = {
+        "spot-interruption": '"action"',
+        "rebalance": "noticeTime",
+        "lifecycle": "^Terminated$",
+    }
 
     def say(self, topic: str, is_up: bool) -> None:
-        if not is_up:
-            for path in ("instance-action", "termination-time"):
-                self.remove(f"spot/{path}")
+        if topic == "lifecycle":
+            self.set_lifecycle("Terminated" if is_up else "InService")
+        elif not is_up:
+            for path in ("spot/instance-action", "spot/termination-time"):
+                self.remove(path)
             self.remove("events/recommendations/rebalance")
         elif topic == "rebalance":
             self.recommend_rebalance()
@@ -73,7 +106,10 @@ class RehearsalAws(Rehearsal, FakeAws):
 class RehearsalAzure(Rehearsal, FakeAzure):
     """Azure's, quiet until it is told otherwise."""
 
-    topics: ClassVar[tuple[str, ...]] = ("Preempt", "Terminate", "Reboot", "Redeploy")
+    topics: ClassVar[Mapping[str, str]] = {
+        kind: f'"EventType": "{kind}"'
+        for kind in ("Preempt", "Terminate", "Reboot", "Redeploy", "Freeze")
+    }
 
     def __init__(self) -> None:
         self._scheduled: list[str] = []
@@ -107,10 +143,23 @@ def tell(url: str, topic: str | None, *, is_up: bool) -> str:
     Raises:
         ConfigurationError: nothing listens there, or it does not obey.
     """
+    fields = {"is_up": int(is_up), **({"topic": topic} if topic else {})}
+    return _control(url, f"{_CONTROL}?{urlencode(fields)}", "POST")
+
+
+def is_heard(url: str) -> bool:
+    """Whether an answer of such a server has carried the notice that is up.
+
+    Raises:
+        ConfigurationError: as `tell`.
+    """
+    return _control(url, _CONTROL, "GET") == "1"
+
+
+def _control(url: str, target: str, method: str) -> str:
     session = MetadataSession(checked_base_url(url, "--metadata"))
-    query = urlencode({"is_up": int(is_up), **({"topic": topic} if topic else {})})
     try:
-        answer = session.request(f"{_CONTROL}?{query}", method="POST")
+        answer = session.request(target, method=method)
     except NoticeError as error:
         raise ConfigurationError(
             f"no rehearsal server listens at --metadata {url} ({error}). Start one "
@@ -127,3 +176,16 @@ def tell(url: str, topic: str | None, *, is_up: bool) -> str:
             "give a notice"
         )
     return answer.text()
+
+
+def _maintenance() -> dict[str, str]:
+    """One whose window begins in a minute, as the server spells it."""
+    now = datetime.datetime.now(datetime.UTC)
+    minute, hour = datetime.timedelta(minutes=1), datetime.timedelta(hours=1)
+    return {
+        "maintenance_type": "SCHEDULED",
+        "maintenance_status": "PENDING",
+        "can_reschedule": "FALSE",
+        "window_start_time": (now + minute).isoformat(timespec="seconds"),
+        "window_end_time": (now + hour).isoformat(timespec="seconds"),
+    }

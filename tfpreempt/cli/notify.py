@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import click
@@ -15,7 +16,9 @@ from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.notice.file import checked_path
 from tfpreempt.notice.signals import parse_signal
 
-_HOLD_SECONDS = 5.0
+_FILE_SECONDS = 5.0
+_ASK_SECONDS = 30.0  # the slowest client looks every 5 s
+_POLL_SECONDS = 0.1
 
 
 @click.command()
@@ -48,12 +51,17 @@ _HOLD_SECONDS = 5.0
     help="Have the server of --serve, at this address, give a notice.",
 )  # fmt: skip
 @click.option(
-    "--topic", help="With --metadata: which notice, such as maintenance-event."
+    "--topic",
+    help="With --metadata: which notice; the first one by default. gce: preempted, "
+    "maintenance-event, upcoming-maintenance, stop-state. aws: spot-interruption, "
+    "rebalance, lifecycle. azure: Preempt, Terminate, Reboot, Redeploy, Freeze.",
 )
 @click.option(
-    "--hold", type=click.FloatRange(min=0), default=_HOLD_SECONDS, show_default=True,
+    "--hold", type=click.FloatRange(min=0),
     help="With --file and --metadata: take it back after so many seconds, so that the "
-    "restarted job does not find it; 0 leaves it there.",
+    "restarted job does not find it; 0 leaves it there. By default a file goes after "
+    f"{_FILE_SECONDS:g} s, and a metadata server is quiet again as soon as the job has "
+    f"asked, or exit status 1 if it does not within {_ASK_SECONDS:g} s.",
 )  # fmt: skip
 def notify(
     directory: Path | None,
@@ -64,7 +72,7 @@ def notify(
     cloud: str | None,
     url: str | None,
     topic: str | None,
-    hold: float,
+    hold: float | None,
 ) -> None:
     """Tell a running job that its machine goes away, although it doesn't.
 
@@ -85,7 +93,7 @@ def notify(
         )
     try:
         if file is not None:
-            _give_file(file, hold)
+            _give_file(file, _FILE_SECONDS if hold is None else hold)
         elif cloud is not None:
             _serve(cloud)
         elif url is not None:
@@ -162,20 +170,44 @@ def _serve(cloud: str) -> None:
         over.wait()
 
 
-def _give_metadata(url: str, topic: str | None, hold: float) -> None:
+def _give_metadata(url: str, topic: str | None, hold: float | None) -> None:
     """Has a server of `--serve` give a notice, and take it back."""
     from tfpreempt.cli._notify_server import tell
 
     said = tell(url, topic, is_up=True)
-    if not hold:
+    if hold == 0:
         click.echo(f"{url} says {said}; it says so to the restarted job too")
         return
-    click.echo(f"{url} says {said}, for {hold:g} s")
+    how_long = "until the job has asked" if hold is None else f"for {hold:g} s"
+    click.echo(f"{url} says {said}, {how_long}")
     try:
-        _wait(hold)
+        if hold is None:
+            _wait_heard(url, said)
+        else:
+            _wait(hold)
     finally:
         tell(url, topic, is_up=False)
         click.echo(f"{url} is quiet again")
+
+
+def _wait_heard(url: str, topic: str) -> None:
+    """Until somebody was told, so that a client which polls cannot miss it.
+
+    Raises:
+        ConfigurationError: nobody has asked.
+    """
+    from tfpreempt.cli._notify_server import is_heard
+
+    deadline = time.monotonic() + _ASK_SECONDS
+    while not is_heard(url):
+        if time.monotonic() >= deadline:
+            raise ConfigurationError(
+                f"nobody has asked {url} for {topic} within {_ASK_SECONDS:g} s. Start "
+                "the job with the variables that `tfpreempt notify --serve` printed, "
+                "and with a config that watches this cloud"
+            )
+        _wait(_POLL_SECONDS)
+    click.echo(f"the job was told {topic}")
 
 
 def _wait(seconds: float) -> None:
