@@ -228,6 +228,17 @@ def test_the_index_is_that_of_tf_config(start: Start, tmp_path: Path) -> None:
     assert process.wait(10) == 143
 
 
+def test_an_evaluator_is_no_worker(start: Start, tmp_path: Path) -> None:
+    config = {
+        "cluster": {"worker": ["a:1"], "evaluator": ["b:1"]},
+        "task": {"type": "evaluator", "index": 0},
+    }
+    process = start(**supervised(TF_CONFIG=json.dumps(config)))
+    record_start(tmp_path, [process.pid])
+    assert notify(tmp_path, "--worker", "0").exit_code == 1
+    assert is_alive(process.pid)
+
+
 # --- nothing runs there --------------------------------------------------------------
 
 

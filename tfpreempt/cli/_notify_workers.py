@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import signal
 import time
@@ -18,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.errors import TfpreemptError
+from tfpreempt.cli._cluster import read_given_task
+from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.journal import journal_directory, parse_record
 
 _PROC = Path("/proc")
@@ -156,16 +156,13 @@ def _is_started(pid: int, start: Mapping[str, Any]) -> bool:
     return abs(_started_at(pid) - float(start.get("wall", 0.0))) < _START_SECONDS
 
 
-def _index(environment: Mapping[str, str], position: int) -> int:
+def _index(environment: Mapping[str, str], position: int) -> int | None:
     """The worker's index by its TF_CONFIG; by its position where it has none."""
     try:
-        config = json.loads(environment["TF_CONFIG"])
-        task = config["task"]
-        chiefs = len(config["cluster"].get("chief", ()))
-        before = chiefs if task["type"] == "worker" else 0
-        return before + int(task["index"])
-    except (KeyError, TypeError, ValueError, AttributeError):
+        task = read_given_task(environment)
+    except ConfigurationError:
         return position
+    return position if task is None else task.worker
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
