@@ -56,7 +56,7 @@ def test_two_workers(tmp_path: Path) -> None:
     (tmp_path / "workers.py").write_text(program, encoding="utf-8")
     found = re.findall(r"^(tfpreempt run .*workers\.py)$", PAGE, re.MULTILINE)
     run(found[0].split(), tmp_path)
-    assert list((tmp_path / "ckpt-2").glob("*/COMMITTED"))
+    assert list((tmp_path / "ckpt-keras-2").glob("*/COMMITTED"))
 
 
 def messages() -> list[str]:
@@ -79,7 +79,7 @@ def test_a_message_of_the_page_exists(message: str) -> None:
     known = source()
     filled_in = "signal:SIGTERM", "(SIGTERM)", "None s", "ModelCheckpoint", "filepath="
     examples = "|".join(map(re.escape, ["...", " failed", *filled_in]))
-    examples += r"|ckpt/\d+|\d+"
+    examples += r"|ckpt-keras/\d+|\d+"
     words = [part.strip(" :;,`") for part in re.split(examples, message)]
     missing = [part for part in words if len(part) > 3 and part not in known]
     assert not missing
