@@ -137,7 +137,9 @@ class PreemptionWatcher:
             )
         self.preemption_message: str | None = None
         self._source = NativeKeySource(
-            tf_service.read_native_notice, identity=made.notice_identity
+            tf_service.read_native_notice,
+            identity=made.notice_identity,
+            is_alone=True,
         )
         self._source.start(self._hear)
 

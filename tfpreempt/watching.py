@@ -42,7 +42,8 @@ def watch(
         left = None if grace is None else after_travel(grace, NATIVE_DELAY)
         identity = None if connection is None else connection.notice_identity
         read = tf_service.read_native_notice
-        native = NativeKeySource(read, identity=identity)
+        alone = connection is not None
+        native = NativeKeySource(read, identity=identity, is_alone=alone)
         sources.append(WatchedSource(native, left))
     weak = weakref.WeakMethod(receive)
 

@@ -138,6 +138,20 @@ def test_a_failure_is_one_line_at_info(
     assert caplog.records[0].exc_info is None
 
 
+@pytest.mark.parametrize(("listens", "level"), [(True, "WARNING"), (False, "INFO")])
+def test_the_end_of_the_only_watch_is_a_warning(
+    key: Key, listens: bool, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of remote workers nothing else tells; at the program's end nobody listens."""
+    source = NativeKeySource(key.read, is_alone=True)
+    with caplog.at_level(logging.INFO):
+        source.start(lambda detail: None)
+        if not listens:
+            source.close()
+        key.come(StoreGoneError("leader ended"))
+    assert [record.levelname for record in caplog.records] == [level]
+
+
 def test_after_a_failure_the_next_source_tries_anew(key: Key) -> None:
     NativeKeySource(key.read).start(lambda detail: None)
     key.come(StoreGoneError("not yet"))

@@ -8,6 +8,7 @@ joined, and serves whoever is subscribed when the value comes.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Hashable
@@ -32,20 +33,28 @@ class NativeKeySource:
             watch with a line in the log.
         identity: what the key belongs to; sources of one identity share one read. By
             default `read_key` itself: equal functions, or one object's bound method.
+        is_alone: nothing else tells of these machines, so that a watch which ends
+            while somebody listens is a warning. Else others tell, or are told.
     """
 
     name = "tensorflow:preemption-notice"
 
     def __init__(
-        self, read_key: Callable[[], str], *, identity: Hashable = None
+        self,
+        read_key: Callable[[], str],
+        *,
+        identity: Hashable = None,
+        is_alone: bool = False,
     ) -> None:
         self._read_key = read_key
         self._identity = read_key if identity is None else identity
+        self._is_alone = is_alone
         self._outlet = Outlet(self.name)
 
     def start(self, on_notice: OnNotice) -> None:
         self._outlet.open(on_notice)
-        _subscribe(self._identity, self._read_key, self._outlet.send)
+        make = functools.partial(_KeyReader, self._read_key, self._is_alone)
+        _subscribe(self._identity, make, self._outlet.send)
 
     def rearm(self) -> None:
         pass  # the get stays blocked whatever happens to signals
@@ -65,7 +74,7 @@ def read_again(identity: Hashable) -> None:
         reader = _readers.get(identity)
         if reader is None or not reader.has_ended:
             return
-        renewed = _readers[identity] = _KeyReader(reader.read_key)
+        renewed = _readers[identity] = _KeyReader(reader.read_key, reader.is_alone)
         renewed.subscribers = reader.subscribers
         renewed.thread.start()
 
@@ -73,8 +82,9 @@ def read_again(identity: Hashable) -> None:
 class _KeyReader:
     """The one blocked get of an identity, and who is waiting for it."""
 
-    def __init__(self, read_key: Callable[[], str]) -> None:
+    def __init__(self, read_key: Callable[[], str], is_alone: bool) -> None:
         self.read_key = read_key
+        self.is_alone = is_alone
         self.subscribers: list[OnNotice] = []
         self.undelivered: str | None = None
         self.has_failed = False
@@ -87,7 +97,9 @@ class _KeyReader:
         except Exception as error:  # noqa: BLE001 - any failure means: no more notices
             with _lock:
                 self.has_failed = self.has_ended = True
-            _logger.info(
+                is_missed = self.is_alone and bool(self.subscribers)
+            _logger.log(
+                logging.WARNING if is_missed else logging.INFO,
                 "the watch of TensorFlow's preemption key ended (%s: %s); the cluster "
                 "is going down or has no coordination service",
                 type(error).__name__,
@@ -109,11 +121,13 @@ _lock = threading.Lock()
 _readers: dict[Hashable, _KeyReader] = {}
 
 
-def _subscribe(identity: Hashable, read_key: Callable[[], str], send: OnNotice) -> None:
+def _subscribe(
+    identity: Hashable, make: Callable[[], _KeyReader], send: OnNotice
+) -> None:
     with _lock:
         reader = _readers.get(identity)
         if reader is None or reader.has_failed:
-            reader = _readers[identity] = _KeyReader(read_key)
+            reader = _readers[identity] = make()
             reader.thread.start()
         reader.subscribers.append(send)
         detail, reader.undelivered = reader.undelivered, None
