@@ -216,4 +216,4 @@ def test_starts_and_closes_from_many_threads_leave_nothing() -> None:
 def test_retries_begin_short_and_have_a_limit() -> None:
     assert quick_retry_seconds(1, lambda: 0.0) == pytest.approx(0.05)
     assert quick_retry_seconds(1, lambda: 1.0) == pytest.approx(0.1)
-    assert quick_retry_seconds(10**9, lambda: 1.0) == 30.0
+    assert quick_retry_seconds(10**9, lambda: 1.0) == 2.0

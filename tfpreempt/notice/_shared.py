@@ -24,6 +24,8 @@ from tfpreempt.notice.source import NoticeSource, OnNotice, Told
 _logger = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.1
+# A Spot preemption leaves 30 s: the first look after an outage must not be late too.
+LONGEST_RETRY_SECONDS = 2.0
 
 Report = Callable[[str, Told | None], None]
 """Takes a topic and its level: what is told while the notice is up, None while not."""
@@ -56,10 +58,12 @@ class Asker(Protocol):
 def quick_retry_seconds(failures: int, jitter: Jitter) -> float:
     """The pause after so many failures in a row (1 is the first).
 
-    It begins short, because servers are away for less than a second at times, and it
-    is spread, because all workers see the same server fail.
+    It begins short, because servers are away for less than a second at times, stays
+    short, because a notice may come during an outage, and is spread, because all
+    workers see the same server fail.
     """
-    return retry_seconds(failures, FIRST_RETRY_SECONDS) * (0.5 + 0.5 * jitter())
+    pause = min(retry_seconds(failures, FIRST_RETRY_SECONDS), LONGEST_RETRY_SECONDS)
+    return pause * (0.5 + 0.5 * jitter())
 
 
 class SharedWatch:
