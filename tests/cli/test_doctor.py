@@ -132,6 +132,25 @@ def test_metadata_servers_are_asked(name: str) -> None:
         assert {each["state"] for each in clouds} == {"dead"}
 
 
+@pytest.mark.parametrize("hides_directory", [False, True])
+def test_an_entry_that_a_proxy_hides_is_dead(hides_directory: bool) -> None:
+    with FakeGce(hides_directory=hides_directory) as fake:
+        value = told("--platform", "gce-cpu", **fake.environment())
+        assert value["is_fine"], value
+        fake.remove("instance/maintenance-event")
+        value = told("--platform", "gce-cpu", **fake.environment())
+    assert not value["is_fine"]
+    states = {each["name"]: each["state"] for each in value["sources"]}
+    assert states == {
+        "signal:SIGTERM": "live",
+        "gce:preempted": "live",
+        "gce:maintenance-event": "dead",
+    }
+    (finding,) = [each for each in value["findings"] if each["level"] == "problem"]
+    assert "status 404" in finding["text"]
+    assert "a proxy hides it" in finding["text"]
+
+
 def test_a_machine_that_is_going_is_told() -> None:
     with FakeGce() as fake:
         fake.preempt()
@@ -174,6 +193,9 @@ class Asker:
         for topic, level in self._levels.items():
             report(topic, None if level is None else Told(level))
         return 1.0
+
+    def fault(self, topic: str) -> str:
+        return f"no {topic}" if topic == "unread" else ""
 
     def close(self) -> None:
         self._closed.set()

@@ -206,6 +206,37 @@ def test_a_hidden_directory_leaves_the_first_topic_and_polls() -> None:
         assert heard.said[0][1] == "preempted is TRUE"
 
 
+@pytest.mark.parametrize("hides_directory", [False, True])
+@pytest.mark.parametrize("name", ["preempted", "maintenance-event"])
+def test_an_entry_that_is_hidden_is_a_fault_of_its_own(
+    name: str, hides_directory: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every machine has these two; without them nothing would ever be heard."""
+    clock, path = FakeClock(), f"instance/{name}"
+    with FakeGce(longest_hang=0.02, hides_directory=hides_directory) as fake:
+
+        def look() -> list[str]:
+            clock.wait_for_waiters()
+            clock.advance(5.0)
+            clock.wait_for_waiters()
+            return [record.getMessage() for record in caplog.records]
+
+        watch = GceWatch(url=fake.url, wait=clock.wait, clock=clock)
+        with Heard(watch) as heard:
+            assert look() == []
+            fake.remove(path)
+            for _ in range(3):
+                (told,) = look()
+            assert f"gce:{name} failed" in told
+            assert "status 404" in told
+            assert "let it through" in told
+            fake.set(STOP, "PENDING_STOP")
+            look()
+            assert heard.names == ["gce:stop-state"]
+            fake.set(path, "NONE")
+            assert f"gce:{name} works again" in look()[-1]
+
+
 def test_names_with_dashes_are_read_too() -> None:
     with FakeGce(is_camel_case=False) as fake:
         fake.set("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")

@@ -38,6 +38,9 @@ class ScriptedAsker:
             report(topic, None if detail is None else Told(detail, GOES_AT))
         return 0.0
 
+    def fault(self, topic: str) -> str:
+        return ""
+
     def close(self) -> None:
         self.closed += 1
         self.script.put(None)

@@ -138,6 +138,7 @@ def _cloud(
             return Liveness.LIVE, ""
         if not is_done:
             return Liveness.SLOW, f"no answer within {limit:g} s"
-        return Liveness.DEAD, faults[0] if faults else "its answer cannot be read"
+        why = faults[0] if faults else asker.fault(topic)
+        return Liveness.DEAD, why or "its answer cannot be read"
 
     return {f"{kind}:{topic}": verdict(topic) for topic in topics}

@@ -24,6 +24,11 @@ class FaultLog:
         self._failures = 0
         self._fault: tuple[type[BaseException], str] | None = None
 
+    @property
+    def text(self) -> str:
+        """The fault that lasts; "" if there is none."""
+        return "" if self._fault is None else self._fault[1]
+
     def note_failure(self, error: BaseException) -> float:
         """Logs it unless the last failure was the same; returns the pause."""
         self._failures += 1

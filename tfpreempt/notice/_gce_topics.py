@@ -24,11 +24,14 @@ class Topic:
     Attributes:
         path: below the root, with a "/" at its end if it is a directory.
         read: what its value means.
-        is_503_normal: whether this status is one of its ways to say nothing.
+        is_404_normal: whether this status is one of its ways to say nothing; every
+            machine has the others.
+        is_503_normal: the same of this status.
     """
 
     path: str
     read: Read
+    is_404_normal: bool = False
     is_503_normal: bool = False
 
 
@@ -93,10 +96,13 @@ TOPICS: Mapping[str, Topic] = {
     "upcoming-maintenance": Topic(
         path="instance/upcoming-maintenance/",
         read=read_upcoming_maintenance,
+        is_404_normal=True,
         is_503_normal=True,
     ),
     "stop-state": Topic(
-        path="instance/shutdown-details/stop-state", read=read_stop_state
+        path="instance/shutdown-details/stop-state",
+        read=read_stop_state,
+        is_404_normal=True,
     ),
 }
 

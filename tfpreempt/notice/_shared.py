@@ -50,6 +50,13 @@ class Asker(Protocol):
         """
         ...
 
+    def fault(self, topic: str) -> str:
+        """Why the last `ask()`, which did not raise, did not learn this topic; or "".
+
+        By the thread that asks, or once it has asked.
+        """
+        ...
+
     def close(self) -> None:
         """Ends an `ask()` that waits, at once. Any thread."""
         ...

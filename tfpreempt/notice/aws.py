@@ -220,6 +220,9 @@ class AwsAsker:
             self._faults[name].note_failure(failure)
         return self._interval
 
+    def fault(self, topic: str) -> str:
+        return self._faults[topic].text
+
     def close(self) -> None:
         self._session.close()
 

@@ -47,6 +47,7 @@ PLAIN_SECONDS = 3
 # The directory has the instance's attributes too, by the API's limits up to 512 KB.
 DIRECTORY_BYTES = 2 * 1024 * 1024
 PAUSE_SECONDS = 0.1
+HIDDEN = frozenset({403, 404})  # how a proxy conceals an entry
 # Where the server does not hold the answer back, or has nothing to wait for.
 POLL_SECONDS = 1.0
 
@@ -181,17 +182,20 @@ class GceAsker:
             self._etag, self._target = None, self._preferred
             raise
 
+    def fault(self, topic: str) -> str:
+        return self._faults[topic].text
+
     def close(self) -> None:
         self._session.close()
 
     def _ask(self, report: Report) -> float:
         began, before = self._clock.monotonic(), self._etag
         answer = self._get(self._target, self._hang_query())
-        if self._target == DIRECTORY and answer.status in {400, 403, 404}:
+        if self._target == DIRECTORY and answer.status in {400, *HIDDEN}:
             # A proxy that hides the directory (GKE): hang on the first topic alone.
             self._target = next(iter(self._topics.values())).path
-            self._etag = None
-            return PAUSE_SECONDS
+            before = None
+            answer = self._get(self._target, "")
         missing = self._report_target(answer, report)
         for name in missing:
             self._report_single(name, report)
@@ -250,9 +254,13 @@ class GceAsker:
     def _single_value(self, name: str, answer: Answer) -> object:
         """An entry's value; None where there is none, `ABSENT` if nothing is known."""
         topic = self._topics[name]
-        if answer.status == 404:
+        if answer.status == 404 and topic.is_404_normal:
             return None
         if answer.status == 503 and topic.is_503_normal:
+            return ABSENT
+        if answer.status in HIDDEN:
+            # Not raised: the other topics are asked for all the same.
+            self._faults[name].note_failure(self._hidden(topic, answer))
             return ABSENT
         self._check_status(topic.path, answer)
         try:
@@ -299,6 +307,13 @@ class GceAsker:
                 f"{HOST_VARIABLES[0]}"
             )
         return answer
+
+    def _hidden(self, topic: Topic, answer: Answer) -> errors.NoticeError:
+        return errors.NoticeError(
+            f"{self._url(topic.path)} answered with status {answer.status}, expected "
+            "200: every machine of Google's has this entry, so a proxy hides it; let "
+            f"it through, or set {HOST_VARIABLES[0]} to a server that is not hidden"
+        )
 
     def _check_status(self, path: str, answer: Answer) -> None:
         if answer.status != 200:
