@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from tfpreempt.testing.metadata import (
     FakeGce,
     HostileServer,
 )
-from tfpreempt.testing.metadata._server import FakeServer
+from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
 
 pytestmark = pytest.mark.slow  # real servers, each with its time-outs
 
@@ -100,6 +101,43 @@ def test_a_hostile_server_is_no_notice_and_one_warning(
     assert len(told) == 1, told
     assert cloud.name in told[0]
     assert len(json.dumps(told[0])) < 1000
+
+
+@each_cloud
+@pytest.mark.parametrize("page", ["<html>'{n}'</html>", '["{n}"]', "[{n}]", '"{n}"'])
+def test_a_page_that_is_always_new_is_one_fault(
+    cloud: Cloud,
+    page: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where only the entries are replaced, and names and tokens are not."""
+    clock, numbers = FakeClock(), itertools.count(1)
+    with cloud.fake() as fake:
+        answer = fake.answer
+
+        def replace(request: Request) -> Reply:
+            reply = answer(request)
+            if "token" in request.path or request.path.endswith("/name"):
+                return reply
+            body = page.replace("{n}", f"{next(numbers)}" * 300).encode()
+            return Reply(body=body, headers={**reply.headers, "ETag": ""})
+
+        monkeypatch.setattr(fake, "answer", replace)
+        source = cloud.source(fake.url, clock.wait)
+        source.start(lambda detail: None)
+        for _ in range(5):
+            clock.wait_for_waiters()
+            clock.advance(60.0)
+        clock.wait_for_waiters()
+        assert len(caplog.records) == 1
+        # Another fault is told although the first one has not ended.
+        fake.down()
+        for _ in range(2):
+            clock.advance(60.0)
+            clock.wait_for_waiters()
+        source.close()
+    assert len(caplog.records) == 2
 
 
 @each_cloud

@@ -42,7 +42,9 @@ class Event:
         return printable(f"{self.kind} {state}{when} (event {self.id})")
 
 
-def read_events(document: object, url: str) -> tuple[tuple[Event, ...], str]:
+def read_events(
+    document: object, url: str
+) -> tuple[tuple[Event, ...], errors.NoticeError | None]:
     """The events of a document that are scheduled or started.
 
     Args:
@@ -50,26 +52,31 @@ def read_events(document: object, url: str) -> tuple[tuple[Event, ...], str]:
         url: where from, for messages.
 
     Returns:
-        The events, and what is wrong with one that was passed over; "" if none was.
+        The events, and what is wrong with the first one that was passed over, if any.
 
     Raises:
         NoticeError: it is no such document.
     """
     listed = document.get("Events") if isinstance(document, dict) else None
     if not isinstance(listed, list):
+        said = printable(repr(document))
         raise errors.NoticeError(
-            f"{url} answered {printable(repr(document))}, expected an object with a "
-            "list of Events; it is taken for no notice"
+            f"{url} answered {said}, expected an object with a list of Events; it is "
+            "taken for no notice",
+            said=said,
         )
-    events, odd = [], ""
+    events: list[Event] = []
+    odd: errors.NoticeError | None = None
     for fields in listed:
         event = _read_event(fields)
         if event is not None:
             events.append(event)
         elif not isinstance(fields, dict) or fields.get("EventStatus") in _UP:
-            odd = odd or (
-                f"{url} has an event {printable(repr(fields))}, expected one with "
-                "EventId, EventType and Resources; it is taken for no notice"
+            said = printable(repr(fields))
+            odd = odd or errors.NoticeError(
+                f"{url} has an event {said}, expected one with EventId, EventType and "
+                "Resources; it is taken for no notice",
+                said=said,
             )
     return tuple(events), odd
 

@@ -1,4 +1,8 @@
-"""What a source does about its own failures: each logged once, retried later."""
+"""What a source does about its own failures: each logged once, retried later.
+
+Two failures are the same fault if type and message are the same, but for what a server
+said (`NoticeError.kind`): a page may carry a date or a number that is always new.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +27,26 @@ class FaultLog:
         self._retry = retry
         self._failures = 0
         self._fault: tuple[type[BaseException], str] | None = None
-
-    @property
-    def text(self) -> str:
-        """The fault that lasts; "" if there is none."""
-        return "" if self._fault is None else self._fault[1]
+        self.text = ""
+        """What the last failure said; "" if there was none since it last worked."""
 
     def note_failure(self, error: BaseException) -> float:
         """Logs it unless the last failure was the same; returns the pause."""
         self._failures += 1
         pause = self._retry(self._failures)
-        fault = (type(error), str(error))
+        self.text = str(error)
+        ours = error if isinstance(error, errors.NoticeError) else None
+        fault = (type(error), self.text if ours is None else ours.kind)
         if fault != self._fault:
             # The traceback comes with the first fault of a row; what follows it is
             # one line, and the same fault again says nothing. Our own errors say in
             # words what happened and need none.
-            is_told = isinstance(error, errors.NoticeError) or self._fault is not None
+            is_told = ours is not None or self._fault is not None
             _logger.warning(
                 "%s failed (%s: %s); it is tried again in %.2g s and from then on with "
                 "back-off. Until it works, a notice from it cannot be seen",
                 self._name,
-                *(fault[0].__name__, fault[1]),
+                *(type(error).__name__, self.text),
                 pause,
                 exc_info=None if is_told else error,
             )
@@ -56,4 +59,4 @@ class FaultLog:
             _logger.warning(
                 "%s works again after %d failures", self._name, self._failures
             )
-        self._failures, self._fault = 0, None
+        self._failures, self._fault, self.text = 0, None, ""

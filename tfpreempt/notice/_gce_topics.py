@@ -145,8 +145,10 @@ def _read_word(
     if word in up:
         return Told(f"{topic} is {word}")
     if word not in quiet:
+        said = repr(printable(str(value)))
         raise errors.NoticeError(
-            f"the metadata server says {printable(str(value))!r} for {topic}, expected "
-            f"one of {sorted(up | quiet - {''})}; it is taken for no notice"
+            f"the metadata server says {said} for {topic}, expected one of "
+            f"{sorted(up | quiet - {''})}; it is taken for no notice",
+            said=said,
         )
     return None

@@ -75,9 +75,11 @@ class Answer:
         try:
             value: object = json.loads(self.body)
         except (ValueError, RecursionError) as error:
+            said = repr(printable(self.text()))
             raise errors.NoticeError(
-                f"{url} answered {printable(self.text())!r}, expected JSON; something "
-                "else than the metadata server listens there, or a proxy changed it"
+                f"{url} answered {said}, expected JSON; something else than the "
+                "metadata server listens there, or a proxy changed it",
+                said=said,
             ) from error
         return value
 
@@ -246,10 +248,7 @@ def _read(response: requests.Response, limit: int) -> bytes:
 
 
 def _reason(error: BaseException) -> str:
-    """What lies at the root, without addresses and numbers that change each time.
-
-    A fault is told once, and it is the same one only if its message is the same.
-    """
+    """What lies at the root, without addresses and numbers that change each time."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:

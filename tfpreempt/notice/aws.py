@@ -259,11 +259,13 @@ class AwsAsker:
         token = answer.text()
         is_token = 0 < len(token) <= 4096 and token.isascii() and token.isprintable()
         if answer.status != 200 or not is_token or " " in token:
+            said = repr(printable(token, 60))
             raise errors.NoticeError(
                 f"PUT {self._session.base_url}{TOKEN_TARGET} answered with status "
-                f"{answer.status} and {printable(token, 60)!r}, expected a token; the "
-                "instance's metadata service may be turned off, or something else "
-                f"listens there. Elsewhere than on EC2 set {ENDPOINT_VARIABLE}"
+                f"{answer.status} and {said}, expected a token; the instance's "
+                "metadata service may be turned off, or something else listens there. "
+                f"Elsewhere than on EC2 set {ENDPOINT_VARIABLE}",
+                said=said,
             )
         granted = answer.headers.get(TTL_HEADER.lower(), "")
         seconds = int(granted) if granted.isdecimal() else TTL_SECONDS
@@ -280,7 +282,8 @@ def _object(answer: Answer, url: str) -> dict[str, object]:
 
 
 def _unexpected(answer: Answer, url: str, expected: str) -> errors.NoticeError:
+    said = repr(printable(answer.text()))
     return errors.NoticeError(
-        f"{url} answered {printable(answer.text())!r}, expected {expected}; it is "
-        "taken for no notice"
+        f"{url} answered {said}, expected {expected}; it is taken for no notice",
+        said=said,
     )

@@ -193,8 +193,8 @@ class AzureAsker:
         self._limits = LIMITS
         url = f"{self._session.base_url}{EVENTS_TARGET.partition('?')[0]}"
         listed, odd = read_events(answer.json(url), url)
-        if odd:
-            self._oddities.note_failure(errors.NoticeError(odd))
+        if odd is not None:
+            self._oddities.note_failure(odd)
         else:
             self._oddities.note_success()
         events = tuple(
@@ -243,8 +243,10 @@ def is_vm_name(text: str) -> bool:
 def _refused(
     base: str, target: str, answer: Answer, expected: str
 ) -> errors.NoticeError:
+    said = repr(printable(answer.text(), 80))
     return errors.NoticeError(
         f"{base}{target.partition('?')[0]} answered with status {answer.status} and "
-        f"{printable(answer.text(), 80)!r}, expected {expected}; elsewhere than on "
-        f"Azure leave this source out or set {HOST_VARIABLE}"
+        f"{said}, expected {expected}; elsewhere than on Azure leave this source out "
+        f"or set {HOST_VARIABLE}",
+        said=said,
     )

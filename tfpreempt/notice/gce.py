@@ -226,9 +226,11 @@ class GceAsker:
         self._check_status(DIRECTORY, answer)
         tree = answer.json(self._url(DIRECTORY))
         if not isinstance(tree, dict):
+            said = repr(printable(answer.text()))
             raise errors.NoticeError(
-                f"{self._url(DIRECTORY)} answered {printable(answer.text())!r}, "
-                "expected a JSON object with the instance's entries"
+                f"{self._url(DIRECTORY)} answered {said}, expected a JSON object with "
+                "the instance's entries",
+                said=said,
             )
         missing = []
         for name, topic in self._topics.items():

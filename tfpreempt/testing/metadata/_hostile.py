@@ -21,6 +21,7 @@ class HostileServer(FakeServer):
         kind: one of `KINDS`:
             html: a login page, without the flavour header.
             html-with-flavor: the same with it.
+            html-with-nonce: with it, and with a number that is always new.
             no-flavor: a fine answer, but for the header.
             huge: 10 MB.
             redirect: to `elsewhere`.
@@ -39,6 +40,7 @@ class HostileServer(FakeServer):
             raise ValueError(f"kind={kind!r}: expected one of {KINDS}")
         self._kind = kind
         self._elsewhere = elsewhere
+        self._nonces = itertools.count()
         super().__init__()
 
     def environment(self) -> dict[str, str]:
@@ -50,6 +52,11 @@ class HostileServer(FakeServer):
 
     def answer(self, request: Request) -> Reply:
         return _REPLIES[self._kind](self)
+
+    def nonce(self) -> Reply:
+        """A page that is never the same."""
+        page = b"<html>'%d' \"%d\"</html>" % ((next(self._nonces),) * 2)
+        return Reply(body=page, headers=_FLAVOR)
 
     def redirect(self) -> Reply:
         """To elsewhere."""
@@ -78,6 +85,7 @@ def _ten_megabytes() -> bytes:
 _REPLIES: dict[str, Callable[[HostileServer], Reply]] = {
     "html": lambda server: Reply(body=_PORTAL),
     "html-with-flavor": lambda server: Reply(body=_PORTAL, headers=_FLAVOR),
+    "html-with-nonce": HostileServer.nonce,
     "no-flavor": lambda server: Reply(body=b'"TRUE"', headers={"ETag": "1"}),
     "huge": lambda server: Reply(body=_ten_megabytes(), headers=_FLAVOR),
     "redirect": HostileServer.redirect,
