@@ -161,6 +161,27 @@ def test_a_maintenance_is_a_notice_when_its_lead_is_reached() -> None:
                 assert len(heard.said) == expected
 
 
+def test_no_get_hangs_past_the_time_of_an_announced_notice() -> None:
+    clock = FakeClock(wall=BEGINS - 67.5)
+    with FakeGce(longest_hang=0.02) as fake:
+        fake.set(UPCOMING, {**PENDING, **WINDOW})
+        fake.set(STOP, "UNSPECIFIED")
+        watch = GceWatch(
+            url=fake.url, wait=clock.wait, clock=clock, maintenance_lead_seconds=60
+        )
+        with Heard(watch) as heard:
+            for seconds, asked in [(0.1, "8"), (6.0, "8"), (1.0, "2"), (1.0, "1")]:
+                assert heard.said == []
+                clock.wait_for_waiters()
+                clock.advance(seconds)
+                clock.wait_for_waiters()
+                assert fake.requests[-1].query["timeout_sec"] == asked
+            assert heard.names == ["gce:upcoming-maintenance"]
+            clock.advance(1.0)
+            clock.wait_for_waiters()
+            assert fake.requests[-1].query["timeout_sec"] == "60"
+
+
 def test_a_watch_can_be_used_again(fake: FakeGce) -> None:
     watch = GceWatch(url=fake.url)
     for requests in (2, 4):
@@ -329,7 +350,14 @@ def test_one_topic_that_is_unreadable_leaves_the_others_alone(
     ],
 )
 def test_upcoming_maintenance_says_nothing_in_many_ways(value: object) -> None:
-    assert read_upcoming_maintenance(value, 0.0, None) is None
+    assert read_upcoming_maintenance(value, 0.0) is None
+
+
+BEGINS = 1_795_309_200.0
+WINDOW = {
+    "window_start_time": "2026-11-22T01:00:00Z",
+    "window_end_time": "2026-11-22T02:00:00Z",
+}
 
 
 @pytest.mark.parametrize(
@@ -337,21 +365,47 @@ def test_upcoming_maintenance_says_nothing_in_many_ways(value: object) -> None:
     [
         {"maintenance_status": "PENDING", "window_start_time": "2026-11-22T01:00:00Z"},
         {"maintenanceStatus": "PENDING", "windowStartTime": "2026-11-22T01:00:00Z"},
+        {"maintenanceStatus": "UNKNOWN", "windowStartTime": "2026-11-22T01:00:00Z"},
+        {"windowStartTime": "2026-11-22T01:00:00Z"},
+        WINDOW,
     ],
 )
-def test_a_maintenance_far_ahead_waits_for_its_lead(value: object) -> None:
-    begins = 1_795_309_200.0  # 2026-11-22T01:00:00Z
-    told = read_upcoming_maintenance(value, begins - 7 * 86400, None)
+def test_a_maintenance_says_when_it_begins(value: object) -> None:
+    told = read_upcoming_maintenance(value, BEGINS - 7 * 86400)
     assert told is not None
     assert "2026-11-22T01:00:00Z" in told.detail
-    assert told.goes_at == begins
-    assert read_upcoming_maintenance(value, begins - 3601, 3600) is None
-    assert read_upcoming_maintenance(value, begins - 3599, 3600) is not None
-    ongoing = {**value, "maintenance_status": "ONGOING"}  # type: ignore[dict-item]
-    if "maintenance_status" in value:  # type: ignore[operator]  # it is a dict
-        told = read_upcoming_maintenance(ongoing, begins - 3601, 3600)
-        assert told is not None
-        assert told.goes_at == begins - 3601  # now
+    assert told.goes_at == BEGINS
+
+
+def test_a_maintenance_that_runs_begins_now() -> None:
+    told = read_upcoming_maintenance({"maintenance_status": "ONGOING", **WINDOW}, 7.0)
+    assert told is not None
+    assert told.goes_at == 7.0
+
+
+@pytest.mark.parametrize("status", ["PENDING", "ONGOING", "UNKNOWN", ""])
+def test_a_maintenance_whose_window_is_over_is_no_notice(status: str) -> None:
+    value = {"maintenance_status": status, **WINDOW}
+    assert read_upcoming_maintenance(value, BEGINS + 3599) is not None
+    assert read_upcoming_maintenance(value, BEGINS + 3600) is None
+
+
+@pytest.mark.parametrize("status", ["COMPLETED", "CANCELLED"])
+def test_a_maintenance_that_does_not_come_is_no_notice(status: str) -> None:
+    value = {"maintenance_status": status, **WINDOW}
+    assert read_upcoming_maintenance(value, BEGINS - 60) is None
+
+
+def test_a_maintenance_without_status_and_end_is_over_once_it_began() -> None:
+    value = {"windowStartTime": "2026-11-22T01:00:00Z"}
+    assert read_upcoming_maintenance(value, BEGINS + 1) is None
+    assert read_upcoming_maintenance({"maintenanceStatus": "PENDING", **value}, BEGINS)
+
+
+def test_a_status_that_nobody_knows_is_a_fault() -> None:
+    value = {"maintenance_status": "A_STATE_OF_NEXT_YEAR", **WINDOW}
+    with pytest.raises(errors.NoticeError, match="expected one of"):
+        read_upcoming_maintenance(value, BEGINS - 60)
 
 
 def test_pick_finds_either_spelling() -> None:

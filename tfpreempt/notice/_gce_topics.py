@@ -13,8 +13,10 @@ from tfpreempt.notice.source import Told
 ABSENT = object()
 """What `pick()` returns for an entry that is not there."""
 
-Read = Callable[[object, float, float | None], Told | None]
-"""Takes the entry's value, the wall time and the lead; returns the notice if any."""
+Read = Callable[[object, float], Told | None]
+"""Takes the entry's value and the wall time; returns the notice if any."""
+
+_NO_MAINTENANCE = {"COMPLETED", "CANCELED", "CANCELLED", "NONE", "UNKNOWN", ""}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +37,12 @@ class Topic:
     is_503_normal: bool = False
 
 
-def read_preempted(value: object, now: float, lead: float | None) -> Told | None:
+def read_preempted(value: object, now: float) -> Told | None:
     """instance/preempted: FALSE, then TRUE for good."""
     return _read_word("preempted", value, up={"TRUE"}, quiet={"FALSE", "NONE", ""})
 
 
-def read_maintenance_event(
-    value: object, now: float, lead: float | None
-) -> Told | None:
+def read_maintenance_event(value: object, now: float) -> Told | None:
     """instance/maintenance-event: a migration is no end."""
     return _read_word(
         "maintenance-event",
@@ -52,7 +52,7 @@ def read_maintenance_event(
     )
 
 
-def read_stop_state(value: object, now: float, lead: float | None) -> Told | None:
+def read_stop_state(value: object, now: float) -> Told | None:
     """instance/shutdown-details/stop-state: a graceful shutdown."""
     return _read_word(
         "stop-state",
@@ -62,30 +62,38 @@ def read_stop_state(value: object, now: float, lead: float | None) -> Told | Non
     )
 
 
-def read_upcoming_maintenance(
-    value: object, now: float, lead: float | None
-) -> Told | None:
+def read_upcoming_maintenance(value: object, now: float) -> Told | None:
     """instance/upcoming-maintenance/: an object, in one of two spellings.
 
-    Nothing is said by {}, "NONE", an object with an error, or empty fields.
+    Nothing is said by {}, "NONE", an object with an error, or empty fields; nor by a
+    maintenance that is over, by its status or by the end of its window. Without a
+    status the window decides alone.
+
+    Raises:
+        NoticeError: the status is none that is known.
     """
     if not isinstance(value, dict):
         _read_word("upcoming-maintenance", value, up=set(), quiet={"NONE", ""})
         return None
     fields = {_squash(str(name)): each for name, each in value.items()}
-    status = str(fields.get("maintenancestatus") or "").upper()
-    start = str(fields.get("windowstarttime") or "")
-    if status not in {"PENDING", "ONGOING"} and not start:
-        return None
-    begins = now if status == "ONGOING" else epoch_seconds(start)
-    if lead is not None and begins is not None and begins - now > lead:
+    status = str(fields.get("maintenancestatus") or "").strip().upper()
+    start, end = (fields.get(f"window{side}time") for side in ("start", "end"))
+    told = _read_word(
+        "upcoming-maintenance", status, up={"PENDING", "ONGOING"}, quiet=_NO_MAINTENANCE
+    )
+    begins, ends = epoch_seconds(start), epoch_seconds(end)
+    if told is None:
+        if status not in {"UNKNOWN", ""} or not start:
+            return None
+        ends = begins if ends is None else ends
+    if ends is not None and ends <= now:
         return None
     kind = fields.get("maintenancetype") or fields.get("type") or "UNKNOWN"
     detail = (
         f"upcoming-maintenance is {status or 'PENDING'}, type {kind}, "
-        f"window {start or '?'} to {fields.get('windowendtime') or '?'}"
+        f"window {start or '?'} to {end or '?'}"
     )
-    return Told(printable(detail), begins)
+    return Told(printable(detail), now if status == "ONGOING" else begins)
 
 
 TOPICS: Mapping[str, Topic] = {

@@ -9,6 +9,7 @@ Protocol: https://cloud.google.com/compute/docs/metadata/querying-metadata
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,7 @@ from tfpreempt.notice._http import (
 )
 from tfpreempt.notice._polling import CLOSE_LIMIT_SECONDS, Wait, wait_event
 from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
-from tfpreempt.notice.source import NoticeSource
+from tfpreempt.notice.source import NoticeSource, Told
 
 HOST_VARIABLES = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
 DEFAULT_HOST = "metadata.google.internal"
@@ -167,6 +168,7 @@ class GceAsker:
         self._target = self._preferred
         self._etag: str | None = None
         self._hang_seconds = HANG_SECONDS
+        self._due: dict[str, float] = {}  # when what is announced becomes a notice
         self._faults = {
             name: FaultLog(f"gce:{name}", lambda failures: HANG_BETWEEN_SINGLES_SECONDS)
             for name in topics
@@ -200,7 +202,7 @@ class GceAsker:
         for name in missing:
             self._report_single(name, report)
         self._etag = answer.headers.get("etag") if answer.status == 200 else None
-        self._hang_seconds = HANG_BETWEEN_SINGLES_SECONDS if missing else HANG_SECONDS
+        self._hang_seconds = self._next_hang(missing)
         is_early = self._clock.monotonic() - began < POLL_SECONDS
         if self._etag is None or (self._etag == before and is_early):
             return POLL_SECONDS
@@ -277,13 +279,30 @@ class GceAsker:
             return
         topic, now = self._topics[name], self._clock.wall()
         try:
-            told = topic.read(value, now, self._lead_seconds)
+            told = topic.read(value, now)
         except errors.NoticeError as error:
             # A word that we do not know must not cost us the others' hanging GET.
             self._faults[name].note_failure(error)
         else:
             self._faults[name].note_success()
-            report(name, told)
+            report(name, self._within_lead(name, told, now))
+
+    def _within_lead(self, name: str, told: Told | None, now: float) -> Told | None:
+        """The notice, if it is one already; else it is kept in mind when it will be."""
+        self._due.pop(name, None)
+        lead = self._lead_seconds
+        if told is None or told.goes_at is None or lead is None:
+            return told
+        if told.goes_at - lead <= now:
+            return told
+        self._due[name] = told.goes_at - lead
+        return None
+
+    def _next_hang(self, missing: list[str]) -> int:
+        """How long the next GET may hang: not past the time of an announced notice."""
+        longest = HANG_BETWEEN_SINGLES_SECONDS if missing else HANG_SECONDS
+        until_due = min(self._due.values(), default=math.inf) - self._clock.wall()
+        return max(1, math.ceil(min(longest, until_due)))
 
     def _get(self, path: str, query: str) -> Answer:
         is_directory = path.endswith("/")
