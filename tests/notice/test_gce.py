@@ -424,7 +424,7 @@ def test_the_host_comes_from_the_first_variable_that_is_set() -> None:
     assert metadata_url(variables) == "http://root.example:8080"
     del variables["GCE_METADATA_ROOT"]
     assert metadata_url(variables) == "http://10.0.0.3"
-    assert metadata_url({}) == "http://metadata.google.internal"
+    assert metadata_url({}) == "http://169.254.169.254"  # no name to look up
 
 
 def test_a_variable_without_a_host_is_refused() -> None:

@@ -32,8 +32,9 @@ from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
 from tfpreempt.notice.source import NoticeSource, Told
 
 HOST_VARIABLES = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
-DEFAULT_HOST = "metadata.google.internal"
-DEFAULT_ADDRESS = "http://169.254.169.254"
+# The address behind metadata.google.internal, which google-auth pings as well: looking
+# up a name has no time limit, and fails where a container has a resolver of its own.
+DEFAULT_URL = "http://169.254.169.254"
 NO_CHECK_VARIABLE = "NO_GCE_CHECK"
 
 ROOT = "/computeMetadata/v1/"
@@ -75,7 +76,7 @@ def metadata_url(environment: Mapping[str, str] | None = None) -> str:
         text = variables.get(name, "").strip()
         if text:
             return checked_base_url(text, name)
-    return checked_base_url(DEFAULT_HOST, "the default host")
+    return DEFAULT_URL
 
 
 class GceWatch:

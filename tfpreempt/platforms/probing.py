@@ -47,9 +47,7 @@ def probe_gce(environment: Mapping[str, str], limit: float) -> Finding | None:
     """Asks for what GCE knows about this instance."""
     if gce.is_excluded(environment):
         return None
-    base = gce.DEFAULT_ADDRESS  # looking up the server's name has no time limit
-    if any(environment.get(name, "").strip() for name in gce.HOST_VARIABLES):
-        base = gce.metadata_url(environment)
+    base = gce.metadata_url(environment)
     path = "/computeMetadata/v1/instance/?recursive=true&alt=json"
     flavor = {"Metadata-Flavor": "Google"}
     status, headers, body = _request(base, "GET", path, flavor, limit)
