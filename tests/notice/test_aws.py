@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import time
 from collections.abc import Iterator
 
@@ -57,7 +58,7 @@ def bench() -> Iterator[Bench]:
 
 def test_each_topic_says_what_it_means(bench: Bench) -> None:
     when = datetime.datetime(2026, 11, 21, 20, tzinfo=datetime.UTC)
-    bench.fake.recommend_rebalance("2026-11-21T19:58:00Z")
+    bench.fake.recommend_rebalance(when - datetime.timedelta(minutes=2))
     bench.look()
     bench.fake.interrupt("stop", when)
     bench.look()
@@ -81,6 +82,36 @@ def test_an_interruption_says_what_it_leaves(bench: Bench) -> None:
     (source,) = [each for each in bench.sources if "interruption" in each.name]
     assert isinstance(source, TimedSource)
     assert source.seconds_left() == 60.0
+
+
+def test_a_recommendation_of_an_earlier_process_is_no_notice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It stays as long as the instance, so a restarted job would leave for ever."""
+    clock = FakeClock(wall=1_700_000_000.75)
+    now = datetime.datetime.fromtimestamp(clock.wall(), datetime.UTC)
+    second = datetime.timedelta(seconds=1)
+    heard: list[str] = []
+    with FakeAws() as fake, caplog.at_level(logging.INFO):
+        watch = AwsWatch(TOPICS, url=fake.url, wait=clock.wait, clock=clock)
+        source, late = watch.source("rebalance"), watch.source("rebalance")
+        fake.recommend_rebalance(now - second)
+        source.start(heard.append)
+        for _ in range(3):
+            clock.wait_for_waiters()
+            clock.advance(5.0)
+        clock.wait_for_waiters()
+        late.start(heard.append)
+        assert heard == []
+        told = [each for each in caplog.records if each.name.startswith("tfpreempt")]
+        assert [each.levelname for each in told] == ["INFO"]
+        assert "recommended since 2023-11-14T22:13:19Z" in told[0].getMessage()
+        fake.recommend_rebalance(now)  # in the second in which the watch began
+        clock.advance(5.0)
+        clock.wait_for_waiters()
+        assert len(heard) == 2
+        source.close()
+        late.close()
 
 
 def test_404_is_the_normal_answer(

@@ -67,7 +67,9 @@ def test_aws_leaves_what_the_interruption_says(aws: FakeAws) -> None:
 
 
 def test_aws_hears_of_a_rebalance_only_if_asked(aws: FakeAws) -> None:
-    aws.recommend_rebalance()
+    # Ahead of the watch's start, so that nobody has to wait 5 s for the next look.
+    ahead = datetime.timedelta(seconds=60)
+    aws.recommend_rebalance(datetime.datetime.now(datetime.UTC) + ahead)
     config = AwsSpotTerminationConfig(rebalance=True)
     (notice,) = notices(config, lambda: None)
     assert (notice.source, notice.grace_seconds) == ("aws:rebalance", None)

@@ -9,6 +9,8 @@ Protocol: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import random
 import re
@@ -34,6 +36,8 @@ from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
 from tfpreempt.notice._times import epoch_seconds
 from tfpreempt.notice.source import NoticeSource, Told
 
+_logger = logging.getLogger(__name__)
+
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 MODE_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"
 DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
@@ -47,6 +51,8 @@ TTL_SECONDS = 21_600  # the longest that is granted
 ROOT = "/latest/meta-data/"
 INTERVAL_SECONDS = 5.0
 LIMITS = Limits(total_seconds=3.0, body_bytes=64 * 1024)
+
+AWAY = {"Terminated", "Warmed:Terminated"}
 
 Read = Callable[[Answer, str], Told | None]
 
@@ -62,17 +68,21 @@ def read_interruption(answer: Answer, url: str) -> Told | None:
 
 
 def read_rebalance(answer: Answer, url: str) -> Told | None:
-    """events/recommendations/rebalance: the time of an early warning."""
+    """events/recommendations/rebalance: the time of an early warning.
+
+    It stays there as long as the instance lives.
+    """
     when = _object(answer, url).get("noticeTime")
     if not isinstance(when, str) or not when:
         raise _unexpected(answer, url, "an object with noticeTime")
-    return Told(printable(f"rebalance is recommended since {when}"))
+    detail = printable(f"rebalance is recommended since {when}")
+    return Told(detail, since=epoch_seconds(when))
 
 
 def read_lifecycle(answer: Answer, url: str) -> Told | None:
     """autoscaling/target-lifecycle-state: where the group takes the instance to."""
     state = answer.text()
-    if state in {"Terminated", "Warmed:Terminated"}:
+    if state in AWAY:
         return Told(f"target-lifecycle-state is {state}")
     if not re.fullmatch("[A-Za-z:]{1,64}", state):
         raise _unexpected(answer, url, "a state such as 'InService'")
@@ -178,6 +188,9 @@ class AwsWatch:
 class AwsAsker:
     """Asks for each topic once, with a token that is renewed in time.
 
+    What the service has said since before this asker was made is no notice: the process
+    before this one has left by it, and every restart would do so again.
+
     Args:
         session: its own, closed with it.
         topics: what to ask for.
@@ -198,6 +211,8 @@ class AwsAsker:
         self._faults = {
             name: FaultLog(f"aws:{name}", lambda failures: interval) for name in topics
         }
+        self._began = math.floor(clock.wall())  # the service's times are whole seconds
+        self._has_passed_over = False
         self._token = ""
         self._renew_at = 0.0
 
@@ -213,7 +228,7 @@ class AwsAsker:
                 failures[name] = error
             else:
                 self._faults[name].note_success()
-                report(name, told)
+                report(name, self._if_new(told))
         if len(failures) == len(self._faults):
             raise next(iter(failures.values()))
         for name, failure in failures.items():
@@ -225,6 +240,14 @@ class AwsAsker:
 
     def close(self) -> None:
         self._session.close()
+
+    def _if_new(self, told: Told | None) -> Told | None:
+        if told is None or told.since is None or told.since >= self._began:
+            return told
+        if not self._has_passed_over:
+            self._has_passed_over = True
+            _logger.info("%s, from before this watch: no notice", told.detail)
+        return None
 
     def _read(self, path: str, read: Read, answer: Answer) -> Told | None:
         if answer.status == 404:

@@ -19,10 +19,12 @@ class Told:
         detail: for people.
         goes_at: when the machine goes, in seconds since the Unix epoch; None where the
             service does not say.
+        since: when the service began to say so; None where it does not tell.
     """
 
     detail: str
     goes_at: float | None = None
+    since: float | None = None
 
 
 class NoticeSource(Protocol):

@@ -57,14 +57,16 @@ class FakeAws(FakeServer):
             at: when; by default in two minutes.
         """
         when = _in_two_minutes() if at is None else at
-        text = when.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        text = _text_of(when)
         self.set("spot/instance-action", {"action": action, "time": text})
         if action == "terminate":
             self.set("spot/termination-time", text)
 
-    def recommend_rebalance(self, at: str = "2026-11-21T20:00:00Z") -> None:
-        """A rebalance recommendation is there since then."""
-        self.set("events/recommendations/rebalance", {"noticeTime": at})
+    def recommend_rebalance(self, at: datetime.datetime | None = None) -> None:
+        """A rebalance recommendation is there since then; by default since now."""
+        when = datetime.datetime.now(datetime.UTC) if at is None else at
+        notice = {"noticeTime": _text_of(when)}
+        self.set("events/recommendations/rebalance", notice)
 
     def set_lifecycle(self, state: str) -> None:
         """Sets the Auto Scaling group's target, such as "Terminated"."""
@@ -123,6 +125,10 @@ class FakeAws(FakeServer):
 def _text(status: int, text: str) -> Reply:
     headers = {"Content-Type": "text/plain", "Server": "EC2ws"}
     return Reply(status=status, headers=headers, body=text.encode())
+
+
+def _text_of(when: datetime.datetime) -> str:
+    return when.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _in_two_minutes() -> datetime.datetime:
