@@ -123,7 +123,14 @@ def test_404_is_the_normal_answer(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("state", ["InService", "Standby", "Warmed:Hibernated"])
+@pytest.mark.parametrize("state", ["Warmed:Stopped", "Warmed:Hibernated"])
+def test_a_warm_pool_takes_the_instance_away_too(bench: Bench, state: str) -> None:
+    bench.fake.set_lifecycle(state)
+    bench.look()
+    assert bench.heard == [("aws:lifecycle", f"target-lifecycle-state is {state}")]
+
+
+@pytest.mark.parametrize("state", ["InService", "Standby", "Warmed:Running"])
 def test_other_states_are_no_end(bench: Bench, state: str) -> None:
     bench.fake.set_lifecycle(state)
     bench.look()

@@ -52,7 +52,8 @@ ROOT = "/latest/meta-data/"
 INTERVAL_SECONDS = 5.0
 LIMITS = Limits(total_seconds=3.0, body_bytes=64 * 1024)
 
-AWAY = {"Terminated", "Warmed:Terminated"}
+# In a warm pool an instance that is stopped or hibernates is taken away as well.
+AWAY = {"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"}
 
 Read = Callable[[Answer, str], Told | None]
 
