@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from tests.notice.rigs import PolledRig
+import time
+
+from tests.notice.rigs import PolledRig, wait_until
 from tfpreempt.notice import aws
+from tfpreempt.notice._gce_topics import TOPICS
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.gce import GceWatch
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
 from tfpreempt.testing.metadata._server import FakeServer
 
+UPCOMING = "instance/upcoming-maintenance"
+STOP = "instance/shutdown-details/stop-state"
 HANG = 0.02  # the fakes' longest wait, so that a test that settles is quick
 
 
@@ -77,13 +82,50 @@ class GceMaintenanceRig(GceRig):
 
 
 class GceUpcomingRig(GceRig):
-    topic, path = "upcoming-maintenance", "instance/upcoming-maintenance"
+    topic, path = "upcoming-maintenance", UPCOMING
     up = {"maintenance_status": "PENDING", "window_start_time": "2026-11-21T20:00:00Z"}
 
 
 class GceStopRig(GceRig):
-    topic, path = "stop-state", "instance/shutdown-details/stop-state"
+    topic, path = "stop-state", STOP
     up = "PENDING_STOP"
+
+
+def quiet_gce() -> FakeGce:
+    """A server with an entry for each topic, so one hanging GET carries them all."""
+    server = FakeGce()
+    server.set(UPCOMING, {})
+    server.set(STOP, "UNSPECIFIED")
+    return server
+
+
+def is_hanging(fake: FakeGce) -> bool:
+    return wait_until(lambda: fake.hanging == 1)
+
+
+class Heard:
+    """All topics of a watch, and what each has said, with the time."""
+
+    def __init__(self, watch: GceWatch, topics: tuple[str, ...] = tuple(TOPICS)):
+        self.watch = watch
+        self.said: list[tuple[str, str, float]] = []
+        self.sources: list[NoticeSource] = [watch.source(topic) for topic in topics]
+
+    def __enter__(self) -> Heard:
+        for source in self.sources:
+            source.start(self.listener(source.name))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for source in self.sources:
+            source.close()
+
+    def listener(self, name: str):  # type: ignore[no-untyped-def]  # a closure
+        return lambda detail: self.said.append((name, detail, time.monotonic()))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _, _ in self.said]
 
 
 class AwsRig(ServerRig):

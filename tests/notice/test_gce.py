@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 import threading
@@ -12,55 +11,20 @@ from collections.abc import Iterator
 import pytest
 
 from tests.notice.rigs import wait_until
+from tests.notice.server_rigs import STOP, UPCOMING, Heard, is_hanging, quiet_gce
 from tfpreempt import errors
-from tfpreempt.notice._gce_topics import TOPICS, pick, read_upcoming_maintenance
 from tfpreempt.notice.gce import GceWatch, is_excluded, metadata_url
-from tfpreempt.notice.source import NoticeSource
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeGce, Reply, Request
 from tfpreempt.testing.metadata._server import FakeServer
 
-UPCOMING = "instance/upcoming-maintenance"
-STOP = "instance/shutdown-details/stop-state"
 PENDING = {"maintenance_status": "PENDING", "maintenance_type": "SCHEDULED"}
 
 
 @pytest.fixture
 def fake() -> Iterator[FakeGce]:
-    with FakeGce() as server:
-        # All topics are there, so one hanging GET carries them all.
-        server.set(UPCOMING, {})
-        server.set(STOP, "UNSPECIFIED")
+    with quiet_gce() as server:
         yield server
-
-
-class Heard:
-    """All topics of a watch, and what each has said, with the time."""
-
-    def __init__(self, watch: GceWatch, topics: tuple[str, ...] = tuple(TOPICS)):
-        self.watch = watch
-        self.said: list[tuple[str, str, float]] = []
-        self.sources: list[NoticeSource] = [watch.source(topic) for topic in topics]
-
-    def __enter__(self) -> Heard:
-        for source in self.sources:
-            source.start(self.listener(source.name))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for source in self.sources:
-            source.close()
-
-    def listener(self, name: str):  # type: ignore[no-untyped-def]  # a closure
-        return lambda detail: self.said.append((name, detail, time.monotonic()))
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _, _ in self.said]
-
-
-def is_hanging(fake: FakeGce) -> bool:
-    return wait_until(lambda: fake.hanging == 1)
 
 
 def gce_threads() -> list[str]:
@@ -162,9 +126,9 @@ def test_a_maintenance_is_a_notice_when_its_lead_is_reached() -> None:
 
 
 def test_no_get_hangs_past_the_time_of_an_announced_notice() -> None:
-    clock = FakeClock(wall=BEGINS - 67.5)
+    clock = FakeClock(wall=1_795_309_132.5)  # 67.5 s before
     with FakeGce(longest_hang=0.02) as fake:
-        fake.set(UPCOMING, {**PENDING, **WINDOW})
+        fake.set(UPCOMING, {**PENDING, "window_start_time": "2026-11-22T01:00:00Z"})
         fake.set(STOP, "UNSPECIFIED")
         watch = GceWatch(
             url=fake.url, wait=clock.wait, clock=clock, maintenance_lead_seconds=60
@@ -216,48 +180,6 @@ def test_an_entry_that_the_directory_does_not_carry_is_asked_for() -> None:
         assert singles == {"/computeMetadata/v1/instance/shutdown-details/stop-state"}
 
 
-def test_a_hidden_directory_leaves_the_first_topic_and_polls() -> None:
-    with (
-        FakeGce(hides_directory=True) as fake,
-        Heard(GceWatch(url=fake.url)) as heard,
-    ):
-        assert is_hanging(fake)
-        fake.preempt()
-        assert wait_until(lambda: heard.names == ["gce:preempted"])
-        assert heard.said[0][1] == "preempted is TRUE"
-
-
-@pytest.mark.parametrize("hides_directory", [False, True])
-@pytest.mark.parametrize("name", ["preempted", "maintenance-event"])
-def test_an_entry_that_is_hidden_is_a_fault_of_its_own(
-    name: str, hides_directory: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Every machine has these two; without them nothing would ever be heard."""
-    clock, path = FakeClock(), f"instance/{name}"
-    with FakeGce(longest_hang=0.02, hides_directory=hides_directory) as fake:
-
-        def look() -> list[str]:
-            clock.wait_for_waiters()
-            clock.advance(5.0)
-            clock.wait_for_waiters()
-            return [record.getMessage() for record in caplog.records]
-
-        watch = GceWatch(url=fake.url, wait=clock.wait, clock=clock)
-        with Heard(watch) as heard:
-            assert look() == []
-            fake.remove(path)
-            for _ in range(3):
-                (told,) = look()
-            assert f"gce:{name} failed" in told
-            assert "status 404" in told
-            assert "let it through" in told
-            fake.set(STOP, "PENDING_STOP")
-            look()
-            assert heard.names == ["gce:stop-state"]
-            fake.set(path, "NONE")
-            assert f"gce:{name} works again" in look()[-1]
-
-
 def test_names_with_dashes_are_read_too() -> None:
     with FakeGce(is_camel_case=False) as fake:
         fake.set("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
@@ -295,124 +217,6 @@ def test_an_etag_that_comes_back_is_no_news(fake: FakeGce) -> None:
             assert len(heard.said) == expected
 
 
-def test_a_short_burst_of_503_costs_less_than_a_second(
-    fake: FakeGce, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Heard(GceWatch(url=fake.url)) as heard:
-        assert is_hanging(fake)
-        fake.fail(2)
-        began = time.monotonic()
-        fake.preempt()  # this answer was under way, the next two fail
-        assert wait_until(lambda: len(heard.said) == 1)
-        assert is_hanging(fake)
-        assert time.monotonic() - began < 1.0
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert "status 503, expected 200" in told[0]
-    assert "works again" in told[1]
-
-
-def test_a_change_during_a_failure_is_seen(fake: FakeGce) -> None:
-    with Heard(GceWatch(url=fake.url)) as heard:
-        assert is_hanging(fake)
-        fake.down()
-        fake.preempt()
-        fake.up()
-        assert wait_until(lambda: heard.names == ["gce:preempted"])
-
-
-def test_one_topic_that_is_unreadable_leaves_the_others_alone(
-    fake: FakeGce, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake.set(STOP, "A_STATE_OF_NEXT_YEAR")
-    with Heard(GceWatch(url=fake.url)) as heard:
-        for value in ("TRUE", "FALSE", "TRUE"):
-            assert is_hanging(fake)
-            asked = len(fake.requests)
-            fake.set("instance/preempted", value)
-            assert wait_until(lambda asked=asked: len(fake.requests) > asked)
-        assert wait_until(lambda: heard.names == ["gce:preempted"] * 2)
-    assert len(caplog.records) == 1
-    assert "gce:stop-state" in caplog.records[0].getMessage()
-    assert "A_STATE_OF_NEXT_YEAR" in caplog.records[0].getMessage()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {},
-        "NONE",
-        None,
-        "",
-        {"error": {"code": 404, "message": "no maintenance"}},
-        {"maintenanceStatus": "", "windowStartTime": ""},
-        {"maintenanceStatus": "UNKNOWN"},
-    ],
-)
-def test_upcoming_maintenance_says_nothing_in_many_ways(value: object) -> None:
-    assert read_upcoming_maintenance(value, 0.0) is None
-
-
-BEGINS = 1_795_309_200.0
-WINDOW = {
-    "window_start_time": "2026-11-22T01:00:00Z",
-    "window_end_time": "2026-11-22T02:00:00Z",
-}
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"maintenance_status": "PENDING", "window_start_time": "2026-11-22T01:00:00Z"},
-        {"maintenanceStatus": "PENDING", "windowStartTime": "2026-11-22T01:00:00Z"},
-        {"maintenanceStatus": "UNKNOWN", "windowStartTime": "2026-11-22T01:00:00Z"},
-        {"windowStartTime": "2026-11-22T01:00:00Z"},
-        WINDOW,
-    ],
-)
-def test_a_maintenance_says_when_it_begins(value: object) -> None:
-    told = read_upcoming_maintenance(value, BEGINS - 7 * 86400)
-    assert told is not None
-    assert "2026-11-22T01:00:00Z" in told.detail
-    assert told.goes_at == BEGINS
-
-
-def test_a_maintenance_that_runs_begins_now() -> None:
-    told = read_upcoming_maintenance({"maintenance_status": "ONGOING", **WINDOW}, 7.0)
-    assert told is not None
-    assert told.goes_at == 7.0
-
-
-@pytest.mark.parametrize("status", ["PENDING", "ONGOING", "UNKNOWN", ""])
-def test_a_maintenance_whose_window_is_over_is_no_notice(status: str) -> None:
-    value = {"maintenance_status": status, **WINDOW}
-    assert read_upcoming_maintenance(value, BEGINS + 3599) is not None
-    assert read_upcoming_maintenance(value, BEGINS + 3600) is None
-
-
-@pytest.mark.parametrize("status", ["COMPLETED", "CANCELLED"])
-def test_a_maintenance_that_does_not_come_is_no_notice(status: str) -> None:
-    value = {"maintenance_status": status, **WINDOW}
-    assert read_upcoming_maintenance(value, BEGINS - 60) is None
-
-
-def test_a_maintenance_without_status_and_end_is_over_once_it_began() -> None:
-    value = {"windowStartTime": "2026-11-22T01:00:00Z"}
-    assert read_upcoming_maintenance(value, BEGINS + 1) is None
-    assert read_upcoming_maintenance({"maintenanceStatus": "PENDING", **value}, BEGINS)
-
-
-def test_a_status_that_nobody_knows_is_a_fault() -> None:
-    value = {"maintenance_status": "A_STATE_OF_NEXT_YEAR", **WINDOW}
-    with pytest.raises(errors.NoticeError, match="expected one of"):
-        read_upcoming_maintenance(value, BEGINS - 60)
-
-
-def test_pick_finds_either_spelling() -> None:
-    assert pick({"shutdownDetails": {"stopState": "X"}}, "shutdown-details/stop-state")
-    assert pick({"shutdown-details": 1}, "shutdown-details/stop-state") is not None
-
-
 def test_the_host_comes_from_the_first_variable_that_is_set() -> None:
     variables = {
         "GCE_METADATA_IP": "10.0.0.3",
@@ -448,29 +252,6 @@ def test_a_topic_that_is_not_watched_is_refused() -> None:
     watch = GceWatch(["preempted"], url="localhost")
     with pytest.raises(errors.ConfigurationError, match="stop-state"):
         watch.source("stop-state")
-
-
-def test_pauses_after_failures_are_short_at_first_and_spread(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    pauses: list[float] = []
-    enough = threading.Event()
-
-    def wait(stop: threading.Event, seconds: float) -> bool:
-        pauses.append(seconds)
-        if len(pauses) == 11:
-            enough.set()
-            return stop.wait(10.0)
-        return False
-
-    with FakeGce() as fake, caplog.at_level(logging.WARNING):
-        fake.fail(100)
-        watch = GceWatch(url=fake.url, wait=wait, jitter=lambda: 0.5)
-        with Heard(watch, ("preempted",)):
-            assert enough.wait(10.0)
-    assert pauses[:3] == pytest.approx([0.075, 0.15, 0.3])
-    assert pauses[-2:] == pytest.approx([1.5, 1.5])
-    assert len(caplog.records) == 1
 
 
 def test_importing_it_loads_no_requests() -> None:

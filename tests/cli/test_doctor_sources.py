@@ -1,0 +1,105 @@
+"""What `tfpreempt doctor` makes of each kind of source."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfpreempt.cli._doctor_facts import Liveness
+from tfpreempt.cli._doctor_sources import probe_sources
+from tfpreempt.notice._shared import Report
+from tfpreempt.notice.callable import CallableSource
+from tfpreempt.notice.file import FileSource
+from tfpreempt.notice.signals import SignalSource
+from tfpreempt.notice.source import Told
+from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.testing.notice import ScriptedSource
+
+
+class Asker:
+    """Reports what it is told to, or waits."""
+
+    def __init__(self, levels: dict[str, str | None], *, hangs: bool = False) -> None:
+        self._levels = levels
+        self._closed = threading.Event()
+        self._hangs = hangs
+
+    def ask(self, report: Report) -> float:
+        if self._hangs:
+            self._closed.wait(30)
+        for topic, level in self._levels.items():
+            report(topic, None if level is None else Told(level))
+        return 1.0
+
+    def fault(self, topic: str) -> str:
+        return f"no {topic}" if topic == "unread" else ""
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def states(*sources: Any, limit: float = 10.0, **askers: Asker) -> list[Liveness]:
+    watched = [WatchedSource(source, 5.0) for source in sources]
+    makers = {
+        kind: functools.partial(lambda asker, topics: asker, asker)
+        for kind, asker in askers.items()
+    }
+    found = probe_sources(watched, makers, limit_seconds=limit)
+    assert [each.name for each in found] == [source.name for source in sources]
+    assert {each.grace_seconds for each in found} == {5.0}
+    return [each.liveness for each in found]
+
+
+def test_each_topic_has_its_own_state() -> None:
+    sources = [ScriptedSource(f"gce:{topic}") for topic in ("quiet", "up", "unread")]
+    asker = Asker({"quiet": None, "up": "it goes"})
+    assert states(*sources, gce=asker) == [
+        Liveness.LIVE,
+        Liveness.NOTICE,
+        Liveness.DEAD,
+    ]
+
+
+def test_an_answer_that_takes_long_is_slow() -> None:
+    source = ScriptedSource("azure:scheduled-events")
+    assert states(source, limit=0.05, azure=Asker({}, hangs=True)) == [Liveness.SLOW]
+
+
+def test_two_sources_of_one_name_are_two() -> None:
+    pair = [ScriptedSource("azure:scheduled-events") for _ in range(2)]
+    asker = Asker({"scheduled-events": None})
+    assert states(*pair, azure=asker) == [Liveness.LIVE] * 2
+
+
+def test_a_notice_file(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    assert states(FileSource(stop)) == [Liveness.LIVE]
+    stop.touch()
+    assert states(FileSource(stop)) == [Liveness.NOTICE]
+    assert states(FileSource(tmp_path / "no" / "stop")) == [Liveness.SLOW]
+
+
+def test_a_function_of_the_program_is_not_called() -> None:
+    def watcher() -> bool:
+        pytest.fail("called")
+
+    assert states(CallableSource(watcher)) == [Liveness.LIVE]
+
+
+@pytest.fixture
+def _blocked_usr2() -> Iterator[None]:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+
+
+@pytest.mark.usefixtures("_blocked_usr2")
+def test_a_blocked_signal_would_not_be_seen() -> None:
+    assert states(SignalSource("USR2")) == [Liveness.DEAD]
+    assert states(SignalSource("USR1")) == [Liveness.LIVE]

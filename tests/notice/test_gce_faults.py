@@ -1,0 +1,129 @@
+"""The sources of Google Compute Engine, where its server fails or hides things."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notice.rigs import wait_until
+from tests.notice.server_rigs import STOP, Heard, is_hanging, quiet_gce
+from tfpreempt.notice.gce import GceWatch
+from tfpreempt.testing.clock import FakeClock
+from tfpreempt.testing.metadata import FakeGce
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeGce]:
+    with quiet_gce() as server:
+        yield server
+
+
+def test_a_hidden_directory_leaves_the_first_topic_and_polls() -> None:
+    with (
+        FakeGce(hides_directory=True) as fake,
+        Heard(GceWatch(url=fake.url)) as heard,
+    ):
+        assert is_hanging(fake)
+        fake.preempt()
+        assert wait_until(lambda: heard.names == ["gce:preempted"])
+        assert heard.said[0][1] == "preempted is TRUE"
+
+
+@pytest.mark.parametrize("hides_directory", [False, True])
+@pytest.mark.parametrize("name", ["preempted", "maintenance-event"])
+def test_an_entry_that_is_hidden_is_a_fault_of_its_own(
+    name: str, hides_directory: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every machine has these two; without them nothing would ever be heard."""
+    clock, path = FakeClock(), f"instance/{name}"
+    with FakeGce(longest_hang=0.02, hides_directory=hides_directory) as fake:
+
+        def look() -> list[str]:
+            clock.wait_for_waiters()
+            clock.advance(5.0)
+            clock.wait_for_waiters()
+            return [record.getMessage() for record in caplog.records]
+
+        watch = GceWatch(url=fake.url, wait=clock.wait, clock=clock)
+        with Heard(watch) as heard:
+            assert look() == []
+            fake.remove(path)
+            for _ in range(3):
+                (told,) = look()
+            assert f"gce:{name} failed" in told
+            assert "status 404" in told
+            assert "let it through" in told
+            fake.set(STOP, "PENDING_STOP")
+            look()
+            assert heard.names == ["gce:stop-state"]
+            fake.set(path, "NONE")
+            assert f"gce:{name} works again" in look()[-1]
+
+
+def test_a_short_burst_of_503_costs_less_than_a_second(
+    fake: FakeGce, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Heard(GceWatch(url=fake.url)) as heard:
+        assert is_hanging(fake)
+        fake.fail(2)
+        began = time.monotonic()
+        fake.preempt()  # this answer was under way, the next two fail
+        assert wait_until(lambda: len(heard.said) == 1)
+        assert is_hanging(fake)
+        assert time.monotonic() - began < 1.0
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert "status 503, expected 200" in told[0]
+    assert "works again" in told[1]
+
+
+def test_a_change_during_a_failure_is_seen(fake: FakeGce) -> None:
+    with Heard(GceWatch(url=fake.url)) as heard:
+        assert is_hanging(fake)
+        fake.down()
+        fake.preempt()
+        fake.up()
+        assert wait_until(lambda: heard.names == ["gce:preempted"])
+
+
+def test_one_topic_that_is_unreadable_leaves_the_others_alone(
+    fake: FakeGce, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.set(STOP, "A_STATE_OF_NEXT_YEAR")
+    with Heard(GceWatch(url=fake.url)) as heard:
+        for value in ("TRUE", "FALSE", "TRUE"):
+            assert is_hanging(fake)
+            asked = len(fake.requests)
+            fake.set("instance/preempted", value)
+            assert wait_until(lambda asked=asked: len(fake.requests) > asked)
+        assert wait_until(lambda: heard.names == ["gce:preempted"] * 2)
+    assert len(caplog.records) == 1
+    assert "gce:stop-state" in caplog.records[0].getMessage()
+    assert "A_STATE_OF_NEXT_YEAR" in caplog.records[0].getMessage()
+
+
+def test_pauses_after_failures_are_short_at_first_and_spread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pauses: list[float] = []
+    enough = threading.Event()
+
+    def wait(stop: threading.Event, seconds: float) -> bool:
+        pauses.append(seconds)
+        if len(pauses) == 11:
+            enough.set()
+            return stop.wait(10.0)
+        return False
+
+    with FakeGce() as fake, caplog.at_level(logging.WARNING):
+        fake.fail(100)
+        watch = GceWatch(url=fake.url, wait=wait, jitter=lambda: 0.5)
+        with Heard(watch, ("preempted",)):
+            assert enough.wait(10.0)
+    assert pauses[:3] == pytest.approx([0.075, 0.15, 0.3])
+    assert pauses[-2:] == pytest.approx([1.5, 1.5])
+    assert len(caplog.records) == 1
