@@ -33,6 +33,30 @@ def test_a_hidden_directory_leaves_the_first_topic_and_polls() -> None:
         assert heard.said[0][1] == "preempted is TRUE"
 
 
+@pytest.mark.parametrize(
+    ("topics", "seconds"),
+    [
+        (["preempted", "stop-state", "upcoming-maintenance"], "5"),
+        (["preempted", "stop-state", "maintenance-event"], "1"),
+    ],
+)
+def test_what_may_leave_little_time_is_asked_for_each_second(
+    topics: list[str], seconds: str
+) -> None:
+    clock = FakeClock()
+    with FakeGce(longest_hang=0.02, hides_directory=True) as fake:
+        watch = GceWatch(topics, url=fake.url, wait=clock.wait, clock=clock)
+        with Heard(watch, tuple(topics)):
+            clock.wait_for_waiters()
+            clock.advance(1.0)
+            clock.wait_for_waiters()
+        waits = [each for each in fake.requests if "wait_for_change" in each.query]
+        assert [each.path for each in waits] == [
+            "/computeMetadata/v1/instance/preempted"
+        ]
+        assert waits[0].query["timeout_sec"] == seconds
+
+
 @pytest.mark.parametrize("hides_directory", [False, True])
 @pytest.mark.parametrize("name", ["preempted", "maintenance-event"])
 def test_an_entry_that_is_hidden_is_a_fault_of_its_own(

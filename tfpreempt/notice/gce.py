@@ -301,7 +301,10 @@ class GceAsker:
 
     def _next_hang(self, missing: list[str]) -> int:
         """How long the next GET may hang: not past the time of an announced notice."""
-        longest = HANG_BETWEEN_SINGLES_SECONDS if missing else HANG_SECONDS
+        if any(not self._topics[name].is_404_normal for name in missing):
+            longest = POLL_SECONDS  # behind a proxy, and no time to lose
+        else:
+            longest = HANG_BETWEEN_SINGLES_SECONDS if missing else HANG_SECONDS
         until_due = min(self._due.values(), default=math.inf) - self._clock.wall()
         return max(1, math.ceil(min(longest, until_due)))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
-from tfpreempt.notice.gce import GceWatch
+from tfpreempt.deadline import after_travel
+from tfpreempt.notice.gce import HANG_BETWEEN_SINGLES_SECONDS, GceWatch
 from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.platforms.options import Options
 from tfpreempt.termination import Grace, TerminationConfig, check_grace
@@ -27,7 +28,8 @@ class GceTerminationConfig(TerminationConfig):
         maintenance_grace_period: seconds from the notice of a maintenance that ends
             the VM; None: what the variant says.
         graceful_shutdown_period: seconds of the graceful shutdown that the VM was made
-            with; its `stop-state` is watched then. None: it has none.
+            with; its `stop-state` is watched then, every 5 s, which are taken off.
+            None: it has none.
         upcoming_maintenance_period: take a maintenance that is announced, on TPUs up to
             7 days ahead, for a notice once its window begins within so many seconds.
             The grace is what is left until then. None: announcements are not watched.
@@ -58,9 +60,13 @@ class GceTerminationConfig(TerminationConfig):
             maintenance = self.maintenance_seconds
         if maintenance is not None or maintenance_grace_period is not None:
             topics["maintenance-event"] = maintenance
+        graceful = check_grace(graceful_shutdown_period, "graceful_shutdown_period")
         if graceful_shutdown_period is not None:
-            topics["stop-state"] = check_grace(
-                graceful_shutdown_period, "graceful_shutdown_period"
+            # No part of what the server tells in a hanging GET until it is there.
+            topics["stop-state"] = (
+                None
+                if graceful is None
+                else after_travel(graceful, HANG_BETWEEN_SINGLES_SECONDS)
             )
         self._lead = check_grace(
             upcoming_maintenance_period, "upcoming_maintenance_period"
