@@ -138,6 +138,15 @@ def test_acknowledging_starts_what_was_reported_and_no_more(bench: Bench) -> Non
     assert bench.watch.acknowledge() == ()
 
 
+def test_the_first_machine_that_an_event_names_acknowledges_it(bench: Bench) -> None:
+    theirs = bench.fake.schedule(resources=["trainer_1", "trainer_0"])
+    ours = bench.fake.schedule("Reboot", resources=["TRAINER_0", "trainer_1"])
+    bench.look()
+    assert len(bench.heard) == 1  # both, in one line
+    assert bench.watch.acknowledge() == (ours,)
+    assert bench.fake.status(theirs) == "Scheduled"
+
+
 def test_an_acknowledgement_that_is_refused_raises(bench: Bench) -> None:
     bench.fake.schedule()
     bench.look()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -147,10 +147,12 @@ def test_azure_leaves_what_the_event_says(azure: FakeAzure) -> None:
     assert 0 < notice.grace_seconds <= 100
 
 
-def noticed(azure: FakeAzure, **options: Any) -> tuple[AzureTerminationConfig, str]:
+def noticed(
+    azure: FakeAzure, resources: Sequence[str] = ("trainer_0",), **options: Any
+) -> tuple[AzureTerminationConfig, str]:
     """A config that has heard of an event, and the event's id."""
     config = AzureTerminationConfig(**options)
-    event = azure.schedule("Preempt")
+    event = azure.schedule("Preempt", resources=resources)
     notices(config, lambda: None)
     return config, event
 
@@ -178,11 +180,22 @@ def test_azure_is_not_told_to_go_on_where_training_does(azure: FakeAzure) -> Non
     assert azure.status(event) == "Scheduled"
 
 
-def test_azure_is_told_by_the_chief(azure: FakeAzure) -> None:
-    config, event = noticed(azure, acknowledge=True)
-    for worker, status in ((1, "Scheduled"), (0, "Started")):
-        assert left_with(config, worker=worker) == 143
-        assert azure.status(event) == status
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize(
+    ("resources", "status"),
+    [
+        (["trainer_0"], "Started"),
+        (["trainer_0", "trainer_1"], "Started"),
+        (["trainer_1", "trainer_0"], "Scheduled"),
+    ],
+)
+def test_azure_is_told_by_the_worker_on_the_first_machine(
+    azure: FakeAzure, worker: int, resources: list[str], status: str
+) -> None:
+    """The chief or not: its machine need not be one of those that go."""
+    config, event = noticed(azure, resources, acknowledge=True)
+    assert left_with(config, worker=worker) == 143
+    assert azure.status(event) == status
 
 
 def test_azure_that_does_not_listen_keeps_nobody(

@@ -33,13 +33,20 @@ class Event:
 
     def names(self, machine: str) -> bool:
         """Whether it is for this machine; Azure's names ignore the case."""
-        return machine.casefold() in {each.casefold() for each in self.resources}
+        return machine.casefold() in self._folded()
+
+    def is_led_by(self, machine: str) -> bool:
+        """Whether this machine is the first of those that it is for."""
+        return machine.casefold() in self._folded()[:1]
 
     def describe(self) -> str:
         """One line for people."""
         state = "has started" if self.is_started else "is scheduled"
         when = f", not before {self.not_before}" if self.not_before else ""
         return printable(f"{self.kind} {state}{when} (event {self.id})")
+
+    def _folded(self) -> tuple[str, ...]:
+        return tuple(each.casefold() for each in self.resources)
 
 
 def read_events(

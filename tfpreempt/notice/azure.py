@@ -103,7 +103,7 @@ class AzureWatch:
         self._base = metadata_url() if url is None else checked_base_url(url, "url")
         seconds = checked_interval("AzureWatch", interval)
         self._lock = threading.Lock()
-        self._reported: tuple[Event, ...] = ()
+        self._led: tuple[Event, ...] = ()
         self._shared = SharedWatch(
             "azure",
             {TOPIC: f"azure:{TOPIC}"},
@@ -123,17 +123,19 @@ class AzureWatch:
     def acknowledge(self) -> tuple[str, ...]:
         """Tells Azure not to wait any longer with the events that were reported.
 
-        It counts for all machines that an event names, so one worker does it, after the
-        commit, and only if its owner wants to. Any thread; it takes at most 10 s.
+        It counts for all machines that an event names, so only the first of them does
+        it: each worker may call this, after the commit that all have agreed on, and
+        only if its owner wants to. Any thread; it takes at most 10 s.
 
         Returns:
-            The ids that were acknowledged: those that have not started yet.
+            The ids that were acknowledged: those that name this machine first and have
+            not started yet.
 
         Raises:
             NoticeError: the service has not accepted it; the events come anyway.
         """
         with self._lock:
-            ids = tuple(each.id for each in self._reported if not each.is_started)
+            ids = tuple(each.id for each in self._led if not each.is_started)
         if not ids:
             return ()
         body = json.dumps({"StartRequests": [{"EventId": each} for each in ids]})
@@ -152,9 +154,9 @@ class AzureWatch:
             raise _refused(self._base, EVENTS_TARGET, answer, "200 for StartRequests")
         return ids
 
-    def _keep(self, reported: tuple[Event, ...]) -> None:
+    def _keep(self, led: tuple[Event, ...]) -> None:
         with self._lock:
-            self._reported = reported
+            self._led = led
 
 
 class AzureAsker:
@@ -165,7 +167,8 @@ class AzureAsker:
         kinds: which events count.
         vm_name: this machine, or None to ask who it is.
         interval: seconds between two looks.
-        keep: called with the events that are up, before they are reported.
+        keep: called with the events that are up and name this machine first, before
+            they are reported.
     """
 
     def __init__(
@@ -202,7 +205,7 @@ class AzureAsker:
         )
         new = [event for event in events if event.id not in self._known]
         self._known = frozenset(event.id for event in events)
-        self._keep(events)
+        self._keep(tuple(event for event in events if event.is_led_by(name)))
         if new or not events:
             # Another event while one is up is another change from quiet to notice.
             report(TOPIC, None)

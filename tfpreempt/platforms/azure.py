@@ -33,8 +33,9 @@ class AzureTerminationConfig(TerminationConfig):
         kinds: which events are notices, of Preempt, Terminate, Reboot, Redeploy and
             Freeze.
         acknowledge: after the commit, tell Azure that it need not wait any longer.
-            That counts for all machines that an event names, so only the chief does it,
-            for events that name its own machine.
+            That counts for all machines that an event names, so the worker on the first
+            of them does it when it leaves. The event may start while others still
+            leave; the commit is durable by then.
         **options: the other arguments of `TerminationConfig`.
 
     Raises:
@@ -82,7 +83,7 @@ class AzureTerminationConfig(TerminationConfig):
             super().leave(committed, cluster)
         except SystemExit:
             # Not before: an exit_fn that returns trains on, and the VM would be gone.
-            if committed and self._acknowledges and cluster.is_chief:
+            if committed and self._acknowledges:
                 self._acknowledge()
             raise
 
