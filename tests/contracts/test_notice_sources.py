@@ -28,6 +28,7 @@ from tests.notice.server_rigs import (
     GceStopRig,
     GceUpcomingRig,
     ServerRig,
+    hurry,
 )
 from tfpreempt import errors
 from tfpreempt.notice.source import NoticeSource
@@ -183,6 +184,32 @@ def test_a_server_that_stops_to_answer_and_comes_back(
     assert len(heard) == 1  # it was up all the time
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2, told
+    assert "works again" in told[1]
+
+
+def test_a_server_that_never_answers_and_then_does(
+    rig: Rig,
+    source: NoticeSource,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not isinstance(rig, ServerRig):
+        pytest.skip("this one asks no server")
+    hurry(monkeypatch)
+    heard: list[str] = []
+    source.start(heard.append)
+    rig.settle()
+    rig.stall()
+    rig.settle()
+    rig.give()
+    rig.settle()
+    assert heard == []
+    rig.recover()
+    rig.settle()
+    assert len(heard) == 1
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2, told
+    assert "not complete in time" in told[0]
     assert "works again" in told[1]
 
 

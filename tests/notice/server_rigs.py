@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.notice.rigs import PolledRig, wait_until
-from tfpreempt.notice import aws
+from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice._gce_topics import TOPICS
+from tfpreempt.notice._http import Limits
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.gce import GceWatch
 from tfpreempt.notice.source import NoticeSource
@@ -16,6 +19,22 @@ from tfpreempt.testing.metadata._server import FakeServer
 UPCOMING = "instance/upcoming-maintenance"
 STOP = "instance/shutdown-details/stop-state"
 HANG = 0.02  # the fakes' longest wait, so that a test that settles is quick
+
+
+QUICK_SECONDS = 0.2
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets deadlines that a test can wait for."""
+    limits = Limits(total_seconds=QUICK_SECONDS)
+    monkeypatch.setattr(gce, "PLAIN_SECONDS", QUICK_SECONDS)
+    # A hanging GET lasts a second at least, by the client's request to the server.
+    monkeypatch.setattr(gce, "HANG_SECONDS", 1)
+    monkeypatch.setattr(gce, "HANG_BETWEEN_SINGLES_SECONDS", 1)
+    monkeypatch.setattr(gce, "HANG_EXTRA_SECONDS", QUICK_SECONDS)
+    monkeypatch.setattr(aws, "LIMITS", limits)
+    monkeypatch.setattr(azure, "LIMITS", limits)
+    monkeypatch.setattr(azure, "FIRST_LIMITS", limits)
 
 
 class ServerRig(PolledRig):
@@ -28,6 +47,10 @@ class ServerRig(PolledRig):
     def break_off(self) -> None:
         """Drops connections rather than answering."""
         self.fake.down()
+
+    def stall(self) -> None:
+        """Accepts connections and answers nothing."""
+        self.fake.stall()
 
     def recover(self) -> None:
         self.fake.up()

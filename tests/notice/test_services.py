@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.notice.rigs import wait_until
+from tests.notice.server_rigs import QUICK_SECONDS, hurry
 from tfpreempt.notice import aws, azure, gce
-from tfpreempt.notice._http import Limits
 from tfpreempt.notice._polling import Wait, wait_event
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.platforms import probing
@@ -27,8 +27,6 @@ from tfpreempt.testing.metadata import (
 from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
 
 pytestmark = pytest.mark.slow  # real servers, each with its time-outs
-
-QUICK_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +65,6 @@ CLOUDS = [
     ),
 ]
 each_cloud = pytest.mark.parametrize("cloud", CLOUDS, ids=lambda cloud: cloud.name)
-
-
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets deadlines that a test can wait for."""
-    limits = Limits(total_seconds=QUICK_SECONDS)
-    monkeypatch.setattr(gce, "PLAIN_SECONDS", QUICK_SECONDS)
-    monkeypatch.setattr(aws, "LIMITS", limits)
-    monkeypatch.setattr(azure, "LIMITS", limits)
-    monkeypatch.setattr(azure, "FIRST_LIMITS", limits)
 
 
 @each_cloud

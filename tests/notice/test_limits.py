@@ -1,0 +1,128 @@
+"""How long each request may take, and which failures are the normal state."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.notice.rigs import wait_until
+from tests.notice.server_rigs import Heard, hurry, is_hanging, quiet_gce
+from tfpreempt import errors
+from tfpreempt.clock import SystemClock
+from tfpreempt.notice import azure
+from tfpreempt.notice._gce_topics import TOPICS
+from tfpreempt.notice._http import Answer, Limits, MetadataSession
+from tfpreempt.notice.azure import AzureAsker
+from tfpreempt.notice.gce import GceAsker, GceWatch
+from tfpreempt.testing.clock import FakeClock
+from tfpreempt.testing.metadata import FakeGce, Reply, Request
+
+
+class Recorder(MetadataSession):
+    """Answers from a list, without a server; keeps targets and limits."""
+
+    def __init__(self, *answers: Answer | errors.NoticeError) -> None:
+        super().__init__("http://127.0.0.1:9")
+        self.asked: list[tuple[str, Limits]] = []
+        self._answers = iter(answers)
+
+    def request(
+        self,
+        target: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        limits: Limits | None = None,
+    ) -> Answer:
+        assert limits is not None
+        self.asked.append((target, limits))
+        answer = next(self._answers)
+        if isinstance(answer, errors.NoticeError):
+            raise answer
+        return answer
+
+
+def test_a_hanging_get_may_last_a_little_longer_than_the_server_is_told() -> None:
+    headers = {"metadata-flavor": "Google", "etag": "1"}
+    answer = Answer(status=200, headers=headers, body=b'"FALSE"')
+    session = Recorder(answer, answer)
+    topics = {"preempted": TOPICS["preempted"]}
+    asker = GceAsker(session, topics, SystemClock(), None)
+    for _ in range(2):
+        asker.ask(lambda topic, told: None)
+    (_, plain), (target, hanging) = session.asked
+    assert plain.total_seconds == 3
+    assert parse_qs(urlsplit(target).query)["timeout_sec"] == ["60"]
+    assert hanging.total_seconds == 70
+
+
+def test_only_the_first_look_at_azures_events_may_take_minutes() -> None:
+    """The service is turned on by it."""
+    late = errors.NoticeError("its answer was not complete in time")
+    document = Answer(status=200, headers={}, body=json.dumps({"Events": []}).encode())
+    session = Recorder(late, document, document)
+    asker = AzureAsker(session, azure.KINDS, "trainer_0", 1.0, lambda events: None)
+    with pytest.raises(errors.NoticeError):
+        asker.ask(lambda topic, told: None)
+    for _ in range(2):
+        asker.ask(lambda topic, told: None)
+    assert [limits.total_seconds for _, limits in session.asked] == [150, 150, 10]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeGce]:
+    with quiet_gce() as server:
+        yield server
+
+
+@pytest.mark.slow  # a hanging GET lasts a second at least
+def test_a_hanging_get_that_is_never_answered_ends(
+    fake: FakeGce, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    answer = fake.answer
+
+    def stall_the_wait(request: Request) -> Reply:
+        if "wait_for_change" in request.query:
+            fake.pause(30.0)
+        return answer(request)
+
+    monkeypatch.setattr(fake, "answer", stall_the_wait)
+    with Heard(GceWatch(url=fake.url)) as heard:
+        assert wait_until(lambda: "not complete in time" in caplog.text)
+        monkeypatch.setattr(fake, "answer", answer)
+        fake.preempt()
+        assert wait_until(lambda: heard.names == ["gce:preempted"])
+        assert is_hanging(fake)
+
+
+@pytest.mark.parametrize(("status", "warnings"), [(503, 0), (404, 0), (500, 1)])
+def test_an_announcement_that_is_not_served_is_normal(
+    status: int,
+    warnings: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock()
+    with FakeGce(longest_hang=0.02) as fake, caplog.at_level(logging.WARNING):
+        answer = fake.answer
+
+        def refuse(request: Request) -> Reply:
+            reply = answer(request)
+            if "upcoming-maintenance" in request.path:
+                return Reply(status=status, headers=reply.headers)
+            return reply
+
+        monkeypatch.setattr(fake, "answer", refuse)
+        with Heard(GceWatch(url=fake.url, wait=clock.wait, clock=clock)):
+            for _ in range(3):
+                clock.wait_for_waiters()
+                clock.advance(5.0)
+            clock.wait_for_waiters()
+        assert any("upcoming-maintenance" in each.path for each in fake.requests)
+    assert len(caplog.records) == warnings
