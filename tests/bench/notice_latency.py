@@ -6,9 +6,11 @@ notice lasts from just before the change until the flag is set.
 
 `gce` hangs in a GET and hears of a change at once; each of its watchers is new, and the
 change comes within its first half second, of which a tenth is the pause after an
-answer, so it meets that pause more often than in life. What is polled is late by up to
-its interval: several watchers start at random moments of an interval, and then the one
-change meets each at another moment. All moments are drawn from the seed in the row.
+answer, so it meets that pause more often than in life. That is on the one entry of
+preemptions; `gce-maintenance` hangs on the directory, as both are watched there. What
+is polled is late by up to its interval: several watchers start at random moments of an
+interval, and then the one change meets each at another moment. All moments are drawn
+from the seed in the row.
 
 `ours` is the 95th percentile, and the bar is for it. The bar of what is polled is the
 interval and a tenth of a second.
@@ -137,6 +139,10 @@ def cases(urls: Mapping[str, str], path: Path) -> list[Case]:
     def azure() -> NoticeSource:
         return AzureWatch(url=urls["azure"], interval=1.0).source()
 
+    def maintenance() -> NoticeSource:
+        watch = GceWatch(["preempted", "maintenance-event"], url=urls["gce"])
+        return watch.source("maintenance-event")
+
     return [
         Case(
             place="signal",
@@ -146,10 +152,11 @@ def cases(urls: Mapping[str, str], path: Path) -> list[Case]:
         ),
         Case(
             place="gce",
-            make=lambda: GceWatch(url=urls["gce"]).source("preempted"),
+            make=lambda: GceWatch(["preempted"], url=urls["gce"]).source("preempted"),
             bar=HANG_BAR,
             window=0.5,
         ),
+        Case(place="gce-maintenance", make=maintenance, bar=HANG_BAR, window=0.5),
         polled("file", lambda: FileSource(path, 1.0), 1.0, together=20),
         polled("azure", azure, 1.0, together=20),
         polled("aws", lambda: aws(0.5), 0.5, together=10),
@@ -238,9 +245,8 @@ def percentile_95(values: Sequence[float]) -> float:
 
 def quiet_row(world: World, seconds: float) -> dict[str, Any]:
     """The row of all sources together while nothing happens."""
-    for place in world.urls:
+    for place in (*world.urls, "gce-maintenance", "file"):
         world.calm(place)
-    world.calm("file")
     before = world.requests()
     found = notice_quiet.measure(world.urls, world.path, seconds)
     percent = 100 * found["processor"] / found["elapsed"]

@@ -106,6 +106,12 @@ def serve(path: Path, pid: int, lines: Iterable[str], out: TextIO) -> None:
         acts: dict[str, Any] = {
             "change gce": gce.preempt,
             "calm gce": lambda: gce.set("instance/preempted", "FALSE"),
+            "change gce-maintenance": lambda: gce.set(
+                "instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"
+            ),
+            "calm gce-maintenance": lambda: gce.set(
+                "instance/maintenance-event", "NONE"
+            ),
             "change aws": aws.interrupt,
             "calm aws": lambda: aws.remove("spot/instance-action"),
             "change azure": lambda: events.append(azure.schedule()),

@@ -88,7 +88,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("place", ["signal", "gce", "file", "azure", "aws"])
+@pytest.mark.parametrize(
+    "place", ["signal", "gce", "gce-maintenance", "file", "azure", "aws"]
+)
 def test_each_place_is_changed_and_calmed(
     world: World, place: str, rng: random.Random
 ) -> None:
