@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.notice.rigs import wait_until
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.platforms import probing
 from tfpreempt.platforms.detect import VARIANTS, Platform, detect_platform
@@ -261,6 +262,27 @@ def test_all_are_asked_at_once(tmp_path: Path) -> None:
 
 def test_the_limit_is_at_most_300_ms() -> None:
     assert probing.LIMIT_SECONDS <= 0.3
+
+
+def test_servers_that_accept_and_never_answer_keep_nobody(tmp_path: Path) -> None:
+    """By the default limit; nor do they keep the threads of the probes."""
+    with FakeGce() as google, FakeAws() as amazon, FakeAzure() as microsoft:
+        fakes = (google, amazon, microsoft)
+        environment: dict[str, str] = {}
+        for fake in fakes:
+            fake.stall()
+            environment |= fake.environment()
+        began = time.monotonic()
+        found = detect_platform(environment=environment, root=tmp_path)
+        assert time.monotonic() - began < 5.0  # it waits for 0.25 s
+        assert found.name == "generic"
+        assert wait_until(lambda: all(fake.requests for fake in fakes))
+        assert wait_until(lambda: not probe_threads(), limit=5.0)
+
+
+def probe_threads() -> list[str]:
+    names = [each.name for each in threading.enumerate()]
+    return [name for name in names if name.startswith("tfpreempt-probe-")]
 
 
 # --- the real probes on fakes --------------------------------------------------------
