@@ -11,19 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.notice.rigs import wait_until
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.platforms import probing
 from tfpreempt.platforms.detect import VARIANTS, Platform, detect_platform
 from tfpreempt.platforms.gce import GceSpotTerminationConfig
 from tfpreempt.platforms.probing import Finding, Probe
 from tfpreempt.termination import GenericTerminationConfig, TerminationConfig
 from tfpreempt.testing.metadata import (
-    KINDS,
-    FakeAws,
-    FakeAzure,
     FakeGce,
-    HostileServer,
 )
 
 AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
@@ -260,31 +254,6 @@ def test_all_are_asked_at_once(tmp_path: Path) -> None:
     assert found.name == "aws"
 
 
-def test_the_limit_is_at_most_300_ms() -> None:
-    assert probing.LIMIT_SECONDS <= 0.3
-
-
-def test_servers_that_accept_and_never_answer_keep_nobody(tmp_path: Path) -> None:
-    """By the default limit; nor do they keep the threads of the probes."""
-    with FakeGce() as google, FakeAws() as amazon, FakeAzure() as microsoft:
-        fakes = (google, amazon, microsoft)
-        environment: dict[str, str] = {}
-        for fake in fakes:
-            fake.stall()
-            environment |= fake.environment()
-        began = time.monotonic()
-        found = detect_platform(environment=environment, root=tmp_path)
-        assert time.monotonic() - began < 5.0  # it waits for 0.25 s
-        assert found.name == "generic"
-        assert wait_until(lambda: all(fake.requests for fake in fakes))
-        assert wait_until(lambda: not probe_threads(), limit=5.0)
-
-
-def probe_threads() -> list[str]:
-    names = [each.name for each in threading.enumerate()]
-    return [name for name in names if name.startswith("tfpreempt-probe-")]
-
-
 # --- the real probes on fakes --------------------------------------------------------
 
 
@@ -304,102 +273,6 @@ def test_gce_tells_what_it_is(tmp_path: Path) -> None:
         assert probed(fake.environment(), root).name == "gce-cpu"
         fake.set("instance/attributes/accelerator-type", "v5litepod-16")
         assert probed(fake.environment(), root).name == "gce-tpu"
-
-
-@pytest.mark.parametrize(
-    ("fake_type", "name", "evidence"),
-    [
-        (FakeAws, "aws", "gives tokens of EC2"),
-        (FakeAzure, "azure", "calls this VM 'trainer_0'"),
-    ],
-)
-def test_the_other_clouds_tell_who_they_are(
-    fake_type: type[FakeAws | FakeAzure], name: str, evidence: str, tmp_path: Path
-) -> None:
-    with fake_type() as fake:
-        found = detect_platform(
-            environment=fake.environment(),
-            root=tmp_path,
-            probes={name: probing.PROBES[name]},
-            limit_seconds=10.0,
-        )
-        assert found.name == name
-        assert evidence in found.evidence[0]
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_server_of_another_kind_names_nothing(kind: str, tmp_path: Path) -> None:
-    """Whatever answers, detection ends in time and believes nothing."""
-    with HostileServer(kind) as hostile:
-        began = time.monotonic()
-        found = detect_platform(
-            environment=hostile.environment(), root=tmp_path, limit_seconds=0.2
-        )
-        assert found.name == "generic"
-        assert time.monotonic() - began < 5.0
-
-
-def test_a_server_that_fails_is_no_evidence(tmp_path: Path) -> None:
-    with FakeGce() as fake:
-        fake.fail(100)
-        assert (
-            probing.probe_all({"gce": probing.probe_gce}, fake.environment(), 10.0)
-            is None
-        )
-        fake.fail(0)
-        fake.down()
-        assert (
-            probing.probe_all({"gce": probing.probe_gce}, fake.environment(), 10.0)
-            is None
-        )
-
-
-@pytest.mark.parametrize(
-    ("headers", "body", "is_gce"),
-    [
-        ({"metadata-flavor": "Google"}, b'{"id": 1}', True),
-        ({}, b'{"id": 1}', False),
-        ({"metadata-flavor": "Other"}, b'{"id": 1}', False),
-        ({"metadata-flavor": "Google"}, b"{}", False),
-        ({"metadata-flavor": "Google"}, b"[]", False),
-    ],
-)
-def test_gce_is_known_by_its_header_and_the_instance_s_id(
-    headers: dict[str, str],
-    body: bytes,
-    is_gce: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def request(*arguments: object) -> tuple[int, dict[str, str], bytes]:
-        return 200, headers, body
-
-    monkeypatch.setattr(probing, "_request", request)
-    assert (probing.probe_gce({}, 1.0) is not None) is is_gce
-
-
-@pytest.mark.parametrize(
-    ("fake_type", "probe", "forbids"),
-    [
-        (FakeGce, probing.probe_gce, {"NO_GCE_CHECK": "true"}),
-        (FakeAws, probing.probe_aws, {"AWS_EC2_METADATA_DISABLED": "true"}),
-    ],
-)
-def test_a_variable_can_forbid_to_ask(
-    fake_type: type[FakeGce | FakeAws], probe: Probe, forbids: dict[str, str]
-) -> None:
-    with fake_type() as fake:
-        assert probe(fake.environment(), 5.0) is not None
-        asked = len(fake.requests)
-        assert probe({**fake.environment(), **forbids}, 5.0) is None
-        assert len(fake.requests) == asked
-
-
-@pytest.mark.parametrize("probe", probing.PROBES.values())
-def test_an_address_that_is_none_is_no_evidence(probe: Probe) -> None:
-    names = ("GCE_METADATA_HOST", "AWS_EC2_METADATA_SERVICE_ENDPOINT")
-    environment = dict.fromkeys(names, "https://example.test")
-    asked = {"one": probe}
-    assert probing.probe_all(asked, environment, 0.2) is None
 
 
 def test_detection_leaves_tensorflow_and_requests_alone() -> None:
