@@ -79,6 +79,14 @@ def test_a_server_of_another_kind_names_nothing(kind: str, tmp_path: Path) -> No
         assert time.monotonic() - began < 5.0
 
 
+@pytest.mark.parametrize("kind", ["huge", "endless", "negative-chunk"])
+def test_no_probe_reads_on_for_ever(kind: str) -> None:
+    with HostileServer(kind) as hostile:
+        environment = hostile.environment()
+        assert probing.probe_all(probing.PROBES, environment, 0.2) is None
+        assert wait_until(lambda: not probe_threads(), limit=5.0)
+
+
 def test_a_server_that_fails_is_no_evidence(tmp_path: Path) -> None:
     with FakeGce() as fake:
         fake.fail(100)

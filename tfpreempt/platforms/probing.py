@@ -146,6 +146,9 @@ def _request(
         client.request(method, target, headers=dict(headers))
         response = client.getresponse()
         answer = {name.lower(): text for name, text in response.headers.items()}
-        return response.status, answer, response.read(BODY_BYTES)
+        # Not read(BODY_BYTES): a chunk of length -1 is read to its end, however far.
+        body = bytearray(BODY_BYTES)
+        count = response.readinto(body)
+        return response.status, answer, bytes(body[:count])
     finally:
         client.close()
