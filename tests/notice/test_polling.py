@@ -85,6 +85,18 @@ def test_a_fault_is_logged_once_with_traceback(
     assert "works again after 6 failures" in told[3].getMessage()
 
 
+def test_an_error_with_a_new_address_in_it_is_the_same_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As those of requests, which a user's function may well raise."""
+    errors = [ConnectionError(f"<a thing at 0x7f{n}c0>: refused") for n in range(4)]
+    Script(*errors, ConnectionError("<a thing at 0x7f>: no route"), None).run()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 3, told
+    assert "0x7f0c0>: refused" in told[0]
+    assert "no route" in told[1]
+
+
 def test_a_fault_after_recovery_is_logged_anew(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

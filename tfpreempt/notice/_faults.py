@@ -1,17 +1,21 @@
 """What a source does about its own failures: each logged once, retried later.
 
 Two failures are the same fault if type and message are the same, but for what a server
-said (`NoticeError.kind`): a page may carry a date or a number that is always new.
+said (`NoticeError.kind`), and but for the numbers in errors of others: a page may carry
+a date, a message the address of an object, that is always new.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 
 from tfpreempt import errors
 
 _logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 class FaultLog:
@@ -36,7 +40,8 @@ class FaultLog:
         pause = self._retry(self._failures)
         self.text = str(error)
         ours = error if isinstance(error, errors.NoticeError) else None
-        fault = (type(error), self.text if ours is None else ours.kind)
+        kind = _NUMBER.sub("", self.text) if ours is None else ours.kind
+        fault = (type(error), kind)
         if fault != self._fault:
             # The traceback comes with the first fault of a row; what follows it is
             # one line, and the same fault again says nothing. Our own errors say in
