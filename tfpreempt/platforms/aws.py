@@ -29,7 +29,7 @@ class AwsSpotTerminationConfig(TerminationConfig):
         rebalance: take the rebalance recommendation for a notice too. It comes early,
             at times without an interruption after it, and says no time: the step is
             committed and the process leaves at once, to be started on a machine that
-            is less at risk. One from before the process began is passed over.
+            is less at risk. One from before the handler was made is passed over.
         **options: the other arguments of `TerminationConfig`.
 
     Raises:
