@@ -112,7 +112,10 @@ def test_every_topic_is_held_until_its_client_has_asked(
     with server() as served:
         source = watch(server, topic, served.url)
         watcher = Watcher([WatchedSource(source, 5.0)], 0, lambda _: heard.set())
-        threading.Timer(0.3, watcher.start).start()
+        if topic == "rebalance":  # one from before the job's start is no notice
+            watcher.start()
+        else:
+            threading.Timer(0.3, watcher.start).start()
         try:
             result = notify(served.url, "--topic", topic)
             assert heard.wait(10)
