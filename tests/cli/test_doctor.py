@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tfpreempt.cli import _doctor_storage, main
-from tfpreempt.cli._doctor_storage import filesystem_of, try_save
+from tfpreempt.cli._doctor_storage import Mount, mount_of, try_save
 from tfpreempt.platforms.detect import VARIANTS, Platform
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
 
@@ -25,7 +25,8 @@ def _plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("TFPREEMPT_", "GCE_", "AWS_", "SLURM_", "KUBERNETES_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TFPREEMPT_PLATFORM", "generic")
-    monkeypatch.setattr(_doctor_storage, "filesystem_of", lambda path: "ext4")
+    disk = Mount(point=Path("/data"), kind="ext4")
+    monkeypatch.setattr(_doctor_storage, "mount_of", lambda path: disk)
 
 
 def doctor(*arguments: object, **variables: str) -> Result:
@@ -83,14 +84,43 @@ def test_a_directory_that_cannot_be_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = doctor(tmp_path / "file" / "ckpt", "--size", "1KB")
     assert result.exit_code == 1
-    assert "fails there: " in result.output
-    assert "Not a directory" in result.output
+    assert "Not a directory; a file is in the way; name a directory" in result.output
+    assert "[Errno" not in result.output
+
+
+def test_a_file_in_place_of_the_directory_is_said_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    fault = try_save(tmp_path / "file", 1).fault
+    assert fault.startswith(f"{tmp_path / 'file'}: File exists; a file is in the way")
+
+
+def test_a_directory_that_nobody_can_make_comes_with_advice() -> None:
+    fault = try_save(Path("/proc/tfpreempt"), 1).fault
+    assert fault.startswith("/proc/tfpreempt: ")
+    assert fault.endswith("; name a directory that can be written to")
+
+
+def test_a_directory_that_is_not_there_yet_is_named_with_its_disk(
+    tmp_path: Path,
+) -> None:
+    value = told(tmp_path / "a" / "b", "--size", "1KB")
+    assert value["directory"]["is_there"] is False
+    (finding,) = [each for each in value["findings"] if each["about"] == "directory"]
+    assert finding["level"] == "ok"
+    assert "b is not there yet; it would be made on /data (ext4)" in finding["text"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2K", 2048), ("2kib", 2048), ("1.5KB", 1500), ("7", 7)]
+)
+def test_sizes_as_people_write_them(text: str, size: int, tmp_path: Path) -> None:
+    assert told(tmp_path, "--size", text)["directory"]["save_bytes"] == size
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["gs://bucket/run"], 1, "is no local path"),
+        (["gs://bucket/run"], 1, "is an address, and tfpreempt commits to directories"),
         (["--platform", "gcp"], 1, "TFPREEMPT_PLATFORM is 'gcp'"),
         (["--size", "big"], 2, "'big' is no size"),
         (["--size", "0"], 2, "'0' is no size"),
@@ -210,7 +240,8 @@ def test_a_save_that_fails_leaves_nothing(
 def test_a_disk_that_is_too_small_is_not_filled(tmp_path: Path) -> None:
     storage = try_save(tmp_path, 2**60)
     assert storage.save_seconds is None
-    assert "are free" in storage.fault
+    assert "are free, 1.05e+06 TiB are needed; make room" in storage.fault
+    assert "bytes" not in storage.fault
 
 
 def test_the_file_system_of_a_path(tmp_path: Path) -> None:
@@ -226,7 +257,8 @@ def test_the_file_system_of_a_path(tmp_path: Path) -> None:
         f"5 2 8:5 / {tmp_path}/with rw - nfs4 server:/ rw\n"
         "damaged\n"
     )
-    assert filesystem_of(deep, table) == "tmpfs"
-    assert filesystem_of(tmp_path, table) == "xfs"
-    assert filesystem_of(tmp_path.parent, table) == "ext4"
-    assert filesystem_of(tmp_path, tmp_path / "missing") == ""
+    top = tmp_path / "with blank"
+    assert mount_of(deep, table) == Mount(point=top, kind="tmpfs")
+    assert mount_of(tmp_path, table) == Mount(point=tmp_path, kind="xfs")
+    assert mount_of(tmp_path.parent, table) == Mount(point=Path("/"), kind="ext4")
+    assert mount_of(tmp_path, tmp_path / "missing") is None

@@ -17,7 +17,8 @@ from tfpreempt.cli._doctor_facts import (
     SourceState,
     Storage,
 )
-from tfpreempt.cli._doctor_verdict import assess, needed_seconds, size_text
+from tfpreempt.cli._doctor_verdict import assess, needed_seconds
+from tfpreempt.cli._sizes import size_text
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
 
@@ -78,15 +79,44 @@ def test_margins_of_a_save() -> None:
 
 
 @pytest.mark.parametrize("filesystem", ["tmpfs", "overlay", "ramfs"])
-@pytest.mark.parametrize(
-    ("name", "level"), [("gce-spot", Level.PROBLEM), ("generic", Level.ADVICE)]
-)
-def test_storage_that_goes_with_the_machine(
-    filesystem: str, name: str, level: Level
-) -> None:
+@pytest.mark.parametrize("name", ["gce-spot", "generic"])
+def test_storage_that_goes_with_the_machine(filesystem: str, name: str) -> None:
     (finding,) = findings("directory", facts(30.0, name=name, filesystem=filesystem))
-    assert finding.level is level
+    assert finding.level is Level.PROBLEM
     assert findings("directory", facts(30.0, name=name)) == []
+
+
+@pytest.mark.parametrize(
+    ("mount", "missing", "level"),
+    [
+        ("/", "/nonexist", Level.ADVICE),
+        ("/", "/mnt/a", Level.OK),
+        ("/data", "/data/a", Level.OK),
+    ],
+)
+def test_a_mistyped_mount_point_is_told(mount: str, missing: str, level: Level) -> None:
+    seen = facts(30.0)
+    assert seen.storage is not None
+    storage = dataclasses.replace(
+        seen.storage, mount=Path(mount), missing=Path(missing)
+    )
+    (finding,) = findings("directory", dataclasses.replace(seen, storage=storage))
+    assert finding.level is level
+    assert f"it would be made on {mount} (ext4)" in finding.text
+    assert (f"there is no {missing}" in finding.text) is (level is Level.ADVICE)
+
+
+def test_sources_of_one_name_are_told_apart_by_what_they_leave() -> None:
+    pair = tuple(
+        SourceState(name="azure:x", grace_seconds=grace, liveness=Liveness.LIVE)
+        for grace in (30.0, 300.0)
+    )
+    texts = [
+        each.text
+        for each in findings("azure:x", dataclasses.replace(facts(), sources=pair))
+    ]
+    assert "leave 30 s" in texts[0]
+    assert "leave 300 s" in texts[1]
 
 
 @pytest.mark.parametrize("cloud", ["gce", "aws", "azure"])

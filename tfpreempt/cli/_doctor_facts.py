@@ -54,6 +54,8 @@ class Storage:
     Attributes:
         path: absolute.
         filesystem: its type, such as "ext4"; "" if unknown.
+        mount: where that file system is mounted; None if unknown.
+        missing: the uppermost part of the path that was not there; None: all is.
         free_bytes: what this user may still write there.
         save_bytes: the size of the save that was tried.
         save_seconds: how long it took, down to the disk; None: it failed.
@@ -65,6 +67,8 @@ class Storage:
     free_bytes: int
     save_bytes: int
     save_seconds: float | None
+    mount: Path | None = None
+    missing: Path | None = None
     fault: str = ""
 
 

@@ -94,7 +94,7 @@ def _signal(name: str) -> Verdict:
     if number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         why = f"{name} is blocked in this shell, and in what is started from it"
         return Liveness.DEAD, why
-    return Liveness.LIVE, ""
+    return Liveness.LIVE, "is not blocked here"
 
 
 def _file(path: Path) -> Verdict:
@@ -103,7 +103,7 @@ def _file(path: Path) -> Verdict:
     folder = path.parent
     try:
         if stat.S_ISDIR(folder.stat().st_mode):
-            return Liveness.LIVE, ""
+            return Liveness.LIVE, "is not there; no notice now"
     except OSError:
         pass  # the same as one that is not there
     return Liveness.SLOW, f"{folder} is not there yet; something has to make it"
@@ -135,7 +135,7 @@ def _cloud(
         if (told := levels.get(topic)) is not None:
             return Liveness.NOTICE, told.detail
         if topic in levels:
-            return Liveness.LIVE, ""
+            return Liveness.LIVE, "answers; no notice now"
         if not is_done:
             return Liveness.SLOW, f"no answer within {limit:g} s"
         why = faults[0] if faults else asker.fault(topic)

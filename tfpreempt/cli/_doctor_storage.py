@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import secrets
 import time
@@ -11,9 +13,27 @@ from pathlib import Path
 
 from tfpreempt.checkpoint.storage.files import LocalFiles
 from tfpreempt.cli._doctor_facts import Storage
+from tfpreempt.cli._sizes import size_text
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOUNTS = Path("/proc/self/mountinfo")
+_ADVICE = {
+    errno.EACCES: "run this as the user who trains, and let that one write there",
+    errno.EPERM: "run this as the user who trains, and let that one write there",
+    errno.EROFS: "it is mounted for reading only; mount it anew, or name another",
+    errno.EEXIST: "a file is in the way; name a directory",
+    errno.ENOTDIR: "a file is in the way; name a directory",
+    errno.ENOSPC: "make room, or name another directory",
+    errno.EDQUOT: "make room, or name another directory",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A file system: where it is mounted, and its type, such as "ext4"."""
+
+    point: Path
+    kind: str
 
 
 def try_save(directory: Path, size: int) -> Storage:
@@ -26,21 +46,27 @@ def try_save(directory: Path, size: int) -> Storage:
         size: bytes to write.
     """
     path = directory.absolute()
-    filesystem, free, seconds, fault = "", 0, None, ""
+    mount, free, seconds, fault = None, 0, None, ""
+    missing = None
     try:
-        with _made(path):
-            filesystem = filesystem_of(path)
+        with _made(path) as missing:
+            mount = mount_of(path)
             status = os.statvfs(path)
             free = status.f_bavail * status.f_frsize
             if size > free:
-                fault = f"only {free} bytes are free, {size} are needed"
+                fault = (
+                    f"only {size_text(free)} are free, {size_text(size)} are needed; "
+                    "make room, or name another directory"
+                )
             else:
                 seconds = _time_save(path, size)
     except OSError as error:
-        fault = str(error)
+        fault = _fault_text(error, path)
     return Storage(
         path=path,
-        filesystem=filesystem,
+        filesystem="" if mount is None else mount.kind,
+        mount=None if mount is None else mount.point,
+        missing=missing,
         free_bytes=free,
         save_bytes=size,
         save_seconds=seconds,
@@ -48,28 +74,36 @@ def try_save(directory: Path, size: int) -> Storage:
     )
 
 
-def filesystem_of(path: Path, mounts: Path = _MOUNTS) -> str:
-    """The type of the file system that a path lies on; "" if it can't be told.
+def mount_of(path: Path, mounts: Path = _MOUNTS) -> Mount | None:
+    """The file system that a path lies on; None if it can't be told.
 
     Args:
         path: must exist.
         mounts: the system's table, in the format of proc(5).
     """
     resolved = path.resolve()
-    best, kind = Path(), ""
+    best: Mount | None = None
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return ""
+        return None
     for line in lines:
         fields = line.split()
         if "-" not in fields[:-1]:
             continue
         point = Path(_unescaped(fields[4]))
         # The later one covers an earlier one at the same place.
-        if resolved.is_relative_to(point) and len(point.parts) >= len(best.parts):
-            best, kind = point, fields[fields.index("-") + 1]
-    return kind
+        is_deeper = best is None or len(point.parts) >= len(best.point.parts)
+        if resolved.is_relative_to(point) and is_deeper:
+            best = Mount(point=point, kind=fields[fields.index("-") + 1])
+    return best
+
+
+def _fault_text(error: OSError, path: Path) -> str:
+    """What went wrong where, and what to do."""
+    advice = _ADVICE.get(error.errno or 0, "name a directory that can be written to")
+    where = f"{error.filename or path}: {error.strerror or error}"
+    return f"{where}; {advice}"
 
 
 def _time_save(directory: Path, size: int) -> float:
@@ -90,12 +124,16 @@ def _time_save(directory: Path, size: int) -> float:
 
 
 @contextmanager
-def _made(directory: Path) -> Iterator[None]:
-    """The directory, which is gone again afterwards if it was not there before."""
+def _made(directory: Path) -> Iterator[Path | None]:
+    """Makes the directory; gone again afterwards if it was not there before.
+
+    Yields:
+        The uppermost part of the path that was not there; None: all was.
+    """
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        yield
+        yield missing[-1] if missing else None
     finally:
         for each in missing:
             try:

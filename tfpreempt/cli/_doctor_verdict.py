@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
+from pathlib import Path
 
 from tfpreempt.cli._doctor_facts import (
     Facts,
@@ -12,6 +14,7 @@ from tfpreempt.cli._doctor_facts import (
     SlurmState,
     Storage,
 )
+from tfpreempt.cli._sizes import size_text
 from tfpreempt.deadline import SAFETY
 
 WAIT_SECONDS = 30.0  # the handler's save_timeout, where nobody knows the grace
@@ -49,15 +52,6 @@ def needed_seconds(save_seconds: float, grace: float) -> float:
     return SAFETY * save_seconds + min(2.0, 0.25 * grace)
 
 
-def size_text(count: float) -> str:
-    """A number of bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if count >= 10 else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
-
-
 def _assess_sources(facts: Facts) -> Iterator[Finding]:
     levels = {
         Liveness.LIVE: Level.OK,
@@ -65,16 +59,17 @@ def _assess_sources(facts: Facts) -> Iterator[Finding]:
         Liveness.DEAD: Level.PROBLEM,
         Liveness.SLOW: Level.ADVICE,
     }
-    texts = {
-        Liveness.LIVE: "works and is quiet",
+    texts = {  # of one that is alive the detail says all
         Liveness.NOTICE: "says now that this machine goes away",
         Liveness.DEAD: "does not work here; its notices would not be seen",
         Liveness.SLOW: "has not answered yet",
     }
+    count = collections.Counter(each.name for each in facts.sources)
     for source in facts.sources:
-        text = texts[source.liveness]
-        if source.detail:
-            text = f"{text}: {source.detail}"
+        said = (texts.get(source.liveness, ""), source.detail)
+        text = ": ".join(part for part in said if part)
+        if count[source.name] > 1 and source.grace_seconds is not None:
+            text += f" (for the notices that leave {source.grace_seconds:g} s)"
         yield Finding(
             level=levels[source.liveness],
             about=source.name,
@@ -153,12 +148,26 @@ def _not_listed(slurm: SlurmState, code: int) -> str:
     return f"{why}; {mend}"
 
 
+def _assess_missing(storage: Storage, missing: Path) -> Finding:
+    """A directory that is to be made: a mistyped mount point looks just like that."""
+    where = f"{storage.mount} ({storage.filesystem or 'of unknown type'})"
+    text = f"{storage.path} is not there yet; it would be made on {where}"
+    is_at_root = storage.mount == Path("/") == missing.parent
+    if is_at_root:
+        text += (
+            f", the root file system, as there is no {missing}; if that is to be a "
+            "mount point, mount it, or check the path"
+        )
+    level = Level.ADVICE if is_at_root else Level.OK
+    return Finding(level=level, about="directory", text=text)
+
+
 def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:
+    if storage.missing is not None and storage.mount is not None:
+        yield _assess_missing(storage, storage.missing)
     if storage.filesystem in VOLATILE:
-        # A machine that nobody takes away keeps what is in its memory.
-        is_safe = facts.platform.name == "generic"
         yield Finding(
-            level=Level.ADVICE if is_safe else Level.PROBLEM,
+            level=Level.PROBLEM,
             about="directory",
             text=f"{storage.path} is on {storage.filesystem}, which goes with the "
             "machine or the container; use a disk or a network file system that stays",

@@ -64,6 +64,8 @@ def to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
         else {
             "path": str(storage.path),
             "filesystem": storage.filesystem,
+            "mount": None if storage.mount is None else str(storage.mount),
+            "is_there": storage.missing is None,
             "free_bytes": storage.free_bytes,
             "save_bytes": storage.save_bytes,
             "save_seconds": storage.save_seconds,

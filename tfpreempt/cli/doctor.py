@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +16,19 @@ from tfpreempt.cli._doctor_sources import probe_sources
 from tfpreempt.cli._doctor_storage import try_save
 from tfpreempt.cli._doctor_verdict import assess
 from tfpreempt.cli._doctor_view import show, to_json
+from tfpreempt.cli._sizes import Size
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.platforms.detect import VARIABLE, detect_platform
 
 _SIZE = "256MiB"
-_UNITS = {
-    "": 1, "B": 1,
-    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-}  # fmt: skip
-
-
-class _Size(click.ParamType[int]):
-    """A number of bytes, such as 1GiB."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", str(value).strip())
-        unit = _UNITS.get(match[2].upper()) if match else None
-        if match is None or unit is None or float(match[1]) * unit < 1:
-            self.fail(f"{value!r} is no size. Write it like 256MiB or 1.5GB.", param)
-        return int(float(match[1]) * unit)
 
 
 @click.command()
 @click.argument("directory", required=False)
 @click.option(
-    "--size", type=_Size(), default=_SIZE, show_default=True,
-    help="Size of the save to try: about that of one of your checkpoints.",
+    "--size", type=Size(), default=_SIZE, show_default=True,
+    help="Size of the save to try: about that of one of your checkpoints, such as 2G "
+    "(GiB) or 1.5GB.",
 )  # fmt: skip
 @click.option(
     "--platform", "name",
@@ -100,8 +81,9 @@ def _gather(
 ) -> Facts:
     if directory is not None and "://" in directory:
         raise ConfigurationError(
-            f"{directory!r} is no local path. Name the directory that the training "
-            "commits to; what is mirrored from there to object storage can wait"
+            f"{directory!r} is an address, and tfpreempt commits to directories only; "
+            "what goes to object storage is a copy that your program makes. Name the "
+            "directory that the training commits to, such as /mnt/ckpt"
         )
     chosen = {} if name is None else {VARIABLE: name}
     platform = detect_platform(environment={**os.environ, **chosen})

@@ -208,7 +208,7 @@ def _make_directory(given: str) -> Path:
     if "://" in given:
         raise ConfigurationError(
             f"--checkpoint-dir {given!r} is no local path. Name a directory that all "
-            "workers see here; the training program mirrors it to object storage."
+            "workers see here; copying it to object storage is your program's part."
         )
     path = Path(given).absolute()
     try:
