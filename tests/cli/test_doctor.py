@@ -63,7 +63,7 @@ def test_json_has_the_same(tmp_path: Path) -> None:
     value = told(tmp_path, "--size", "1MB", "--platform", "borg", "--grace", "20")
     assert value["platform"] == "borg"
     assert (value["config"], value["exit_code"]) == ("BorgTerminationConfig", 42)
-    assert value["evidence"] == ["TFPREEMPT_PLATFORM is 'borg'"]
+    assert value["evidence"] == ["--platform is 'borg'"]
     assert value["grace_seconds"] == 20.0
     (source,) = value["sources"]
     assert (source["name"], source["state"]) == ("signal:SIGTERM", "live")
@@ -121,7 +121,7 @@ def test_sizes_as_people_write_them(text: str, size: int, tmp_path: Path) -> Non
     ("arguments", "code", "message"),
     [
         (["gs://bucket/run"], 1, "is an address, and tfpreempt commits to directories"),
-        (["--platform", "gcp"], 1, "TFPREEMPT_PLATFORM is 'gcp'"),
+        (["--platform", "gpc"], 2, "'--platform': 'gpc' is not one of 'aws'"),
         (["--size", "big"], 2, "'big' is no size"),
         (["--size", "0"], 2, "'0' is no size"),
         (["--size", "5QiB"], 2, "is no size"),

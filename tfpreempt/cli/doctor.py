@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -18,7 +19,7 @@ from tfpreempt.cli._doctor_verdict import assess
 from tfpreempt.cli._doctor_view import show, to_json
 from tfpreempt.cli._sizes import Size
 from tfpreempt.errors import ConfigurationError, TfpreemptError
-from tfpreempt.platforms.detect import VARIABLE, detect_platform
+from tfpreempt.platforms.detect import VARIABLE, VARIANTS, Platform, detect_platform
 
 _SIZE = "256MiB"
 
@@ -31,8 +32,9 @@ _SIZE = "256MiB"
     "(GiB) or 1.5GB.",
 )  # fmt: skip
 @click.option(
-    "--platform", "name",
-    help=f"Look at this platform instead of the one that is detected; as {VARIABLE}.",
+    "--platform", "name", type=click.Choice(sorted(VARIANTS)), metavar="NAME",
+    help=f"Look at this platform instead of the one that is detected; as {VARIABLE}: "
+    f"{', '.join(VARIANTS)}.",
 )  # fmt: skip
 @click.option(
     "--grace", type=click.FloatRange(min=0),
@@ -72,6 +74,15 @@ def doctor(
         raise SystemExit(1)
 
 
+def _detect(name: str | None) -> Platform:
+    """The platform of that name; by default the one that this is."""
+    if name is None:
+        return detect_platform()
+    platform = detect_platform(environment={**os.environ, VARIABLE: name})
+    evidence = (f"--platform is {name!r}", *platform.evidence[1:])
+    return dataclasses.replace(platform, evidence=evidence)
+
+
 def _gather(
     directory: str | None,
     size: int,
@@ -85,8 +96,7 @@ def _gather(
             "what goes to object storage is a copy that your program makes. Name the "
             "directory that the training commits to, such as /mnt/ckpt"
         )
-    chosen = {} if name is None else {VARIABLE: name}
-    platform = detect_platform(environment={**os.environ, **chosen})
+    platform = _detect(name)
     is_slurm = platform.name == "slurm"
     if requeue is not None and not is_slurm:
         raise ConfigurationError(
