@@ -29,8 +29,10 @@ if len(sys.argv) > 1:
     journal = open(sys.argv[1], "a")
 if len(sys.argv) > 2 and os.fork() == 0:  # a data loader
     signal.pause()
+signal.signal(signal.SIGUSR2, lambda *_: None)
 print("ready", flush=True)
-signal.pause()
+while True:
+    signal.pause()
 """
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -248,6 +250,27 @@ def test_a_directory_without_a_journal(tmp_path: Path) -> None:
     assert f"{tmp_path} has no journal" in result.output
 
 
+@pytest.mark.parametrize("name", ["journal", "12"])
+def test_a_directory_within_the_job_s(name: str, tmp_path: Path) -> None:
+    record_start(tmp_path, [])
+    (tmp_path / name).mkdir(exist_ok=True)
+    result = notify(tmp_path / name)
+    assert f"{tmp_path} has one: name that" in result.output
+
+
+def test_all_are_looked_for_before_one_is_signalled(
+    start: Start, tmp_path: Path
+) -> None:
+    processes = [start(**supervised()) for _ in range(2)]
+    record_start(tmp_path, [each.pid for each in processes])
+    result = notify(tmp_path, "--worker", "0", "--worker", "5")
+    assert result.exit_code == 1
+    assert "worker 5 of" in result.output
+    assert "Here runs, by its index: 0, 1." in result.output
+    assert [each.poll() for each in processes] == [None, None]
+    assert "sent" not in result.output
+
+
 def test_workers_that_have_ended(start: Start, tmp_path: Path) -> None:
     process = start(**supervised())
     record_start(tmp_path, [process.pid, None])
@@ -256,6 +279,7 @@ def test_workers_that_have_ended(start: Start, tmp_path: Path) -> None:
     result = notify(tmp_path)
     assert result.exit_code == 1
     assert "does not run on this machine" in result.output
+    assert "No worker of that job does: it has ended" in result.output
     assert f"process {process.pid}" in result.output
 
 
@@ -284,43 +308,7 @@ def test_a_worker_that_never_was(start: Start, tmp_path: Path) -> None:
     assert is_alive(process.pid)
 
 
-# --- a notice file -------------------------------------------------------------------
-
-
-def test_a_file_that_stays(tmp_path: Path) -> None:
-    stop = tmp_path / "stop"
-    result = notify("--file", stop, "--hold", "0")
-    assert result.exit_code == 0
-    assert stop.read_text() == "tfpreempt notify\n"
-    assert "remove it before" in result.output
-
-
-def test_a_file_that_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = tmp_path / "stop"
-    held: list[tuple[float, bool]] = []
-
-    def wait(seconds: float) -> None:
-        held.append((seconds, stop.exists()))
-
-    monkeypatch.setattr("tfpreempt.cli.notify._wait", wait)
-    assert notify("--file", stop).exit_code == 0
-    assert held == [(5.0, True)]
-    assert not stop.exists()
-
-
-def test_a_file_that_is_there_already_is_kept(tmp_path: Path) -> None:
-    stop = tmp_path / "stop"
-    stop.write_text("real")
-    result = notify("--file", stop, "--hold", "0.01")
-    assert result.exit_code == 1
-    assert "is there already" in result.output
-    assert stop.read_text() == "real"
-
-
-def test_a_file_that_cannot_be(tmp_path: Path) -> None:
-    result = notify("--file", tmp_path / "missing" / "stop")
-    assert result.exit_code == 1
-    assert "cannot be created (No such file or directory)" in result.output
+# --- options -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arguments", [[], ["ckpt", "--file", "stop"]])
@@ -330,6 +318,24 @@ def test_one_way_has_to_be_named(arguments: list[str]) -> None:
     assert "Give one of" in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topic", "preempted", "ckpt"], "--topic means nothing with DIRECTORY"),
+        (["--hold", "0", "ckpt"], "it belongs to --file and --metadata"),
+        (["--worker", "0", "--file", "x"], "--worker means nothing with --file"),
+        (["--signal", "TERM", "--serve", "gce"], "--signal means nothing"),
+        (["--follow", "5", "--metadata", "http://x"], "--follow means nothing"),
+        (["--port", "80", "--metadata", "http://x"], "--port means nothing"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    arguments: list[str], message: str
+) -> None:
+    result = notify(*arguments)
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
 # --- what follows --------------------------------------------------------------------
 
 
@@ -337,6 +343,22 @@ def test_follow_ends_in_time(start: Start, tmp_path: Path) -> None:
     journal = journal_directory(tmp_path)
     journal.mkdir()
     start(str(journal / "worker-0.jsonl"))
-    result = notify(tmp_path, "--follow", "0.05")
+    result = notify(tmp_path, "--signal", "USR2", "--follow", "0.05")
     assert result.exit_code == 1
     assert "Nobody has left within 0.05 s." in result.output
+    assert "--follow more than that" in result.output
+
+
+@pytest.mark.parametrize(("number", "watch"), [("TERM", ""), ("USR1", "SIGUSR1")])
+def test_follow_ends_with_a_worker_whose_journal_says_nothing(
+    number: str, watch: str, start: Start, tmp_path: Path
+) -> None:
+    """It commits elsewhere, or was killed: nothing can come any more."""
+    process = start(**supervised())
+    record_start(tmp_path, [process.pid])
+    result = notify(tmp_path, "--signal", number, "--follow", "60")
+    assert result.exit_code == 1
+    assert f"worker 0 (process {process.pid}) has ended, and nothing" in result.output
+    assert "keeps its checkpoints in another directory" in result.output
+    assert (f"does not watch {watch}" in result.output) is bool(watch)
+    assert "has the notice" not in result.output

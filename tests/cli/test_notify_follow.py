@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.cli._notify_follow import Follower
+from tfpreempt.cli._notify_follow import Ending, Follower
 from tfpreempt.events import Commit, Exit, Notice, Outcome
 from tfpreempt.journal import Journal, journal_directory
 from tfpreempt.testing.clock import FakeClock
@@ -42,9 +42,11 @@ def test_follow_tells_what_the_job_does(outcome: Outcome, tmp_path: Path) -> Non
     lines: list[str] = []
     writer = threading.Thread(target=tell, args=(tmp_path, outcome))
     writer.start()
-    was_committed = follower.follow(10.0, lines.append)
+    ending = follower.follow(10.0, lines.append)
     writer.join()
-    assert was_committed is (outcome is Outcome.COMMITTED)
+    was_committed = outcome is Outcome.COMMITTED
+    assert ending is (Ending.COMMITTED if was_committed else Ending.LOST)
+    assert follower.noticed == {1}
     told = "\n".join(lines)
     assert told.count("worker 1 has the notice of signal:SIGTERM") == 1
     assert ("step 7 is committed in /ckpt/7" in told) is was_committed
@@ -69,7 +71,7 @@ def test_follow_sees_what_is_written_later_with_an_earlier_time(
 
     follower = Follower(tmp_path)
     journals[0].record(heard)
-    assert follower.follow(10.0, say) is True
+    assert follower.follow(10.0, say) is Ending.COMMITTED
     for journal in journals:
         journal.close()
     assert [line.split(" s  ")[1] for line in lines] == [

@@ -23,6 +23,7 @@ from tfpreempt.cli._notify_server import (
     is_heard,
     tell,
 )
+from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice._http import MetadataSession
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
@@ -167,6 +168,19 @@ def test_a_real_metadata_server_is_not_taken_for_one() -> None:
         result = notify(fake.url)
     assert result.exit_code == 1
     assert "expected a server of `tfpreempt notify --serve`" in result.output
+
+
+@pytest.mark.parametrize("server", [RehearsalGce, RehearsalAws, RehearsalAzure])
+def test_a_server_that_is_started_again_may_have_its_old_address(
+    server: type[Rehearsal],
+) -> None:
+    with server() as first:
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(ConfigurationError, match=f"--port {port}: cannot listen"):
+            server(port)
+    with server(port) as second:
+        assert second.url == first.url
+        assert second.environment() == first.environment()
 
 
 def test_nobody_listens() -> None:

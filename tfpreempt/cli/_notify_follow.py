@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,15 @@ from tfpreempt.journal import journal_directory, parse_record
 _POLL_SECONDS = 0.1
 
 
+class Ending(enum.Enum):
+    """What a follower has seen in the end."""
+
+    COMMITTED = "committed"  # a worker has left, its step is committed
+    LOST = "lost"  # a worker has left in another way
+    UNTOLD = "untold"  # a process has ended, and no worker has recorded its exit
+    NOBODY = "nobody"  # has left in the time
+
+
 class Follower:
     """Reads what is appended to a job's journal after this was made.
 
@@ -21,22 +31,31 @@ class Follower:
 
     Args:
         directory: the job's.
+
+    Attributes:
+        journal: what is read.
+        noticed: the workers that have recorded a notice.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._journal = journal_directory(directory)
+        self.journal = journal_directory(directory)
+        self.noticed: set[int] = set()
         self._since = time.time()
         self._offsets = {path: path.stat().st_size for path in self._files()}
 
-    def follow(self, seconds: float, say: Callable[[str], None]) -> bool | None:
+    def follow(
+        self,
+        seconds: float,
+        say: Callable[[str], None],
+        has_ended: Callable[[], bool] = lambda: False,
+    ) -> Ending:
         """Tells what happens, until a worker leaves or the time is up.
 
         Args:
             seconds: how long to look at most.
             say: takes each line for people.
-
-        Returns:
-            Whether a worker has left with its step committed; None: nobody has left.
+            has_ended: whether a process that was told has ended; one whose exit is
+                recorded has done that before.
 
         Raises:
             OSError: a file of the journal cannot be read.
@@ -44,19 +63,23 @@ class Follower:
         never = threading.Event()
         deadline = time.monotonic() + seconds
         while True:
-            is_last = time.monotonic() >= deadline
+            is_late = time.monotonic() >= deadline
+            is_over = has_ended()  # first: what was written last is read below
             for record in self._read_new():
+                if record.get("event") == "notice":
+                    self.noticed.add(record.get("worker", -1))
                 line = _line(record)
                 if line:
                     say(f"{record['wall'] - self._since:6.2f} s  {line}")
                 if record.get("event") == "exit":
-                    return bool(record.get("outcome") == "committed")
-            if is_last:
-                return None
+                    is_committed = record.get("outcome") == "committed"
+                    return Ending.COMMITTED if is_committed else Ending.LOST
+            if is_over or is_late:
+                return Ending.UNTOLD if is_over else Ending.NOBODY
             never.wait(_POLL_SECONDS)
 
     def _files(self) -> list[Path]:
-        return sorted(self._journal.glob("*.jsonl"))
+        return sorted(self.journal.glob("*.jsonl"))
 
     def _read_new(self) -> list[dict[str, Any]]:
         """Each record once; of those that are found together the exits last."""

@@ -21,7 +21,14 @@ _CONTROL = "/tfpreempt/notice"
 
 
 class Rehearsal(FakeServer):
-    """Before a cloud's fake among the bases: it obeys, and else answers as that."""
+    """Before a cloud's fake among the bases: it obeys, and else answers as that.
+
+    Args:
+        port: where to listen; 0: any free one.
+
+    Raises:
+        ConfigurationError: nobody can listen there.
+    """
 
     topics: ClassVar[Mapping[str, str]]
     """What it can be told to say, the usual one first; each with a regular expression
@@ -29,6 +36,16 @@ class Rehearsal(FakeServer):
 
     _carried: re.Pattern[bytes] | None = None
     _is_heard = False
+
+    def __init__(self, port: int = 0) -> None:
+        self._port = port
+        try:
+            super().__init__()
+        except OSError as error:
+            raise ConfigurationError(
+                f"--port {port}: cannot listen there ({error.strerror}). Name another "
+                "one, or leave it out for any that is free"
+            ) from error
 
     def say(self, topic: str, is_up: bool) -> None:
         """Makes a notice come, or takes it back."""
@@ -111,9 +128,9 @@ class RehearsalAzure(Rehearsal, FakeAzure):
         for kind in ("Preempt", "Terminate", "Reboot", "Redeploy", "Freeze")
     }
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self._scheduled: list[str] = []
-        super().__init__()
+        super().__init__(port)
 
     def say(self, topic: str, is_up: bool) -> None:
         if is_up:

@@ -1,4 +1,4 @@
-"""Finds the running worker of a directory, and signals it and nobody else.
+"""Finds the running worker of a directory, to signal it and nobody else.
 
 A process id may belong to a stranger by the time it is used: workers end, ids are
 given anew, and a directory on shared storage names processes of other machines. So
@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tfpreempt.cli._cluster import read_given_task
 from tfpreempt.errors import ConfigurationError, TfpreemptError
@@ -46,45 +47,89 @@ class Worker:
     is_same: Callable[[], bool]
 
 
-def signal_worker(directory: Path, index: int, number: signal.Signals) -> Worker:
-    """Sends a signal to a worker that runs.
+class HeldWorker:
+    """A worker that runs; its id is given to no other process. A context manager.
+
+    Args:
+        worker: who it is.
+        pidfd: belongs to this object from now on.
+    """
+
+    def __init__(self, worker: Worker, pidfd: int) -> None:
+        self.worker = worker
+        self._pidfd = pidfd
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._pidfd)
+
+    def send(self, number: signal.Signals) -> None:
+        """Signals it.
+
+        Raises:
+            NothingRunsError: it has just ended.
+        """
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError as error:
+            raise NothingRunsError(
+                f"worker {self.worker.index}, process {self.worker.pid}, has ended "
+                "just before it could be signalled. Start the job again"
+            ) from error
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+def hold_worker(directory: Path, index: int) -> HeldWorker:
+    """Finds a worker that runs.
 
     Args:
         directory: its checkpoint directory, or the one that holds its journal.
         index: of the worker.
-        number: the signal.
-
-    Returns:
-        Whom it was sent to.
 
     Raises:
         NothingRunsError: there is no such worker on this machine.
     """
     journal = journal_directory(directory)
     if not journal.is_dir():
-        raise NothingRunsError(
-            f"{directory} has no journal, so nothing is known to run there. Expected "
-            "the checkpoint directory of a job, or the --log-dir of a `tfpreempt run` "
-            "without one; start the job first, or check the path"
-        )
+        raise NothingRunsError(_no_journal_text(directory))
     seen: list[str] = []
     for worker in find_workers(journal, index):
-        if _send(worker, number):
-            return worker
+        held = _hold(worker)
+        if held is not None:
+            return held
         seen.append(f"process {worker.pid} ({worker.origin})")
     ended = f" What is recorded has ended: {', '.join(seen)}." if seen else ""
     raise NothingRunsError(
         f"worker {index} of {directory} does not run on this machine, or belongs to "
-        f"another user.{ended} Start the job, name another --worker, or run this "
-        "command where the worker is"
+        f"another user.{ended} {_others_text(journal)}"
     )
 
 
-def find_workers(journal: Path, index: int) -> Iterator[Worker]:
-    """Who is said to be that worker: by the supervisor, then by the open journal."""
+def find_workers(journal: Path, index: int | None = None) -> Iterator[Worker]:
+    """Who is said to be that worker: by the supervisor, then by the open journal.
+
+    Args:
+        journal: the job's journal directory.
+        index: of the worker; None: any.
+    """
     for path in sorted(journal.glob("supervisor*.jsonl")):
-        yield from _started_by(path, index)
-    file = (journal / f"worker-{index}.jsonl").resolve()
+        for worker in _started_by(path):
+            if index in (None, worker.index):
+                yield worker
+    for path in sorted(journal.glob("worker-*.jsonl")):
+        number = path.stem.removeprefix("worker-")
+        if number.isdecimal() and index in (None, int(number)):
+            yield from _writers_of(path.resolve(), int(number))
+
+
+def _writers_of(file: Path, index: int) -> Iterator[Worker]:
     for pid in sorted(_holders(file)):
         yield Worker(
             index=index,
@@ -94,28 +139,59 @@ def find_workers(journal: Path, index: int) -> Iterator[Worker]:
         )
 
 
-def _send(worker: Worker, number: signal.Signals) -> bool:
-    """False where the process is gone, or is another one."""
+def _hold(worker: Worker) -> HeldWorker | None:
+    """None where the process is gone, or is another one, or another user's."""
     try:
-        held = os.pidfd_open(worker.pid)
+        pidfd = os.pidfd_open(worker.pid)
     except OSError:
-        return False
+        return None
+    held = HeldWorker(worker, pidfd)
     try:
-        if not worker.is_same():
-            return False
-        signal.pidfd_send_signal(held, number)
+        if worker.is_same() and not held.has_ended():
+            signal.pidfd_send_signal(pidfd, 0)  # raises where that is not allowed
+            return held
     except OSError:
-        return False
-    finally:
-        os.close(held)
-    return True
+        pass  # the same as one that is not there
+    os.close(pidfd)
+    return None
+
+
+def _no_journal_text(directory: Path) -> str:
+    text = f"{directory} has no journal, so nothing is known to run there. "
+    parent = directory.absolute().parent
+    if journal_directory(parent).is_dir():
+        return f"{text}{parent} has one: name that"
+    return (
+        f"{text}Expected the checkpoint directory of a job, or the --log-dir of a "
+        "`tfpreempt run` without one; start the job first, or check the path"
+    )
+
+
+def _others_text(journal: Path) -> str:
+    """Who runs there instead, and what to do."""
+    running: set[int] = set()
+    for worker in find_workers(journal):
+        held = _hold(worker)
+        if held is not None:
+            with held:
+                running.add(worker.index)
+    if not running:
+        return (
+            "No worker of that job does: it has ended, or runs elsewhere. Start it, or "
+            "run this command where the worker is"
+        )
+    names = ", ".join(map(str, sorted(running)))
+    return (
+        f"Here runs, by its index: {names}. Name one of these with --worker (workers "
+        "count from 0), or run this command where the worker is"
+    )
 
 
 # --- by the supervisor's record ------------------------------------------------------
 
 
-def _started_by(path: Path, index: int) -> Iterator[Worker]:
-    """The worker of the newest start in a supervisor's journal, if it has not ended."""
+def _started_by(path: Path) -> Iterator[Worker]:
+    """Those of the newest start in a supervisor's journal that have not ended."""
     start: dict[str, Any] = {}
     ended: set[int] = set()
     for record in _records(path):
@@ -129,8 +205,8 @@ def _started_by(path: Path, index: int) -> Iterator[Worker]:
     for position, pid in enumerate(start.get("pids", ())):
         if not isinstance(pid, int) or position in ended:
             continue
-        environment = _environment(pid)
-        if _index(environment, position) == index:
+        index = _index(_environment(pid), position)
+        if index is not None:
             yield Worker(
                 index=index,
                 pid=pid,

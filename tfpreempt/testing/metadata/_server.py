@@ -64,6 +64,8 @@ class FakeServer:
         requests: what was asked, the newest last.
     """
 
+    _port = 0  # any free one
+
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.changed = threading.Condition()
@@ -198,7 +200,7 @@ class _Httpd(http.server.ThreadingHTTPServer):
 
     def __init__(self, fake: FakeServer) -> None:
         self.fake = fake
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", fake._port), _Handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return self.fake.admit(request)

@@ -1,0 +1,82 @@
+"""`tfpreempt notify --file`: the file is there for a while, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.cli.conftest import wait_until
+from tfpreempt.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def notify(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["notify", *map(str, arguments)])
+
+
+def test_a_file_that_stays(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    result = notify("--file", stop, "--hold", "0")
+    assert result.exit_code == 0
+    assert stop.read_text() == "tfpreempt notify\n"
+    assert "remove it before" in result.output
+
+
+def test_a_file_that_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = tmp_path / "stop"
+    held: list[tuple[float, bool]] = []
+
+    def wait(ends: object, seconds: float) -> None:
+        held.append((seconds, stop.exists()))
+
+    monkeypatch.setattr(signal, "sigtimedwait", wait)
+    assert notify("--file", stop).exit_code == 0
+    assert held == [(5.0, True)]
+    assert not stop.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_file_goes_however_the_command_is_ended(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """A job that is started again would find it, and leave, each time."""
+    stop = tmp_path / "stop"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfpreempt", "notify", "--file", stop, "--hold", "60"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    try:
+        wait_until(stop.exists, "the notice file")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + number
+    assert f"ended by {number.name}: removed {stop}" in output
+    assert not stop.exists()
+
+
+def test_a_file_that_is_there_already_is_kept(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    stop.write_text("real")
+    result = notify("--file", stop, "--hold", "0.01")
+    assert result.exit_code == 1
+    assert "is there already" in result.output
+    assert stop.read_text() == "real"
+
+
+def test_a_file_that_cannot_be(tmp_path: Path) -> None:
+    result = notify("--file", tmp_path / "missing" / "stop")
+    assert result.exit_code == 1
+    assert "cannot be created (No such file or directory)" in result.output
