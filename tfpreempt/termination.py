@@ -6,6 +6,7 @@ defaults, never an `if` in the handler.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import math
 import numbers
@@ -78,6 +79,12 @@ class TerminationConfig:
         for make in sources:
             check_callable("a member of sources", make)
         check_code("uncommitted_exit_code", uncommitted_exit_code)
+        if exit_fn is None and uncommitted_exit_code == self.exit_code:
+            raise ConfigurationError(
+                f"uncommitted_exit_code is {uncommitted_exit_code}, which is the exit "
+                "code after a commit too, so nobody could tell the two apart; expected "
+                "another one, or None for no difference"
+            )
         if isinstance(signals, str | int):
             signals = (signals,)
         for signum in signals:
@@ -179,13 +186,35 @@ class TerminationConfig:
         sys.exit(self.exit_code)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(signals={self._signals}, "
-            f"termination_watcher_fn={self._termination_watcher_fn}, "
-            f"notice_file={self._notice_file!r}, sources={self._sources}, "
-            f"grace_seconds={self._grace_seconds}, exit_code={self.exit_code}, "
-            f"exit_fn={self._exit_fn}, save_fn={self._save_fn})"
-        )
+        try:
+            says = f"{self._watch_text()}; {self._exit_text()}"
+        except Exception as error:  # noqa: BLE001 - a repr helps with other errors
+            says = f"cannot be told: {type(error).__name__}: {error}"
+        return f"{type(self).__name__}({says})"
+
+    def _watch_text(self) -> str:
+        # Of a copy: a variant may remember the sources that it has made last. What
+        # users make is not made for this.
+        probe = copy.copy(self)
+        probe._sources = ()
+        texts = [
+            f"{each.source.name} {_grace_text(each.grace_seconds)}"
+            for each in probe.watched_sources()
+        ]
+        if self._sources:
+            texts.append(f"{len(self._sources)} of sources=")
+        return ", ".join(texts) or "watches nothing"
+
+    def _exit_text(self) -> str:
+        code, lost = self.code(True), self.code(False)
+        texts = [] if code is None else [f"exit code {code}"]
+        if lost not in (code, None):
+            texts.append(f"{lost} where nothing was committed")
+        for name, function in (("exit_fn", self._exit_fn), ("save_fn", self._save_fn)):
+            if function is not None:
+                called = getattr(function, "__qualname__", type(function).__name__)
+                texts.append(f"{name}={called}")
+        return ", ".join(texts)
 
 
 class GenericTerminationConfig(TerminationConfig):
@@ -196,6 +225,10 @@ class BorgTerminationConfig(TerminationConfig):
     """Borg-like platforms, which restart on exit code 42."""
 
     exit_code: ClassVar[int] = 42
+
+
+def _grace_text(seconds: float | None) -> str:
+    return "with unknown grace" if not seconds else f"{seconds:g} s"
 
 
 def check_callable(name: str, value: Any) -> None:

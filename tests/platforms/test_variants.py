@@ -81,6 +81,27 @@ def test_all_check_their_grace(variant: Any) -> None:
         variant(grace=1)
 
 
+def test_repr_tells_each_source_with_its_grace() -> None:
+    assert repr(GceSpotTerminationConfig(grace_period=120)) == (
+        "GceSpotTerminationConfig("
+        "signal:SIGTERM 30 s, gce:preempted 120 s; exit code 143)"
+    )
+    assert "signal:SIGUSR1 120 s" in repr(
+        SlurmTerminationConfig(early_signal="USR1", early_grace_period=120)
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_repr_leaves_the_config_as_it_was(variant: type[TerminationConfig]) -> None:
+    config = variant()
+    config.watched_sources()
+    before = dict(vars(config))
+    shown = repr(config)
+    assert vars(config) == before  # Azure's remembers the watches of its handler
+    assert "signal:SIGTERM " in shown
+    assert f"exit code {config.exit_code}" in shown
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_call_makes_new_sources(variant: type[TerminationConfig]) -> None:
     config = variant()
