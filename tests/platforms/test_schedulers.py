@@ -180,7 +180,7 @@ def test_scontrol_is_the_last_act() -> None:
 
 @pytest.mark.parametrize(
     ("code", "committed", "times"),
-    [(75, False, 0), (75, True, 1), (143, False, 1), (None, False, 1)],
+    [(75, False, 0), (75, True, 1), (None, False, 1)],
 )
 def test_scontrol_is_not_called_with_the_code_of_a_loss(
     code: int | None, committed: bool, times: int, caplog: pytest.LogCaptureFixture
@@ -243,6 +243,7 @@ def test_scontrol_that_is_not_there_is_told(
         ({"exhausted_exit_code": 256}, "exhausted_exit_code is 256"),
         ({"early_signal": "SIGKILL"}, "'SIGKILL'"),
         ({"early_signal": "USR1", "early_grace_period": -1}, "early_grace_period"),
+        ({"early_grace_period": 120}, "no early_signal is given"),
         (
             {"max_restarts": 1, "environment": {"SLURM_RESTART_COUNT": "x"}},
             "SLURM_RESTART_COUNT is 'x'",

@@ -70,6 +70,12 @@ class SlurmTerminationConfig(TerminationConfig):
         super().__init__(grace_period=grace_period, **options)
         if early_signal is not None:
             SignalSource(early_signal)  # raises for one that cannot be watched
+        elif early_grace_period is not None:
+            raise ConfigurationError(
+                f"early_grace_period is {early_grace_period!r}, and no early_signal is "
+                "given that it could belong to; expected that of sbatch's --signal "
+                "too, such as early_signal='SIGUSR1', or neither"
+            )
         self._early_signal = early_signal
         self._early_grace = check_grace(early_grace_period, "early_grace_period")
         self._environment = os.environ if environment is None else environment
