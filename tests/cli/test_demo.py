@@ -224,6 +224,7 @@ class TestCommand:
         done = CliRunner().invoke(demo.demo, ["--out", str(tmp_path)])
         assert done.exit_code == 1
         assert "pip install 'tfpreempt[demo]'" in done.output
+        assert "pip install '.[demo]'" in done.output
 
     def test_out_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

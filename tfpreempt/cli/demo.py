@@ -174,7 +174,8 @@ def _require_scikit_learn() -> None:
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigurationError(
             "The demo trains on the handwritten digits that come with scikit-learn, "
-            "which is not installed. Install it with: pip install 'tfpreempt[demo]'"
+            "which is not installed. Install it with: pip install 'tfpreempt[demo]', "
+            "or, in a clone, pip install '.[demo]'"
         )
 
 
