@@ -256,6 +256,22 @@ def test_a_stop_after_a_failure_that_had_budget_leaves_with_the_restart_code() -
     action = judge(exits=exits, stop_at=51.0, asked_at=50.0)
     assert isinstance(action, Leave)
     assert action.code == 143
+    assert action.tally.failures == 1
+
+
+@pytest.mark.parametrize(
+    ("at", "asked", "preemptions"),
+    [(50.0, False, 4), (52.0, False, 3), (50.0, True, 3)],
+)
+def test_a_preemption_counts_if_it_came_before_the_stop(
+    at: float, asked: bool, preemptions: int
+) -> None:
+    """Also the one too many: the stop's code is the same."""
+    exits = (ended(0, 143, at=at, asked=asked), ended(1, 143, at=53.0, asked=True))
+    action = judge(exits=exits, stop_at=51.0, asked_at=51.0, tally=Tally(preemptions=3))
+    assert action == Leave(
+        cause=Cause.STOPPED, code=143, tally=Tally(preemptions=preemptions)
+    )
 
 
 def test_a_stop_does_not_hide_the_failure_that_used_up_the_budget() -> None:

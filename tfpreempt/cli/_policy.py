@@ -198,19 +198,30 @@ def _after_kill(limits: Limits, seen: Situation, killed_at: float) -> Action:
 
 
 def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
+    verdict = _after_own_end(limits, seen)
+    if seen.stop_at is None:
+        return verdict
+    if all(e.code == 0 for e in seen.exits) and len(seen.exits) == seen.workers:
+        return Leave(cause=Cause.FINISHED, code=0, tally=seen.tally)
+    preempted = _first_preempted(limits, seen)
+    first = first_failure(limits, seen) or preempted
+    came_first = first is not None and not first.was_asked and first.at < seen.stop_at
+    # Seen before the stop came and the last one allowed: it is what ended the run.
+    if came_first and verdict.cause is Cause.FAILURE and isinstance(verdict, Leave):
+        return verdict
+    return Leave(
+        cause=Cause.STOPPED,
+        code=preempted.code if preempted else limits.restart_codes[0],
+        tally=verdict.tally if came_first else seen.tally,
+    )
+
+
+def _after_own_end(limits: Limits, seen: Situation) -> Restart | Leave:
+    """What would follow if the supervisor were not told to leave."""
     failure = first_failure(limits, seen)
     if failure is not None:
-        verdict = _after_failure(limits, seen, failure)
-        # Seen before the stop came and the last one allowed: it is what ended the run.
-        came_first = seen.stop_at is None or failure.at < seen.stop_at
-        if came_first and (seen.stop_at is None or isinstance(verdict, Leave)):
-            return verdict
+        return _after_failure(limits, seen, failure)
     preempted = _first_preempted(limits, seen)
-    if seen.stop_at is not None:
-        if all(e.code == 0 for e in seen.exits) and len(seen.exits) == seen.workers:
-            return Leave(cause=Cause.FINISHED, code=0, tally=seen.tally)
-        code = preempted.code if preempted else limits.restart_codes[0]
-        return Leave(cause=Cause.STOPPED, code=code, tally=seen.tally)
     if preempted is not None:
         return _after_preemption(limits, seen, preempted)
     return Leave(cause=Cause.FINISHED, code=0, tally=seen.tally)
