@@ -44,6 +44,7 @@ def test_the_last_traceback_of_this_part_is_found(log: WorkerLog) -> None:
     log.mark("second")
     write(log, "step 1\n" + TRACE.replace("boom", "cause") + "\n" + TRACE + "bye\n")
     assert log.error_lines() == [*TRACE.splitlines(), "bye"]
+    assert log.error_line() == "ValueError: boom"
 
 
 def test_without_a_traceback_the_last_lines_are_the_error(log: WorkerLog) -> None:
@@ -52,9 +53,26 @@ def test_without_a_traceback_the_last_lines_are_the_error(log: WorkerLog) -> Non
     assert log.error_lines(limit=2) == ["line 48", "line 49"]
 
 
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [
+        ("tfpreempt: goes on at step 1008", ""),
+        ("SyntaxError: invalid syntax", "SyntaxError: invalid syntax"),
+        ("python: can't open file 'x.py'", "python: can't open file 'x.py'"),
+    ],
+)
+def test_a_last_line_is_the_error_only_if_it_says_so(
+    last: str, error: str, log: WorkerLog
+) -> None:
+    log.mark("part")
+    write(log, f"error before\n{last}\n")
+    assert log.error_line() == error
+
+
 def test_a_silent_worker_has_no_error_lines(log: WorkerLog) -> None:
     log.mark("part")
     assert log.error_lines() == []
+    assert log.error_line() == ""
 
 
 def test_a_log_file_that_vanished_is_not_an_error(log: WorkerLog) -> None:

@@ -96,6 +96,13 @@ def test_sigkill_of_a_worker_ends_the_others_and_restarts_all(supervised: Run) -
     assert all((supervised.directory / f"again-{i}").exists() for i in range(3))
 
 
+def test_the_last_line_of_a_killed_worker_is_not_its_reason(supervised: Run) -> None:
+    program = "print('error? no', flush=True); os.kill(os.getpid(), signal.SIGUSR1)"
+    _, _, err = supervised.run(program, "--max-failures", "0")
+    log = supervised.directory / "logs" / "worker-0.log"
+    assert f"worker 0 ended: killed by SIGUSR1, see {log}" in err
+
+
 @pytest.mark.slow
 def test_the_code_of_a_killed_worker_is_128_and_the_signal(supervised: Run) -> None:
     program = "os.kill(os.getpid(), signal.SIGKILL)"

@@ -181,7 +181,9 @@ class Incarnation:
         if one.code not in (0, *self._settings.limits.restart_codes):
             lines = [ended.detail] if ended.detail else log.error_lines()
             self.errors[ended.worker] = lines
-            hint = (f" ({lines[-1].strip()})" if lines else "") + f", see {log.path}"
+            # What ends by a signal has not written why.
+            line = ended.detail or ("" if one.returncode < 0 else log.error_line())
+            hint = (f" ({line})" if line else "") + f", see {log.path}"
         log.mark(f"{self._settings.label(ended.worker)} ended: {one.describe()}")
         return hint
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +18,7 @@ from tfpreempt.errors import ConfigurationError
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16
 _TRACEBACK = "Traceback (most recent call last)"
+_ERROR = re.compile("error|exception|fatal|can't|cannot", re.IGNORECASE)
 
 
 class WorkerLog:
@@ -63,6 +66,27 @@ class WorkerLog:
 
     def error_lines(self, limit: int = 25) -> list[str]:
         """The last traceback of the current part, otherwise its last lines."""
+        lines = self._last_lines()
+        trace = _find_trace(lines)
+        if trace is None:
+            return lines[-limit:]
+        shown = lines[trace.start : trace.stop]
+        rest = lines[trace.stop : trace.stop + max(0, limit - len(shown))]
+        return shown[-limit:] + rest
+
+    def error_line(self) -> str:
+        """What looks like the error of the current part; "" where nothing does.
+
+        The end of a traceback, or a last line that says that it is an error.
+        """
+        lines = self._last_lines()
+        trace = _find_trace(lines)
+        if trace is not None:
+            return lines[trace.stop - 1].strip()
+        last = lines[-1].strip() if lines else ""
+        return last if _ERROR.search(last) else ""
+
+    def _last_lines(self) -> list[str]:
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -70,16 +94,7 @@ class WorkerLog:
                 text = file.read().decode("utf-8", errors="replace")
         except OSError:
             return []  # somebody removed it
-        lines = [line for line in text.splitlines() if line.strip()]
-        starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
-        if not starts:
-            return lines[-limit:]
-        # Runtimes write on after a traceback; the error stands where its indent ends.
-        after = range(starts[-1] + 1, len(lines))
-        error = next((i for i in after if not lines[i].startswith(" ")), len(lines) - 1)
-        trace = lines[starts[-1] : error + 1]
-        rest = lines[error + 1 : error + 1 + max(0, limit - len(trace))]
-        return trace[-limit:] + rest
+        return [line for line in text.splitlines() if line.strip()]
 
 
 class Echo:
@@ -123,6 +138,17 @@ class Echo:
             self._console.flush()
         except (OSError, ValueError):
             pass  # training goes on without anyone looking
+
+
+def _find_trace(lines: Sequence[str]) -> range | None:
+    """Where the last traceback stands, with its error."""
+    starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
+    if not starts:
+        return None
+    # Runtimes write on after a traceback; the error stands where its indent ends.
+    after = range(starts[-1] + 1, len(lines))
+    error = next((i for i in after if not lines[i].startswith(" ")), len(lines) - 1)
+    return range(starts[-1], error + 1)
 
 
 def _ends_line(file: IO[bytes], size: int) -> bool:
