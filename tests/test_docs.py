@@ -9,6 +9,7 @@ import pytest
 
 import tfpreempt
 from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
+from tfpreempt.platforms.detect import VARIANTS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tfpreempt"
@@ -61,6 +62,12 @@ def test_every_variant_has_its_row() -> None:
     }
     rows = "\n".join(line for line in PLATFORMS.splitlines() if line[:1] == "|")
     assert variants - set(re.findall(r"`(\w+)`", rows)) == {"TerminationConfig"}
+
+
+def test_every_name_of_a_platform_is_listed() -> None:
+    listed = PLATFORMS[PLATFORMS.index("the names are") :]
+    named = re.findall(r"`([^`]+)`", listed[: listed.index("Only")])
+    assert named == list(VARIANTS)
 
 
 def test_the_configs_of_the_platforms_can_be_made() -> None:
