@@ -7,6 +7,7 @@ processes, only the seconds that remain until it do.
 from __future__ import annotations
 
 TRAVEL_MARGIN = 0.5  # a notice from a peer is this much older than it says
+LATE = 900.0  # a machine that was told to go may still be there this much later
 SAFETY = 1.5  # a save under pressure takes this much longer than the last one
 
 

@@ -66,10 +66,16 @@ class Departure:
         notice_was_served()
         REGISTRY.leave()
         atexit.register(skip_last_collections)
-        if threading.current_thread() is threading.main_thread():
-            members[0].leave(committed)
-        else:  # SystemExit would end this thread alone, and the program with code 0
-            exit_hard(lambda: members[0].leave(committed))
+        try:
+            if threading.current_thread() is threading.main_thread():
+                members[0].leave(committed)
+            else:  # SystemExit would end this thread alone, and the program with 0
+                exit_hard(lambda: members[0].leave(committed))
+        except SystemExit:
+            raise
+        except BaseException:  # of an exit function that restarts in this process
+            REGISTRY.stay()
+            raise
         atexit.unregister(skip_last_collections)
         self.come_back()  # the exit function returned: training goes on
 
@@ -122,7 +128,7 @@ class Departure:
                 coordinator.feed(ev.NextRound())
             case _:
                 self.detached = True
-                if coordinator.deadlines.were_told:  # and trained on after a commit
+                if coordinator.deadlines.may_go:  # trained on after a commit
                     self.leave(Outcome.LOST, coordinator.lost_because)
 
     def report(

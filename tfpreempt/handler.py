@@ -25,7 +25,7 @@ from tfpreempt.cluster import read_cluster
 from tfpreempt.events import Notice
 from tfpreempt.keeper import Keeper
 from tfpreempt.raised import was_preemption
-from tfpreempt.remote_cluster import connection
+from tfpreempt.remote_cluster import connection, expect_to_go
 from tfpreempt.session import session_for
 from tfpreempt.start import Start, make_store
 from tfpreempt.tensorflow_side import (
@@ -116,7 +116,6 @@ class PreemptionCheckpointHandler:
         self._closed = False
         self._armed = False
         self._noticed = threading.Event()
-        self._served: BaseException | None = None
         self.runs = 0
         check_checkpoint(given)
         counter = attach_counter(given)
@@ -382,14 +381,12 @@ class PreemptionCheckpointHandler:
 
     def _raised(self, error: BaseException) -> bool:
         """Whether it was a preemption, and was served; else peers are told."""
-        if error is not self._served:  # by run(), inside a watch scope
-            done = was_preemption(error, self._session, self._connection, self._noticed)
-            self._served = error if done else None
-        return self._served is not None
+        return was_preemption(error, self._session, self._connection, self._noticed)
 
     def _received(self, notice: Notice) -> None:
         """A source speaks; on its thread."""
         self._session.coordinator.notice(notice)
+        expect_to_go(notice)
         self._noticed.set()
         self._keeper.record(notice)
         log.warning(

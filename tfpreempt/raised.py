@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 
+from tfpreempt.coordination.coordinator import PREEMPTION
 from tfpreempt.events import Outcome
 from tfpreempt.remote_cluster import Connection, is_expected_to_go
 from tfpreempt.session import Session
 from tfpreempt.tensorflow_side import END_OF_DATA, PEER_GONE, is_lost_worker
 from tfpreempt.watching import NATIVE_DELAY
+
+OPENS_WITHIN = 1.0
+"""Seconds from a notice until its round is open; it takes milliseconds."""
+
+_served: weakref.ref[BaseException] | None = None
 
 
 def was_preemption(
@@ -23,14 +31,20 @@ def was_preemption(
         error: of a step.
         session: of this process; leaves, if it was the end of a preempted worker.
         connection: to remote workers, if there is one.
-        noticed: set when the first notice comes.
+        noticed: set when a notice comes.
 
     Returns:
         Whether it was no error but a preemption, and was served: the exit function came
         back. Otherwise peers were told, and the error is to be raised.
     """
+    global _served
     if connection is not None:
-        return _lost_workers(error, session, noticed)
+        if _served is not None and _served() is error:
+            return True  # by run(), inside a watch scope
+        if not _lost_workers(error, session, noticed):
+            return False
+        _served = weakref.ref(error)
+        return True
     if session.cluster.world == 1 or isinstance(error, END_OF_DATA):
         return False
     if not session.departure.detached:
@@ -45,15 +59,31 @@ def _lost_workers(
     error: BaseException, session: Session, noticed: threading.Event
 ) -> bool:
     """The step is half done where a remote worker went, so nothing can be saved."""
-    if not is_lost_worker(error):
+    if not is_lost_worker(error) or not session.members():
         return False
-    if not (is_expected_to_go() or noticed.wait(2 * NATIVE_DELAY)):
-        return False  # nor was a notice on its way
-    if session.gate.flag:
+    if not is_expected_to_go():  # the notice may be on its way
+        noticed.clear()
+        noticed.wait(2 * NATIVE_DELAY)
+    if not is_expected_to_go():
+        return False
+    if _is_round_open(session):
         session.raised(error, peer_is_gone=True)
         return not session.departure.detached
     # It was served with a commit, and training went on: within the grace, or because
-    # the exit function came back.
+    # the exit function came back, perhaps with another connection.
     why = f"a remote worker went, as it had told ({type(error).__name__})"
     session.departure.leave(Outcome.LOST, why)
+    return True
+
+
+def _is_round_open(session: Session) -> bool:
+    """Whether a preemption is to be served; of a new one other threads tell soon."""
+    coordinator = session.coordinator
+    end = session.clock.monotonic() + OPENS_WITHIN
+    while coordinator.state.notice not in PREEMPTION:
+        since = coordinator.deadlines.since_notice
+        is_new = since is not None and since < OPENS_WITHIN
+        if not is_new or session.clock.monotonic() >= end:
+            return False
+        time.sleep(0.01)
     return True

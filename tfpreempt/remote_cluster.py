@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.coordination.rendezvous import bounded
+from tfpreempt.deadline import LATE
+from tfpreempt.events import Notice
 from tfpreempt.notice.native import NativeKeySource, read_again
 
 log = logging.getLogger(__name__)
 
 FORGET_LIMIT = 5.0
 """Seconds that the service may take to delete a key."""
-
-GOES_WITHIN = 900.0
-"""Seconds after its notice in which a worker's loss is taken for its end.
-
-It serves until then, also whoever connects anew; and where several workers go, the
-notice names the first alone, because TensorFlow's key can be set once.
-"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +44,7 @@ class Connection:
 
 
 _connection: Connection | None = None
-_served: Connection | None = None
-_served_at = 0.0  # monotonic seconds
+_expected_until = -math.inf  # monotonic seconds
 
 
 def connection() -> Connection | None:
@@ -57,10 +52,21 @@ def connection() -> Connection | None:
     return _connection
 
 
+def expect_to_go(notice: Notice) -> None:
+    """A worker has told that it goes. Any thread.
+
+    It serves until then, also whoever connects anew; and where several workers go, the
+    notice names the first alone, because TensorFlow's key can be set once. So for a
+    time any worker's loss is taken for its end.
+    """
+    global _expected_until
+    until = notice.received_at + (notice.grace_seconds or 0.0) + LATE
+    _expected_until = max(_expected_until, until)
+
+
 def is_expected_to_go() -> bool:
-    """Whether a worker has told that it goes, and was served, but serves on."""
-    is_new = time.monotonic() < _served_at + GOES_WITHIN
-    return _served is not None and (_served == _connection or is_new)
+    """Whether a worker has told that it goes, and may still be going."""
+    return time.monotonic() < _expected_until
 
 
 def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
@@ -174,12 +180,10 @@ def notice_was_served() -> None:
     TensorFlow's key stays after a preempted worker is gone, and would be taken for the
     next notice, here or in a restarted program.
     """
-    global _served, _served_at
     if _connection is None:
         return
     from tfpreempt.coordination import tf_service
 
-    _served, _served_at = _connection, time.monotonic()
     try:
         bounded(tf_service.forget_native_notice, FORGET_LIMIT, "forgetting a notice")
     except errors.TfpreemptError as error:

@@ -167,18 +167,19 @@ class Start:
         return None
 
     def _find_newest(self, saver: CheckpointSaver) -> None:
-        self.candidate = saver.newest(
-            lambda text: self.skipped.append(text.rstrip("."))
-        )
-        if self.skipped and self.candidate is None:
-            found = "; ".join(self.skipped)
+        lost: list[str] = []  # damaged commits of ours
+        self.candidate = saver.newest(self.skipped.append, lost.append)
+        self.skipped += lost
+        if lost and self.candidate is None:
+            found = "; ".join(text.rstrip(".") for text in lost)
             raise errors.CheckpointDamagedError(
                 f"no commit in {saver.directory} is whole ({found}), and a training "
                 "that begins anew would write over them. Put the files back from a "
                 "copy; or, to begin anew, move them away or pass restore=False"
             )
+        instead = "an older commit is used" if self.candidate else "it is passed over"
         for problem in self.skipped:
-            log.warning("tfpreempt: %s; an older commit is used", problem)
+            log.warning("tfpreempt: %s; %s", problem.rstrip("."), instead)
 
 
 def raise_problems(problems: dict[int, str]) -> None:

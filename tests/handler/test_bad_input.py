@@ -71,6 +71,17 @@ def test_a_directory_without_a_whole_commit(
     anew.close()
 
 
+def test_what_never_was_a_commit_keeps_nobody_from_beginning(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other files, and a first save of ours that died before its marker."""
+    program.directory.mkdir()
+    (program.directory / "faiss.index").write_bytes(b"vectors")
+    program.handler().close()
+    assert "faiss" in caplog.text
+    assert "; it is passed over" in caplog.text
+
+
 def test_a_parameter_server_cluster(program: Program) -> None:
     """F: also a NotImplementedError, as TensorFlow's handler raises."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -121,6 +121,29 @@ os.kill(os.getpid(), 15); time.sleep(5)
     assert done.returncode == -15
 
 
+def test_an_exit_function_that_restarts_in_the_process_leaves_signals(
+    tmp_path: Path,
+) -> None:
+    """Between two incarnations the program itself can still be ended."""
+    done = python(
+        """
+class Again(Exception):
+    pass
+def leave():
+    raise Again
+try:
+    with make(termination_config=tfpreempt.TerminationConfig(exit_fn=leave)) as h:
+        h.run(step)
+        os.kill(os.getpid(), 15); time.sleep(0.5)
+        h.run(step)
+except Again:
+    print(signal.getsignal(15).name)
+""",
+        tmp_path,
+    )
+    assert done.stdout.splitlines() == ["SIG_DFL"], done.stderr
+
+
 def test_a_save_before_the_first_run_holds_the_restored_generators(
     tmp_path: Path,
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
+from tfpreempt.notice._signal_registry import REGISTRY
 from tfpreempt.notice.signals import SignalSource
 
 USR1 = signal.SIGUSR1
@@ -187,6 +188,37 @@ def test_two_signals_share_what_is_there(source: SignalSource) -> None:
     os.kill(os.getpid(), signal.SIGUSR2)
     assert heard_exactly(second_heard, 1)
     second.close()
+
+
+def test_on_the_way_out_what_would_end_the_process_is_ignored() -> None:
+    """But not by a child, and no longer than that."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        source = SignalSource(signum)
+        before = signal.getsignal(signum)
+        source.start(lambda detail: None)
+        REGISTRY.leave()
+        source.close()
+        assert signal.getsignal(signum) is signal.SIG_IGN
+        child = os.fork()
+        if child == 0:
+            os._exit(signal.getsignal(signum) is before)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        REGISTRY.stay()
+        assert signal.getsignal(signum) is before
+
+
+@pytest.mark.parametrize("kind", ["a handler", "ignored"])
+def test_on_the_way_out_what_was_there_comes_back(kind: str, handler: Handler) -> None:
+    there = handler if kind == "a handler" else signal.SIG_IGN
+    signal.signal(USR1, there)
+    source = SignalSource(USR1)
+    source.start(lambda detail: None)
+    REGISTRY.leave()
+    source.close()
+    assert installed() is there
+    REGISTRY.stay()
+    assert installed() is there
+    signal.signal(USR1, handler)
 
 
 def test_the_default_of_sigint_is_not_chained() -> None:

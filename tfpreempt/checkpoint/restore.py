@@ -55,13 +55,16 @@ class Candidate:
 
 
 def find_candidates(
-    directory: str, on_skip: Callable[[str], None] | None = None
+    directory: str,
+    on_skip: Callable[[str], None] | None = None,
+    on_lost: Callable[[str], None] | None = None,
 ) -> list[Candidate]:
     """All that might be restored from a directory, newest first; nothing is verified.
 
     Args:
         directory: the checkpoint directory; it need not exist.
         on_skip: called with a description of each that is passed over.
+        on_lost: the same of a damaged commit of ours; by default `on_skip`.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -70,7 +73,7 @@ def find_candidates(
     try:
         committed, problems = catalog.scan(directory)
         for problem in problems:
-            skip(problem)
+            (on_lost or skip)(problem)
         current = [entry for entry in committed if not _is_overwritten(entry)]
         taken = {entry.path for entry in current}
         foreign = [p for p in _foreign_prefixes(directory) if p not in taken]
@@ -130,6 +133,7 @@ def verify(candidate: Candidate) -> None:
 def newest_verified(
     directory: str,
     on_skip: Callable[[str], None] | None = None,
+    on_lost: Callable[[str], None] | None = None,
     *,
     needs_prefix: bool = False,
     on_damaged: Callable[[Candidate], None] | None = None,
@@ -140,6 +144,7 @@ def newest_verified(
         directory: the checkpoint directory; it need not exist.
         on_skip: called with a description of each that is passed over, which names the
             damaged file; the default logs a warning.
+        on_lost: the same of a damaged commit of ours; by default `on_skip`.
         needs_prefix: passes over commits that hold named States only.
         on_damaged: called with each that doesn't pass.
 
@@ -147,7 +152,7 @@ def newest_verified(
         CheckpointError: the directory cannot be listed.
     """
     skip = on_skip or _warn
-    for candidate in find_candidates(directory, skip):
+    for candidate in find_candidates(directory, skip, on_lost):
         if needs_prefix and candidate.prefix is None:
             skip(
                 f"{candidate.path!r} (step {candidate.step}) has no TensorFlow "
@@ -158,7 +163,8 @@ def newest_verified(
         try:
             verify(candidate)
         except errors.CheckpointDamagedError as error:
-            skip(str(error))
+            is_ours = candidate.manifest is not None
+            (on_lost if on_lost and is_ours else skip)(str(error))
             if on_damaged is not None:
                 on_damaged(candidate)
         else:

@@ -298,11 +298,11 @@ class CheckpointSaver:
 
     # --- restoring -------------------------------------------------------------------
 
-    def newest(self, on_skip: Callable[[str], None] | None = None) -> Candidate | None:
-        """The newest checkpoint that verifies; on the chief. See `restore`."""
+    def newest(self, *on_skip: Callable[[str], None]) -> Candidate | None:
+        """The newest that verifies; on the chief. See `restore.newest_verified`."""
         return restoring.newest_verified(
             self.directory,
-            on_skip,
+            *on_skip,
             needs_prefix=self._needs_prefix,
             on_damaged=lambda candidate: self._damaged.add(candidate.token),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 from tfpreempt import deadline as dl
@@ -34,7 +35,6 @@ class Deadlines:
     ) -> None:
         self.grace: float | None = None  # told with the deadline
         self.noticed_at: float | None = None
-        self.were_told = False  # some machine of the run has been told to go; for good
         self._told: float | None = None  # when the machine goes
         self._soft: float | None = None  # when waiting stops, nobody having told
         self._runtime = runtime
@@ -43,6 +43,7 @@ class Deadlines:
         self._on_last_call = on_last_call
         self._on_guard = on_guard
         self._last_call_at: float | None = None
+        self._goes_by = -math.inf  # not forgotten: it may be going after a commit
 
     @property
     def at(self) -> float | None:
@@ -53,6 +54,11 @@ class Deadlines:
     def remaining(self) -> float | None:
         """Seconds until the machine goes, where a source told it."""
         return None if self._told is None else self._told - self._clock.monotonic()
+
+    @property
+    def may_go(self) -> bool:
+        """Whether a machine of this run was told to go, and may still be going."""
+        return self._clock.monotonic() < self._goes_by
 
     @property
     def since_notice(self) -> float | None:
@@ -74,7 +80,7 @@ class Deadlines:
         Returns:
             Whether it was earlier.
         """
-        before, self.were_told = self.at, True
+        before = self.at
         end = dl.deadline(received_at, grace, dl.patience(self.save_timeout, save))
         if not grace and (self._soft is None or end < self._soft):
             self._soft = end
@@ -82,6 +88,7 @@ class Deadlines:
         elif grace and (self._told is None or end < self._told):
             self._told, self.grace = end, grace
             self._set_guard(dl.guard(end, end - received_at), end)
+        self._goes_by = max(self._goes_by, end + dl.LATE)
         return before is None or end < before
 
     def extend(self) -> None:

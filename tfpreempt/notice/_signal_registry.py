@@ -48,17 +48,24 @@ class _Watch:
             self._hidden.append(current)
         signal.signal(self.signum, self._handler)
 
-    def restore(self, default: signal.Handlers = signal.SIG_DFL) -> None:
+    def restore(self, default: signal.Handlers = signal.SIG_DFL) -> bool:
         """Puts back the handler that ours replaced, if ours is still there.
 
         Args:
-            default: in place of SIG_DFL.
+            default: in place of what ends the process.
+
+        Returns:
+            Whether that was it.
         """
-        if signal.getsignal(self.signum) is self._handler:
-            hidden = self._hidden[-1]
-            # None: it was installed from C before Python came; it can't be put back.
-            is_default = hidden is None or hidden is signal.SIG_DFL
-            signal.signal(self.signum, default if is_default else hidden)
+        if signal.getsignal(self.signum) is not self._handler:
+            return False
+        hidden = self._hidden[-1]
+        # None: it was installed from C before Python came; it can't be put back.
+        is_default = hidden is None or hidden is signal.SIG_DFL
+        if default is signal.SIG_IGN:
+            is_default = is_default or hidden is signal.default_int_handler
+        signal.signal(self.signum, default if is_default else hidden)
+        return is_default
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         depth = self._depth
@@ -149,8 +156,9 @@ class SignalRegistry:
                     signal.Signals(signum).name,
                 )
                 return
-            watch.restore(signal.SIG_IGN if self._is_leaving else signal.SIG_DFL)
-            if self._is_leaving:
+            if not self._is_leaving:
+                watch.restore()
+            elif watch.restore(signal.SIG_IGN):
                 self._ignored.add(signum)
             del self._watches[signum]
             if not self._watches and self._wakeup is not None:
@@ -168,11 +176,14 @@ class SignalRegistry:
     def stay(self) -> None:
         """It is not: those that were left ignored get their default again."""
         self._is_leaving = False
-        if threading.current_thread() is threading.main_thread():
-            while self._ignored:
-                signum = self._ignored.pop()
-                if signal.getsignal(signum) is signal.SIG_IGN:
-                    signal.signal(signum, signal.SIG_DFL)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        while self._ignored:
+            signum = self._ignored.pop()
+            if signal.getsignal(signum) is signal.SIG_IGN:
+                is_int = signum == signal.SIGINT
+                default = signal.default_int_handler if is_int else signal.SIG_DFL
+                signal.signal(signum, default)
 
     def _dispatch(self, signum: int) -> None:
         """In the reading thread."""
@@ -213,6 +224,7 @@ class SignalRegistry:
             self._wakeup.put_back()
             self._wakeup.abandon()
         self._watches, self._wakeup = {}, None
+        self.stay()
         self.after_fork_in_parent()
 
 

@@ -40,8 +40,9 @@ class SignalSource:
     Any number of sources in a process may watch one signal. The handler that Python
     had for it is called after ours and put back by the last `close()`; so is the
     wake-up fd. SIGINT's default handler and SIG_DFL are not called: a watched signal
-    no longer interrupts or ends the process by itself. Forked children do not inherit
-    the watch.
+    no longer interrupts or ends the process by itself; on the way out after a notice
+    it is ignored from the last `close()` on, so that the exit code stays. Forked
+    children do not inherit the watch.
 
     Args:
         signum: a signal, its number, or its name with or without "SIG".
