@@ -13,6 +13,7 @@ from tfpreempt import errors
 from tfpreempt.notice._times import readable
 from tfpreempt.notice.azure import FIRST_LIMITS, AzureWatch, metadata_url
 from tfpreempt.notice.source import TimedSource
+from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeAzure
 
@@ -121,6 +122,16 @@ def test_the_earliest_of_several_says_what_is_left() -> None:
     assert isinstance(bench.source, TimedSource)
     assert bench.source.seconds_left() == 30.0
     bench.close()
+
+
+@pytest.mark.parametrize("not_before", ["", "2036-11-21T20:00:00Z"])
+def test_an_event_that_has_started_leaves_nothing(
+    bench: Bench, not_before: str
+) -> None:
+    bench.fake.schedule(not_before=readable(bench.clock.wall() + 300))
+    bench.fake.schedule(not_before=not_before, status="Started")
+    bench.look()
+    assert WatchedSource(bench.source, 300.0).grace_now() == 0.0
 
 
 def test_acknowledging_starts_what_was_reported_and_no_more(bench: Bench) -> None:

@@ -147,6 +147,12 @@ def test_azure_leaves_what_the_event_says(azure: FakeAzure) -> None:
     assert 0 < notice.grace_seconds <= 100
 
 
+def test_azure_leaves_nothing_of_an_event_that_has_started(azure: FakeAzure) -> None:
+    azure.schedule("Reboot", not_before="", status="Started")
+    (notice,) = notices(AzureTerminationConfig(), lambda: None)
+    assert notice.grace_seconds == 0.0
+
+
 def noticed(
     azure: FakeAzure, resources: Sequence[str] = ("trainer_0",), **options: Any
 ) -> tuple[AzureTerminationConfig, str]:

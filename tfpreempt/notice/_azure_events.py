@@ -39,6 +39,14 @@ class Event:
         """Whether this machine is the first of those that it is for."""
         return machine.casefold() in self._folded()[:1]
 
+    def goes_at(self, now: float) -> float | None:
+        """When the machine goes; one that has started leaves nothing.
+
+        Args:
+            now: in seconds since the Unix epoch, as is what is returned.
+        """
+        return now if self.is_started else self.starts_at
+
     def describe(self) -> str:
         """One line for people."""
         state = "has started" if self.is_started else "is scheduled"

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from tfpreempt import errors
-from tfpreempt.clock import Clock
+from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.notice._azure_events import Event, read_events
 from tfpreempt.notice._faults import FaultLog
 from tfpreempt.notice._http import (
@@ -102,15 +102,21 @@ class AzureWatch:
         chosen = checked_topics(kinds, KINDS, "AzureWatch", argument="kinds")
         self._base = metadata_url() if url is None else checked_base_url(url, "url")
         seconds = checked_interval("AzureWatch", interval)
+        asking_clock = SystemClock() if clock is None else clock
         self._lock = threading.Lock()
         self._led: tuple[Event, ...] = ()
         self._shared = SharedWatch(
             "azure",
             {TOPIC: f"azure:{TOPIC}"},
             lambda: AzureAsker(
-                MetadataSession(self._base), chosen, vm_name, seconds, self._keep
+                MetadataSession(self._base),
+                chosen,
+                vm_name,
+                asking_clock,
+                seconds,
+                self._keep,
             ),
-            clock=clock,
+            clock=asking_clock,
             wait=wait,
             jitter=jitter,
             close_limit=close_limit,
@@ -166,6 +172,7 @@ class AzureAsker:
         session: its own, closed with it.
         kinds: which events count.
         vm_name: this machine, or None to ask who it is.
+        clock: where times come from.
         interval: seconds between two looks.
         keep: called with the events that are up and name this machine first, before
             they are reported.
@@ -176,12 +183,14 @@ class AzureAsker:
         session: MetadataSession,
         kinds: Iterable[str],
         vm_name: str | None,
+        clock: Clock,
         interval: float,
         keep: Callable[[tuple[Event, ...]], None],
     ) -> None:
         self._session = session
         self._kinds = frozenset(kinds)
         self._vm_name = vm_name
+        self._clock = clock
         self._interval = interval
         self._keep = keep
         self._limits = FIRST_LIMITS
@@ -211,7 +220,8 @@ class AzureAsker:
             report(TOPIC, None)
         if new:
             told = "; ".join(event.describe() for event in new[:5])
-            times = [each.starts_at for each in new if each.starts_at is not None]
+            now = self._clock.wall()
+            times = [at for each in new if (at := each.goes_at(now)) is not None]
             report(TOPIC, Told(told, min(times, default=None)))
         return self._interval
 
