@@ -193,8 +193,7 @@ class TerminationConfig:
         return f"{type(self).__name__}({says})"
 
     def _watch_text(self) -> str:
-        # Of a copy: a variant may remember the sources that it has made last. What
-        # users make is not made for this.
+        # Of a copy without what users make: that is not made for this.
         probe = copy.copy(self)
         probe._sources = ()
         texts = [

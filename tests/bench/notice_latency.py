@@ -137,7 +137,7 @@ def cases(urls: Mapping[str, str], path: Path) -> list[Case]:
         return watch.source("spot-interruption")
 
     def azure() -> NoticeSource:
-        return AzureWatch(url=urls["azure"], interval=1.0).source()
+        return AzureWatch(url=urls["azure"], interval=1.0).source("Preempt")
 
     def maintenance() -> NoticeSource:
         watch = GceWatch(["preempted", "maintenance-event"], url=urls["gce"])

@@ -62,7 +62,7 @@ def sources(urls: Mapping[str, str], path: Path) -> list[NoticeSource]:
         GceWatch(url=urls["gce"]).source("preempted"),
         aws.source("spot-interruption"),
         aws.source("lifecycle"),
-        AzureWatch(url=urls["azure"]).source(),
+        AzureWatch(url=urls["azure"]).source("Preempt"),
         FileSource(path),
         SignalSource("TERM"),
     ]

@@ -96,7 +96,9 @@ def test_each_place_is_changed_and_calmed(
 ) -> None:
     shortened = {
         "file": lambda: FileSource(world.path, SHORT),
-        "azure": lambda: AzureWatch(url=world.urls["azure"], interval=SHORT).source(),
+        "azure": lambda: AzureWatch(url=world.urls["azure"], interval=SHORT).source(
+            "Preempt"
+        ),
         "aws": lambda: AwsWatch(url=world.urls["aws"], interval=SHORT).source(
             "spot-interruption"
         ),

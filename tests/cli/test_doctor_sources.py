@@ -67,13 +67,13 @@ def test_each_topic_has_its_own_state() -> None:
 
 
 def test_an_answer_that_takes_long_is_slow() -> None:
-    source = ScriptedSource("azure:scheduled-events")
+    source = ScriptedSource("azure:Preempt")
     assert states(source, limit=0.05, azure=Asker({}, hangs=True)) == [Liveness.SLOW]
 
 
 def test_two_sources_of_one_name_are_two() -> None:
-    pair = [ScriptedSource("azure:scheduled-events") for _ in range(2)]
-    asker = Asker({"scheduled-events": None})
+    pair = [ScriptedSource("azure:Preempt") for _ in range(2)]
+    asker = Asker({"Preempt": None})
     assert states(*pair, azure=asker) == [Liveness.LIVE] * 2
 
 

@@ -101,7 +101,7 @@ def watch(server: type[Rehearsal], topic: str, url: str) -> NoticeSource:
         return GceWatch([topic], url=url, maintenance_lead_seconds=600).source(topic)
     if server is RehearsalAws:
         return AwsWatch([topic], url=url, interval=0.01).source(topic)
-    return AzureWatch([topic], url=url, interval=0.01).source()
+    return AzureWatch([topic], url=url, interval=0.01).source(topic)
 
 
 @pytest.mark.parametrize(("server", "topic"), TOPICS)

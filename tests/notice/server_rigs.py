@@ -204,7 +204,7 @@ class AzureRig(ServerRig):
         self.event = ""
 
     def make(self) -> NoticeSource:
-        return AzureWatch(url=self.fake.url, wait=self.clock.wait).source()
+        return AzureWatch(url=self.fake.url, wait=self.clock.wait).source("Preempt")
 
     def give(self) -> None:
         self.event = self.fake.schedule()

@@ -11,15 +11,21 @@ import pytest
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
 from tfpreempt.notice._times import readable
-from tfpreempt.notice.azure import FIRST_LIMITS, AzureWatch, metadata_url
+from tfpreempt.notice.azure import (
+    ACKNOWLEDGE_LIMITS,
+    DEFAULT_KINDS,
+    FIRST_LIMITS,
+    AzureWatch,
+    metadata_url,
+)
 from tfpreempt.notice.source import TimedSource
 from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.testing.clock import FakeClock
-from tfpreempt.testing.metadata import FakeAzure
+from tfpreempt.testing.metadata import FakeAzure, Reply, Request
 
 
 class Bench:
-    """A source on a fake clock, and what it has said."""
+    """A watch on a fake clock, and what its sources have said."""
 
     def __init__(self, **options: object) -> None:
         self.clock = FakeClock()
@@ -31,8 +37,11 @@ class Bench:
             wait=self.clock.wait,
             **options,  # type: ignore[arg-type]  # each test's own
         )
-        self.source = self.watch.source()
-        self.source.start(self.heard.append)
+        kinds = options.get("kinds", DEFAULT_KINDS)
+        assert isinstance(kinds, list | tuple)
+        self.sources = {kind: self.watch.source(kind) for kind in kinds}
+        for source in self.sources.values():
+            source.start(self.heard.append)
         self.clock.wait_for_waiters()
 
     def look(self) -> None:
@@ -40,7 +49,8 @@ class Bench:
         self.clock.wait_for_waiters()
 
     def close(self) -> None:
-        self.source.close()
+        for source in self.sources.values():
+            source.close()
         self.fake.close()
 
 
@@ -119,8 +129,9 @@ def test_the_earliest_of_several_says_what_is_left() -> None:
     for ahead in (300, 31, 900):
         bench.fake.schedule(not_before=readable(now + ahead))
     bench.look()
-    assert isinstance(bench.source, TimedSource)
-    assert bench.source.seconds_left() == 30.0
+    source = bench.sources["Preempt"]
+    assert isinstance(source, TimedSource)
+    assert source.seconds_left() == 30.0
     bench.close()
 
 
@@ -131,37 +142,72 @@ def test_an_event_that_has_started_leaves_nothing(
     bench.fake.schedule(not_before=readable(bench.clock.wall() + 300))
     bench.fake.schedule(not_before=not_before, status="Started")
     bench.look()
-    assert WatchedSource(bench.source, 300.0).grace_now() == 0.0
+    assert WatchedSource(bench.sources["Preempt"], 300.0).grace_now() == 0.0
 
 
-def test_acknowledging_starts_what_was_reported_and_no_more(bench: Bench) -> None:
-    assert bench.watch.acknowledge() == ()
-    mine = bench.fake.schedule()
-    other = bench.fake.schedule(resources=["trainer_1"])
-    assert bench.watch.acknowledge() == ()  # it was not reported yet
+def test_acknowledging_starts_what_is_scheduled_here_and_no_more() -> None:
+    """By a question of its own: whether sources are open does not matter."""
+    with FakeAzure() as fake:
+        watch = AzureWatch(["Preempt", "Reboot"], url=fake.url)
+        assert watch.acknowledge() == ()
+        mine = fake.schedule()
+        others = fake.schedule(resources=["trainer_1"]), fake.schedule("Redeploy")
+        assert watch.acknowledge() == (mine,)
+        assert fake.status(mine) == "Started"
+        assert {fake.status(other) for other in others} == {"Scheduled"}
+        post = fake.requests[-1]
+        assert (post.method, post.headers["metadata"]) == ("POST", "true")
+        assert watch.acknowledge() == ()
+    assert 3 * ACKNOWLEDGE_LIMITS.total_seconds < 10
+
+
+def test_the_kinds_share_one_question(bench: Bench) -> None:
+    asked = len(bench.fake.requests)
     bench.look()
-    assert bench.watch.acknowledge() == (mine,)
-    assert bench.fake.status(mine) == "Started"
-    assert bench.fake.status(other) == "Scheduled"
-    post = bench.fake.requests[-1]
-    assert (post.method, post.headers["metadata"]) == ("POST", "true")
+    assert len(bench.fake.requests) == asked + 1
+
+
+def test_each_kind_has_a_time_of_its_own(bench: Bench) -> None:
+    now = bench.clock.wall()
+    bench.fake.schedule("Reboot", not_before=readable(now + 901))
+    bench.fake.schedule("Preempt", not_before=readable(now + 31))
     bench.look()
-    assert bench.watch.acknowledge() == ()
+    left = {
+        name: WatchedSource(source, 1000.0).grace_now()
+        for name, source in bench.sources.items()
+    }
+    assert left["Preempt"] == 30.0
+    assert left["Reboot"] == 900.0
+
+
+def test_a_notice_that_is_up_counts_as_started_once_it_has(bench: Bench) -> None:
+    bench.fake.schedule(not_before=readable(bench.clock.wall() + 300))
+    bench.look()
+    bench.watch.acknowledge()
+    bench.look()
+    assert WatchedSource(bench.sources["Preempt"], 300.0).grace_now() == 0.0
+    assert len(bench.heard) == 1
 
 
 def test_the_first_machine_that_an_event_names_acknowledges_it(bench: Bench) -> None:
     theirs = bench.fake.schedule(resources=["trainer_1", "trainer_0"])
     ours = bench.fake.schedule("Reboot", resources=["TRAINER_0", "trainer_1"])
     bench.look()
-    assert len(bench.heard) == 1  # both, in one line
+    assert len(bench.heard) == 2
     assert bench.watch.acknowledge() == (ours,)
     assert bench.fake.status(theirs) == "Scheduled"
 
 
-def test_an_acknowledgement_that_is_refused_raises(bench: Bench) -> None:
+def test_an_acknowledgement_that_is_refused_raises(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = bench.fake.answer
+
+    def refuse(request: Request) -> Reply:
+        return Reply(status=503) if request.method == "POST" else answer(request)
+
+    monkeypatch.setattr(bench.fake, "answer", refuse)
     bench.fake.schedule()
-    bench.look()
-    bench.fake.fail(1)
     with pytest.raises(errors.NoticeError, match=r"503.*expected 200 for StartReq"):
         bench.watch.acknowledge()
 
@@ -187,7 +233,7 @@ def test_the_name_is_asked_for_once(bench: Bench) -> None:
 def test_a_slow_first_call_holds_nobody_up() -> None:
     assert FIRST_LIMITS.total_seconds > 120
     with FakeAzure(first_call_seconds=60.0) as fake:
-        source = AzureWatch(url=fake.url).source()
+        source = AzureWatch(url=fake.url).source("Preempt")
         began = time.monotonic()
         source.start(lambda detail: None)
         assert time.monotonic() - began < 0.5

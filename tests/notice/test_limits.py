@@ -66,9 +66,7 @@ def test_only_the_first_look_at_azures_events_may_take_minutes() -> None:
     late = errors.NoticeError("its answer was not complete in time")
     document = Answer(status=200, headers={}, body=json.dumps({"Events": []}).encode())
     session = Recorder(late, document, document)
-    asker = AzureAsker(
-        session, azure.KINDS, "trainer_0", SystemClock(), 1.0, lambda events: None
-    )
+    asker = AzureAsker(session, azure.KINDS, "trainer_0", SystemClock(), 1.0)
     with pytest.raises(errors.NoticeError):
         asker.ask(lambda topic, told: None)
     for _ in range(2):

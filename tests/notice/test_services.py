@@ -59,7 +59,7 @@ CLOUDS = [
     ),
     Cloud(
         "azure",
-        lambda url, wait: azure.AzureWatch(url=url, wait=wait).source(),
+        lambda url, wait: azure.AzureWatch(url=url, wait=wait).source("Preempt"),
         FakeAzure,
         azure.HOST_VARIABLE,
     ),

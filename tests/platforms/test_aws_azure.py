@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from tests.platforms.configs import left_with, notices, watched
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice._times import readable
+from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.aws import AwsSpotTerminationConfig
 from tfpreempt.platforms.azure import AzureTerminationConfig
 from tfpreempt.testing.metadata import FakeAws, FakeAzure
@@ -91,14 +93,15 @@ def graces(config: AzureTerminationConfig) -> list[tuple[str, float | None]]:
 
 
 SIGTERM = ("signal:SIGTERM", 30.0)
-EVENTS = "azure:scheduled-events"
 
 
 def test_azure_has_a_grace_for_preemptions_and_one_for_the_rest() -> None:
     assert graces(AzureTerminationConfig()) == [
         SIGTERM,
-        (EVENTS, 30.0),
-        (EVENTS, 300.0),
+        ("azure:Preempt", 30.0),
+        ("azure:Terminate", 300.0),
+        ("azure:Reboot", 300.0),
+        ("azure:Redeploy", 300.0),
     ]
     assert left_with(AzureTerminationConfig()) == 143
 
@@ -106,17 +109,18 @@ def test_azure_has_a_grace_for_preemptions_and_one_for_the_rest() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"kinds": "Preempt"}, [(EVENTS, 30.0)]),
-        ({"kinds": ["Preempt"]}, [(EVENTS, 30.0)]),
-        ({"kinds": ["Reboot", "Freeze"]}, [(EVENTS, 300.0)]),
-        ({"kinds": ["Terminate"], "planned_grace_period": 900}, [(EVENTS, 900.0)]),
-        ({"kinds": ["Reboot"], "planned_grace_period": 0}, [(EVENTS, None)]),
+        ({"kinds": "Preempt"}, {"Preempt": 30.0}),
+        ({"kinds": ["Preempt"]}, {"Preempt": 30.0}),
+        ({"kinds": ["Reboot", "Freeze"]}, {"Reboot": 300.0, "Freeze": 300.0}),
+        ({"kinds": ["Terminate"], "planned_grace_period": 900}, {"Terminate": 900.0}),
+        ({"kinds": ["Reboot"], "planned_grace_period": 0}, {"Reboot": None}),
     ],
 )
 def test_azure_watches_the_kinds_that_it_is_told(
-    arguments: Any, expected: list[tuple[str, float | None]]
+    arguments: Any, expected: dict[str, float | None]
 ) -> None:
-    assert graces(AzureTerminationConfig(**arguments)) == [SIGTERM, *expected]
+    named = [(f"azure:{kind}", grace) for kind, grace in expected.items()]
+    assert graces(AzureTerminationConfig(**arguments)) == [SIGTERM, *named]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +140,7 @@ def test_azure_refuses_what_cannot_work(arguments: Any, message: str) -> None:
 def test_azure_hears_of_an_event(kind: str, grace: float, azure: FakeAzure) -> None:
     azure.schedule(kind, not_before=readable(time.time() + 3600))
     (notice,) = notices(AzureTerminationConfig(), lambda: None)
-    assert (notice.source, notice.grace_seconds) == (EVENTS, grace)
+    assert (notice.source, notice.grace_seconds) == (f"azure:{kind}", grace)
     assert kind in notice.detail
 
 
@@ -172,6 +176,24 @@ def test_azure_acknowledges_after_the_commit(
     assert left_with(config) == 143
     assert azure.status(event) == "Started"
     assert event in caplog.text
+
+
+def test_azure_is_told_whatever_became_of_the_config_s_other_handlers(
+    azure: FakeAzure,
+) -> None:
+    """One of two handlers is closed, the other one leaves."""
+    config, event = noticed(azure, acknowledge=True)
+    config.watched_sources()
+    assert left_with(config) == 143
+    assert azure.status(event) == "Started"
+
+
+def test_the_events_of_azure_share_one_connection(azure: FakeAzure) -> None:
+    watcher = Watcher(AzureTerminationConfig().watched_sources(), 0, lambda _: None)
+    watcher.start()
+    started = [each.name for each in threading.enumerate()]
+    watcher.close()
+    assert started.count("tfpreempt-azure") == 1
 
 
 def test_azure_acknowledges_only_where_it_is_wanted(azure: FakeAzure) -> None:

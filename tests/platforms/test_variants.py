@@ -97,7 +97,7 @@ def test_repr_leaves_the_config_as_it_was(variant: type[TerminationConfig]) -> N
     config.watched_sources()
     before = dict(vars(config))
     shown = repr(config)
-    assert vars(config) == before  # Azure's remembers the watches of its handler
+    assert vars(config) == before
     assert "signal:SIGTERM " in shown
     assert f"exit code {config.exit_code}" in shown
 

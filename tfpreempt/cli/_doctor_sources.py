@@ -38,9 +38,7 @@ def _ask_aws(topics: list[str]) -> Asker:
 
 def _ask_azure(topics: list[str]) -> Asker:
     session = MetadataSession(azure.metadata_url())
-    return azure.AzureAsker(
-        session, azure.DEFAULT_KINDS, None, SystemClock(), 1.0, lambda events: None
-    )
+    return azure.AzureAsker(session, topics, None, SystemClock(), 1.0)
 
 
 ASKERS: Mapping[str, AskerMaker] = {

@@ -29,7 +29,7 @@ CLOUD_SOURCES = {
         "AwsWatch",
         'AwsWatch(["spot-interruption"]).source("spot-interruption"), 115.0',  # 120 - 5
     ),
-    "azure": ("AzureWatch", 'AzureWatch(["Preempt"]).source(), 30.0'),
+    "azure": ("AzureWatch", 'AzureWatch(["Preempt"]).source("Preempt"), 30.0'),
 }
 
 

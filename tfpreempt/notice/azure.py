@@ -13,8 +13,7 @@ import json
 import os
 import random
 import re
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from tfpreempt import errors
 from tfpreempt.clock import Clock, SystemClock
@@ -44,11 +43,12 @@ HEADERS = {"Metadata": "true"}
 
 KINDS = ("Preempt", "Terminate", "Reboot", "Redeploy", "Freeze")
 DEFAULT_KINDS = KINDS[:-1]
-TOPIC = "scheduled-events"
 # A Spot machine has 30 s from its event on: Microsoft recommends to look each second.
 INTERVAL_SECONDS = 1.0
 FIRST_LIMITS = Limits(total_seconds=150.0)
 LIMITS = Limits(total_seconds=10.0)
+# Three questions, of a grace of 30 s.
+ACKNOWLEDGE_LIMITS = Limits(total_seconds=3.0)
 
 
 def metadata_url(environment: Mapping[str, str] | None = None) -> str:
@@ -63,10 +63,10 @@ def metadata_url(environment: Mapping[str, str] | None = None) -> str:
 
 
 class AzureWatch:
-    """Watches the events that are scheduled for this machine.
+    """Watches the events that are scheduled for this machine, each kind a source.
 
     Each event is a notice of its own, also while another is up: a preemption in 30 s
-    follows a reboot in 15 min.
+    follows a reboot in 15 min. The sources are called "azure:Preempt" and so on.
 
     Args:
         kinds: which kinds are notices: some of Preempt, Terminate, Reboot, Redeploy and
@@ -100,73 +100,54 @@ class AzureWatch:
         close_limit: float = CLOSE_LIMIT_SECONDS,
     ) -> None:
         chosen = checked_topics(kinds, KINDS, "AzureWatch", argument="kinds")
-        self._base = metadata_url() if url is None else checked_base_url(url, "url")
+        base = metadata_url() if url is None else checked_base_url(url, "url")
         seconds = checked_interval("AzureWatch", interval)
         asking_clock = SystemClock() if clock is None else clock
-        self._lock = threading.Lock()
-        self._led: tuple[Event, ...] = ()
+        self._make_asker = lambda: AzureAsker(
+            MetadataSession(base), chosen, vm_name, asking_clock, seconds
+        )
         self._shared = SharedWatch(
             "azure",
-            {TOPIC: f"azure:{TOPIC}"},
-            lambda: AzureAsker(
-                MetadataSession(self._base),
-                chosen,
-                vm_name,
-                asking_clock,
-                seconds,
-                self._keep,
-            ),
+            {kind: f"azure:{kind}" for kind in chosen},
+            self._make_asker,
             clock=asking_clock,
             wait=wait,
             jitter=jitter,
             close_limit=close_limit,
         )
 
-    def source(self) -> NoticeSource:
-        """A new source."""
-        return self._shared.source(TOPIC)
+    def source(self, kind: str) -> NoticeSource:
+        """A new source of one kind.
+
+        Raises:
+            ConfigurationError: the watch was made without this kind.
+        """
+        return self._shared.source(kind)
 
     def acknowledge(self) -> tuple[str, ...]:
-        """Tells Azure not to wait any longer with the events that were reported.
+        """Tells Azure not to wait any longer with the events that are scheduled now.
 
-        It counts for all machines that an event names, so only the first of them does
-        it: each worker may call this, after the commit that all have agreed on, and
-        only if its owner wants to. Any thread; it takes at most 10 s.
+        It asks for them anew, so no source has to be open. It counts for all machines
+        that an event names, so only the first of them does it: each worker may call
+        this, after the commit that all have agreed on, and only if its owner wants to.
+        Any thread; it takes at most 10 s.
 
         Returns:
-            The ids that were acknowledged: those that name this machine first and have
-            not started yet.
+            The ids that were acknowledged: those of the watch's kinds that name this
+            machine first and have not started yet.
 
         Raises:
             NoticeError: the service has not accepted it; the events come anyway.
         """
-        with self._lock:
-            ids = tuple(each.id for each in self._led if not each.is_started)
-        if not ids:
-            return ()
-        body = json.dumps({"StartRequests": [{"EventId": each} for each in ids]})
-        session = MetadataSession(self._base)
+        asker = self._make_asker()
         try:
-            answer = session.request(
-                EVENTS_TARGET,
-                method="POST",
-                headers={**HEADERS, "Content-Type": "application/json"},
-                body=body.encode(),
-                limits=LIMITS,
-            )
+            return asker.acknowledge()
         finally:
-            session.close()
-        if answer.status != 200:
-            raise _refused(self._base, EVENTS_TARGET, answer, "200 for StartRequests")
-        return ids
-
-    def _keep(self, led: tuple[Event, ...]) -> None:
-        with self._lock:
-            self._led = led
+            asker.close()
 
 
 class AzureAsker:
-    """Asks for the events of one machine.
+    """Asks for the events of one machine; the kinds are its topics.
 
     Args:
         session: its own, closed with it.
@@ -174,8 +155,6 @@ class AzureAsker:
         vm_name: this machine, or None to ask who it is.
         clock: where times come from.
         interval: seconds between two looks.
-        keep: called with the events that are up and name this machine first, before
-            they are reported.
     """
 
     def __init__(
@@ -185,45 +164,47 @@ class AzureAsker:
         vm_name: str | None,
         clock: Clock,
         interval: float,
-        keep: Callable[[tuple[Event, ...]], None],
     ) -> None:
         self._session = session
-        self._kinds = frozenset(kinds)
+        self._kinds = tuple(kinds)
         self._vm_name = vm_name
         self._clock = clock
         self._interval = interval
-        self._keep = keep
-        self._limits = FIRST_LIMITS
         # One event that can't be read must not hide the others, nor slow the looks.
-        self._oddities = FaultLog(f"azure:{TOPIC}", lambda failures: interval)
+        self._oddities = FaultLog("azure:events", lambda failures: interval)
+        self._limits = FIRST_LIMITS
         self._known: frozenset[str] = frozenset()
 
     def ask(self, report: Report) -> float:
         """Asks once, and reports what is scheduled for this machine."""
-        name = self._name()
-        answer = self._get(EVENTS_TARGET)
+        listed = self._ask_events(self._limits)
         self._limits = LIMITS
-        url = f"{self._session.base_url}{EVENTS_TARGET.partition('?')[0]}"
-        listed, odd = read_events(answer.json(url), url)
-        if odd is not None:
-            self._oddities.note_failure(odd)
-        else:
-            self._oddities.note_success()
-        events = tuple(
-            event for event in listed if event.kind in self._kinds and event.names(name)
-        )
-        new = [event for event in events if event.id not in self._known]
-        self._known = frozenset(event.id for event in events)
-        self._keep(tuple(event for event in events if event.is_led_by(name)))
-        if new or not events:
-            # Another event while one is up is another change from quiet to notice.
-            report(TOPIC, None)
-        if new:
-            told = "; ".join(event.describe() for event in new[:5])
-            now = self._clock.wall()
-            times = [at for each in new if (at := each.goes_at(now)) is not None]
-            report(TOPIC, Told(told, min(times, default=None)))
+        now = self._clock.wall()
+        for kind in self._kinds:
+            events = [event for event in listed if event.kind == kind]
+            if not events or any(event.id not in self._known for event in events):
+                # Another event while one is up is another change from quiet to notice.
+                report(kind, None)
+            if events:
+                told = "; ".join(event.describe() for event in events[:5])
+                times = [at for each in events if (at := each.goes_at(now)) is not None]
+                report(kind, Told(told, min(times, default=None)))
+        self._known = frozenset(event.id for event in listed)
         return self._interval
+
+    def acknowledge(self) -> tuple[str, ...]:
+        """As that of the watch."""
+        limits = ACKNOWLEDGE_LIMITS
+        name = self._name(limits)
+        ids = tuple(
+            event.id
+            for event in self._ask_events(limits)
+            if event.is_led_by(name) and not event.is_started
+        )
+        if ids:
+            body = {"StartRequests": [{"EventId": each} for each in ids]}
+            self._request(EVENTS_TARGET, limits, json.dumps(body).encode())
+        return ids
 
     def fault(self, topic: str) -> str:
         return ""  # all that keeps it from being seen is raised
@@ -231,9 +212,23 @@ class AzureAsker:
     def close(self) -> None:
         self._session.close()
 
-    def _name(self) -> str:
+    def _ask_events(self, limits: Limits) -> tuple[Event, ...]:
+        """The events of these kinds for this machine."""
+        name = self._name(limits)
+        answer = self._request(EVENTS_TARGET, limits)
+        url = f"{self._session.base_url}{EVENTS_TARGET.partition('?')[0]}"
+        listed, odd = read_events(answer.json(url), url)
+        if odd is not None:
+            self._oddities.note_failure(odd)
+        else:
+            self._oddities.note_success()
+        return tuple(
+            event for event in listed if event.kind in self._kinds and event.names(name)
+        )
+
+    def _name(self, limits: Limits) -> str:
         if self._vm_name is None:
-            answer = self._get(NAME_TARGET)
+            answer = self._request(NAME_TARGET, limits)
             name = answer.text()
             if not is_vm_name(name):
                 expected = "this machine's name"
@@ -241,10 +236,21 @@ class AzureAsker:
             self._vm_name = name
         return self._vm_name
 
-    def _get(self, target: str) -> Answer:
-        answer = self._session.request(target, headers=HEADERS, limits=self._limits)
+    def _request(
+        self, target: str, limits: Limits, body: bytes | None = None
+    ) -> Answer:
+        """A GET; a POST of a body, if there is one."""
+        json_type = {"Content-Type": "application/json"}
+        answer = self._session.request(
+            target,
+            method="GET" if body is None else "POST",
+            headers=HEADERS if body is None else {**HEADERS, **json_type},
+            body=body,
+            limits=limits,
+        )
         if answer.status != 200:
-            raise _refused(self._session.base_url, target, answer, "200")
+            expected = "200" if body is None else "200 for StartRequests"
+            raise _refused(self._session.base_url, target, answer, expected)
         return answer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 from tfpreempt.cluster import LOCAL, Cluster
@@ -53,27 +53,21 @@ class AzureTerminationConfig(TerminationConfig):
     ) -> None:
         super().__init__(grace_period=grace_period, **options)
         planned = check_grace(planned_grace_period, "planned_grace_period")
-        AzureWatch(kinds)  # raises for one that is unknown
         chosen = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-        others = tuple(kind for kind in chosen if kind != PREEMPT)
-        # A watch has one grace, so there is one for each grace.
-        self._watched: list[tuple[tuple[str, ...], float | None]] = []
-        if PREEMPT in chosen:
-            self._watched.append(((PREEMPT,), self.grace_seconds))
-        if others:
-            self._watched.append((others, planned))
+        AzureWatch(chosen)  # raises for one that is unknown
+        self._graces: Mapping[str, float | None] = {
+            kind: self.grace_seconds if kind == PREEMPT else planned for kind in chosen
+        }
         self._acknowledges = acknowledge
-        self._watches: tuple[AzureWatch, ...] = ()  # the newest: the open handler's
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
-        """The base's, and the events, by what they leave."""
-        self._watches = tuple(AzureWatch(kinds) for kinds, _ in self._watched)
-        graces = (grace for _, grace in self._watched)
+        """The base's, and the kinds of events, which share one connection."""
+        watch = AzureWatch(self._graces)
         return (
             *super().watched_sources(),
             *(
-                WatchedSource(watch.source(), grace)
-                for watch, grace in zip(self._watches, graces, strict=True)
+                WatchedSource(watch.source(kind), grace)
+                for kind, grace in self._graces.items()
             ),
         )
 
@@ -88,9 +82,8 @@ class AzureTerminationConfig(TerminationConfig):
             raise
 
     def _acknowledge(self) -> None:
-        for watch in self._watches:
-            try:
-                for event in watch.acknowledge():
-                    _logger.warning("tfpreempt: acknowledged Azure's event %s", event)
-            except NoticeError as error:
-                _logger.error("tfpreempt: %s. The event comes at its own time", error)
+        try:
+            for event in AzureWatch(self._graces).acknowledge():
+                _logger.warning("tfpreempt: acknowledged Azure's event %s", event)
+        except NoticeError as error:
+            _logger.error("tfpreempt: %s. The event comes at its own time", error)
