@@ -13,6 +13,7 @@ import pytest
 from tests.platforms.configs import left_with, notices, watched
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice._times import readable
+from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.aws import AwsSpotTerminationConfig
 from tfpreempt.platforms.azure import AzureTerminationConfig
@@ -233,3 +234,17 @@ def test_azure_that_does_not_listen_keeps_nobody(
     azure.fail(100, status=500)
     assert left_with(config) == 143
     assert "comes at its own time" in caplog.text
+
+
+def test_whatever_azure_s_client_raises_the_job_leaves_with_its_code(
+    azure: FakeAzure,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def acknowledge(watch: AzureWatch) -> tuple[str, ...]:
+        raise ValueError("nobody has thought of this")
+
+    monkeypatch.setattr(AzureWatch, "acknowledge", acknowledge)
+    assert left_with(AzureTerminationConfig(acknowledge=True)) == 143
+    assert "comes at its own time" in caplog.text
+    assert "nobody has thought of this" in caplog.text

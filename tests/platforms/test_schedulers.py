@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -230,6 +231,34 @@ def test_scontrol_that_is_not_there_is_told(
     )
     assert left_with(config) == 143
     assert "No such file" in caplog.text
+
+
+def test_scontrol_may_write_what_does_not_decode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\nprintf 'denied \\377' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = SlurmTerminationConfig(
+        requeue="scontrol", environment={"SLURM_JOB_ID": "17"}
+    )
+    assert left_with(config) == 143
+    assert "failed: denied" in caplog.text
+
+
+def test_whatever_scontrol_raises_the_job_leaves_with_its_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def run(command: list[str], limit: float) -> str:
+        raise ValueError("nobody has thought of this")
+
+    config = SlurmTerminationConfig(
+        requeue="scontrol", environment={"SLURM_JOB_ID": "17"}, run_command=run
+    )
+    assert left_with(config) == 143
+    assert "could not be requeued" in caplog.text
+    assert "nobody has thought of this" in caplog.text
 
 
 @pytest.mark.parametrize(

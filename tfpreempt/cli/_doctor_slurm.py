@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 
 from tfpreempt.cli._doctor_facts import Requeue, SlurmState
+from tfpreempt.platforms.slurm import run_scontrol
 
 ANSWER_SECONDS = 5.0
 
@@ -25,7 +26,7 @@ def ask_slurm(
         requeue: as the config has it.
         run: runs scontrol, twice at most.
     """
-    run = _run if run is None else run
+    run = run_scontrol if run is None else run
     job = environment.get("SLURM_JOB_ID", "").strip()
     try:
         config = _fields(run(["scontrol", "show", "config"], ANSWER_SECONDS), "\n")
@@ -63,15 +64,3 @@ def _fields(text: str, separator: str) -> dict[str, str]:
 def _flag(text: str) -> bool | None:
     """A number that is 0 or not; None where nobody says."""
     return bool(int(text)) if text.isdecimal() else None
-
-
-def _run(command: list[str], limit: float) -> str:
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=limit,
-        check=True,
-    )
-    return done.stdout

@@ -87,3 +87,8 @@ class AzureTerminationConfig(TerminationConfig):
                 _logger.warning("tfpreempt: acknowledged Azure's event %s", event)
         except NoticeError as error:
             _logger.error("tfpreempt: %s. The event comes at its own time", error)
+        except Exception:
+            # The exit code must go on.
+            _logger.exception(
+                "tfpreempt: acknowledging has failed. The event comes at its own time"
+            )

@@ -113,8 +113,16 @@ class SlurmTerminationConfig(TerminationConfig):
             super().leave(committed, cluster)
         except SystemExit:
             # Not before: it kills the job, and an exit_fn that returns trains on.
-            if self._requeued_job and self._speaks_for(cluster):
-                self._requeue_unless_lost(self._requeued_job, committed)
+            try:
+                if self._requeued_job and self._speaks_for(cluster):
+                    self._requeue_unless_lost(self._requeued_job, committed)
+            except Exception:
+                # The exit code must go on: it may requeue the job all the same.
+                _logger.exception(
+                    "tfpreempt: the job could not be requeued, unless slurm.conf "
+                    "lists its exit code; call `scontrol requeue %s` by hand",
+                    self._requeued_job,
+                )
             raise
 
     def _speaks_for(self, cluster: Cluster) -> bool:
@@ -197,11 +205,33 @@ def _job_to_requeue(requeue: object, environment: Mapping[str, str]) -> str | No
     return job
 
 
+def run_scontrol(command: list[str], limit: float) -> str:
+    """What a command prints; what does not decode is replaced.
+
+    Args:
+        command: its words.
+        limit: seconds after which it is ended.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.SubprocessError: it fails, or takes too long.
+    """
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=limit,
+        check=True,
+    )
+    return done.stdout
+
+
 def _run_command(command: list[str], limit: float) -> str:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit, check=False
-        )
+        run_scontrol(command, limit)
+    except subprocess.CalledProcessError as error:
+        return error.stderr.strip() or str(error)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    return "" if done.returncode == 0 else (done.stderr.strip() or str(done))
+    return ""
