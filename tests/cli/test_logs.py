@@ -59,6 +59,10 @@ def test_without_a_traceback_the_last_lines_are_the_error(log: WorkerLog) -> Non
         ("tfpreempt: goes on at step 1008", ""),
         ("SyntaxError: invalid syntax", "SyntaxError: invalid syntax"),
         ("python: can't open file 'x.py'", "python: can't open file 'x.py'"),
+        ("1/1 - 0s - loss: 0.34 - mean_squared_error: 0.12", ""),
+        ("Fatal: no space", "Fatal: no space"),
+        ("x.errors_impl.InternalError: no", "x.errors_impl.InternalError: no"),
+        ("CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
     ],
 )
 def test_a_last_line_is_the_error_only_if_it_says_so(

@@ -18,7 +18,11 @@ from tfpreempt.errors import ConfigurationError
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16
 _TRACEBACK = "Traceback (most recent call last)"
-_ERROR = re.compile("error|exception|fatal|can't|cannot", re.IGNORECASE)
+# Not within a word in small letters: a fit ends with `mean_squared_error: 0.12`.
+_ERROR = re.compile(
+    r"(?i:\b(errors?|exception|fatal)\b|can't|cannot)"
+    r"|[A-Z]\w*(Error|Exception)\b|ERROR"
+)
 
 
 class WorkerLog:
