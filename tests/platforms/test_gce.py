@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -96,6 +97,15 @@ def test_gce_names_a_grace_that_cannot_be(name: str) -> None:
     arguments: dict[str, Any] = {name: -1}
     with pytest.raises(ConfigurationError, match=f"{name} is -1"):
         GceCpuTerminationConfig(**arguments)
+
+
+@pytest.mark.parametrize("period", [0, 0.0, datetime.timedelta(0)])
+def test_gce_refuses_to_leave_as_soon_as_a_maintenance_is_announced(
+    period: float | datetime.timedelta,
+) -> None:
+    """Up to seven days ahead."""
+    with pytest.raises(ConfigurationError, match="upcoming_maintenance_period is"):
+        GceTpuTerminationConfig(upcoming_maintenance_period=period)
 
 
 def test_gce_hears_of_a_preemption(gce: FakeGce) -> None:

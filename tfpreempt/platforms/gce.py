@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
 from tfpreempt.deadline import after_travel
+from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.gce import HANG_BETWEEN_SINGLES_SECONDS, GceWatch
 from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.platforms.options import Options
@@ -68,10 +69,8 @@ class GceTerminationConfig(TerminationConfig):
                 if graceful is None
                 else after_travel(graceful, HANG_BETWEEN_SINGLES_SECONDS)
             )
-        self._lead = check_grace(
-            upcoming_maintenance_period, "upcoming_maintenance_period"
-        )
-        if upcoming_maintenance_period is not None:
+        self._lead = _checked_lead(upcoming_maintenance_period)
+        if self._lead is not None:
             topics["upcoming-maintenance"] = self._lead
         self._topics: Mapping[str, float | None] = topics
 
@@ -117,3 +116,15 @@ class GceSpotTerminationConfig(GceTerminationConfig):
     For maintenance such a VM is preempted, so that is not watched unless
     `maintenance_grace_period` is given.
     """
+
+
+def _checked_lead(period: Grace) -> float | None:
+    """How far ahead an announced maintenance is a notice; None: not watched."""
+    lead = check_grace(period, "upcoming_maintenance_period")
+    if period is not None and lead is None:
+        raise ConfigurationError(
+            f"upcoming_maintenance_period is {period!r}; expected the seconds ahead of "
+            "the maintenance at which the job is to leave, more than 0, or None not to "
+            "watch announcements"
+        )
+    return lead
