@@ -144,7 +144,11 @@ def test_a_variable_can_forbid_to_ask(
 
 @pytest.mark.parametrize("probe", probing.PROBES.values())
 def test_an_address_that_is_none_is_no_evidence(probe: Probe) -> None:
-    names = ("GCE_METADATA_HOST", "AWS_EC2_METADATA_SERVICE_ENDPOINT")
+    names = (
+        "GCE_METADATA_HOST",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+        "TFPREEMPT_AZURE_METADATA",
+    )
     environment = dict.fromkeys(names, "https://example.test")
     asked = {"one": probe}
     assert probing.probe_all(asked, environment, 0.2) is None
