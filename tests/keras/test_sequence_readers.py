@@ -95,7 +95,6 @@ def test_processes_read_in_the_same_order(
     if line == "keras":
         pytest.skip("its readers take one pass over the data")
     expected = seen_by_run(on, seen_by, 0.0, 1)
-    found: dict[int, list[list[int]]] = {}
     on.start()
     found = seen_by(Seen(), LONG, workers=2, use_multiprocessing=True)
     assert found == expected
