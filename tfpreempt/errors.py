@@ -99,6 +99,9 @@ class NoticeError(TfpreemptError, RuntimeError):
         message: what happened.
         said: the part of it that quotes what a server said, which may change with each
             answer while the fault stays the same.
+
+    Attributes:
+        kind: the message without that part: equal for each answer with this fault.
     """
 
     def __init__(self, message: str = "", *, said: str = "") -> None:
