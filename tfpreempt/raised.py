@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 
 from tfpreempt.coordination.coordinator import PREEMPTION
@@ -79,11 +78,11 @@ def _lost_workers(
 def _is_round_open(session: Session) -> bool:
     """Whether a preemption is to be served; of a new one other threads tell soon."""
     coordinator = session.coordinator
-    end = session.clock.monotonic() + OPENS_WITHIN
+    end, never = session.clock.monotonic() + OPENS_WITHIN, threading.Event()
     while coordinator.state.notice not in PREEMPTION:
         since = coordinator.deadlines.since_notice
         is_new = since is not None and since < OPENS_WITHIN
         if not is_new or session.clock.monotonic() >= end:
             return False
-        time.sleep(0.01)
+        never.wait(0.01)
     return True

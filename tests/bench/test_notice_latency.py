@@ -128,7 +128,7 @@ def test_a_quiet_process_counts_its_own_time_and_must_be_quiet(
     assert found["elapsed"] >= 0.1
     assert found["processor"] >= 0.0
     names = {"gce", "aws", "azure", "file", "signals"}
-    assert found["threads"].keys() == {f"tfpreempt-{name}" for name in names}
+    assert found["threads"].keys() >= {f"tfpreempt-{name}" for name in names}
     assert min(found["threads"].values()) >= 0.0
     path.touch()
     with pytest.raises(RuntimeError, match=r"it was not quiet.*file:"):

@@ -13,7 +13,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tfpreempt import errors
 from tfpreempt.clock import Clock, SystemClock
@@ -103,7 +103,7 @@ class AzureWatch:
         base = metadata_url() if url is None else checked_base_url(url, "url")
         seconds = checked_interval("AzureWatch", interval)
         asking_clock = SystemClock() if clock is None else clock
-        self._make_asker = lambda: AzureAsker(
+        self._make_asker: Callable[[], AzureAsker] = lambda: AzureAsker(
             MetadataSession(base), chosen, vm_name, asking_clock, seconds
         )
         self._shared = SharedWatch(
