@@ -19,7 +19,7 @@ REGULAR := not campaign and not bench
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
 	@echo "make test       all tests, 10,000 random schedules (under 30 minutes)"
-	@echo "make test-fast  the tests that need no TensorFlow (about half a minute)"
+	@echo "make test-fast  the tests that need no TensorFlow (about a minute)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
 	@echo "make bench      measurements against TensorFlow's handler, as JSON lines"

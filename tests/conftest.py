@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,11 +33,20 @@ settings.register_profile("fast", max_examples=1_000, **_SHARED)
 settings.register_profile("full", max_examples=10_000, **_SHARED)
 settings.load_profile(PROFILE)
 
+_MARKED = re.compile(r"^pytestmark = [^#]*?\.tensorflow\b", re.MULTILINE)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Gives Hypothesis the printed seed, unless the command line names another."""
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves files alone that are not wanted and would import TensorFlow: 9 s."""
+    if "not tensorflow" not in config.option.markexpr or not collection_path.is_file():
+        return None
+    return bool(_MARKED.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 def pytest_report_header() -> str:

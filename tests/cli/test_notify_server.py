@@ -104,6 +104,7 @@ def watch(server: type[Rehearsal], topic: str, url: str) -> NoticeSource:
     return AzureWatch([topic], url=url, interval=0.01).source(topic)
 
 
+@pytest.mark.slow  # each waits for its job
 @pytest.mark.parametrize(("server", "topic"), TOPICS)
 def test_every_topic_is_held_until_its_client_has_asked(
     server: type[Rehearsal], topic: str
