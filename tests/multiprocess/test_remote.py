@@ -163,38 +163,26 @@ def test_trains_on_until_the_worker_goes(
     assert client[0].result() == undisturbed
 
 
+@pytest.mark.parametrize("moment", ["at", "read"])
 def test_a_preempted_worker_dies_within_a_step(
-    remote: Remote, undisturbed: dict[str, Any]
+    remote: Remote, undisturbed: dict[str, Any], moment: str
 ) -> None:
-    """The step is half done, so the last commit stands, and the exit is the same."""
-    remote.here.hold("at-5")
-    client = remote.start("--hold-at", 5, "--save-every", 3)
+    """The step is half done, so the last commit stands, and the exit is the same.
+
+    Also where its calls have come back, and the error comes as its result is read.
+    """
+    option = "--hold-at" if moment == "at" else "--read-at"
+    remote.here.hold(f"{moment}-5")
+    client = remote.start(option, 5, "--save-every", 3)
     client[0].wait_line("holding")
     remote.notice(client[0], 1)
     remote.replace(1)
-    remote.here.release("at-5")
+    remote.here.release(f"{moment}-5")
     client.expect(RESTART)
     assert "committed nothing" in client[0].output
     second = remote.start()
     second.expect(0)
     assert trained(second) == list(range(4, STEPS + 1))
-    assert second[0].result() == undisturbed
-
-
-def test_a_result_of_a_preempted_worker_is_read(
-    remote: Remote, undisturbed: dict[str, Any]
-) -> None:
-    """The step's calls have come back; the error comes where the result is read."""
-    remote.here.hold("read-5")
-    client = remote.start("--read-at", 5, "--save-every", 3)
-    client[0].wait_line("holding")
-    remote.notice(client[0], 1)
-    remote.replace(1)
-    remote.here.release("read-5")
-    client.expect(RESTART)
-    assert "committed nothing" in client[0].output
-    second = remote.start()
-    second.expect(0)
     assert second[0].result() == undisturbed
 
 

@@ -70,10 +70,11 @@ def find_candidates(
         CheckpointError: the directory cannot be listed.
     """
     skip = on_skip or _warn
+    lost = on_lost or skip
     try:
         committed, problems = catalog.scan(directory)
         for problem in problems:
-            (on_lost or skip)(problem)
+            lost(problem)
         current = [entry for entry in committed if not _is_overwritten(entry)]
         taken = {entry.path for entry in current}
         foreign = [p for p in _foreign_prefixes(directory) if p not in taken]
@@ -152,7 +153,8 @@ def newest_verified(
         CheckpointError: the directory cannot be listed.
     """
     skip = on_skip or _warn
-    for candidate in find_candidates(directory, skip, on_lost):
+    lost = on_lost or skip
+    for candidate in find_candidates(directory, skip, lost):
         if needs_prefix and candidate.prefix is None:
             skip(
                 f"{candidate.path!r} (step {candidate.step}) has no TensorFlow "
@@ -163,8 +165,7 @@ def newest_verified(
         try:
             verify(candidate)
         except errors.CheckpointDamagedError as error:
-            is_ours = candidate.manifest is not None
-            (on_lost if on_lost and is_ours else skip)(str(error))
+            (skip if candidate.manifest is None else lost)(str(error))
             if on_damaged is not None:
                 on_damaged(candidate)
         else:

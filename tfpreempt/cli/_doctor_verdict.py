@@ -15,21 +15,24 @@ from tfpreempt.cli._doctor_facts import (
     Storage,
 )
 from tfpreempt.cli._sizes import size_text
-from tfpreempt.deadline import SAFETY
+from tfpreempt.deadline import SAFETY, after_travel
+from tfpreempt.notice.aws import INTERVAL_SECONDS
+from tfpreempt.platforms import aws, azure, gce
 
 WAIT_SECONDS = 30.0  # the handler's save_timeout, where nobody knows the grace
 # What lies there goes with the machine, or with the container.
 VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 # Their machines are a cloud's, but that cloud's notices do not reach the jobs.
 MANAGED = frozenset({"vertex-ai", "sagemaker"})
-# The first notice of each cloud: its watch, and its source with what it leaves.
+# The first notice of each cloud: its watch, its topic, and what it leaves.
 CLOUD_SOURCES = {
-    "gce": ("GceWatch", 'GceWatch(["preempted"]).source("preempted"), 30.0'),
+    "gce": ("GceWatch", "preempted", gce.SHUTDOWN_SECONDS),
     "aws": (
         "AwsWatch",
-        'AwsWatch(["spot-interruption"]).source("spot-interruption"), 115.0',  # 120 - 5
+        "spot-interruption",
+        after_travel(aws.INTERRUPTION_SECONDS, INTERVAL_SECONDS),
     ),
-    "azure": ("AzureWatch", 'AzureWatch(["Preempt"]).source("Preempt"), 30.0'),
+    "azure": ("AzureWatch", azure.PREEMPT, azure.PREEMPT_SECONDS),
 }
 
 
@@ -84,7 +87,8 @@ def _assess_cloud(facts: Facts) -> Iterator[Finding]:
     is_watched = any(each.name.startswith(f"{cloud}:") for each in facts.sources)
     if cloud is None or is_watched or platform.name in MANAGED:
         return
-    watch, source = CLOUD_SOURCES[cloud]
+    watch, topic, grace = CLOUD_SOURCES[cloud]
+    source = f'{watch}(["{topic}"]).source("{topic}"), {grace}'
     yield Finding(
         level=Level.ADVICE,
         about=f"cloud {cloud}",

@@ -175,9 +175,8 @@ def _while_some_run(limits: Limits, seen: Situation) -> Action:
         can_commit = seen.stop_at is not None and not _ended_by_signal(limits, seen)
         limit = limits.grace if can_commit else limits.failure_grace
         return _wait_or(Kill(), seen.now, seen.asked_at + limit)
-    if seen.stop_at is not None or first_failure(limits, seen) is not None:
-        return Ask()
-    if _ended_by_signal(limits, seen):
+    is_failed = first_failure(limits, seen) is not None
+    if seen.stop_at is not None or is_failed or _ended_by_signal(limits, seen):
         return Ask()
     preempted = _first_preempted(limits, seen)
     if preempted is not None:
