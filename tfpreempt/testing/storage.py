@@ -132,7 +132,14 @@ class FaultyStore:
         self._generation = 0
         self._lock = threading.Lock()
 
-    def put_if_absent(self, name: str, source: IO[bytes]) -> bool:
+    @property
+    def uri(self) -> str:
+        return "memory://"
+
+    def put_if_absent(
+        self, name: str, source: IO[bytes], *, timeout: float | None = None
+    ) -> bool:
+        del timeout
         check_name(name)
         data = source.read()
         with self._lock:
@@ -143,14 +150,32 @@ class FaultyStore:
             self._objects[name] = (data, self._generation)
             return True
 
-    def get(self, name: str, target: IO[bytes]) -> ObjectStat:
-        found = self.stat(name)
+    def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
+        del timeout
+        check_name(name)
+        with self._lock:
+            self._step("replace", name)
+            self._generation += 1
+            self._objects[name] = (data, self._generation)
+
+    def get(
+        self,
+        name: str,
+        target: IO[bytes],
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        del timeout
+        check_name(name)
         with self._lock:
             self._step("get", name)
-            if found is None:
+            if name not in self._objects:
                 raise ObjectMissingError(f"There is no object {name!r}.")
-            target.write(self._objects[name][0])
-        return found
+            data = self._objects[name][0]
+        end = None if length is None else offset + length
+        return target.write(data[offset:end])
 
     def list(self, prefix: str = "") -> Iterator[str]:
         with self._lock:
@@ -158,7 +183,12 @@ class FaultyStore:
             names = sorted(name for name in self._objects if name.startswith(prefix))
         yield from names
 
-    def stat(self, name: str) -> ObjectStat | None:
+    def folders(self) -> Iterator[str]:
+        names = self.list()
+        yield from sorted({name.split("/")[0] for name in names if "/" in name})
+
+    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
+        del timeout
         check_name(name)
         with self._lock:
             self._step("stat", name)
@@ -172,7 +202,8 @@ class FaultyStore:
             generation=str(generation),
         )
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str, *, timeout: float | None = None) -> bool:
+        del timeout
         check_name(name)
         with self._lock:
             self._step("delete", name)

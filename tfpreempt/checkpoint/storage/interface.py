@@ -1,7 +1,8 @@
 """ObjectStore: the few operations that every place for checkpoints has.
 
 An object's content never changes once it is there; that is what makes a marker, written
-last and only if absent, a commit everywhere.
+last and only if absent, a commit everywhere. `replace` is the one exception, for what
+no restore rests on: TensorFlow's pointer, and a handle's metadata.
 """
 
 from __future__ import annotations
@@ -36,22 +37,60 @@ class ObjectStat:
 
 
 class ObjectStore(Protocol):
-    """A place for objects. Any thread may call it.
+    """A place for objects. Any thread may call it, many at a time.
 
     All methods raise ConfigurationError for a name that is absolute, empty, or has
     "..", and SaveError or CheckpointError, with what to do, for what the place reports.
+    What passes by itself (a 503, a cut connection) is tried again within `timeout`:
+    seconds for the whole call, however many requests it makes; None: the store's own
+    limit.
     """
 
-    def put_if_absent(self, name: str, source: IO[bytes]) -> bool:
+    @property
+    def uri(self) -> str:
+        """Where it is, such as "gs://bucket/run"; an absolute path for a local one."""
+        ...
+
+    def put_if_absent(
+        self, name: str, source: IO[bytes], *, timeout: float | None = None
+    ) -> bool:
         """Creates an object, durable when this returns; all of it or nothing.
+
+        Args:
+            name: of the object.
+            source: a seekable file at its beginning, read in pieces; what its `read`
+                raises ends the call and is raised.
+            timeout: see above.
 
         Returns:
             Whether it was created; False if there is one of this name already.
         """
         ...
 
-    def get(self, name: str, target: IO[bytes]) -> ObjectStat:
+    def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
+        """Creates an object or takes the place of the one that is there."""
+        ...
+
+    def get(
+        self,
+        name: str,
+        target: IO[bytes],
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
         """Copies an object's bytes into a file.
+
+        Args:
+            name: of the object.
+            target: written to from its position on, in pieces.
+            offset: first byte that is wanted.
+            length: bytes wanted; None: all that follow.
+            timeout: see above.
+
+        Returns:
+            The number of bytes copied; fewer than asked for where the object ends.
 
         Raises:
             ObjectMissingError: there is none of this name.
@@ -59,14 +98,18 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Names that begin with a string, in name order."""
+        """Names that begin with a string, in name order; hostile until checked."""
         ...
 
-    def stat(self, name: str) -> ObjectStat | None:
+    def folders(self) -> Iterator[str]:
+        """First parts of all names with a "/", each once, in name order; likewise."""
+        ...
+
+    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         """Size and checksum of an object; None if there is none."""
         ...
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str, *, timeout: float | None = None) -> bool:
         """Deletes an object.
 
         Returns:

@@ -19,6 +19,7 @@ from tfpreempt.checkpoint.storage.interface import (
 )
 
 _TEMPORARY = ".tfpreempt-put-"
+_PIECE = 4 << 20
 
 
 class LocalStore:
@@ -36,7 +37,14 @@ class LocalStore:
         self._root = failure.check_directory(root)
         self._files = files or LocalFiles()
 
-    def put_if_absent(self, name: str, source: IO[bytes]) -> bool:
+    @property
+    def uri(self) -> str:
+        return self._root
+
+    def put_if_absent(
+        self, name: str, source: IO[bytes], *, timeout: float | None = None
+    ) -> bool:
+        del timeout  # a disk has none
         path = self._path(name)
         temporary = os.path.join(self._root, _TEMPORARY + secrets.token_hex(8))
         with failure.translated(f"put {name!r}", self._root):
@@ -53,10 +61,34 @@ class LocalStore:
             self._files.sync_dir(os.path.dirname(path))
         return True
 
-    def get(self, name: str, target: IO[bytes]) -> ObjectStat:
+    def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
+        del timeout
+        path = self._path(name)
+        temporary = os.path.join(self._root, _TEMPORARY + secrets.token_hex(8))
+        with failure.translated(f"put {name!r}", self._root):
+            self._files.make_dirs(os.path.dirname(path))
+            try:
+                self._files.write(temporary, data)
+                self._files.sync_file(temporary)
+                self._files.rename(temporary, path)
+            finally:
+                self._files.remove(temporary)
+            self._files.sync_dir(os.path.dirname(path))
+
+    def get(
+        self,
+        name: str,
+        target: IO[bytes],
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        del timeout
         try:
-            with open(self._path(name), "rb") as file:
-                shutil.copyfileobj(file, target, 4 << 20)
+            with open(self._path(name), "rb", buffering=0) as file:
+                file.seek(offset)
+                return _copy(file, target, length)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise ObjectMissingError(
                 f"There is no object {name!r} in {self._root!r}."
@@ -65,10 +97,6 @@ class LocalStore:
             raise errors.CheckpointError(
                 f"Object {name!r} in {self._root!r} cannot be read: {error}"
             ) from error
-        found = self.stat(name)
-        if found is None:
-            raise ObjectMissingError(f"{name!r} was deleted while it was read.")
-        return found
 
     def list(self, prefix: str = "") -> Iterator[str]:
         found = []
@@ -80,7 +108,14 @@ class LocalStore:
                     found.append(relative)
         yield from sorted(found)
 
-    def stat(self, name: str) -> ObjectStat | None:
+    def folders(self) -> Iterator[str]:
+        with os.scandir(self._root) as entries:
+            yield from sorted(
+                e.name for e in entries if e.is_dir(follow_symlinks=False)
+            )
+
+    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
+        del timeout
         path = self._path(name)
         try:
             status = os.stat(path)
@@ -100,7 +135,8 @@ class LocalStore:
             generation=f"{status.st_ino}-{status.st_mtime_ns}",
         )
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str, *, timeout: float | None = None) -> bool:
+        del timeout
         path = self._path(name)
         if not os.path.isfile(path):
             return False
@@ -111,3 +147,16 @@ class LocalStore:
 
     def _path(self, name: str) -> str:
         return os.path.join(self._root, check_name(name))
+
+
+def _copy(source: IO[bytes], target: IO[bytes], length: int | None) -> int:
+    """Copies up to so many bytes, in pieces; returns how many there were."""
+    copied = 0
+    while length is None or copied < length:
+        left = _PIECE if length is None else min(_PIECE, length - copied)
+        piece = source.read(left)
+        if not piece:
+            break
+        target.write(piece)
+        copied += len(piece)
+    return copied
