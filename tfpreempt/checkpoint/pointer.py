@@ -68,13 +68,18 @@ def write(files: Files, directory: str, pointer: Pointer) -> None:
     Raises:
         OSError: as the file system says.
     """
+    path = os.path.join(directory, layout.POINTER)
+    write_durably(files, path, to_bytes(pointer))
+
+
+def to_bytes(pointer: Pointer) -> bytes:
+    """The state file's content."""
     lines = [f'model_checkpoint_path: "{_escape(pointer.latest)}"']
     lines += [f'all_model_checkpoint_paths: "{_escape(p)}"' for p in pointer.paths]
     lines += [f"all_model_checkpoint_timestamps: {t!r}" for t in pointer.timestamps]
     if pointer.last_preserved is not None:
         lines.append(f"last_preserved_timestamp: {pointer.last_preserved!r}")
-    data = ("\n".join(lines) + "\n").encode()
-    write_durably(files, os.path.join(directory, layout.POINTER), data)
+    return ("\n".join(lines) + "\n").encode()
 
 
 def _floats(values: list[str]) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ contract test of the real ones while no fault is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -119,15 +120,21 @@ class FaultyStore:
     """An object store in memory whose operations fail where the test says.
 
     Args:
-        faults: what to raise, by index of the operation; counted from 0.
+        faults: what to raise, by index of the operation; counted from 0. After a
+            SimulatedCrash every operation raises, until `revive()`.
+        when: "before" the operation, or "after" it: it was done, the answer is lost.
 
     Attributes:
         operations: (name of the operation, name of the object), in order.
     """
 
-    def __init__(self, faults: dict[int, BaseException] | None = None) -> None:
+    def __init__(
+        self, faults: dict[int, BaseException] | None = None, *, when: str = "before"
+    ) -> None:
         self.operations: list[tuple[str, str]] = []
         self._faults = dict(faults or {})
+        self._when = when
+        self._crash: BaseException | None = None
         self._objects: dict[str, tuple[bytes, int]] = {}
         self._generation = 0
         self._lock = threading.Lock()
@@ -136,27 +143,28 @@ class FaultyStore:
     def uri(self) -> str:
         return "memory://"
 
+    def revive(self) -> None:
+        """The next process: no fault is left, the objects are."""
+        with self._lock:
+            self._faults, self._crash = {}, None
+
     def put_if_absent(
         self, name: str, source: IO[bytes], *, timeout: float | None = None
     ) -> bool:
         del timeout
         check_name(name)
         data = source.read()
-        with self._lock:
-            self._step("put_if_absent", name)
+        with self._step("put_if_absent", name):
             if name in self._objects:
                 return False
-            self._generation += 1
-            self._objects[name] = (data, self._generation)
+            self._put(name, data)
             return True
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
         del timeout
         check_name(name)
-        with self._lock:
-            self._step("replace", name)
-            self._generation += 1
-            self._objects[name] = (data, self._generation)
+        with self._step("replace", name):
+            self._put(name, data)
 
     def get(
         self,
@@ -169,8 +177,7 @@ class FaultyStore:
     ) -> int:
         del timeout
         check_name(name)
-        with self._lock:
-            self._step("get", name)
+        with self._step("get", name):
             if name not in self._objects:
                 raise ObjectMissingError(f"There is no object {name!r}.")
             data = self._objects[name][0]
@@ -178,8 +185,7 @@ class FaultyStore:
         return target.write(data[offset:end])
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        with self._lock:
-            self._step("list", prefix)
+        with self._step("list", prefix):
             names = sorted(name for name in self._objects if name.startswith(prefix))
         yield from names
 
@@ -190,8 +196,7 @@ class FaultyStore:
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         del timeout
         check_name(name)
-        with self._lock:
-            self._step("stat", name)
+        with self._step("stat", name):
             if name not in self._objects:
                 return None
             data, generation = self._objects[name]
@@ -205,15 +210,35 @@ class FaultyStore:
     def delete(self, name: str, *, timeout: float | None = None) -> bool:
         del timeout
         check_name(name)
-        with self._lock:
-            self._step("delete", name)
+        with self._step("delete", name):
             return self._objects.pop(name, None) is not None
 
-    def _step(self, operation: str, name: str) -> None:
-        index = len(self.operations)
-        self.operations.append((operation, name))
-        if index in self._faults:
-            raise self._faults.pop(index)
+    def damage(self, name: str) -> None:
+        """Flips one bit of an object, as a broken transfer does."""
+        with self._lock:
+            data = bytearray(self._objects[name][0])
+            data[-1] ^= 1
+            self._put(name, bytes(data))
+
+    def _put(self, name: str, data: bytes) -> None:
+        self._generation += 1
+        self._objects[name] = (data, self._generation)
+
+    @contextlib.contextmanager
+    def _step(self, operation: str, name: str) -> Iterator[None]:
+        """One operation, under the lock."""
+        with self._lock:
+            if self._crash is not None:
+                raise self._crash
+            fault = self._faults.pop(len(self.operations), None)
+            self.operations.append((operation, name))
+            if isinstance(fault, SimulatedCrash):
+                self._crash = fault
+            if fault is not None and self._when == "before":
+                raise fault
+            yield
+            if fault is not None:
+                raise fault
 
 
 def damage(path: str, *, offset: int = -1) -> None:

@@ -1,0 +1,330 @@
+"""Copies commits to an object store behind training's back, the newest first.
+
+One thread, on the chief, takes the newest commit that is not there yet, uploads it
+(`upload.py`), and then keeps order in the store: what retention no longer wants goes,
+and so do folders that a dead upload left. What fails is told once, tried again with
+growing pauses, and never reaches training. `finish` is for a machine that goes away:
+the newest commit comes before all else, and nothing waits longer than it is told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+
+from tfpreempt import errors
+from tfpreempt._threads import OwnedThread
+from tfpreempt.checkpoint import remote_tidy, upload
+from tfpreempt.checkpoint.catalog import Committed
+from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.events import Fault
+
+_log = logging.getLogger(__name__)
+
+FIRST_PAUSE = 1.0  # seconds after a fault; doubles
+LONGEST_PAUSE = 60.0
+HURRIED_PAUSE = 0.5  # while a machine goes away
+STALLED = 300.0  # seconds without a byte after which an end without a limit gives up
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorStatus:
+    """How far the mirror is, at one moment.
+
+    Attributes:
+        uri: where commits are copied to.
+        newest: step of the newest local commit; None before the first.
+        mirrored: step of the newest commit that this process knows to be whole there.
+        is_complete: whether that is the newest local one.
+        pending: commits that wait or are under way.
+        uploading: step of the one under way; None while there is none.
+        sent_bytes: of that one.
+        total_bytes: of that one.
+        fault: what went wrong at the last try; None while all is well.
+        faults: how many tries went wrong so far.
+        dropped: commits that went before they were copied.
+    """
+
+    uri: str
+    newest: int | None = None
+    mirrored: int | None = None
+    is_complete: bool = True
+    pending: int = 0
+    uploading: int | None = None
+    sent_bytes: int = 0
+    total_bytes: int = 0
+    fault: str | None = None
+    faults: int = 0
+    dropped: int = 0
+
+
+class Mirror:
+    """Owns the thread that uploads; made by the chief, any thread may call it.
+
+    Args:
+        store: where to.
+        max_to_keep: commits to keep there; None keeps all.
+        record: is told each new fault, for the journal.
+        clock: for durations.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        max_to_keep: int | None,
+        record: Callable[[Fault], None] = lambda fault: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._tidy = remote_tidy.Tidy(store, max_to_keep)
+        self._record = record
+        self._clock = clock or SystemClock()
+        self._changed = threading.Condition()
+        self._status = MirrorStatus(uri=store.uri)
+        self._pending: list[Committed] = []  # oldest first
+        self._errands: list[Callable[[], None]] = []
+        self._current: Committed | None = None
+        self._upload: upload.Upload | None = None
+        self._newest: Committed | None = None
+        self._is_busy = False
+        self._is_hurried = False
+        self._pause = FIRST_PAUSE
+        self._moved_at = self._clock.monotonic()
+        self._most_sent = 0  # by any try of the commit under way
+        self._thread = OwnedThread("tfpreempt-mirror", self._run)
+
+    # --- what the owner calls --------------------------------------------------------
+
+    @property
+    def status(self) -> MirrorStatus:
+        """How far it is now."""
+        with self._changed:
+            pending = len(self._pending) + (self._current is not None)
+            return dataclasses.replace(self._status, pending=pending)
+
+    @property
+    def highest_sequence(self) -> int:
+        """The highest sequence seen in the store; new commits must be above it."""
+        return self._tidy.highest_sequence
+
+    def is_pinned(self, path: str) -> bool:
+        """Whether retention must leave a local commit alone: it is being read."""
+        with self._changed:
+            return self._current is not None and self._current.path == path
+
+    def add(self, entry: Committed) -> None:
+        """A local commit is to be copied; the newest one so far."""
+        with self._changed:
+            self._newest = entry
+            self._pending.append(entry)
+            self._tell(newest=entry.manifest.step, is_complete=False)
+            self._begin()
+
+    def errand(self, what: Callable[[], None]) -> None:
+        """Something to do in the store when nothing else is; tried once, may fail."""
+        with self._changed:
+            self._errands.append(what)
+            self._begin()
+
+    def forget(self, path: str) -> None:
+        """A local commit is about to be deleted on purpose."""
+        with self._changed:
+            self._pending = [each for each in self._pending if each.path != path]
+            if self._current is not None and self._current.path == path:
+                self._current = None
+                self._cancel()
+            if self._newest is not None and self._newest.path == path:
+                self._newest = None
+                self._tell(newest=None, is_complete=True)
+            self._changed.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until every commit is copied and the store is in order.
+
+        Args:
+            timeout: seconds; None waits as long as it gets on, and `STALLED` after.
+
+        Returns:
+            Whether the newest one is there.
+        """
+        limit = None if timeout is None else self._clock.monotonic() + timeout
+        with self._changed:
+            self._moved_at = self._clock.monotonic()
+            while self._pending or self._errands or self._is_busy:
+                now = self._clock.monotonic()
+                end = self._moved_at + STALLED if limit is None else limit
+                if now >= end or not self._thread.is_alive or self._is_hurried:
+                    break
+                self._changed.wait(end - now)
+            return self._status.is_complete
+
+    def finish(self, seconds: float) -> bool:
+        """The machine goes away: the newest commit first, and no longer than this.
+
+        Args:
+            seconds: that are left.
+
+        Returns:
+            Whether the newest commit is in the store.
+        """
+        end = self._clock.monotonic() + seconds
+        with self._changed:
+            self._is_hurried = True
+            if self._current is not self._newest:
+                self._cancel()
+            self._changed.notify_all()
+            while not self._status.is_complete:
+                left = end - self._clock.monotonic()
+                if left <= 0 or not self._thread.is_alive:
+                    break
+                self._changed.wait(left)
+            self._is_hurried = False
+            return self._status.is_complete
+
+    def close(self) -> None:
+        """Ends the thread; what is under way is left as it is, for the next run."""
+        with self._changed:
+            self._thread.stop()
+            self._cancel()
+            self._changed.notify_all()
+        self._thread.join(1.0)
+
+    # --- the thread ------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._thread.stop_event.is_set():
+            return
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._changed.notify_all()  # it runs already
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            self._do(job)
+
+    def _next(self) -> Committed | Callable[[], None] | None:
+        """The newest commit, or an errand when there is none; None to end."""
+        with self._changed:
+            while not self._thread.stop_event.is_set():
+                self._is_busy = bool(self._pending or self._errands)
+                if self._pending:
+                    self._current = self._pending.pop()
+                    return self._current
+                if self._errands:
+                    return self._errands.pop(0)
+                self._changed.notify_all()
+                self._changed.wait(3600.0)
+            return None
+
+    def _do(self, job: Committed | Callable[[], None]) -> None:
+        try:
+            if isinstance(job, Committed):
+                self._copy(job)
+            else:
+                job()
+        except upload.UploadCancelledError:
+            self._put_back(job)
+        except upload.CommitGoneError as error:
+            self._drop(job, f"{error} was deleted before it was copied")
+        except errors.CheckpointDamagedError as error:
+            self._fault(error)
+            self._drop(job, str(error))
+        except Exception as error:  # noqa: BLE001 - training goes on whatever it is
+            self._fault(error)
+            self._put_back(job)
+            self._rest()
+
+    def _copy(self, entry: Committed) -> None:
+        source = upload.source_of(entry)
+        with self._changed:
+            self._upload = upload.Upload(self._store, source, on_bytes=self._sent)
+            if self._is_hurried and entry is not self._newest:
+                self._upload.cancel()
+            step, size = entry.manifest.step, entry.manifest.bytes
+            self._tell(uploading=step, sent_bytes=0, total_bytes=size)
+        self._upload.run()
+        _log.info("tfpreempt: step %d is in %s", step, self._store.uri)
+        with self._changed:
+            if self._status.fault is not None:
+                _log.warning("tfpreempt: the mirror in %s works again", self._store.uri)
+            self._pause, self._most_sent = FIRST_PAUSE, 0
+            is_newest = entry is self._newest
+            mirrored = max(step, self._status.mirrored or 0)
+            self._tell(
+                mirrored=step if is_newest else mirrored,
+                is_complete=is_newest or self._status.is_complete,
+                fault=None,
+            )
+        self._errands.append(lambda: self._keep_order(source))
+        self._end_current()
+
+    def _keep_order(self, source: upload.Source) -> None:
+        upload.point(self._store, source)
+        self._tidy.run()
+
+    def _sent(self, count: int) -> None:
+        with self._changed:
+            sent = self._status.sent_bytes + count
+            self._tell(sent_bytes=sent)
+            if sent > self._most_sent:  # the same bytes again are no progress
+                self._most_sent = sent
+                self._moved_at = self._clock.monotonic()
+
+    def _put_back(self, job: Committed | Callable[[], None]) -> None:
+        with self._changed:
+            if job is self._current and isinstance(job, Committed):
+                self._pending.append(job)
+                self._pending.sort(key=lambda each: each.manifest.sequence)
+        self._end_current()
+
+    def _drop(self, job: Committed | Callable[[], None], why: str) -> None:
+        _log.info("tfpreempt: a commit is not copied to the mirror: %s", why)
+        with self._changed:
+            self._tell(dropped=self._status.dropped + isinstance(job, Committed))
+        self._end_current()
+
+    def _end_current(self) -> None:
+        with self._changed:
+            self._current = self._upload = None
+            self._tell(uploading=None, sent_bytes=0, total_bytes=0)
+
+    def _fault(self, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        with self._changed:
+            before = self._status.fault
+            self._tell(fault=text, faults=self._status.faults + 1)
+        if before is not None and before.split(":")[0] == type(error).__name__:
+            return  # said already
+        _log.warning(
+            "tfpreempt: copying to %s failed and is tried again; training goes on: %s",
+            self._store.uri,
+            text,
+        )
+        self._record(Fault(where="mirror", error=text))
+
+    def _rest(self) -> None:
+        """Waits after a fault; a machine that goes away shortens it."""
+        until = self._clock.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        began = self._clock.monotonic()
+        with self._changed:
+            while not self._thread.stop_event.is_set():
+                if self._is_hurried:
+                    until = min(until, began + HURRIED_PAUSE)
+                left = until - self._clock.monotonic()
+                if left <= 0:
+                    return
+                self._changed.wait(left)
+
+    def _cancel(self) -> None:
+        if self._upload is not None:
+            self._upload.cancel()
+
+    def _tell(self, **changes: object) -> None:
+        self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]  # names of its fields
+        self._changed.notify_all()

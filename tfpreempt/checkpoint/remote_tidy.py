@@ -1,0 +1,89 @@
+"""Keeps order in an object store: retention, and what dead uploads left.
+
+Only folders whose names are ours are touched, and in a commit only what its manifest
+names. The marker goes first and the manifest last, so that a deletion that is cut short
+leaves what the next one takes for a dead upload. A folder without a marker is one only
+if a newer commit is there: until then somebody may still be uploading it.
+"""
+
+from __future__ import annotations
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import layout, remote
+from tfpreempt.checkpoint.remote import Folder, joined
+from tfpreempt.checkpoint.storage.interface import ObjectStore
+
+
+class Tidy:
+    """Deletes what is no longer wanted; used by one thread.
+
+    Args:
+        store: the store.
+        max_to_keep: commits to keep; None keeps all.
+
+    Attributes:
+        highest_sequence: of any folder of ours that was seen.
+    """
+
+    def __init__(self, store: ObjectStore, max_to_keep: int | None) -> None:
+        self.highest_sequence = 0
+        self._store = store
+        self._max_to_keep = max_to_keep
+        self._committed: set[str] = set()  # a marker is never taken back but by us
+
+    def run(self) -> list[str]:
+        """Deletes; returns the folders that went.
+
+        Raises:
+            CheckpointError: the store.
+        """
+        folders = remote.scan(self._store)
+        self.highest_sequence = max([0, *(each.sequence for each in folders)])
+        committed = [each for each in folders if self._is_committed(each)]
+        if not committed:
+            return []
+        kept = (
+            committed if self._max_to_keep is None else committed[: self._max_to_keep]
+        )
+        gone = [each for each in committed if each not in kept]
+        dead = [
+            each
+            for each in folders
+            if each not in committed and each.sequence < committed[0].sequence
+        ]
+        for each in (*gone, *dead):
+            self._committed.discard(each.name)
+            delete(self._store, each.name)
+        return [each.name for each in (*gone, *dead)]
+
+    def _is_committed(self, folder: Folder) -> bool:
+        name = joined(folder.name, layout.MARKER)
+        if folder.name not in self._committed:
+            if self._store.stat(name) is None:
+                return False
+            self._committed.add(folder.name)
+        return True
+
+
+def delete(store: ObjectStore, folder: str) -> None:
+    """Deletes a folder of ours, committed or half.
+
+    Raises:
+        CheckpointError: the store.
+    """
+    manifest = joined(folder, layout.MANIFEST)
+    marker = joined(folder, layout.MARKER)
+    names = list(store.list(folder + "/"))
+    try:
+        found = remote.read(store, folder)
+    except errors.CheckpointDamagedError:
+        found = None
+    if found is not None:
+        ours = {joined(folder, entry.name) for entry in found.manifest.files}
+        ours |= {manifest, marker, joined(folder, layout.METADATA)}
+        names = [name for name in names if name in ours]
+    store.delete(marker)
+    for name in names:
+        if name not in (manifest, marker):
+            store.delete(name)
+    store.delete(manifest)

@@ -1,0 +1,261 @@
+"""Uploads one commit: its files by parallel threads, the manifest, the marker last.
+
+Every object is compared with the manifest by size and crc32c after it was put, and what
+an earlier upload of the same commit left is used again if it is whole. Whoever dies at
+any request leaves a folder without a marker, which no reader takes for a commit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import threading
+from collections.abc import Callable
+from typing import IO, cast
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import checksum, layout, pointer, remote
+from tfpreempt.checkpoint.catalog import Committed, Kind
+from tfpreempt.checkpoint.manifest import FileEntry
+from tfpreempt.checkpoint.storage.interface import ObjectStore
+
+THREADS = 8
+
+
+class UploadCancelledError(Exception):
+    """Something else is to be uploaded first; not a fault."""
+
+
+class CommitGoneError(Exception):
+    """The local files were deleted meanwhile, by retention or the user; not a fault."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A local commit as it is uploaded.
+
+    Attributes:
+        folder: its name in the store.
+        base: the directory to which the manifest's names are relative.
+        entries: its files.
+        control: MANIFEST.json and COMMITTED, as they are here.
+        prefix: TensorFlow's prefix relative to the base; None without one.
+    """
+
+    folder: str
+    base: str
+    entries: tuple[FileEntry, ...]
+    control: dict[str, bytes]
+    prefix: str | None
+
+
+def source_of(entry: Committed) -> Source:
+    """Reads what an upload needs to know of a local commit.
+
+    Raises:
+        CommitGoneError: it was deleted meanwhile.
+    """
+    holder = entry.path if entry.kind is Kind.OWN else layout.sidecar(entry.path)
+    control = {}
+    for name in (layout.MANIFEST, layout.MARKER):
+        with _opened(os.path.join(holder, name)) as file:
+            control[name] = file.read()
+    return Source(
+        folder=remote.folder_name(entry.manifest.step, entry.token),
+        base=entry.base,
+        entries=entry.manifest.files,
+        control=control,
+        prefix=entry.manifest.prefix,
+    )
+
+
+class Upload:
+    """One attempt to upload a commit; `run` on any thread, `cancel` on any other.
+
+    Args:
+        store: where to.
+        source: what.
+        threads: how many files at a time.
+        on_bytes: called with the number of bytes that a thread has just read.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        source: Source,
+        *,
+        threads: int = THREADS,
+        on_bytes: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._threads = threads
+        self._on_bytes = on_bytes
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+
+    def cancel(self) -> None:
+        """Ends it at the next piece."""
+        self._cancelled.set()
+
+    def run(self) -> None:
+        """Uploads what is not there yet.
+
+        Raises:
+            UploadCancelledError: by `cancel`.
+            CommitGoneError: the local files were deleted meanwhile.
+            CheckpointDamagedError: a local file is not what the manifest says.
+            CheckpointError: the store.
+        """
+        folder = self._source.folder
+        there = set(self._store.list(folder + "/"))
+        if remote.joined(folder, layout.MARKER) in there:
+            return
+        self._put_files(there)
+        name = remote.joined(folder, layout.MANIFEST)
+        self._put_bytes(name, self._source.control[layout.MANIFEST])
+        self._check_names()
+        name = remote.joined(folder, layout.MARKER)
+        self._put_bytes(name, self._source.control[layout.MARKER])
+
+    def _put_files(self, there: set[str]) -> None:
+        """Largest first, on daemon threads: a stuck one holds up no exit."""
+        todo = sorted(self._source.entries, key=lambda entry: entry.size)
+
+        def work() -> None:
+            while True:
+                with self._lock:
+                    if self._failure is not None or not todo:
+                        return
+                    entry = todo.pop()
+                try:
+                    name = remote.joined(self._source.folder, entry.name)
+                    self._put_file(entry, name, name in there)
+                except BaseException as error:  # noqa: BLE001 - raised by `run`
+                    with self._lock:
+                        self._failure = self._failure or error
+                    return
+
+        threads = [
+            threading.Thread(target=work, name="tfpreempt-upload", daemon=True)
+            for _ in range(min(self._threads, len(todo)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _put_file(self, entry: FileEntry, name: str, is_there: bool) -> None:
+        if is_there and self._is_whole(name, entry.size, entry.crc32c):
+            self._on_bytes(entry.size)
+            return
+        if is_there:
+            self._store.delete(name)  # what a broken transfer left
+        path = os.path.join(self._source.base, entry.name)
+        with _opened(path) as file:
+            reader = cast(IO[bytes], _Reader(file, self._cancelled, self._on_bytes))
+            self._store.put_if_absent(name, reader)
+        if self._is_whole(name, entry.size, entry.crc32c):
+            return
+        self._store.delete(name)
+        found = checksum.of_file(path)
+        if found != (entry.size, entry.crc32c):
+            raise errors.CheckpointDamagedError(
+                f"{path!r} has {found[0]} bytes and crc32c {found[1]:08x}; its "
+                f"manifest says {entry.size} and {entry.crc32c:08x}. It is not "
+                "uploaded; look at the disk."
+            )
+        raise errors.SaveError(
+            f"{self._store.uri}/{name} arrived with another checksum than it was sent "
+            "with; it was deleted, to be sent again."
+        )
+
+    def _put_bytes(self, name: str, data: bytes) -> None:
+        if self._cancelled.is_set():
+            raise UploadCancelledError
+        expected = len(data), checksum.of_bytes(data)
+        for _ in range(2):
+            self._store.put_if_absent(name, io.BytesIO(data))
+            if self._is_whole(name, *expected):
+                return
+            self._store.delete(name)
+        raise errors.SaveError(
+            f"{self._store.uri}/{name} arrived twice with another checksum than it "
+            "was sent with."
+        )
+
+    def _is_whole(self, name: str, size: int, crc32c: int) -> bool:
+        found = self._store.stat(name)
+        return found is not None and (found.size, found.crc32c) == (size, crc32c)
+
+    def _check_names(self) -> None:
+        """All is there still: somebody may have cleaned up behind an old run."""
+        folder = self._source.folder
+        there = set(self._store.list(folder + "/"))
+        names = [entry.name for entry in self._source.entries]
+        for name in (*names, layout.MANIFEST):
+            if remote.joined(folder, name) not in there:
+                raise errors.SaveError(
+                    f"{self._store.uri}/{remote.joined(folder, name)} was deleted "
+                    "while its commit was uploaded; does another run use this place?"
+                )
+
+
+def point(store: ObjectStore, source: Source) -> None:
+    """Lets TensorFlow's own `latest_checkpoint` find a commit; a convenience.
+
+    Raises:
+        CheckpointError: the store.
+    """
+    if source.prefix is not None:
+        latest = remote.joined(source.folder, source.prefix)
+        found = pointer.Pointer(latest=latest, paths=(latest,))
+        store.replace(layout.POINTER, pointer.to_bytes(found))
+
+
+def _opened(path: str) -> IO[bytes]:
+    try:
+        return open(path, "rb")
+    except FileNotFoundError as error:
+        raise CommitGoneError(path) from error
+
+
+class _Reader(io.RawIOBase):
+    """A file that counts what is read, and that stops when it is told to."""
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        cancelled: threading.Event,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        self._file = file
+        self._cancelled = cancelled
+        self._on_bytes = on_bytes
+        self._seen = 0  # a store that tries again reads the same bytes twice
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._cancelled.is_set():
+            raise UploadCancelledError
+        data = self._file.read(size)
+        position = self._file.tell()
+        if position > self._seen:
+            self._on_bytes(position - self._seen)
+            self._seen = position
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
