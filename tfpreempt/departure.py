@@ -33,15 +33,20 @@ class Departure:
     Args:
         cluster: who the workers are.
         members: the open handlers, oldest first.
+        left: seconds that a notice leaves for what comes after the commit.
     """
 
     def __init__(
-        self, cluster: Cluster, members: Callable[[], list[Participant]]
+        self,
+        cluster: Cluster,
+        members: Callable[[], list[Participant]],
+        left: Callable[[], float],
     ) -> None:
         self.left = False  # SystemExit is on its way
         self.detached = False  # raised; peers were told
         self._cluster = cluster
         self._members = members
+        self._left = left
         self._process = os.getpid()
 
     def leave(self, outcome: Outcome, reason: str) -> None:
@@ -61,16 +66,17 @@ class Departure:
                 "tfpreempt: step %d is committed; leaving to be started again",
                 members[0].step,
             )
-        self._record(members, outcome, reason)
         self.left = True
         notice_was_served()
         REGISTRY.leave()
         atexit.register(skip_last_collections)
         try:
+            mirrored = self.finish_mirrors(members)
+            self._record(members, outcome, reason)
             if threading.current_thread() is threading.main_thread():
-                members[0].leave(committed)
+                members[0].leave(committed, mirrored)
             else:  # SystemExit would end this thread alone, and the program with 0
-                exit_hard(lambda: members[0].leave(committed))
+                exit_hard(lambda: members[0].leave(committed, mirrored))
         except SystemExit:
             raise
         except BaseException:  # of an exit function that restarts in this process
@@ -78,6 +84,10 @@ class Departure:
             raise
         atexit.unregister(skip_last_collections)
         self.come_back()  # the exit function returned: training goes on
+
+    def finish_mirrors(self, members: list[Participant]) -> bool:
+        """Gives the newest commits' copies what time is left; whether all are whole."""
+        return all([each.finish_mirror(max(0.0, self._left())) for each in members])
 
     def come_back(self) -> None:
         """The process is not on its way out any more."""

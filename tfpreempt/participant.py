@@ -40,8 +40,11 @@ class Participant(Protocol):
     def record(self, event: Event) -> None:
         """Writes to the journal; any thread."""
 
-    def leave(self, committed: bool) -> None:
+    def finish_mirror(self, seconds: float) -> bool:
+        """Gives the newest commit's copy so much time; whether it is whole."""
+
+    def leave(self, committed: bool, mirrored: bool = True) -> None:
         """Ends the process by SystemExit, or returns; any thread."""
 
-    def close(self, limit: float | None = None) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """The last boundary."""

@@ -60,7 +60,9 @@ class Session:
         self._kept: dict[Participant, object] = {}  # their handlers, until closed
         self._handlers_made = 0
         self._started: tuple[float, int] | None = None
-        self.departure = Departure(cluster, self.members)
+        self.departure = Departure(
+            cluster, self.members, lambda: self.coordinator.deadlines.left
+        )
         self._runtime = Threads(store, self.clock, self._store_gone)
         self._joint = JointSaves(cluster, incarnation, self._runtime)
         settings = ev.Settings(cluster.worker, cluster.world, cluster.world > 1)

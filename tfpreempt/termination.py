@@ -53,6 +53,8 @@ class TerminationConfig:
             a grace of its own; called anew for every handler that the config serves.
         uncommitted_exit_code: left with in place of `exit_fn` and `exit_code` by a
             preemption that committed nothing; None makes no difference.
+        unmirrored_exit_code: the same for a commit whose copy in
+            `remote_checkpoint_dir` was not whole in time.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -72,19 +74,25 @@ class TerminationConfig:
         notice_file: str | os.PathLike[str] | None = None,
         sources: Sequence[SourceMaker] = (),
         uncommitted_exit_code: int | None = None,
+        unmirrored_exit_code: int | None = None,
     ) -> None:
         check_callable("termination_watcher_fn", termination_watcher_fn)
         check_callable("exit_fn", exit_fn)
         check_callable("save_fn", save_fn)
         for make in sources:
             check_callable("a member of sources", make)
-        check_code("uncommitted_exit_code", uncommitted_exit_code)
-        if exit_fn is None and uncommitted_exit_code == self.exit_code:
-            raise ConfigurationError(
-                f"uncommitted_exit_code is {uncommitted_exit_code}, which is the exit "
-                "code after a commit too, so nobody could tell the two apart; expected "
-                "another one, or None for no difference"
-            )
+        special = {
+            "uncommitted_exit_code": uncommitted_exit_code,
+            "unmirrored_exit_code": unmirrored_exit_code,
+        }
+        for name, code in special.items():
+            check_code(name, code)
+            if exit_fn is None and code == self.exit_code:
+                raise ConfigurationError(
+                    f"{name} is {code}, which is the exit code after a commit too, so "
+                    "nobody could tell the two apart; expected another one, or None "
+                    "for no difference"
+                )
         if isinstance(signals, str | int):
             signals = (signals,)
         for signum in signals:
@@ -99,6 +107,7 @@ class TerminationConfig:
         self._notice_file = None if notice_file is None else checked_path(notice_file)
         self._sources = tuple(sources)
         self._uncommitted_exit_code = uncommitted_exit_code
+        self._unmirrored_exit_code = unmirrored_exit_code
 
     @classmethod
     def accept(cls, value: Any) -> TerminationConfig:
@@ -162,28 +171,36 @@ class TerminationConfig:
             watched.append(made)
         return tuple(watched)
 
-    def code(self, committed: bool) -> int | None:
+    def code(self, committed: bool, mirrored: bool = True) -> int | None:
         """The exit code of `leave`; None where an `exit_fn` decides."""
-        if not committed and self._uncommitted_exit_code is not None:
-            return self._uncommitted_exit_code
+        special = None
+        if not committed:
+            special = self._uncommitted_exit_code
+        elif not mirrored:
+            special = self._unmirrored_exit_code
+        if special is not None:
+            return special
         return None if self._exit_fn is not None else self.exit_code
 
-    def leave(self, committed: bool, cluster: Cluster = LOCAL) -> None:
+    def leave(
+        self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
+    ) -> None:
         """Leaves the process.
 
         Args:
             committed: whether this preemption made a commit.
             cluster: the workers, and which of them this is.
+            mirrored: whether the newest commit is in `remote_checkpoint_dir`, or there
+                is none.
 
         Raises:
             SystemExit: unless an `exit_fn` returns.
         """
-        if not committed and self._uncommitted_exit_code is not None:
-            sys.exit(self._uncommitted_exit_code)
-        if self._exit_fn is not None:
+        code = self.code(committed, mirrored)
+        if code is None and self._exit_fn is not None:
             self._exit_fn()
             return
-        sys.exit(self.exit_code)
+        sys.exit(code)
 
     def __repr__(self) -> str:
         try:
@@ -209,6 +226,8 @@ class TerminationConfig:
         texts = [] if code is None else [f"exit code {code}"]
         if lost not in (code, None):
             texts.append(f"{lost} where nothing was committed")
+        if self._unmirrored_exit_code is not None:
+            texts.append(f"{self._unmirrored_exit_code} where the copy was not in time")
         for name, function in (("exit_fn", self._exit_fn), ("save_fn", self._save_fn)):
             if function is not None:
                 called = getattr(function, "__qualname__", type(function).__name__)

@@ -90,6 +90,28 @@ def read_control(holder: str) -> tuple[Manifest, str, float] | None:
     return manifest, f"{manifest.sequence}-{checksum.of_bytes(data):08x}", marked_at
 
 
+def load(path: str) -> Committed | None:
+    """The commit at a path as `Committed.path` gives it; None if there is none.
+
+    Raises:
+        CheckpointDamagedError: its marker or manifest is damaged.
+    """
+    sidecar = layout.sidecar(path)
+    kind = Kind.FLAT if os.path.isdir(sidecar) else Kind.OWN
+    control = read_control(path if kind is Kind.OWN else sidecar)
+    if control is None:
+        return None
+    manifest, token, marked_at = control
+    return Committed(
+        kind=kind,
+        path=path,
+        base=path if kind is Kind.OWN else os.path.dirname(path),
+        manifest=manifest,
+        token=token,
+        marked_at=marked_at,
+    )
+
+
 def read_manifest(holder: str) -> Manifest | None:
     """The manifest of a directory, with or without a marker; None if there is none."""
     path = os.path.join(holder, layout.MANIFEST)

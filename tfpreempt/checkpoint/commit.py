@@ -20,7 +20,7 @@ import concurrent.futures
 import dataclasses
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tfpreempt.checkpoint import catalog, checksum, layout, pointer, retention
@@ -44,6 +44,7 @@ class Draft:
         started_at: monotonic seconds at which writing started.
         versions: by package name.
         metadata: further JSON-able facts.
+        above: a sequence that is taken elsewhere: this one must be higher.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Draft:
     workers: tuple[int, ...]
     because: str
     started_at: float
+    above: int = 0
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -83,6 +85,7 @@ def publish(
     draft: Draft,
     max_to_keep: int | None,
     damaged: Collection[str] = (),
+    is_pinned: Callable[[str], bool] = lambda path: False,
 ) -> tuple[str, Manifest]:
     """Commits a staging directory in the own form.
 
@@ -95,6 +98,7 @@ def publish(
         draft: what the commit says of itself.
         max_to_keep: commits to keep; None keeps all.
         damaged: tokens of commits that don't count as kept.
+        is_pinned: whether a commit's path must not be deleted now.
 
     Returns:
         The path of the commit and its manifest.
@@ -107,17 +111,17 @@ def publish(
     manifest = compose(
         clock,
         draft,
-        catalog.highest_sequence(directory) + 1,
+        max(draft.above, catalog.highest_sequence(directory)) + 1,
         {name: sums[os.path.join(staged, name)] for name in names},
         layout.PAYLOAD if f"{layout.PAYLOAD}.index" in names else None,
     )
     data = to_json(manifest)
     write_durably(files, os.path.join(staged, layout.MANIFEST), data)
-    target = _free_target(files, directory, number, manifest.sequence)
+    target = free_target(files, directory, number, manifest.sequence)
     files.rename(staged, target)
     files.sync_dir(directory)
     mark(files, target, data, manifest.sequence)
-    finish(files, directory, max_to_keep, damaged)
+    finish(files, directory, max_to_keep, damaged, is_pinned)
     return target, manifest
 
 
@@ -187,6 +191,7 @@ def finish(
     directory: str,
     max_to_keep: int | None,
     damaged: Collection[str] = (),
+    is_pinned: Callable[[str], bool] = lambda path: False,
 ) -> None:
     """Points the state file at the newest commit and applies retention.
 
@@ -196,7 +201,8 @@ def finish(
         kept, dropped = retention.plan(directory, max_to_keep, damaged)
         point(files, directory, kept, dropped)
         for path in dropped:
-            retention.delete(files, path)
+            if not is_pinned(path):
+                retention.delete(files, path)
         remove_if_empty(files, os.path.join(directory, layout.STAGING))
     except OSError as error:
         _log.warning("Tidying %s after a commit failed: %s", directory, error)
@@ -254,8 +260,12 @@ def tree(root: str) -> list[str]:
     return sorted(names)
 
 
-def _free_target(files: Files, directory: str, number: int, sequence: int) -> str:
-    """Where a commit goes: an older commit of this number stays until retention."""
+def free_target(files: Files, directory: str, number: int, sequence: int) -> str:
+    """Where a commit goes: an older commit of this number stays until retention.
+
+    Raises:
+        OSError: as the file system says.
+    """
     plain = os.path.join(directory, layout.step_name(number))
     if not os.path.lexists(plain):
         return plain

@@ -106,7 +106,8 @@ def publish(
             os.path.join(staged, name)
         ]
     files.sync_dir(base)
-    sequence = 1 + max(catalog.highest_sequence(d) for d in {directory, base})
+    found = [catalog.highest_sequence(each) for each in {directory, base}]
+    sequence = 1 + max(draft.above, *found)
     is_tensorflow = os.path.exists(prefix + ".index")
     manifest = commit.compose(
         clock, draft, sequence, named, stem if is_tensorflow else None

@@ -31,6 +31,7 @@ MANIFEST = "MANIFEST.json"
 MARKER = "COMMITTED"
 METADATA = ".metadata.json"
 STAGING = ".tfpreempt-staging"
+FETCH = "fetch-"  # begins the staging directory of a download
 POINTER = "checkpoint"
 PAYLOAD = "ckpt"
 STATES = "states"

@@ -162,6 +162,12 @@ class Mirror:
                 self._changed.wait(end - now)
             return self._status.is_complete
 
+    def hurry(self) -> None:
+        """A machine goes away: ends a `wait` that is under way."""
+        with self._changed:
+            self._is_hurried = True
+            self._changed.notify_all()
+
     def finish(self, seconds: float) -> bool:
         """The machine goes away: the newest commit first, and no longer than this.
 

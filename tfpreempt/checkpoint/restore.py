@@ -51,7 +51,13 @@ class Candidate:
     @property
     def shards(self) -> str:
         """The directory with `states/` and the workers' shards."""
-        return self.path if self.kind is Kind.OWN else layout.sidecar(self.path)
+        if self.kind is not Kind.OWN:
+            return layout.sidecar(self.path)
+        # A flat commit that was fetched lies in a directory, with its sidecar in it.
+        entries = self.manifest.files if self.manifest else ()
+        first = {entry.name.partition("/")[0] for entry in entries}
+        inner = [name for name in first if name.endswith(layout.SIDECAR_SUFFIX)]
+        return os.path.join(self.path, *inner[:1])
 
 
 def find_candidates(

@@ -114,6 +114,8 @@ def clean(files: Files, directory: str) -> list[str]:
     if os.path.isdir(staging) and not os.path.islink(staging):
         for name in sorted(os.listdir(staging)):
             path = os.path.join(staging, name)
+            if name.startswith(layout.FETCH):
+                continue  # a download that goes on; `fetch` removes old ones
             if layout.ATTEMPT.fullmatch(name) and not os.path.islink(path):
                 delete_staging(files, path)
                 removed.append(path)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfpreempt import errors, events
 from tfpreempt.checkpoint import commit as committing
-from tfpreempt.checkpoint import flat, layout, probe, retention
+from tfpreempt.checkpoint import catalog, fetch, flat, layout, probe, retention
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Payload, Staged, Written, versions
@@ -29,6 +29,7 @@ from tfpreempt.checkpoint.state import (
 )
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files, LocalFiles, remove_if_empty
+from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class CheckpointSaver:
         self._registry = registry
         self._files = files or LocalFiles()
         self._clock = clock or SystemClock()
+        self.above: Callable[[], int] = lambda: 0  # a sequence taken elsewhere
+        self.is_pinned: Callable[[str], bool] = lambda path: False  # not to be deleted
 
     # --- saving ----------------------------------------------------------------------
 
@@ -243,6 +246,7 @@ class CheckpointSaver:
             workers=tuple(sorted(set(workers))),
             because=because,
             started_at=staged.started_at,
+            above=self.above(),
             versions=versions(),
         )
 
@@ -257,6 +261,7 @@ class CheckpointSaver:
                 draft,
                 self._max_to_keep,
                 self._damaged,
+                self.is_pinned,
             )
         else:
             path = staged.prefix
@@ -306,6 +311,42 @@ class CheckpointSaver:
             needs_prefix=self._needs_prefix,
             on_damaged=lambda candidate: self._damaged.add(candidate.token),
         )
+
+    def fetch_newer(
+        self, store: ObjectStore, local: Candidate | None, on_skip: Callable[[str], None]
+    ) -> bool:
+        """Brings a newer commit from an object store; see `fetch.newest_first`."""
+        return fetch.newest_first(
+            self._files,
+            store,
+            local,
+            self.directory,
+            on_skip,
+            needs_prefix=self._needs_prefix,
+        )
+
+    def fetch(self, store: ObjectStore, token: str) -> bool:
+        """Brings the commit that the chief chose; whether the store has it."""
+        commit = fetch.find(store, token)
+        if commit is not None:
+            fetch.bring(self._files, store, commit, self.directory)
+        return commit is not None
+
+    def delete(self, path: str) -> bool:
+        """Deletes one of our own commits; whether it was there. On the chief.
+
+        Raises:
+            SaveError: the disk.
+        """
+        with failure.translated(f"delete {path!r}", self.directory):
+            entry = catalog.load(path)
+            if entry is None:
+                return False
+            kept, _ = retention.plan(self.directory, None)
+            rest = [each for each in kept if each != path]
+            committing.point(self._files, self.directory, rest, [path])
+            retention.delete(self._files, path)
+            return True
 
     def find(self, token: str) -> Candidate | None:
         """The checkpoint that the chief chose, as this worker sees it; or None."""

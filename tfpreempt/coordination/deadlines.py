@@ -10,6 +10,8 @@ from tfpreempt import deadline as dl
 from tfpreempt.clock import Clock
 from tfpreempt.coordination.runtime import Runtime
 
+LEAVING = 0.2  # seconds that the way out itself takes
+
 
 class Deadlines:
     """When the machine goes, and the two alarms that belong to it.
@@ -37,6 +39,7 @@ class Deadlines:
         self.noticed_at: float | None = None
         self._told: float | None = None  # when the machine goes
         self._soft: float | None = None  # when waiting stops, nobody having told
+        self._ends: float | None = None  # when the process is to be gone, if need be
         self._runtime = runtime
         self._clock = clock
         self.save_timeout = save_timeout
@@ -54,6 +57,17 @@ class Deadlines:
     def remaining(self) -> float | None:
         """Seconds until the machine goes, where a source told it."""
         return None if self._told is None else self._told - self._clock.monotonic()
+
+    @property
+    def left(self) -> float:
+        """Seconds for what comes after the commit; without a notice, a wait's length.
+
+        A deadline that nobody told is not put off for it: whoever started the process
+        (a supervisor, Kubernetes) may count from the signal.
+        """
+        if self._ends is None:
+            return self.save_timeout
+        return self._ends - self._clock.monotonic() - LEAVING
 
     @property
     def may_go(self) -> bool:
@@ -88,6 +102,8 @@ class Deadlines:
         elif grace and (self._told is None or end < self._told):
             self._told, self.grace = end, grace
             self._set_guard(dl.guard(end, end - received_at), end)
+        gone = dl.guard(end, end - received_at)
+        self._ends = gone if self._ends is None else min(self._ends, gone)
         self._goes_by = max(self._goes_by, end + dl.LATE)
         return before is None or end < before
 
@@ -121,7 +137,7 @@ class Deadlines:
 
     def forget(self) -> None:
         """The notice was served, and the process stays."""
-        self._told = self._soft = self.grace = self._last_call_at = None
+        self._told = self._soft = self._ends = self.grace = self._last_call_at = None
 
     def _last_call(self, when: float) -> None:
         if self._last_call_at == when:

@@ -71,10 +71,12 @@ class AzureTerminationConfig(TerminationConfig):
             ),
         )
 
-    def leave(self, committed: bool, cluster: Cluster = LOCAL) -> None:
+    def leave(
+        self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
+    ) -> None:
         """Leaves, having acknowledged the events if that is wanted."""
         try:
-            super().leave(committed, cluster)
+            super().leave(committed, cluster, mirrored=mirrored)
         except SystemExit:
             # Not before: an exit_fn that returns trains on, and the VM would be gone.
             if committed and self._acknowledges:

@@ -50,11 +50,13 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
         self._has_workers = has_workers
         self._wait_limit = wait_limit
 
-    def leave(self, committed: bool, cluster: Cluster = LOCAL) -> None:
+    def leave(
+        self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
+    ) -> None:
         """Waits for the workers to be gone, with a limit, and leaves."""
         if self._has_workers is not None:
             self._wait(self._has_workers)
-        super().leave(committed, cluster)
+        super().leave(committed, cluster, mirrored=mirrored)
 
     def _wait(self, has_workers: Callable[[], object]) -> None:
         def look() -> None:

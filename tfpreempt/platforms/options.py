@@ -22,3 +22,4 @@ class Options(TypedDict, total=False):
     notice_file: str | os.PathLike[str] | None
     sources: Sequence[SourceMaker]
     uncommitted_exit_code: int | None
+    unmirrored_exit_code: int | None

@@ -98,7 +98,9 @@ class SlurmTerminationConfig(TerminationConfig):
         """As the base's; once the restarts are used up, the code that ends the job."""
         return self._exhausted_code if self._is_exhausted else super().code(committed)
 
-    def leave(self, committed: bool, cluster: Cluster = LOCAL) -> None:
+    def leave(
+        self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
+    ) -> None:
         """Leaves, and has the job requeued unless its restarts are used up."""
         if self._is_exhausted:
             _logger.error(
@@ -110,7 +112,7 @@ class SlurmTerminationConfig(TerminationConfig):
             )
             sys.exit(self._exhausted_code)
         try:
-            super().leave(committed, cluster)
+            super().leave(committed, cluster, mirrored=mirrored)
         except SystemExit:
             # Not before: it kills the job, and an exit_fn that returns trains on.
             try:

@@ -1,0 +1,155 @@
+"""Shards of workers that have another disk than the chief, by way of the object store.
+
+Where the checkpoint directory is not shared, a worker puts its shard of a save below
+`shards/<attempt>/` before it says that it is done, a list of its files last; the chief
+takes them from there into its staging directory, so that the commit holds all of them,
+like one on shared storage. They are small: what differs between workers.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import checksum, layout
+from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.storage.files import Files
+from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "shards"
+LIST = "FILES.json"
+_MAX_LIST_BYTES = 16 << 20
+_SECONDS = 20.0  # for one request, however often it is tried again
+
+
+class ShardExchange:
+    """One worker's side of it.
+
+    Args:
+        store: the store.
+        worker: index of this worker.
+        apart: the workers that do not see the chief's directory.
+        files: the file operations.
+    """
+
+    def __init__(
+        self, store: ObjectStore, worker: int, apart: Collection[int], files: Files
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._apart = frozenset(apart)
+        self._files = files
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether this worker does not see the chief's directory."""
+        return self._worker in self._apart
+
+    def send(self, staged: Staged) -> None:
+        """Puts this worker's shard into the store; does nothing on the others.
+
+        Raises:
+            CheckpointError: the store.
+        """
+        if not self.is_apart:
+            return
+        folder = os.path.join(staged.directory, layout.worker_name(self._worker))
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        place = self._place(staged.attempt, self._worker)
+        sums: dict[str, list[int]] = {}
+        for name in names:
+            path = os.path.join(folder, name)
+            sums[name] = list(checksum.of_file(path))
+            with open(path, "rb") as file:
+                self._store.put_if_absent(f"{place}/{name}", file, timeout=_SECONDS)
+        data = json.dumps(sums).encode()
+        self._store.put_if_absent(f"{place}/{LIST}", io.BytesIO(data), timeout=_SECONDS)
+
+    def collect(self, staged: Staged, workers: Iterable[int]) -> list[int]:
+        """Takes the others' shards into the staging directory; on the chief.
+
+        Returns:
+            The workers whose shards are there now; what fails is logged.
+        """
+        present = []
+        for worker in workers:
+            if worker in self._apart:
+                try:
+                    self._take(staged, worker)
+                except (errors.CheckpointError, OSError) as error:
+                    _log.error(
+                        "tfpreempt: the shard of worker %d did not come by way of %s; "
+                        "the commit goes without it: %s",
+                        worker,
+                        self._store.uri,
+                        error,
+                    )
+                    continue
+            present.append(worker)
+        return present
+
+    def clear(self) -> None:
+        """Removes all shards from the store; on the chief, while no save is under way.
+
+        Raises:
+            CheckpointError: the store.
+        """
+        for name in list(self._store.list(FOLDER + "/")):
+            self._store.delete(name)
+
+    def clearing(self, attempt: str) -> Callable[[], None]:
+        """Removes the shards of one save, once it is over."""
+
+        def clear() -> None:
+            for name in list(self._store.list(f"{FOLDER}/{attempt}/")):
+                self._store.delete(name)
+
+        return clear
+
+    def _take(self, staged: Staged, worker: int) -> None:
+        place = self._place(staged.attempt, worker)
+        folder = os.path.join(staged.directory, layout.worker_name(worker))
+        sums = self._sums(f"{place}/{LIST}")
+        self._files.make_dirs(folder)
+        for name, (size, crc) in sums.items():
+            path = os.path.join(folder, name)
+            with open(path, "xb") as file:
+                self._store.get(
+                    f"{place}/{name}", file, length=size + 1, timeout=_SECONDS
+                )
+            if checksum.of_file(path) != (size, crc):
+                raise errors.CheckpointDamagedError(
+                    f"{self._store.uri}/{place}/{name} is not what worker {worker} "
+                    "sent: size or checksum differ."
+                )
+
+    def _sums(self, name: str) -> dict[str, tuple[int, int]]:
+        """The list of a shard's files, checked: names become paths here."""
+        target = io.BytesIO()
+        try:
+            self._store.get(name, target, length=_MAX_LIST_BYTES, timeout=_SECONDS)
+            found = json.loads(target.getvalue())
+            sums = {str(key): (int(size), int(crc)) for key, (size, crc) in found.items()}
+        except ObjectMissingError:
+            raise
+        except (ValueError, TypeError, AttributeError) as error:
+            raise errors.CheckpointDamagedError(
+                f"{self._store.uri}/{name} is no list of files: {error}"
+            ) from error
+        for key in sums:
+            if "/" in key or layout.why_unsafe(key):
+                raise errors.CheckpointDamagedError(
+                    f"{self._store.uri}/{name} names the file {key!r}; expected the "
+                    "plain name of a State's file."
+                )
+        return sums
+
+    @staticmethod
+    def _place(attempt: str, worker: int) -> str:
+        return f"{FOLDER}/{attempt}/{layout.worker_name(worker)}"

@@ -1,0 +1,180 @@
+"""Brings a remote commit into a checkpoint directory, where it is one like any other.
+
+The files go to a staging directory first, which the next start finds again if this one
+is killed; then one rename and the marker, as in any commit. What was a flat commit comes
+in the own form: nothing that a user's manager wrote is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import commit as committing
+from tfpreempt.checkpoint import layout, remote, retention
+from tfpreempt.checkpoint.download import download
+from tfpreempt.checkpoint.remote import RemoteCommit
+from tfpreempt.checkpoint.restore import Candidate
+from tfpreempt.checkpoint.storage import failure
+from tfpreempt.checkpoint.storage.files import Files
+from tfpreempt.checkpoint.storage.interface import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+
+def newest_first(
+    files: Files,
+    store: ObjectStore,
+    local: Candidate | None,
+    directory: str,
+    on_skip: Callable[[str], None],
+    *,
+    needs_prefix: bool = False,
+) -> bool:
+    """Brings the newest remote commit that is whole, if it is newer than the local one.
+
+    Args:
+        files: the file operations.
+        store: the store.
+        local: the newest local checkpoint that is whole; None without one.
+        directory: the checkpoint directory.
+        on_skip: called with a description of each that is passed over.
+        needs_prefix: passes over commits that hold named States only.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        CheckpointError: the store cannot be read.
+        SaveError: the disk.
+    """
+    for commit in _newer_than(store, local, on_skip):
+        if needs_prefix and commit.manifest.prefix is None:
+            on_skip(
+                f"{store.uri}/{commit.folder} has no TensorFlow checkpoint, only named "
+                "States: restoring it would leave the weights as they are"
+            )
+            continue
+        try:
+            bring(files, store, commit, directory)
+        except errors.CheckpointDamagedError as error:
+            on_skip(str(error))
+        else:
+            return True
+    return False
+
+
+def _newer_than(
+    store: ObjectStore,
+    local: Candidate | None,
+    on_skip: Callable[[str], None],
+) -> list[RemoteCommit]:
+    """The commits of a store that are newer than the newest local one, newest first.
+
+    Commits rank by their sequence. Where a machine and the store each have another one
+    of the same sequence, and against checkpoints of others, the time of the save ranks.
+
+    Args:
+        store: the store.
+        local: the newest local checkpoint that is whole; None without one.
+        on_skip: called with a description of each damaged one.
+
+    Raises:
+        CheckpointError: the store cannot be read.
+    """
+    found = []
+    for commit in remote.commits(store, on_skip):
+        if not _is_newer(commit, local):
+            break
+        found.append(commit)
+    return found
+
+
+def bring(
+    files: Files, store: ObjectStore, commit: RemoteCommit, directory: str
+) -> str:
+    """Downloads a commit and publishes it in a directory.
+
+    Args:
+        files: the file operations.
+        store: where it is.
+        commit: which.
+        directory: the checkpoint directory.
+
+    Returns:
+        Its path there.
+
+    Raises:
+        CheckpointDamagedError: a file is not what the manifest says.
+        CheckpointError: the store.
+        SaveError: the disk.
+    """
+    manifest = commit.manifest
+    staged = layout.staging_directory(directory, layout.FETCH + commit.token)
+    _log.warning(
+        "tfpreempt: fetching step %d (%d bytes) from %s",
+        manifest.step,
+        manifest.bytes,
+        store.uri,
+    )
+    with failure.translated(f"fetch step {manifest.step}", directory):
+        _drop_others(files, staged)
+        download(store, commit, staged, progress=True)
+        target = committing.free_target(
+            files, directory, manifest.step, manifest.sequence
+        )
+        files.rename(staged, target)
+        files.sync_dir(directory)
+        committing.mark(files, target, commit.manifest_data, manifest.sequence)
+        saved_at = _saved_at(commit)
+        if saved_at is not None:  # checkpoints of others rank by the marker's time
+            os.utime(os.path.join(target, layout.MARKER), (saved_at, saved_at))
+    return target
+
+
+def find(store: ObjectStore, token: str) -> RemoteCommit | None:
+    """The commit of a token; None if the store does not have it.
+
+    Raises:
+        CheckpointError: the store cannot be read, or the commit is damaged.
+    """
+    for folder in remote.scan(store):
+        if folder.token == token:
+            return remote.read(store, folder.name)
+    return None
+
+
+def _is_newer(commit: RemoteCommit, local: Candidate | None) -> bool:
+    if local is None:
+        return True
+    if local.token == commit.token:
+        return False
+    sequence = commit.manifest.sequence
+    if local.sequence is not None and sequence != local.sequence:
+        return sequence > local.sequence
+    saved_at = _saved_at(commit) or 0.0
+    if local.manifest is not None:
+        return saved_at > (_seconds(local.manifest.metadata.get("saved_at")) or 0.0)
+    return local.prefix is None or saved_at > os.path.getmtime(local.prefix + ".index")
+
+
+def _saved_at(commit: RemoteCommit) -> float | None:
+    return _seconds(commit.manifest.metadata.get("saved_at"))
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, int | float) and 0 <= value < 1e11:
+        return float(value)
+    return None
+
+
+def _drop_others(files: Files, staged: str) -> None:
+    """Removes what was fetched in part and is not wanted any more."""
+    parent, wanted = os.path.split(staged)
+    names = os.listdir(parent) if os.path.isdir(parent) else []
+    for name in names:
+        path = os.path.join(parent, name)
+        if name.startswith(layout.FETCH) and name != wanted and not os.path.islink(path):
+            retention.delete_staging(files, path)

@@ -1,0 +1,55 @@
+"""What a handler's user sees of its commits, here and in the object store."""
+
+from __future__ import annotations
+
+from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.mirror import MirrorStatus
+from tfpreempt.keeper import Keeper
+
+
+class Commits:
+    """A part of `PreemptionCheckpointHandler`. Main thread unless said otherwise."""
+
+    _keeper: Keeper
+
+    @property
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The newest commit in the directory, or None. Reads the directory."""
+        return self._keeper.latest()
+
+    def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Deletes a commit, in the directory and in `remote_checkpoint_dir`.
+
+        Where the local copy is gone already a warning says so, and the remote one
+        still goes. On workers other than the chief this does nothing.
+
+        Args:
+            checkpoint: of this handler's directory or store.
+
+        Raises:
+            ConfigurationError: it is not one of them, or belongs to a
+                CheckpointManager, which deletes its own.
+            CheckpointError: the store, or the disk.
+        """
+        self._keeper.delete(checkpoint)
+
+    @property
+    def mirror_status(self) -> MirrorStatus | None:
+        """How far the copying to `remote_checkpoint_dir` is; any thread.
+
+        None without one, and on workers other than the chief, which copies for all.
+        """
+        return self._keeper.mirror_status
+
+    def wait_for_mirror(self, timeout: float | None = None) -> bool:
+        """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
+
+        Args:
+            timeout: seconds; None waits as long as the upload gets on, and gives up
+                after five minutes in which it didn't.
+
+        Returns:
+            Whether the newest commit is there; True without a `remote_checkpoint_dir`,
+            and on workers other than the chief.
+        """
+        return self._keeper.wait_for_mirror(timeout)

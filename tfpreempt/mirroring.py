@@ -1,0 +1,237 @@
+"""A handler's side of the object store: where it is, what goes there, how it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import catalog, remote, remote_tidy
+from tfpreempt.checkpoint.exchange import ShardExchange
+from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.mirror import Mirror, MirrorStatus
+from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.restore import Candidate
+from tfpreempt.checkpoint.storage.files import LocalFiles
+from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.checkpoint.storage.opening import is_uri, open_store
+from tfpreempt.events import Fault
+
+_log = logging.getLogger(__name__)
+
+REMOTE_VARIABLE = "TFPREEMPT_REMOTE_CHECKPOINT_DIR"
+DIRECTORY_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
+
+_in_use: weakref.WeakValueDictionary[str, Remote] = weakref.WeakValueDictionary()
+
+
+def open_remote(given: Any, checkpoint_dir: str) -> ObjectStore | None:
+    """The store that a handler's commits are copied to.
+
+    Args:
+        given: `remote_checkpoint_dir`; None asks the environment, where the supervisor
+            names the place of its own checkpoint directory, and of those below it.
+        checkpoint_dir: the handler's.
+
+    Returns:
+        The store; None where there is to be none.
+
+    Raises:
+        ConfigurationError: the place cannot be one.
+    """
+    place = _from_environment(checkpoint_dir) if given is None else given
+    if place is None or place == "":
+        return None
+    if hasattr(place, "put_if_absent"):
+        store: ObjectStore = place
+        return store
+    if not isinstance(place, str | os.PathLike):
+        raise errors.ConfigurationError(
+            f"remote_checkpoint_dir is {place!r}; expected a URI such as "
+            '"gs://bucket/run", or an ObjectStore of tfpreempt'
+        )
+    if is_uri(checkpoint_dir):
+        raise errors.ConfigurationError(
+            f"checkpoint_dir is {checkpoint_dir!r} and remote_checkpoint_dir is "
+            f"{place!r}; commits of a local directory can be copied, those of a URI "
+            "are in object storage already. Leave one of the two out."
+        )
+    return open_store(os.fspath(place))
+
+
+def _from_environment(checkpoint_dir: str) -> str | None:
+    place = os.environ.get(REMOTE_VARIABLE, "")
+    root = os.environ.get(DIRECTORY_VARIABLE, "")
+    if not place or not root or is_uri(root):
+        return place or None
+    below = os.path.relpath(os.path.abspath(checkpoint_dir), os.path.abspath(root))
+    if below == os.curdir:
+        return place
+    if below.split(os.sep)[0] == os.pardir:
+        _log.warning(
+            "tfpreempt: %s=%s is for what lies in %s; the checkpoints in %s are not "
+            "copied there. Pass remote_checkpoint_dir= to have them copied.",
+            REMOTE_VARIABLE,
+            place,
+            root,
+            checkpoint_dir,
+        )
+        return None
+    return f"{place.rstrip('/')}/{below.replace(os.sep, '/')}"
+
+
+class Remote:
+    """What one handler has in an object store; on every worker.
+
+    Args:
+        store: the store.
+        worker: index of this worker.
+        apart: workers that do not see the chief's directory.
+
+    Raises:
+        ConfigurationError: another open handler of this process uses the place.
+    """
+
+    def __init__(
+        self, store: ObjectStore, worker: int, apart: Collection[int] = ()
+    ) -> None:
+        if store.uri in _in_use:
+            raise errors.ConfigurationError(
+                f"Two open handlers of this process have remote_checkpoint_dir="
+                f"{store.uri!r}; their commits would be taken for one another's. Give "
+                "each a place of its own, or close the first."
+            )
+        _in_use[store.uri] = self
+        self.store = store
+        self._exchange = ShardExchange(store, worker, apart, LocalFiles())
+        self._has_apart = bool(apart)
+        self._mirror: Mirror | None = None
+
+    def open(
+        self,
+        newest: Candidate | None,
+        *,
+        max_to_keep: int | None,
+        record: Callable[[Fault], None],
+    ) -> None:
+        """Begins to copy; on the chief.
+
+        Args:
+            newest: the newest local commit, which the last run may not have copied.
+            max_to_keep: commits to keep in the store; None keeps all.
+            record: is told faults, for the journal.
+        """
+        self._mirror = Mirror(self.store, max_to_keep=max_to_keep, record=record)
+        self._mirror.errand(self._exchange.clear)
+        if newest is not None and newest.manifest is not None:
+            self.committed(newest.path)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether this worker does not see the chief's directory."""
+        return self._exchange.is_apart
+
+    @property
+    def highest_sequence(self) -> int:
+        """The highest sequence seen in the store."""
+        return 0 if self._mirror is None else self._mirror.highest_sequence
+
+    @property
+    def status(self) -> MirrorStatus | None:
+        """How far the mirror is; None on workers other than the chief."""
+        return None if self._mirror is None else self._mirror.status
+
+    def is_pinned(self, path: str) -> bool:
+        """Whether a local commit is being copied now."""
+        return self._mirror is not None and self._mirror.is_pinned(path)
+
+    def send(self, staged: Staged) -> None:
+        """This worker's part of a save is staged."""
+        self._exchange.send(staged)
+
+    def collect(self, staged: Staged, workers: Collection[int]) -> list[int]:
+        """Takes other workers' parts; returns whose are there. On the chief."""
+        return self._exchange.collect(staged, workers)
+
+    def committed(self, path: str) -> None:
+        """A local commit is to be copied; on the chief."""
+        entry = catalog.load(path)
+        if self._mirror is not None and entry is not None:
+            self._mirror.add(entry)
+
+    def saved(self, staged: Staged) -> None:
+        """A save is over, committed or not; on the chief."""
+        if self._mirror is not None and self._has_apart:
+            self._mirror.errand(self._exchange.clearing(staged.attempt))
+
+    def wait(self, timeout: float | None) -> bool:
+        """Waits until all is copied; see `Mirror.wait`. True on other workers."""
+        return self._mirror is None or self._mirror.wait(timeout)
+
+    def hurry(self) -> None:
+        """A notice has come: waits that have no limit end."""
+        if self._mirror is not None:
+            self._mirror.hurry()
+
+    def finish(self, seconds: float) -> bool:
+        """Whether the newest commit is in the store by then; says so if not."""
+        if self._mirror is None or self._mirror.finish(seconds):
+            return True
+        status = self._mirror.status
+        there = "no commit" if status.mirrored is None else f"step {status.mirrored}"
+        _log.error(
+            "tfpreempt: the copy of step %s in %s was not whole when the time was up "
+            "(%d of %d bytes; %s). The commit stands in the local directory, and a "
+            "start there finishes the copy; a start on another machine goes on from "
+            "%s.",
+            status.newest,
+            self.store.uri,
+            status.sent_bytes,
+            status.total_bytes,
+            status.fault or "no fault, too little time",
+            there,
+        )
+        return False
+
+    def delete(self, checkpoint: Checkpoint, token: str | None) -> bool:
+        """Deletes a commit from the store; on the chief.
+
+        Args:
+            checkpoint: the user's handle.
+            token: of the local commit; None where that is gone.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            CheckpointError: the store.
+        """
+        if self._mirror is not None and token is not None:
+            self._mirror.forget(checkpoint.path)
+        found = [
+            folder.name
+            for folder in remote.scan(self.store)
+            if self._is_meant(folder, checkpoint, token)
+        ]
+        for name in found:
+            remote_tidy.delete(self.store, name)
+        return bool(found)
+
+    def _is_meant(
+        self, folder: remote.Folder, checkpoint: Checkpoint, token: str | None
+    ) -> bool:
+        if token is not None:
+            return folder.token == token
+        if is_uri(checkpoint.path):
+            return checkpoint.path.rstrip("/") == f"{self.store.uri}/{folder.name}"
+        return folder.step == checkpoint.step
+
+    def close(self) -> None:
+        """Ends the mirror's thread; what is under way is for the next start."""
+        if self._mirror is not None:
+            self._mirror.close()
+        if _in_use.get(self.store.uri) is self:
+            del _in_use[self.store.uri]
