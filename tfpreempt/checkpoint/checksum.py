@@ -7,6 +7,7 @@ reading the bytes is what costs; threads pay when there is more than one file.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import os
 from collections.abc import Iterable
 
@@ -14,11 +15,32 @@ import google_crc32c
 
 _CHUNK_BYTES = 4 << 20
 _THREADS = 4
+_POLYNOMIAL = 0x82F63B78  # Castagnoli's, the highest power in the lowest bit
+_ONE, _X = 1 << 31, 1 << 30
 
 
 def of_bytes(data: bytes) -> int:
     """The crc32c of some bytes, as an unsigned 32-bit number."""
     return int(google_crc32c.value(data))
+
+
+def extended(crc: int, data: bytes) -> int:
+    """The crc32c of some bytes and more bytes, from that of the first."""
+    return int(google_crc32c.extend(crc, data))
+
+
+def joined(first: int, second: int, second_size: int) -> int:
+    """The crc32c of two strings of bytes, one after the other, from those of each.
+
+    A CRC is a remainder of polynomials: the first one is multiplied by x for every bit
+    that follows, the second one added.
+
+    Args:
+        first: crc32c of the first string.
+        second: crc32c of the second string.
+        second_size: its length in bytes.
+    """
+    return _times(first, _power_of_x(8 * second_size)) ^ second
 
 
 def of_file(path: str) -> tuple[int, int]:
@@ -49,3 +71,24 @@ def of_files(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
         threads, thread_name_prefix="tfpreempt-crc"
     ) as pool:
         return dict(zip(todo, pool.map(of_file, todo), strict=True))
+
+
+@functools.lru_cache(maxsize=64)
+def _power_of_x(exponent: int) -> int:
+    result, square = _ONE, _X
+    while exponent:
+        if exponent & 1:
+            result = _times(result, square)
+        square = _times(square, square)
+        exponent >>= 1
+    return result
+
+
+def _times(first: int, second: int) -> int:
+    """The product of two polynomials modulo that of crc32c."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if first >> bit & 1:
+            product ^= second
+        second = second >> 1 ^ (_POLYNOMIAL if second & 1 else 0)
+    return product

@@ -8,6 +8,7 @@ any request leaves a folder without a marker, which no reader takes for a commit
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import os
 import threading
@@ -17,6 +18,7 @@ from typing import IO, cast
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum, layout, pointer, remote
 from tfpreempt.checkpoint.catalog import Committed, Kind
+from tfpreempt.checkpoint.crew import Crew
 from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 
@@ -93,8 +95,6 @@ class Upload:
         self._threads = threads
         self._on_bytes = on_bytes
         self._cancelled = threading.Event()
-        self._lock = threading.Lock()
-        self._failure: BaseException | None = None
 
     def cancel(self) -> None:
         """Ends it at the next piece."""
@@ -121,35 +121,19 @@ class Upload:
         self._put_bytes(name, self._source.control[layout.MARKER])
 
     def _put_files(self, there: set[str]) -> None:
-        """Largest first, on daemon threads: a stuck one holds up no exit."""
-        todo = sorted(self._source.entries, key=lambda entry: entry.size)
+        """Largest first."""
+        entries = sorted(self._source.entries, key=lambda entry: -entry.size)
+        crew = Crew("tfpreempt-upload", min(self._threads, max(1, len(entries))))
+        crew.add(functools.partial(self._put_file, entry, there) for entry in entries)
+        crew.run(self._check)
 
-        def work() -> None:
-            while True:
-                with self._lock:
-                    if self._failure is not None or not todo:
-                        return
-                    entry = todo.pop()
-                try:
-                    name = remote.joined(self._source.folder, entry.name)
-                    self._put_file(entry, name, name in there)
-                except BaseException as error:  # noqa: BLE001 - raised by `run`
-                    with self._lock:
-                        self._failure = self._failure or error
-                    return
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise UploadCancelledError
 
-        threads = [
-            threading.Thread(target=work, name="tfpreempt-upload", daemon=True)
-            for _ in range(min(self._threads, len(todo)))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self._failure is not None:
-            raise self._failure
-
-    def _put_file(self, entry: FileEntry, name: str, is_there: bool) -> None:
+    def _put_file(self, entry: FileEntry, there: set[str]) -> None:
+        name = remote.joined(self._source.folder, entry.name)
+        is_there = name in there
         if is_there and self._is_whole(name, entry.size, entry.crc32c):
             self._on_bytes(entry.size)
             return
@@ -175,8 +159,7 @@ class Upload:
         )
 
     def _put_bytes(self, name: str, data: bytes) -> None:
-        if self._cancelled.is_set():
-            raise UploadCancelledError
+        self._check()
         expected = len(data), checksum.of_bytes(data)
         for _ in range(2):
             self._store.put_if_absent(name, io.BytesIO(data))

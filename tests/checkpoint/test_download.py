@@ -1,0 +1,376 @@
+"""Downloads are verified, resumed and bounded; hostile ones are refused unwritten."""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.checkpoint.remote_commits import FILES, manifest_of, put_commit, put_hostile
+from tfpreempt import errors
+from tfpreempt.checkpoint import checksum, download, landing, layout, remote
+from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.testing.storage import FaultyFiles, FaultyStore, SimulatedCrash
+
+LARGE = {"big": bytes(range(251)) * 500, "small": b"s" * 99}
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch):
+    monkeypatch.setattr(download, "_RANGE_BYTES", 10_000)
+
+
+@pytest.fixture
+def store():
+    return FaultyStore()
+
+
+def read_tree(root):
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(pathlib.Path(root).rglob("*"))
+        if path.is_file()
+    }
+
+
+def gets(store):
+    return [name for operation, name in store.operations if operation == "get"]
+
+
+@pytest.mark.parametrize("threads", [1, 3, 8])
+@pytest.mark.parametrize("contents", [FILES, LARGE, {}])
+def test_every_byte_and_the_manifest_arrive(store, tmp_path, contents, threads):
+    commit = put_commit(store, contents)
+    target = tmp_path / "a" / "b"
+    download.download(store, commit, str(target), threads=threads)
+    assert read_tree(target) == {**contents, layout.MANIFEST: commit.manifest_data}
+
+
+def test_a_local_store_and_a_commit_at_its_root(tmp_path):
+    store = LocalStore(str(tmp_path / "root"))
+    commit = put_commit(store, at="")
+    download.download(store, commit, str(tmp_path / "out"))
+    assert read_tree(tmp_path / "out").keys() == {*FILES, layout.MANIFEST}
+
+
+def test_a_second_download_fetches_nothing(store, tmp_path):
+    commit = put_commit(store, LARGE)
+    download.download(store, commit, str(tmp_path))
+    before = gets(store)
+    download.download(store, commit, str(tmp_path))
+    assert gets(store) == before
+
+
+def test_what_was_damaged_on_disk_is_fetched_again(store, tmp_path):
+    commit = put_commit(store, LARGE)
+    download.download(store, commit, str(tmp_path))
+    (tmp_path / "small").write_bytes(b"t" * 99)
+    (tmp_path / "big").write_bytes(LARGE["big"] + b"too long")
+    download.download(store, commit, str(tmp_path))
+    assert (tmp_path / "small").read_bytes() == LARGE["small"]
+    assert (tmp_path / "big").read_bytes() == LARGE["big"]
+
+
+class Lying(FaultyStore):
+    """Answers some gets of a name with other bytes than it has."""
+
+    def __init__(self, name, times, lie):
+        super().__init__()
+        self.name, self.times, self.lie = name, times, lie
+
+    def get(self, name, target, **kwargs):
+        if name.endswith(self.name) and self.times:
+            self.times -= 1
+            buffer = io.BytesIO()
+            super().get(name, buffer, **kwargs)
+            return target.write(self.lie(buffer.getvalue()))
+        return super().get(name, target, **kwargs)
+
+
+LIES = {
+    "other bytes": lambda data: b"?" + data[1:],
+    "fewer bytes": lambda data: data[:-1],
+    "more bytes": lambda data: data + b"!",
+    "none": lambda data: b"",
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+@pytest.mark.parametrize("name", ["big", "small"])
+def test_a_bad_answer_is_asked_for_once_more(tmp_path, name, lie):
+    store = Lying(f"/{name}", 1, lie)
+    download.download(store, put_commit(store, LARGE), str(tmp_path))
+    assert (tmp_path / name).read_bytes() == LARGE[name]
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+@pytest.mark.parametrize("name", ["big", "small"])
+def test_a_damaged_object_is_named(tmp_path, name, lie):
+    store = Lying(f"/{name}", 1000, lie)
+    with pytest.raises(errors.CheckpointDamagedError, match=f"{name} .* the manifest"):
+        download.download(store, put_commit(store, LARGE), str(tmp_path))
+    assert not (tmp_path / layout.MANIFEST).exists()
+
+
+@pytest.mark.parametrize("name", ["big", "small"])
+def test_a_missing_object_is_named(store, tmp_path, name):
+    commit = put_commit(store, LARGE)
+    store.delete(f"{commit.folder}/{name}")
+    with pytest.raises(errors.CheckpointDamagedError, match=f"{name} is missing"):
+        download.download(store, commit, str(tmp_path))
+
+
+def test_an_object_of_another_size_is_refused_before_it_is_fetched(store, tmp_path):
+    commit = put_commit(store, LARGE)
+    store.replace(f"{commit.folder}/big", b"x" * 50_000)
+    with pytest.raises(errors.CheckpointDamagedError, match="big has 50000 bytes"):
+        download.download(store, commit, str(tmp_path), threads=1)
+    assert f"{commit.folder}/big" not in gets(store)
+
+
+def test_a_store_that_goes_back_and_tries_again(tmp_path):
+    class Stuttering(FaultyStore):
+        def get(self, name, target, **kwargs):
+            if name.endswith("big"):
+                target.write(b"?" * 700)
+                target.seek(0)
+            return super().get(name, target, **kwargs)
+
+    store = Stuttering()
+    download.download(store, put_commit(store, LARGE), str(tmp_path))
+    assert (tmp_path / "big").read_bytes() == LARGE["big"]
+
+
+def test_the_first_error_is_raised_and_the_next_call_goes_on(store, tmp_path):
+    commit = put_commit(store, LARGE)
+    ranges = -(-len(LARGE["big"]) // 10_000)
+    # after the look at its size and four ranges of the large file
+    at = len(store.operations) + 5
+    faulty = FaultyStore({at: errors.CheckpointError("the store is down")})
+    faulty._objects, faulty.operations = store._objects, list(store.operations)
+    with pytest.raises(errors.CheckpointError, match="is down"):
+        download.download(faulty, commit, str(tmp_path), threads=1)
+    before = len(gets(store))
+    download.download(store, commit, str(tmp_path))
+    assert len(gets(store)) - before == ranges - 4 + 1
+    assert (tmp_path / "big").read_bytes() == LARGE["big"]
+    assert not (tmp_path / landing.PROGRESS).exists()
+
+
+def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
+    commit = put_commit(store, LARGE)
+    lines = [
+        b'["big", 0, 10000, 5]',
+        b'[["big"], 0, 1, 5]',
+        b'["big", [], 1, 5]',
+        b"{}",
+        b"\xff\x00",
+        b'["big", 100',
+    ]
+    (tmp_path / landing.PROGRESS).write_bytes(b"\n".join(lines))
+    (tmp_path / "big").write_bytes(b"x" * 30_000)
+    download.download(store, commit, str(tmp_path))
+    assert read_tree(tmp_path) == {**LARGE, layout.MANIFEST: commit.manifest_data}
+
+
+def test_a_thread_that_hangs_holds_up_neither_the_deadline_nor_the_end(tmp_path):
+    release = threading.Event()
+
+    class Hanging(FaultyStore):
+        def get(self, name, target, **kwargs):
+            if name.endswith("big"):
+                release.wait(60)
+            return super().get(name, target, **kwargs)
+
+    store = Hanging()
+    commit = put_commit(store, LARGE)
+    timer = threading.Timer(0.5, release.set)
+    timer.start()
+    try:
+        with pytest.raises(errors.CheckpointError, match=r"more than 0.2 s.*go on"):
+            download.download(store, commit, str(tmp_path), timeout=0.2)
+    finally:
+        timer.join()
+    download.download(store, commit, str(tmp_path))
+
+
+def test_a_crash_at_any_file_operation_is_mended_by_the_next(store, tmp_path):
+    commit = put_commit(store, FILES)
+    files = FaultyFiles()
+    download.download(store, commit, str(tmp_path / "x"), files=files, threads=1)
+    for at, _ in enumerate(files.operations):
+        target = tmp_path / str(at)
+        faulty = FaultyFiles(fail_at=at)
+        with pytest.raises(SimulatedCrash):
+            download.download(store, commit, str(target), files=faulty, threads=1)
+        assert not (target / layout.MANIFEST).exists() or at > len(FILES)
+        download.download(store, commit, str(target))
+        assert read_tree(target) == {**FILES, layout.MANIFEST: commit.manifest_data}
+
+
+def test_all_is_synced_before_the_manifest_is_there(store, tmp_path):
+    files = FaultyFiles()
+    download.download(store, put_commit(store), str(tmp_path), files=files)
+    done = [
+        (each.name, os.path.relpath(each.path, tmp_path)) for each in files.operations
+    ]
+    manifest = done.index(("rename", layout.MANIFEST))
+    synced = {path for name, path in done[:manifest] if name.startswith("sync")}
+    assert synced >= {*FILES, "states", "worker-0000", "."}
+
+
+HOSTILE = {
+    "10 TB": ([{"size": 10 << 40}], "bytes by its manifest"),
+    "a file in a file": ([{"name": "a"}, {"name": "a/b"}], "below another file"),
+    "the manifest": ([{"name": "MANIFEST.json"}], "beside the manifest"),
+    "the marker": ([{"name": "COMMITTED"}], "beside the manifest"),
+    "below the marker": ([{"name": "COMMITTED/x"}], "beside the manifest"),
+    "the record": ([{"name": landing.PROGRESS}], "beside the manifest"),
+    "a long part": ([{"name": "x" * 300}], "more than 255 bytes"),
+    "no Unicode": ([{"name": "a\ud800"}], "not valid Unicode"),
+}
+
+
+@pytest.mark.parametrize(("entries", "says"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_manifests_are_refused_before_anything_is_written(
+    store, tmp_path, entries, says
+):
+    put_hostile(store, entries)
+    with pytest.raises(errors.CheckpointError, match=says):
+        download.download(store, remote.read(store), str(tmp_path / "out"))
+    assert os.listdir(tmp_path) == []
+
+
+UNREADABLE = {
+    "absolute": [{"name": "/etc/passwd"}],
+    "upwards": [{"name": "../x"}],
+    "NUL": [{"name": "a\0b"}],
+    "twice": [{"name": "a"}, {"name": "a"}],
+    "too many": [{"name": str(n)} for n in range(100_001)],
+    "an impossible size": [{"size": 1 << 60}],
+}
+
+
+@pytest.mark.parametrize("entries", UNREADABLE.values(), ids=UNREADABLE)
+def test_hostile_manifests_that_are_not_even_read(store, entries):
+    put_hostile(store, entries)
+    with pytest.raises(errors.CheckpointDamagedError):
+        remote.read(store)
+
+
+PLANTED = [
+    "ckpt.index",
+    "states",
+    layout.MANIFEST,
+    "MANIFEST.json.tmp",
+    landing.PROGRESS,
+]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_links_lead_nowhere(store, tmp_path, name):
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    target.mkdir()
+    (target / name).symlink_to(outside if name == "states" else outside / "file")
+    with pytest.raises(errors.CheckpointError, match="is a symbolic link"):
+        download.download(store, put_commit(store), str(target))
+    assert os.listdir(outside) == []
+    assert os.listdir(target) == [name]
+
+
+def test_a_linked_target_and_a_pipe_are_refused(store, tmp_path):
+    commit = put_commit(store)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(errors.CheckpointError, match="symbolic link"):
+        download.download(store, commit, str(tmp_path / "link"))
+    os.mkfifo(tmp_path / "ckpt.index")
+    with pytest.raises(errors.CheckpointError, match="expected a file"):
+        download.download(store, commit, str(tmp_path))
+
+
+def test_a_file_with_another_name_is_not_written_into(store, tmp_path):
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "out").mkdir()
+    os.link(tmp_path / "mine", tmp_path / "out" / "ckpt.index")
+    download.download(store, put_commit(store), str(tmp_path / "out"))
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+
+
+def test_another_commit_is_not_written_over(store, tmp_path):
+    (tmp_path / layout.MARKER).write_bytes(b"another")
+    with pytest.raises(errors.CheckpointError, match="committed checkpoint of another"):
+        download.download(store, put_commit(store), str(tmp_path))
+    assert os.listdir(tmp_path) == [layout.MARKER]
+
+
+def test_a_full_disk_says_what_to_do(store, tmp_path):
+    error = OSError(28, "No space left on device")
+    faulty = FaultyFiles(fail_at=3, error=error)
+    with pytest.raises(errors.CheckpointError, match="disk is full"):
+        download.download(store, put_commit(store), str(tmp_path), files=faulty)
+
+
+KILLED = """
+import os, signal, sys
+from tfpreempt.checkpoint import download, remote
+from tfpreempt.checkpoint.storage.local import LocalStore
+
+class Dying(LocalStore):
+    left = 5
+    def get(self, name, target, **kwargs):
+        if name.endswith("big"):
+            self.left -= 1
+            if not self.left:
+                target.write(b"half")
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().get(name, target, **kwargs)
+
+download._RANGE_BYTES = 10_000
+store = Dying(sys.argv[1])
+download.download(store, remote.read(store), sys.argv[2], threads=1)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_has_fetched_is_kept(tmp_path):
+    root, target = str(tmp_path / "root"), str(tmp_path / "out")
+    commit = put_commit(LocalStore(root), LARGE, at="")
+    done = subprocess.run([sys.executable, "-c", KILLED, root, target], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    asked = []
+
+    class Watched(LocalStore):
+        def get(self, name, out, **kwargs):
+            asked.append((name, kwargs["offset"]))
+            return super().get(name, out, **kwargs)
+
+    download.download(Watched(root), commit, target, threads=1)
+    assert not {("big", offset * 10_000) for offset in range(4)} & set(asked)
+    assert read_tree(target) == {**LARGE, layout.MANIFEST: commit.manifest_data}
+
+
+def test_checksums_of_parts_are_joined(rng):
+    data = rng.randbytes(1000)
+    for cut in (0, 1, 500, 1000):
+        parts = data[:cut], data[cut:]
+        first, second = map(checksum.of_bytes, parts)
+        assert checksum.joined(first, second, 1000 - cut) == checksum.of_bytes(data)
+
+
+def test_space_is_counted_without_what_is_there(store, tmp_path, monkeypatch):
+    contents = {"big": b"x" * 100_000}
+    commit = put_commit(store, contents)
+    download.download(store, commit, str(tmp_path))
+    room = os.statvfs_result((4096, 4096, 9, 1, 1, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    download.download(store, commit, str(tmp_path))
+    with pytest.raises(errors.CheckpointError, match="4,096 left"):
+        download.download(store, commit, str(tmp_path / "elsewhere"))
+    assert manifest_of(contents).bytes == 100_000
