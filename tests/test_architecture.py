@@ -22,10 +22,10 @@ PACKAGE = ROOT / "tfpreempt"
 # What lies on which floor; a file imports from its own station and from lower floors.
 FLOORS = {
     "keras": 7, "cli": 7, "testing": 7, "__main__": 7,
-    "handler": 6, "raised": 6,
+    "handler": 6, "commits": 6, "raised": 6,
     # What the handler is made of: one process's part in the agreement.
     "session": 5, "keeper": 5, "watching": 5,
-    "departure": 4, "saving": 4, "start": 4,
+    "departure": 4, "saving": 4, "start": 4, "mirroring": 4,
     "termination": 3, "platforms": 3, "remote_cluster": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
     "deadline": 1, "journal": 1, "_threads": 1,
@@ -39,6 +39,7 @@ SAME_FLOOR = {
     ("__main__", "cli"),
     ("cli", "testing"),
     ("handler", "raised"),  # a part of it
+    ("handler", "commits"),
 }
 
 # Who imports TensorFlow (or Keras, which imports it), and why.

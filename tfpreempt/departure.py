@@ -34,6 +34,7 @@ class Departure:
         cluster: who the workers are.
         members: the open handlers, oldest first.
         left: seconds that a notice leaves for what comes after the commit.
+        is_noticed: whether there is a notice that was not served yet.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Departure:
         cluster: Cluster,
         members: Callable[[], list[Participant]],
         left: Callable[[], float],
+        is_noticed: Callable[[], bool],
     ) -> None:
         self.left = False  # SystemExit is on its way
         self.detached = False  # raised; peers were told
         self._cluster = cluster
         self._members = members
         self._left = left
+        self._is_noticed = is_noticed
         self._process = os.getpid()
 
     def leave(self, outcome: Outcome, reason: str) -> None:
@@ -87,7 +90,29 @@ class Departure:
 
     def finish_mirrors(self, members: list[Participant]) -> bool:
         """Gives the newest commits' copies what time is left; whether all are whole."""
-        return all([each.finish_mirror(max(0.0, self._left())) for each in members])
+        unfinished = [
+            each for each in members if not each.finish_mirror(max(0.0, self._left()))
+        ]
+        return not unfinished
+
+    def finish_copy(self, member: Participant, timeout: float | None) -> None:
+        """Training is over: waits for the copy of its last commit.
+
+        A notice that comes meanwhile shortens the wait. If the copy is not whole then,
+        the process is to be started again, so that it gets whole.
+
+        Args:
+            member: the handler.
+            timeout: seconds; None: while it gets on.
+        """
+        if member.wait_for_mirror(timeout):
+            return
+        if not self._is_noticed():
+            why = "the copy of the last commit was not whole in time; it is local only"
+            log.error("tfpreempt: %s", why)
+            member.record(Fault(where="mirror", error=why))
+        elif not member.finish_mirror(max(0.0, self._left())):
+            self.leave(Outcome.COMMITTED, "training is over, its copy is not whole")
 
     def come_back(self) -> None:
         """The process is not on its way out any more."""

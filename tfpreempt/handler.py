@@ -22,6 +22,7 @@ from tfpreempt import errors
 from tfpreempt.arguments import check_save_every, check_seconds
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.cluster import read_cluster
+from tfpreempt.commits import Commits
 from tfpreempt.events import Notice
 from tfpreempt.keeper import Keeper
 from tfpreempt.raised import was_preemption
@@ -45,7 +46,7 @@ START_TIMEOUT = 300.0  # seconds that the slowest worker may need to make its ha
 NEVER = 1 << 62
 
 
-class PreemptionCheckpointHandler:
+class PreemptionCheckpointHandler(Commits):
     """Turns a termination notice into an agreed, durable commit and the right exit.
 
     Drop-in for `tf.distribute.experimental.PreemptionCheckpointHandler`: make it after
@@ -69,6 +70,10 @@ class PreemptionCheckpointHandler:
             came without a grace period.
         max_to_keep: commits kept in `checkpoint_dir`; None keeps all. A manager keeps
             its own number.
+        remote_checkpoint_dir: gs://bucket/run or s3://bucket/run, a place of this run's
+            own: each commit is copied there in the background, and a start whose
+            directory has nothing newer goes on from there. Then workers need not share
+            `checkpoint_dir`. None: TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
 
     Attributes:
         runs: calls of `run()` that came back in this process.
@@ -93,6 +98,7 @@ class PreemptionCheckpointHandler:
         restore: bool = True,
         save_timeout: float = 30.0,
         max_to_keep: int | None = 2,
+        remote_checkpoint_dir: Any = None,
     ) -> None:
         given = checkpoint_or_checkpoint_manager
         if isinstance(given, tf.train.Checkpoint) and not checkpoint_dir:
@@ -127,6 +133,7 @@ class PreemptionCheckpointHandler:
             max_to_keep=max_to_keep,
             save_fn=self._config.save_fn,
             io_device=None if self._connection is None else self._connection.device,
+            remote_checkpoint_dir=remote_checkpoint_dir,
         )
         start.agree(self._session.store, self._session.next_prefix(), START_TIMEOUT)
         self._keeper = Keeper(
@@ -249,21 +256,18 @@ class PreemptionCheckpointHandler:
         self._session.save_together(self._keeper, "save")
         return self.latest_checkpoint if self._cluster.is_chief else None
 
-    @property
-    def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest commit in the directory, or None. Reads the directory."""
-        return self._keeper.latest()
-
     # --- the end ---------------------------------------------------------------------
 
-    def close(self, limit: float | None = None) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """The last boundary: serves a notice that is up, or finishes with all workers.
 
         The final state is committed, so that a complete run that is started again
-        finishes at once. Signals and sources are put back. Closing twice does nothing.
+        finishes at once, and its copy in `remote_checkpoint_dir` is waited for.
+        Signals and sources are put back. Closing twice does nothing.
 
         Args:
-            limit: seconds to wait for workers that still train; None: while they live.
+            timeout: seconds to wait for workers that still train, and again for the
+                copy; None: while they live, and while it gets on.
 
         Raises:
             UsageError: inside `run()`.
@@ -278,11 +282,12 @@ class PreemptionCheckpointHandler:
         self._arm()
         if not self._session.departure.detached:
             if self._session.members() == [self._keeper]:
-                if self._session.finish(limit):
+                if self._session.finish(timeout):
                     self._commit_final()
                 self._keeper.finished()
             else:  # no boundary: workers may differ in handlers that they never used
                 self._commit_final()
+            self._session.departure.finish_copy(self._keeper, timeout)
         self._quiet()
 
     def __enter__(self) -> PreemptionCheckpointHandler:
@@ -297,6 +302,7 @@ class PreemptionCheckpointHandler:
         elif not self._closed:
             if not self._session.departure.left:
                 self._raised(error)
+                self._session.departure.finish_mirrors([self._keeper])
             self._quiet()
         return False
 
@@ -306,7 +312,7 @@ class PreemptionCheckpointHandler:
         self._slow_at = -1
         self._watcher.close()
         self._session.part(self._keeper)
-        self._keeper.close_journal()
+        self._keeper.put_away()
 
     def _restore(self) -> None:
         """What is restored when a handler is made."""
@@ -346,19 +352,12 @@ class PreemptionCheckpointHandler:
         return NEVER
 
     def _save_periodically(self) -> None:
-        try:
-            self._session.save_together(self._keeper, "periodic")
-        except errors.SaveError as error:
-            self._session.departure.fault("periodic save", error)
+        self._session.try_to_save(self._keeper, "periodic")
 
     def _commit_final(self) -> None:
         """The state at the normal end, so that a restart has nothing left to do."""
-        if not self._keeper.has_moved:
-            return
-        try:
-            self._session.save_together(self._keeper, "finished")
-        except errors.CheckpointError as error:
-            self._session.departure.fault("the final save", error)
+        if self._keeper.has_moved:
+            self._session.try_to_save(self._keeper, "finished")
 
     def _check_open(self, what: str = "run()") -> None:
         if self._closed:
@@ -388,6 +387,7 @@ class PreemptionCheckpointHandler:
         self._session.coordinator.notice(notice)
         expect_to_go(notice)
         self._noticed.set()
+        self._keeper.hurry_mirror()
         self._keeper.record(notice)
         log.warning(
             "tfpreempt: notice from %s (%s), grace %s s",

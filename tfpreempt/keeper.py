@@ -9,13 +9,17 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tfpreempt import errors
 from tfpreempt.checkpoint import restore as restoring
+from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.mirror import MirrorStatus
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.cluster import Cluster
 from tfpreempt.coordination.coordinator import Coordinator
-from tfpreempt.events import Commit, Event, Exit, Outcome, Restored
+from tfpreempt.events import Commit, Event, Exit, Fault, Outcome, Restored
 from tfpreempt.journal import Journal, journal_directory
+from tfpreempt.mirroring import Remote
 from tfpreempt.start import Start
 from tfpreempt.termination import TerminationConfig
 
@@ -29,7 +33,7 @@ class Handler(Protocol):
     def runs(self) -> int:
         """Calls that came back in this process."""
 
-    def close(self, limit: float | None = None) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """The last boundary."""
 
 
@@ -79,6 +83,16 @@ class Keeper:
         )
         self.base = 0
         self._random_at_start = b""
+        self._remote = start.remote
+        if self._remote is not None and cluster.is_chief:
+            self._open(self._remote)
+
+    def _open(self, remote: Remote) -> None:
+        self._saver.above = lambda: remote.highest_sequence
+        self._saver.is_pinned = remote.is_pinned
+        remote.open(
+            self._candidate, max_to_keep=self._saver.max_to_keep, record=self.record
+        )
 
     # --- what the session asks -------------------------------------------------------
 
@@ -103,15 +117,25 @@ class Keeper:
         if self._counter is not None:
             self._counter.assign(self.step)
         args, kwargs = self.save_arguments
-        return self._saver.stage(self.step, f"{self._token}-{name}", *args, **kwargs)
+        attempt = f"{self._token}-{name}"
+        staged = self._saver.stage(self.step, attempt, *args, **kwargs)
+        if self._remote is not None:
+            self._remote.send(staged)
+        return staged
 
     def commit(
         self, staged: Staged, because: str, workers: Sequence[int]
     ) -> Commit | None:
-        """Makes a staged save durable."""
+        """Makes a staged save durable, and has it copied."""
+        if self._remote is not None:
+            workers = self._remote.collect(staged, workers)
         commit = self._saver.commit(staged, because, tuple(workers))
+        if self._remote is not None:
+            self._remote.saved(staged)
         if commit is None:
             return None
+        if self._remote is not None:
+            self._remote.committed(commit.path)
         if because == "preemption":
             waited = self._coordinator.deadlines.since_notice
             commit = dataclasses.replace(commit, notice_to_commit_seconds=waited)
@@ -122,6 +146,8 @@ class Keeper:
     def discard(self, staged: Staged) -> None:
         """Throws away a staged save."""
         self._saver.discard(staged)
+        if self._remote is not None:
+            self._remote.saved(staged)
 
     def needs_peers(self) -> bool:
         """Whether a save needs every worker at once."""
@@ -135,15 +161,23 @@ class Keeper:
             event = dataclasses.replace(event, code=0 if finished else code)
         self._journal.record(event)
 
-    def leave(self, committed: bool) -> None:
-        """Leaves as the config says."""
-        self._config.leave(committed, self._cluster)
+    def finish_mirror(self, seconds: float) -> bool:
+        """Gives the newest commit's copy so much time; whether it is whole."""
+        if self._remote is None or self._remote.finish(seconds):
+            return True
+        where = f"the copy in {self._remote.store.uri} was not whole in time"
+        self.record(Fault(where="mirror", error=where))
+        return False
 
-    def close(self, limit: float | None = None) -> None:
+    def leave(self, committed: bool, mirrored: bool = True) -> None:
+        """Leaves as the config says."""
+        self._config.leave(committed, self._cluster, mirrored=mirrored)
+
+    def close(self, timeout: float | None = None) -> None:
         """The handler's last boundary."""
         handler = self._handler()
         if handler is not None:
-            handler.close(limit)
+            handler.close(timeout)
 
     def _runs(self) -> int:
         """The handler's runs in this process; any thread."""
@@ -202,14 +236,52 @@ class Keeper:
         """Training is over on all workers."""
         self.record(Exit(outcome=Outcome.FINISHED, code=None, step=self.step))
 
-    def close_journal(self) -> None:
-        """Nothing more is to be recorded."""
+    def put_away(self) -> None:
+        """Nothing more is to be copied or recorded."""
+        if self._remote is not None:
+            self._remote.close()
         self._journal.close()
 
     def latest(self) -> Checkpoint | None:
         """The newest commit in the directory."""
         found = restoring.find_candidates(self._saver.directory)
         return self._saver.checkpoint(found[0]) if found else None
+
+    @property
+    def mirror_status(self) -> MirrorStatus | None:
+        """How far the mirror is; any thread."""
+        return None if self._remote is None else self._remote.status
+
+    def wait_for_mirror(self, timeout: float | None = None) -> bool:
+        """Waits until all is copied; any thread."""
+        return self._remote is None or self._remote.wait(timeout)
+
+    def hurry_mirror(self) -> None:
+        """A notice has come; any thread."""
+        if self._remote is not None:
+            self._remote.hurry()
+
+    def delete(self, checkpoint: Checkpoint) -> None:
+        """Deletes a commit on both sides; does nothing on other workers.
+
+        Raises:
+            ConfigurationError: it is not ours to delete.
+            CheckpointError: the disk or the store.
+        """
+        if not self._cluster.is_chief:
+            return
+        entry = self._saver.commit_of(checkpoint.path)
+        if entry is not None and entry.kind is Kind.FLAT:
+            raise errors.ConfigurationError(
+                f"{checkpoint!r} belongs to a CheckpointManager, whose max_to_keep "
+                "says what goes; delete it by the manager's own means"
+            )
+        if entry is None:
+            log.warning("tfpreempt: %r is not (any more) in this directory", checkpoint)
+        if self._remote is not None:
+            self._remote.delete(checkpoint, entry)
+        if entry is not None:
+            self._saver.delete(entry.path)
 
     def load_random_state(self) -> None:
         """Sets this worker's random generators to the restored commit."""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, remote, remote_tidy
+from tfpreempt.checkpoint import catalog, remote, remote_tidy, upload
+from tfpreempt.checkpoint.catalog import Committed
 from tfpreempt.checkpoint.exchange import ShardExchange
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.mirror import Mirror, MirrorStatus
@@ -28,7 +29,7 @@ DIRECTORY_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 _in_use: weakref.WeakValueDictionary[str, Remote] = weakref.WeakValueDictionary()
 
 
-def open_remote(given: Any, checkpoint_dir: str) -> ObjectStore | None:
+def open_remote(given: Any, checkpoint_dir: Any) -> ObjectStore | None:
     """The store that a handler's commits are copied to.
 
     Args:
@@ -42,7 +43,9 @@ def open_remote(given: Any, checkpoint_dir: str) -> ObjectStore | None:
     Raises:
         ConfigurationError: the place cannot be one.
     """
-    place = _from_environment(checkpoint_dir) if given is None else given
+    place: Any = given
+    if given is None and checkpoint_dir:
+        place = _from_environment(os.fsdecode(checkpoint_dir))
     if place is None or place == "":
         return None
     if hasattr(place, "put_if_absent"):
@@ -53,7 +56,7 @@ def open_remote(given: Any, checkpoint_dir: str) -> ObjectStore | None:
             f"remote_checkpoint_dir is {place!r}; expected a URI such as "
             '"gs://bucket/run", or an ObjectStore of tfpreempt'
         )
-    if is_uri(checkpoint_dir):
+    if is_uri(os.fsdecode(checkpoint_dir or "")):
         raise errors.ConfigurationError(
             f"checkpoint_dir is {checkpoint_dir!r} and remote_checkpoint_dir is "
             f"{place!r}; commits of a local directory can be copied, those of a URI "
@@ -91,6 +94,9 @@ class Remote:
         worker: index of this worker.
         apart: workers that do not see the chief's directory.
 
+    Attributes:
+        has_apart: whether there are any.
+
     Raises:
         ConfigurationError: another open handler of this process uses the place.
     """
@@ -107,8 +113,9 @@ class Remote:
         _in_use[store.uri] = self
         self.store = store
         self._exchange = ShardExchange(store, worker, apart, LocalFiles())
-        self._has_apart = bool(apart)
+        self.has_apart = bool(apart)
         self._mirror: Mirror | None = None
+        self._highest = 0
 
     def open(
         self,
@@ -137,7 +144,16 @@ class Remote:
     @property
     def highest_sequence(self) -> int:
         """The highest sequence seen in the store."""
-        return 0 if self._mirror is None else self._mirror.highest_sequence
+        seen = 0 if self._mirror is None else self._mirror.highest_sequence
+        return max(self._highest, seen)
+
+    def look(self) -> None:
+        """Finds out what sequences are taken.
+
+        Raises:
+            CheckpointError: the store cannot be listed.
+        """
+        self._highest = max([0, *(each.sequence for each in remote.scan(self.store))])
 
     @property
     def status(self) -> MirrorStatus | None:
@@ -162,9 +178,19 @@ class Remote:
         if self._mirror is not None and entry is not None:
             self._mirror.add(entry)
 
+    def copy_now(self, path: str) -> None:
+        """Copies a local commit and returns when it is there; on the chief.
+
+        Raises:
+            CheckpointError: the store, or the commit is damaged.
+        """
+        entry = catalog.load(path)
+        if entry is not None:
+            upload.Upload(self.store, upload.source_of(entry)).run()
+
     def saved(self, staged: Staged) -> None:
         """A save is over, committed or not; on the chief."""
-        if self._mirror is not None and self._has_apart:
+        if self._mirror is not None and self.has_apart:
             self._mirror.errand(self._exchange.clearing(staged.attempt))
 
     def wait(self, timeout: float | None) -> bool:
@@ -196,35 +222,27 @@ class Remote:
         )
         return False
 
-    def delete(self, checkpoint: Checkpoint, token: str | None) -> bool:
+    def delete(self, checkpoint: Checkpoint, entry: Committed | None) -> None:
         """Deletes a commit from the store; on the chief.
 
         Args:
             checkpoint: the user's handle.
-            token: of the local commit; None where that is gone.
-
-        Returns:
-            Whether there was one.
+            entry: the local commit; None where that is gone.
 
         Raises:
             CheckpointError: the store.
         """
-        if self._mirror is not None and token is not None:
-            self._mirror.forget(checkpoint.path)
-        found = [
-            folder.name
-            for folder in remote.scan(self.store)
-            if self._is_meant(folder, checkpoint, token)
-        ]
-        for name in found:
-            remote_tidy.delete(self.store, name)
-        return bool(found)
+        if self._mirror is not None and entry is not None:
+            self._mirror.forget(entry.path)
+        for folder in remote.scan(self.store):
+            if self._is_meant(folder, checkpoint, entry):
+                remote_tidy.delete(self.store, folder.name)
 
     def _is_meant(
-        self, folder: remote.Folder, checkpoint: Checkpoint, token: str | None
+        self, folder: remote.Folder, checkpoint: Checkpoint, entry: Committed | None
     ) -> bool:
-        if token is not None:
-            return folder.token == token
+        if entry is not None:
+            return folder.token == entry.token
         if is_uri(checkpoint.path):
             return checkpoint.path.rstrip("/") == f"{self.store.uri}/{folder.name}"
         return folder.step == checkpoint.step

@@ -43,6 +43,9 @@ class Participant(Protocol):
     def finish_mirror(self, seconds: float) -> bool:
         """Gives the newest commit's copy so much time; whether it is whole."""
 
+    def wait_for_mirror(self, timeout: float | None = None) -> bool:
+        """Waits until all is copied; whether the newest commit is."""
+
     def leave(self, committed: bool, mirrored: bool = True) -> None:
         """Ends the process by SystemExit, or returns; any thread."""
 

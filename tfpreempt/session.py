@@ -23,12 +23,14 @@ from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.runtime import Threads
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.departure import Departure, on_interpreter_end
-from tfpreempt.errors import SaveError, StoreGoneError, UsageError
+from tfpreempt.errors import CheckpointError, SaveError, StoreGoneError, UsageError
 from tfpreempt.events import Commit, Event, Fault, Outcome
 from tfpreempt.participant import Participant
 from tfpreempt.saving import JointSaves, repeat
 
 log = logging.getLogger(__name__)
+
+_SAVES = {"periodic": "periodic save", "finished": "the final save"}
 
 
 class Session:
@@ -61,7 +63,10 @@ class Session:
         self._handlers_made = 0
         self._started: tuple[float, int] | None = None
         self.departure = Departure(
-            cluster, self.members, lambda: self.coordinator.deadlines.left
+            cluster,
+            self.members,
+            left=lambda: self.coordinator.deadlines.left,
+            is_noticed=lambda: self.coordinator.deadline is not None,
         )
         self._runtime = Threads(store, self.clock, self._store_gone)
         self._joint = JointSaves(cluster, incarnation, self._runtime)
@@ -270,6 +275,13 @@ class Session:
         if commit is not None:
             self.coordinator.save_seconds = commit.save_seconds
         return commit
+
+    def try_to_save(self, member: Participant, because: str) -> None:
+        """The same, but training survives a failure, which is logged and recorded."""
+        try:
+            self.save_together(member, because)
+        except CheckpointError as error:
+            self.departure.fault(_SAVES[because], error)
 
     def save_each(self, seconds: float, member: Participant) -> None:
         """On the chief: asks all for a commit every so many seconds."""

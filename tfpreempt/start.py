@@ -12,14 +12,19 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import probe
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.writer import make_saver
 from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.mirroring import Remote, open_remote
 
 log = logging.getLogger(__name__)
 
+FETCH_TIMEOUT = 3600.0  # more seconds for the others while one fetches a checkpoint
+
+APART = "apart"  # what a worker says that does not see the chief's directory
 NOT_SHARED = "DirectoryNotSharedError: "
 DISAGREES = "WorkersDisagreeError: "
 
@@ -35,10 +40,12 @@ class Start:
         max_to_keep: commits to keep.
         save_fn: the user's, or None.
         io_device: where TensorFlow's files are written; None: where the variables are.
+        remote_checkpoint_dir: the user's.
 
     Attributes:
         saver: set by `agree`.
         candidate: what all workers are to restore; None to start afresh.
+        remote: this handler's part in the store; None without one.
         token: unique to this start, equal on all workers.
         skipped: what was found damaged on the way (chief only).
     """
@@ -53,8 +60,10 @@ class Start:
         max_to_keep: int | None,
         save_fn: Callable[..., Any] | None,
         io_device: str | None = None,
+        remote_checkpoint_dir: Any = None,
     ) -> None:
         self.saver: CheckpointSaver
+        self.remote: Remote | None = None
         self.candidate: Candidate | None = None
         self.token = ""
         self.skipped: list[str] = []
@@ -65,9 +74,14 @@ class Start:
         self._max_to_keep = max_to_keep
         self._save_fn = save_fn
         self._io_device = io_device
+        own = getattr(given, "directory", own_directory)
+        self._store = open_remote(remote_checkpoint_dir, own)
 
     def agree(self, store: KeyValueStore, prefix: str, timeout: float) -> None:
         """Runs the rendezvous; main thread of every worker, in the same order.
+
+        With a `remote_checkpoint_dir` there are two: who sees the chief's directory is
+        known before it is said what to restore, since the others fetch that.
 
         Args:
             store: the store.
@@ -81,12 +95,30 @@ class Start:
             ConfigurationError: the directory cannot work.
             WaitTimeoutError: a worker is missing.
         """
-        probes: list[str] = []
+        if self._store is not None:
+            timeout += FETCH_TIMEOUT
+            apart: set[int] = set()
+            if self._cluster.world > 1:
+                place = f"{prefix}/place"
+                apart = self._ask(store, place, timeout, self._place, self._sees)[1]
+            self.remote = Remote(self._store, self._cluster.worker, apart)
+        plan, _ = self._ask(store, prefix, timeout, self._propose, self._check)
+        self.token = str(plan["token"])
 
-        def propose() -> rendezvous.Plan:
-            plan = self._propose()
-            probes.append(plan["probe"])
-            return plan
+    def _ask(
+        self,
+        store: KeyValueStore,
+        prefix: str,
+        timeout: float,
+        propose: Callable[[], rendezvous.Plan],
+        check: Callable[[rendezvous.Plan], str | None],
+    ) -> tuple[rendezvous.Plan, set[int]]:
+        """One rendezvous; returns the plan, and who is apart."""
+        plans: list[rendezvous.Plan] = []
+
+        def keep() -> rendezvous.Plan:
+            plans.append(propose())
+            return plans[0]
 
         try:
             plan, problems = rendezvous.agree(
@@ -94,15 +126,26 @@ class Start:
                 prefix,
                 self._cluster.worker,
                 self._cluster.world,
-                propose=propose,
-                check=self._check,
+                propose=keep,
+                check=check,
                 timeout=timeout,
             )
         finally:
-            for token in probes:
-                probe.remove_probe(self.saver.directory, token)
-        raise_problems(problems)
-        self.token = str(plan["token"])
+            for made in plans:
+                probe.remove_probe(made["directory"], made["probe"])
+        apart = {worker for worker, text in problems.items() if text == APART}
+        raise_problems({w: text for w, text in problems.items() if w not in apart})
+        return plan, apart
+
+    def _place(self) -> rendezvous.Plan:
+        directory = self._build(None).directory
+        return {"directory": directory, "probe": probe.write_probe(directory)}
+
+    def _sees(self, plan: rendezvous.Plan) -> str | None:
+        if self._cluster.is_chief or self._shared_directory(plan) is not None:
+            return None
+        self._build(None)  # its own is to be a directory that can work
+        return APART
 
     def _build(self, directory: str | None) -> CheckpointSaver:
         self.saver = make_saver(
@@ -123,6 +166,9 @@ class Start:
         saver.start()
         if self._restore:
             self._find_newest(saver)
+            self._bring_before_all(saver)
+        elif self.remote is not None:
+            self.remote.look()
         return {
             "directory": saver.directory,
             "probe": probe.write_probe(saver.directory),
@@ -140,21 +186,30 @@ class Start:
                 f"{self._cluster.world}; give all workers the same TF_CONFIG cluster"
             )
         directory = self._shared_directory(plan)
-        if directory is None:
+        is_apart = self.remote is not None and self.remote.is_apart
+        if directory is None and not is_apart:
             own = getattr(self._given, "directory", self._own_directory)
             return (
                 f"{NOT_SHARED}{own!r} here is not the same storage as worker 0's "
                 f"{plan['directory']!r} (a file that worker 0 wrote there is not to be "
-                "seen). Use a directory that all machines mount. (For machines without "
-                "one, remote_checkpoint_dir is to be the way, in a later version.)"
+                "seen). Use a directory that all machines mount; or, where there is "
+                "none, give all workers a remote_checkpoint_dir in object storage, by "
+                "way of which each has what it needs on its own disk."
             )
-        saver = self._build(directory)
-        if plan["checkpoint"] is not None:
-            self.candidate = saver.find(plan["checkpoint"])
+        saver = self._build(None if is_apart else directory)
+        if is_apart:
+            saver.start()
+        token = plan["checkpoint"]
+        if token is not None:
+            self.candidate = saver.find(token)
+            if self.candidate is None and is_apart and self._store is not None:
+                saver.fetch(self._store, token)
+                self.candidate = saver.find(token)
             if self.candidate is None:
                 return (
-                    f"{DISAGREES}worker 0 restores the commit {plan['checkpoint']} of "
+                    f"{DISAGREES}worker 0 restores the commit {token} of "
                     f"{plan['directory']!r}, which this worker does not find there"
+                    + (f" nor in {self._store.uri}" if is_apart and self._store else "")
                 )
         return None
 
@@ -169,6 +224,8 @@ class Start:
     def _find_newest(self, saver: CheckpointSaver) -> None:
         lost: list[str] = []  # damaged commits of ours
         self.candidate = saver.newest(self.skipped.append, lost.append)
+        if self._store is not None and self._fetch_newer(saver, self._store):
+            self.candidate = saver.newest(self.skipped.append, lost.append)
         self.skipped += lost
         if lost and self.candidate is None:
             found = "; ".join(text.rstrip(".") for text in lost)
@@ -180,6 +237,46 @@ class Start:
         instead = "an older commit is used" if self.candidate else "it is passed over"
         for problem in self.skipped:
             log.warning("tfpreempt: %s; %s", problem.rstrip("."), instead)
+
+    def _fetch_newer(self, saver: CheckpointSaver, store: ObjectStore) -> bool:
+        """Brings a newer commit from the store; whether there was one."""
+        assert self.remote is not None
+        try:
+            self.remote.look()
+            return saver.fetch_newer(store, self.candidate, self.skipped.append)
+        except errors.SaveError:
+            raise  # this disk
+        except errors.CheckpointError as error:
+            if self.candidate is None:
+                raise errors.CheckpointError(
+                    f"{error} Training does not begin anew without knowing what is in "
+                    "remote_checkpoint_dir; make it reachable, or pass restore=False"
+                ) from error
+            log.warning(
+                "tfpreempt: %s cannot be asked for a newer commit, and step %s of %s "
+                "is restored: %s",
+                store.uri,
+                self.candidate.step,
+                saver.directory,
+                error,
+            )
+            return False
+
+    def _bring_before_all(self, saver: CheckpointSaver) -> None:
+        """Workers with other disks fetch what this one restores, so it must be there.
+
+        The copy of the newest commit may have been cut short by the last preemption.
+        """
+        if self.remote is None or self.candidate is None or not self.remote.has_apart:
+            return
+        if self.candidate.manifest is None:
+            raise errors.WorkersDisagreeError(
+                f"{self.candidate.path!r}, the newest checkpoint, was not written by "
+                "tfpreempt, and not all workers see this directory, so they cannot "
+                "restore it. Put it on storage that all mount, for one start; or move "
+                "it away"
+            )
+        self.remote.copy_now(self.candidate.path)
 
 
 def raise_problems(problems: dict[int, str]) -> None:

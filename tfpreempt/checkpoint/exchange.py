@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, layout
+from tfpreempt.checkpoint import checksum, layout, retention
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.storage.files import Files
 from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
@@ -52,7 +52,7 @@ class ShardExchange:
         return self._worker in self._apart
 
     def send(self, staged: Staged) -> None:
-        """Puts this worker's shard into the store; does nothing on the others.
+        """Moves this worker's shard into the store; does nothing on the others.
 
         Raises:
             CheckpointError: the store.
@@ -70,6 +70,7 @@ class ShardExchange:
                 self._store.put_if_absent(f"{place}/{name}", file, timeout=_SECONDS)
         data = json.dumps(sums).encode()
         self._store.put_if_absent(f"{place}/{LIST}", io.BytesIO(data), timeout=_SECONDS)
+        retention.delete_staging(self._files, staged.directory)
 
     def collect(self, staged: Staged, workers: Iterable[int]) -> list[int]:
         """Takes the others' shards into the staging directory; on the chief.
@@ -135,7 +136,9 @@ class ShardExchange:
         try:
             self._store.get(name, target, length=_MAX_LIST_BYTES, timeout=_SECONDS)
             found = json.loads(target.getvalue())
-            sums = {str(key): (int(size), int(crc)) for key, (size, crc) in found.items()}
+            sums = {
+                str(key): (int(size), int(crc)) for key, (size, crc) in found.items()
+            }
         except ObjectMissingError:
             raise
         except (ValueError, TypeError, AttributeError) as error:

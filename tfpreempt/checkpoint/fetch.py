@@ -1,8 +1,8 @@
 """Brings a remote commit into a checkpoint directory, where it is one like any other.
 
 The files go to a staging directory first, which the next start finds again if this one
-is killed; then one rename and the marker, as in any commit. What was a flat commit comes
-in the own form: nothing that a user's manager wrote is touched.
+is killed; then one rename and the marker, as in any commit. What was a flat commit
+comes in the own form: nothing that a user's manager wrote is touched.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ def bring(
         saved_at = _saved_at(commit)
         if saved_at is not None:  # checkpoints of others rank by the marker's time
             os.utime(os.path.join(target, layout.MARKER), (saved_at, saved_at))
+        committing.finish(files, directory, max_to_keep=None)
     return target
 
 
@@ -176,5 +177,9 @@ def _drop_others(files: Files, staged: str) -> None:
     names = os.listdir(parent) if os.path.isdir(parent) else []
     for name in names:
         path = os.path.join(parent, name)
-        if name.startswith(layout.FETCH) and name != wanted and not os.path.islink(path):
+        if (
+            name.startswith(layout.FETCH)
+            and name != wanted
+            and not os.path.islink(path)
+        ):
             retention.delete_staging(files, path)

@@ -14,9 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfpreempt import errors, events
+from tfpreempt.checkpoint import (
+    catalog,
+    fetch,
+    flat,
+    layout,
+    probe,
+    remote,
+    retention,
+)
 from tfpreempt.checkpoint import commit as committing
-from tfpreempt.checkpoint import catalog, fetch, flat, layout, probe, retention
 from tfpreempt.checkpoint import restore as restoring
+from tfpreempt.checkpoint.catalog import Committed
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Payload, Staged, Written, versions
 from tfpreempt.checkpoint.restore import Candidate
@@ -73,7 +82,7 @@ class CheckpointSaver:
         self.world_size = world_size
         self.is_chief = is_chief
         self._payload = payload
-        self._max_to_keep = max_to_keep
+        self.max_to_keep = max_to_keep
         self._needs_prefix = needs_prefix
         self._damaged: set[str] = set()  # tokens of commits that `newest` passed over
         self._random_state = random_state
@@ -259,7 +268,7 @@ class CheckpointSaver:
                 staged.directory,
                 staged.number,
                 draft,
-                self._max_to_keep,
+                self.max_to_keep,
                 self._damaged,
                 self.is_pinned,
             )
@@ -313,7 +322,10 @@ class CheckpointSaver:
         )
 
     def fetch_newer(
-        self, store: ObjectStore, local: Candidate | None, on_skip: Callable[[str], None]
+        self,
+        store: ObjectStore,
+        local: Candidate | None,
+        on_skip: Callable[[str], None],
     ) -> bool:
         """Brings a newer commit from an object store; see `fetch.newest_first`."""
         return fetch.newest_first(
@@ -332,21 +344,26 @@ class CheckpointSaver:
             fetch.bring(self._files, store, commit, self.directory)
         return commit is not None
 
-    def delete(self, path: str) -> bool:
-        """Deletes one of our own commits; whether it was there. On the chief.
+    def commit_of(self, place: str) -> Committed | None:
+        """The commit in this directory that a path, or a remote folder's URI, means."""
+        named = remote.parse(place.rstrip("/").rpartition("/")[2])
+        for entry in catalog.scan(self.directory)[0]:
+            is_twin = named is not None and named.token == entry.token
+            if is_twin or os.path.abspath(place) == os.path.abspath(entry.path):
+                return entry
+        return None
+
+    def delete(self, path: str) -> None:
+        """Deletes one of our own commits; on the chief.
 
         Raises:
             SaveError: the disk.
         """
         with failure.translated(f"delete {path!r}", self.directory):
-            entry = catalog.load(path)
-            if entry is None:
-                return False
             kept, _ = retention.plan(self.directory, None)
             rest = [each for each in kept if each != path]
             committing.point(self._files, self.directory, rest, [path])
             retention.delete(self._files, path)
-            return True
 
     def find(self, token: str) -> Candidate | None:
         """The checkpoint that the chief chose, as this worker sees it; or None."""

@@ -51,6 +51,9 @@ class PreemptionCallback:
         save_timeout: seconds that any wait for other workers may take where the notice
             came without a grace period.
         max_to_keep: commits to keep; None keeps all.
+        remote_checkpoint_dir: gs://bucket/run or s3://bucket/run: commits are copied
+            there in the background, and a start whose directory has nothing newer goes
+            on from there. None: TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -65,6 +68,7 @@ class PreemptionCallback:
         restore: bool = True,
         save_timeout: float = 30.0,
         max_to_keep: int | None = 2,
+        remote_checkpoint_dir: Any = None,
     ) -> None:
         self._settings = Settings(
             checkpoint_dir=check_directory(checkpoint_dir),
@@ -73,6 +77,7 @@ class PreemptionCallback:
             restore=restore,
             save_timeout=save_timeout,
             max_to_keep=max_to_keep,
+            remote_checkpoint_dir=remote_checkpoint_dir,
         )
         self._training: Training | None = None
         self._files: CallbackStates | None = None

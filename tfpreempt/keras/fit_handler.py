@@ -89,12 +89,12 @@ class FitHandler(PreemptionCheckpointHandler):
         self._is_at_end = True
         self.close()
 
-    def close(self, limit: float | None = None) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Called by the interpreter's end too, where the fit may have died half-way."""
         if not (self._is_at_end or self._closed):
             log.info("tfpreempt: this fit did not come to its end; nothing is saved")
             self.abandon()
-        super().close(limit)
+        super().close(timeout)
 
     def abandon(self) -> None:
         """The fit died of an error: what it was in the middle of is not saved."""
@@ -125,5 +125,6 @@ def make_handler(
         restore=settings.restore,
         save_timeout=settings.save_timeout,
         max_to_keep=settings.max_to_keep,
+        remote_checkpoint_dir=settings.remote_checkpoint_dir,
         is_fitting=functools.partial(is_running, fit),
     )

@@ -20,6 +20,7 @@ class Settings:
     restore: bool
     save_timeout: float
     max_to_keep: int | None
+    remote_checkpoint_dir: Any
 
 
 def check_directory(given: Any) -> str:

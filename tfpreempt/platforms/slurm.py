@@ -94,7 +94,7 @@ class SlurmTerminationConfig(TerminationConfig):
         early = SignalSource(self._early_signal)
         return (*found, WatchedSource(early, self._early_grace))
 
-    def code(self, committed: bool) -> int | None:
+    def code(self, committed: bool, mirrored: bool = True) -> int | None:
         """As the base's; once the restarts are used up, the code that ends the job."""
         return self._exhausted_code if self._is_exhausted else super().code(committed)
 
