@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import io
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import google_crc32c
 
@@ -41,6 +43,22 @@ def joined(first: int, second: int, second_size: int) -> int:
         second_size: its length in bytes.
     """
     return _times(first, _power_of_x(8 * second_size)) ^ second
+
+
+class Sink(io.RawIOBase):
+    """A file that keeps nothing of what is written to it but size and crc32c."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.crc32c = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.crc32c = extended(self.crc32c, bytes(data))
+        self.size += len(data)
+        return len(data)
 
 
 def of_file(path: str) -> tuple[int, int]:

@@ -1,16 +1,22 @@
-"""From a URI to its ObjectStore."""
+"""From a place, as the user names it, to its ObjectStore."""
 
 from __future__ import annotations
 
 import os
+import re
 import urllib.parse
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.checkpoint.storage.prefixed import PrefixedStore
 
 SCHEMES = ("file", "gs", "s3")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_STORE = ("uri", "put_if_absent", "replace", "get", "list", "folders", "stat", "delete")
 
 
 def is_uri(text: str) -> bool:
@@ -22,23 +28,35 @@ def local_path(place: str) -> str | None:
     """The absolute local path of a path or a file:// URI; None for other URIs.
 
     Raises:
-        ConfigurationError: a file:// URI of another host.
+        ConfigurationError: a file:// URI of another host, or one with a query; a URI
+            that has lost a "/", as pathlib makes them.
     """
+    match = _SCHEME.match(place)
+    if match and match[2] == "/" and not os.path.exists(place):
+        raise errors.ConfigurationError(
+            f"{place!r} is neither a path nor a URI; expected two slashes, as in "
+            f"'{match[1]}://...'. pathlib.Path makes one of them: pass a str."
+        )
     if not is_uri(place):
         return os.path.abspath(place)
     parts = urllib.parse.urlsplit(place)
     if parts.scheme != "file":
         return None
-    if parts.netloc not in ("", "localhost"):
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise errors.ConfigurationError(
             f"{place!r} names the host {parts.netloc!r}; expected file:///path of this "
-            "machine."
+            "machine, with three slashes."
+        )
+    if parts.query or parts.fragment:
+        raise errors.ConfigurationError(
+            f"{place!r} has a '?' or '#'; expected file:///path. Write %3F for a "
+            "question mark and %23 for a hash in a name."
         )
     return os.path.abspath(urllib.parse.unquote(parts.path))
 
 
-def open_store(place: str, filesystem: Any = None) -> ObjectStore:
-    """The store at a place.
+def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectStore:
+    """The store at a place. No request is made.
 
     Args:
         place: a local path, file://, gs://bucket/prefix or s3://bucket/prefix; with a
@@ -48,11 +66,77 @@ def open_store(place: str, filesystem: Any = None) -> ObjectStore:
     Raises:
         ConfigurationError: the place cannot be one; says what can.
     """
-    del filesystem
+    place = os.fspath(place)
+    if not isinstance(place, str) or not place:
+        raise errors.ConfigurationError(
+            f"Got the place {place!r}; expected a path or a URI of one of {_schemes()}."
+        )
+    if filesystem is not None:
+        return _in_filesystem(place, filesystem)
     path = local_path(place)
     if path is not None:
         return LocalStore(path)
+    scheme, bucket, prefix = split(place)
+    if scheme == "gs":
+        from tfpreempt.checkpoint.storage.gcs import GcsStore  # a second to import
+
+        return GcsStore(bucket, prefix)
+    raise errors.ConfigurationError(f"{place!r} cannot be opened yet.")
+
+
+def split(uri: str) -> tuple[str, str, str]:
+    """Scheme, bucket and prefix of a gs:// or s3:// URI.
+
+    Raises:
+        ConfigurationError: it is none, or is malformed.
+    """
+    scheme, _, rest = uri.partition("://")
+    if scheme not in ("gs", "s3"):
+        raise errors.ConfigurationError(
+            f"{uri!r} cannot be opened; expected a local path, or a URI of one of "
+            f"{_schemes()}. For other places pass filesystem=, an fsspec or pyarrow "
+            "file system, and the path in it."
+        )
+    bucket, _, prefix = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise errors.ConfigurationError(
+            f"{uri!r} names the bucket {bucket!r}; expected {scheme}://bucket/prefix "
+            "with a bucket's name of lower-case letters, digits, '-', '_' and '.'."
+        )
+    if "?" in prefix or "#" in prefix:
+        raise errors.ConfigurationError(
+            f"{uri!r} has a '?' or '#'; expected {scheme}://bucket/prefix without "
+            "options. Endpoint and credentials come from the environment."
+        )
+    return scheme, bucket, _checked(prefix, uri)
+
+
+def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
+    if is_uri(place):
+        raise errors.ConfigurationError(
+            f"Got the URI {place!r} together with filesystem={filesystem!r}; expected "
+            "one of the two. Pass the path in that file system, or leave it out."
+        )
+    if all(hasattr(filesystem, name) for name in _STORE):
+        prefix = _checked(place, place)
+        return PrefixedStore(filesystem, prefix) if prefix else filesystem
     raise errors.ConfigurationError(
-        f"{place!r} cannot be opened; expected a local path, or a URI of one of "
-        f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}."
+        f"Got filesystem={filesystem!r}; expected one of tfpreempt's stores, or a file "
+        "system object of pyarrow or fsspec."
     )
+
+
+def _checked(prefix: str, place: str) -> str:
+    """The prefix without the "/" at its ends."""
+    trimmed = prefix.strip("/")
+    reason = layout.why_unsafe(trimmed) if trimmed else None
+    if reason:
+        raise errors.ConfigurationError(
+            f"The path {trimmed!r} in {place!r} {reason}; expected parts with one '/' "
+            "between them."
+        )
+    return trimmed
+
+
+def _schemes() -> str:
+    return ", ".join(f"{scheme}://" for scheme in SCHEMES)

@@ -1,21 +1,14 @@
-"""What all fake metadata servers share: sockets, threads, and failures on demand."""
+"""What all fake metadata servers share: requests, replies, failures on demand."""
 
 from __future__ import annotations
 
 import dataclasses
 import http.server
-import itertools
-import socket
-import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from tfpreempt._threads import OwnedThread
-
-_POLL_SECONDS = 0.01
-_CLOSE_LIMIT_SECONDS = 5.0
-_names = itertools.count()
+from tfpreempt.testing._loopback import Httpd, LoopbackServer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,43 +50,17 @@ class Reply:
     is_raw: bool = False
 
 
-class FakeServer:
-    """A server on a free port of 127.0.0.1; a context manager.
+class FakeServer(LoopbackServer):
+    """A metadata server on a free port of 127.0.0.1; a context manager.
 
     Attributes:
         requests: what was asked, the newest last.
     """
 
-    _port = 0  # any free one
-
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.changed = threading.Condition()
-        self._is_closing = False
-        self._is_down = False
-        self._is_stalled = False
         self._failures: list[int] = []
-        self._connections: set[socket.socket] = set()
-        self._httpd = _Httpd(self)
-        self._thread = OwnedThread(
-            f"fake-metadata-{next(_names)}",
-            lambda: self._httpd.serve_forever(_POLL_SECONDS),
-        )
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        """Where it listens, such as "http://127.0.0.1:40001"."""
-        return f"http://{self.host}"
-
-    @property
-    def host(self) -> str:
-        """The same without the scheme."""
-        return f"127.0.0.1:{self._httpd.server_port}"
-
-    def environment(self) -> dict[str, str]:
-        """The variables that lead the cloud's clients here."""
-        return {}
+        super().__init__("fake-metadata", _Handler)
 
     def fail(self, count: int, status: int = 503) -> None:
         """Answers the next `count` requests with an error.
@@ -106,56 +73,9 @@ class FakeServer:
             self._failures = [status] * count
             self.changed.notify_all()
 
-    def stall(self) -> None:
-        """Accepts requests and answers none, until `up()`."""
-        with self.changed:
-            self._is_stalled = True
-
-    def down(self) -> None:
-        """Drops all connections, and each new one at once, until `up()`."""
-        with self.changed:
-            self._is_down = True
-            self._drop_connections()
-
-    def up(self) -> None:
-        """Ends `stall()` and `down()`."""
-        with self.changed:
-            self._is_down = self._is_stalled = False
-            self.changed.notify_all()
-
-    def close(self) -> None:
-        """Stops. Idempotent."""
-        with self.changed:
-            if self._is_closing:
-                return
-            self._is_closing = True
-            self._drop_connections()
-            self.changed.notify_all()
-        self._httpd.shutdown()
-        self._httpd.server_close()
-        self._thread.join(_CLOSE_LIMIT_SECONDS)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def answer(self, request: Request) -> Reply:
         """What the service says. In a thread of the request's connection."""
         raise NotImplementedError
-
-    def wait(self, is_met: Any, seconds: float) -> None:
-        """Waits with `changed` held until it is met, time is up or the server ends."""
-        self.changed.wait_for(
-            lambda: is_met() or self._is_closing or self._is_down, seconds
-        )
-
-    def pause(self, seconds: float) -> bool:
-        """Waits; returns whether the server goes on."""
-        with self.changed:
-            self.changed.wait_for(lambda: self._is_closing, seconds)
-            return not self._is_closing
 
     def serve(self, request: Request) -> Reply | None:
         """The answer, or a failure that was ordered; None to drop the connection."""
@@ -174,58 +94,16 @@ class FakeServer:
         """The answer of a service that fails."""
         return Reply(status=status, body=b"try again\n")
 
-    def admit(self, connection: socket.socket) -> bool:
-        """Whether a new connection is served."""
-        with self.changed:
-            if self._is_down or self._is_closing:
-                return False
-            self._connections.add(connection)
-            return True
-
-    def release(self, connection: socket.socket) -> None:
-        """A connection has ended."""
-        with self.changed:
-            self._connections.discard(connection)
-
-    def _drop_connections(self) -> None:
-        for connection in self._connections:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # the client was first
-
-
-class _Httpd(http.server.ThreadingHTTPServer):
-    request_queue_size = 32
-
-    def __init__(self, fake: FakeServer) -> None:
-        self.fake = fake
-        super().__init__(("127.0.0.1", fake._port), _Handler)
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self.fake.admit(request)
-
-    def shutdown_request(self, request: Any) -> None:
-        self.fake.release(request)
-        super().shutdown_request(request)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        # Named from the start, so that a test can tell these threads from its own.
-        threading.Thread(
-            target=self.process_request_thread,
-            args=(request, client_address),
-            name="fake-metadata-connection",
-            daemon=True,
-        ).start()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # clients that go away are what these servers are for
-
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet: no delay between the two
-    server: _Httpd
+
+    @property
+    def _fake(self) -> FakeServer:
+        assert isinstance(self.server, Httpd)
+        assert isinstance(self.server.fake, FakeServer)
+        return self.server.fake
 
     def do_GET(self) -> None:
         self._serve()
@@ -249,7 +127,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers={name.lower(): text for name, text in self.headers.items()},
             body=self.rfile.read(length),
         )
-        reply = self.server.fake.serve(request)
+        reply = self._fake.serve(request)
         if reply is None or reply.pieces is not None:
             self.close_connection = True
         if reply is None:

@@ -1,0 +1,101 @@
+"""Translates what Google Cloud Storage and its client say into what the user can do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import google.auth.exceptions
+import requests
+import urllib3
+from google.api_core import exceptions as api
+from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.storage.gcs_session import DeadlineSession
+from tfpreempt.checkpoint.storage.limits import Limit, OutOfTimeError
+
+_FOREIGN = (
+    api.GoogleAPIError,
+    google.auth.exceptions.GoogleAuthError,
+    requests.RequestException,
+    urllib3.exceptions.HTTPError,
+    InvalidResponse,
+    DataCorruption,
+    ConnectionError,
+    OutOfTimeError,
+)
+
+_BUCKET_MISSING = re.compile(r"bucket (?:does not exist|not found)", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def translated(
+    session: DeadlineSession,
+    limit: Limit,
+    doing: str,
+    uri: str,
+    kind: type[errors.CheckpointError],
+) -> Iterator[None]:
+    """Turns what the client raises in the body into our errors.
+
+    Requests in the body end by the limit.
+
+    Args:
+        session: that makes them.
+        limit: of the call.
+        doing: what the body does, such as "upload 'x'".
+        uri: of the store.
+        kind: what to raise.
+    """
+    try:
+        with session.limited(limit):
+            yield
+    except _FOREIGN as error:
+        cause = error.cause if isinstance(error, api.RetryError) else error
+        raise kind(
+            f"Could not {doing} in {uri}: {_said(cause or error, limit)} "
+            f"{_advice(cause or error, uri)}"
+        ) from error
+
+
+def is_about_the_bucket(error: Exception) -> bool:
+    """Whether a 404 means that the bucket is missing, not an object in it."""
+    return _BUCKET_MISSING.search(str(error)) is not None
+
+
+def _said(error: BaseException, limit: Limit) -> str:
+    if isinstance(
+        error, OutOfTimeError | requests.Timeout | urllib3.exceptions.TimeoutError
+    ):
+        waited = "in time" if limit.seconds is None else f"within {limit.seconds:g} s"
+        return f"it was not done {waited} ({error})."
+    text = str(error).strip().rstrip(".")
+    return f"{type(error).__name__}: {text[:300]}."
+
+
+def _advice(error: BaseException, uri: str) -> str:
+    bucket = uri.removeprefix("gs://").partition("/")[0]
+    if isinstance(error, api.NotFound):
+        return (
+            f"Create the bucket (`gcloud storage buckets create gs://{bucket}`) or "
+            "correct its name."
+        )
+    if isinstance(error, api.Forbidden):
+        return (
+            f"Give this account the role roles/storage.objectUser on gs://{bucket}; "
+            "reading alone needs roles/storage.objectViewer."
+        )
+    if isinstance(error, api.Unauthorized | google.auth.exceptions.GoogleAuthError):
+        return (
+            "Renew the credentials (`gcloud auth application-default login`), or check "
+            "the machine's service account and its access scopes."
+        )
+    if isinstance(error, api.TooManyRequests):
+        return "The service asks for fewer requests: save less often, or try later."
+    if isinstance(error, api.ServerError | requests.RequestException | ConnectionError):
+        return "The service or the network failed for that long; try again later."
+    if isinstance(error, OutOfTimeError | requests.Timeout):
+        return "Give it more time, or look at the network."
+    return "Look at the service's answer and at the network."

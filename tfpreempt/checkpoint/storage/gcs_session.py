@@ -1,0 +1,105 @@
+"""A client of Google Cloud Storage whose every request knows the caller's deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import google.auth
+import google.auth.exceptions
+import requests
+from google.auth.credentials import AnonymousCredentials
+from google.auth.transport.requests import AuthorizedSession
+from google.cloud import storage
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.storage.limits import REQUEST_SECONDS, Limit
+
+_T = TypeVar("_T")
+# More threads than this wait for a connection that another one keeps.
+_CONNECTIONS = 32
+_SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
+# The client's own first pause is a second, a good part of a notice of thirty.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+
+
+class DeadlineSession(AuthorizedSession):
+    """A session that ends a request when the time of the call that makes it is up.
+
+    The client has calls that take no time-out, and others that make many requests with
+    one; here all of them pass.
+    """
+
+    def __init__(self, credentials: Any) -> None:
+        # google-auth has types for some of its functions only.
+        init: Any = super().__init__
+        init(credentials, refresh_timeout=REQUEST_SECONDS)
+        self._current = threading.local()
+        for scheme in ("https://", "http://"):
+            self.mount(
+                scheme,
+                requests.adapters.HTTPAdapter(
+                    pool_connections=4, pool_maxsize=_CONNECTIONS
+                ),
+            )
+
+    @contextlib.contextmanager
+    def limited(self, limit: Limit) -> Iterator[None]:
+        """In the body, this thread's requests end by the limit."""
+        self._current.limit = limit
+        try:
+            yield
+        finally:
+            self._current.limit = None
+
+    def request(self, *args: Any, **kwargs: Any) -> Any:
+        limit = getattr(self._current, "limit", None)
+        seconds = REQUEST_SECONDS if limit is None else limit.request()
+        kwargs["timeout"] = (seconds, seconds)
+        request: Any = super().request
+        return request(*args, **kwargs)
+
+
+def connect(bucket: str) -> tuple[storage.Client, DeadlineSession]:
+    """A client with credentials from the environment; no request is made.
+
+    Args:
+        bucket: for the message.
+
+    Raises:
+        ConfigurationError: there are no credentials.
+    """
+    if os.environ.get("STORAGE_EMULATOR_HOST"):
+        anonymous: Any = AnonymousCredentials
+        credentials, project = anonymous(), None
+    else:
+        try:
+            credentials, project = google.auth.default(scopes=_SCOPES)
+        except google.auth.exceptions.GoogleAuthError as error:
+            raise errors.ConfigurationError(
+                f"gs://{bucket} needs credentials, and none were found: {error} Run "
+                "`gcloud auth application-default login`, or run on a machine whose "
+                "service account may use the bucket."
+            ) from error
+    session = DeadlineSession(credentials)
+    client = storage.Client(
+        project=project or "none", credentials=credentials, _http=session
+    )
+    return client, session
+
+
+def policy(limit: Limit) -> Any:
+    """How often to try again what passes by itself, within what the limit leaves."""
+    return DEFAULT_RETRY.with_timeout(limit.retry()).with_delay(
+        initial=_FIRST_PAUSE, maximum=_LONGEST_PAUSE
+    )
+
+
+def persistently(act: Callable[[], _T], limit: Limit) -> _T:
+    """Calls until it no longer fails with something that passes by itself."""
+    result: _T = policy(limit)(act)()
+    return result

@@ -1,0 +1,261 @@
+"""Bytes to and from Google Cloud Storage, in pieces, going on where they broke off.
+
+The client's own loops won't do: its download hands out 8 KiB at a time, which keeps
+eight threads waiting for the interpreter, and its resumable upload takes the loss of
+the last answer for a failure. Both go over the client's session and its retry policy.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+import threading
+from typing import IO, Any
+from urllib.parse import quote
+
+import google_crc32c
+import requests
+import urllib3
+from google.api_core import exceptions as api
+
+from tfpreempt.checkpoint.storage.gcs_session import DeadlineSession, persistently
+from tfpreempt.checkpoint.storage.limits import Limit
+
+# What a call holds in memory; eight threads hold eight of them.
+PIECE = 4 << 20
+_READ = 1 << 20
+_RANGE = re.compile(r"bytes=0-(\d+)")
+_BROKEN = (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError)
+
+
+class SessionLostError(Exception):
+    """The service has forgotten a resumable upload; it must begin anew."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """What was sent, or received: how many bytes, with which checksum."""
+
+    size: int
+    crc32c: int
+
+
+class ResumableUpload:
+    """One object on its way, in chunks of `PIECE` bytes.
+
+    Args:
+        session: makes the requests.
+        url: of the upload, from `Blob.create_resumable_upload_session`.
+        size: of the object.
+    """
+
+    def __init__(self, session: DeadlineSession, url: str, size: int) -> None:
+        self._session = session
+        self._url = url
+        self._size = size
+        self._sent = 0
+        self._received = 0
+        self._is_done = False
+        self._has_failed = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the object is there."""
+        return self._is_done
+
+    def send(self, piece: bytes, crc32c: int, limit: Limit) -> None:
+        """Sends the bytes that follow those of the last call.
+
+        Args:
+            piece: `PIECE` bytes, fewer only at the end.
+            crc32c: of all bytes from the beginning of the object to the end of these.
+            limit: of the call.
+
+        Raises:
+            SessionLostError: the service knows nothing of this upload any more.
+            google.api_core.exceptions.GoogleAPICallError: the service refuses.
+            google.api_core.exceptions.RetryError: it fails for too long.
+        """
+        data, start = memoryview(piece), self._sent
+        self._sent = end = start + len(piece)
+        while not self._is_done and self._received < end:
+            persistently(lambda: self._send_rest(data, start, crc32c), limit)
+
+    def _send_rest(self, data: memoryview, start: int, crc: int) -> None:
+        """Sends what is missing of a piece."""
+        end = start + len(data)
+        if self._has_failed:
+            self._ask()
+            self._has_failed = False
+        if not self._is_done and self._received < end:
+            self._has_failed = True  # until an answer says otherwise
+            self._put(data[self._received - start :], end, crc)
+            self._has_failed = False
+
+    def _put(self, data: memoryview, end: int, crc: int) -> None:
+        headers = {"Content-Range": f"bytes {self._received}-{end - 1}/{self._size}"}
+        if end == self._size:
+            headers["X-Goog-Hash"] = f"crc32c={encoded(crc)}"
+        self._note(self._session.request("PUT", self._url, data=data, headers=headers))
+
+    def _ask(self) -> None:
+        """Asks how much has arrived."""
+        headers = {"Content-Range": f"bytes */{self._size}"}
+        self._note(self._session.request("PUT", self._url, headers=headers))
+
+    def _note(self, response: requests.Response) -> None:
+        if response.status_code in (200, 201):
+            self._is_done = True
+        elif response.status_code == 308:
+            match = _RANGE.fullmatch(response.headers.get("Range", ""))
+            self._received = int(match[1]) + 1 if match else 0
+        elif response.status_code in (404, 410):
+            raise SessionLostError(response.text[:200])
+        else:
+            raise refusal(response)
+
+
+class Download:
+    """An object's bytes, or some of them, on their way into a file.
+
+    Args:
+        session: makes the requests.
+        url: of the object's bytes.
+        target: written to from its position on.
+        offset: first byte that is wanted.
+        length: bytes wanted; None: all that follow.
+    """
+
+    def __init__(
+        self,
+        session: DeadlineSession,
+        url: str,
+        target: IO[bytes],
+        *,
+        offset: int,
+        length: int | None,
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._target = target
+        self._offset = offset
+        self._length = length
+        self._copied = 0
+        self._crc = 0
+        self._generation: str | None = None
+        self._announced: str | None = None
+
+    def run(self, limit: Limit) -> Whole:
+        """Copies; goes on where a connection broke off.
+
+        Raises:
+            google.api_core.exceptions.GoogleAPICallError: the service refuses.
+            google.api_core.exceptions.RetryError: it fails for too long.
+        """
+        while self._length is None or self._copied < self._length:
+            if persistently(lambda: self._is_complete(limit), limit):
+                break
+        return Whole(size=self._copied, crc32c=self._crc)
+
+    @property
+    def announced_crc32c(self) -> int | None:
+        """What the service says of the whole object; None if it says nothing."""
+        if self._announced is None:
+            return None
+        return decoded(self._announced)
+
+    def _is_complete(self, limit: Limit) -> bool:
+        """Makes one request; False if it broke off after some progress."""
+        before = self._copied
+        try:
+            response = self._open()
+            if response is None:
+                return True
+            with response, _EndedBy(limit, response):
+                self._pump(response, limit)
+        except _BROKEN:
+            limit.check()
+            if self._copied == before:
+                raise
+            return False
+        return True
+
+    def _open(self) -> requests.Response | None:
+        start = self._offset + self._copied
+        headers = {"Accept-Encoding": "gzip"}  # as they are stored, not unpacked
+        if start or self._length is not None:
+            end = "" if self._length is None else str(self._offset + self._length - 1)
+            headers["Range"] = f"bytes={start}-{end}"
+        params = {"alt": "media"}
+        if self._generation:
+            params["generation"] = self._generation
+        opened: requests.Response = self._session.request(
+            "GET", self._url, params=params, headers=headers, stream=True
+        )
+        if opened.status_code == 416:  # nothing is there, so nothing is copied
+            opened.close()
+            return None
+        if opened.status_code not in (200, 206):
+            raise refusal(opened)
+        self._generation = opened.headers.get("X-Goog-Generation")
+        for each in opened.headers.get("X-Goog-Hash", "").split(","):
+            kind, _, text = each.strip().partition("=")
+            if kind == "crc32c":
+                self._announced = text
+        return opened
+
+    def _pump(self, response: requests.Response, limit: Limit) -> None:
+        while piece := response.raw.read(_READ, decode_content=False):
+            self._target.write(piece)
+            self._copied += len(piece)
+            self._crc = google_crc32c.extend(self._crc, piece)
+            limit.check()
+
+
+def refusal(response: requests.Response) -> Exception:
+    """What the client would raise for a response."""
+    translate: Any = api.from_http_response
+    error: Exception = translate(response)
+    return error
+
+
+def media_url(endpoint: str, bucket: str, key: str) -> str:
+    """Where the bytes of an object are."""
+    return (
+        f"{endpoint}/download/storage/v1/b/{quote(bucket, safe='')}"
+        f"/o/{quote(key, safe='')}"
+    )
+
+
+def encoded(crc: int) -> str:
+    """A checksum as the service writes it: base64 of four bytes, big end first."""
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()
+
+
+def decoded(text: str) -> int:
+    """The reverse."""
+    return int.from_bytes(base64.b64decode(text), "big")
+
+
+class _EndedBy:
+    """In its body, a response's bytes end when time is up.
+
+    A socket's time-out counts from each packet, so a stall late in a long answer would
+    go on for as long again as the whole call may take.
+    """
+
+    def __init__(self, limit: Limit, response: Any) -> None:
+        end = getattr(response.raw, "shutdown", None)  # since urllib3 2.3
+        self._timer = None
+        if limit.seconds is not None and end is not None:
+            self._timer = threading.Timer(limit.request(), end)
+            self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        if self._timer:
+            self._timer.start()
+
+    def __exit__(self, *error: object) -> None:
+        if self._timer:
+            self._timer.cancel()

@@ -1,0 +1,73 @@
+"""ObjectStore that is a part of another: all names with one prefix."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import IO
+
+from tfpreempt.checkpoint.storage.interface import ObjectStat, ObjectStore, check_name
+
+
+class PrefixedStore:
+    """What lies below a path of another store.
+
+    Args:
+        store: the other.
+        prefix: the path, without a "/" at its ends.
+
+    Raises:
+        ConfigurationError: the path is unsafe.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = check_name(prefix) + "/"
+
+    @property
+    def uri(self) -> str:
+        return f"{self._store.uri.rstrip('/')}/{self._prefix.rstrip('/')}"
+
+    def put_if_absent(
+        self, name: str, source: IO[bytes], *, timeout: float | None = None
+    ) -> bool:
+        return self._store.put_if_absent(self._full(name), source, timeout=timeout)
+
+    def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
+        self._store.replace(self._full(name), data, timeout=timeout)
+
+    def get(
+        self,
+        name: str,
+        target: IO[bytes],
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        return self._store.get(
+            self._full(name), target, offset=offset, length=length, timeout=timeout
+        )
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        for name in self._store.list(self._prefix + prefix):
+            yield name[len(self._prefix) :]
+
+    def folders(self) -> Iterator[str]:
+        """As a store's; it lists all that is below the path."""
+        seen = None
+        for name in self.list():
+            folder, slash, _ = name.partition("/")
+            if slash and folder != seen:
+                seen = folder
+                yield folder
+
+    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
+        found = self._store.stat(self._full(name), timeout=timeout)
+        return None if found is None else dataclasses.replace(found, name=name)
+
+    def delete(self, name: str, *, timeout: float | None = None) -> bool:
+        return self._store.delete(self._full(name), timeout=timeout)
+
+    def _full(self, name: str) -> str:
+        return self._prefix + check_name(name)

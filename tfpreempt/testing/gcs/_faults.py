@@ -1,0 +1,109 @@
+"""What goes wrong on the way to and from the fake, as the test ordered it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+When = Literal["before", "after"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What happens to one request.
+
+    Attributes:
+        status: an error that is answered; None for none.
+        drop: the connection is dropped before the request is looked at, or after it
+            was served but before the reply; None for neither.
+        cut_upload: bytes of the body after which the connection is dropped.
+        cut_download: bytes of the reply's body after which it is dropped.
+        corrupts: a bit of the reply's body is flipped.
+        stalls: no reply comes before `up()`.
+    """
+
+    status: int | None = None
+    drop: When | None = None
+    cut_upload: int | None = None
+    cut_download: int | None = None
+    corrupts: bool = False
+    stalls: bool = False
+
+
+class Faults:
+    """Counts requests and hands out orders. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+        self.failures: list[int] = []
+        self.drops: dict[int, When] = {}
+        self.cut_uploads: list[int] = []
+        self.cut_downloads: list[int] = []
+        self.corruptions = 0
+        self.stalls = 0
+
+    def arrive(self, *, has_body: bool, is_media: bool) -> tuple[int, Orders]:
+        """The number of a request that has just come, and its orders."""
+        with self._lock:
+            number, self.count = self.count, self.count + 1
+            stalls, self.stalls = self.stalls > 0, max(self.stalls - 1, 0)
+            corrupts = is_media and self.corruptions > 0
+            self.corruptions -= corrupts
+            return number, Orders(
+                status=self.failures.pop() if self.failures else None,
+                drop=self.drops.pop(number, None),
+                cut_upload=_next(self.cut_uploads) if has_body else None,
+                cut_download=_next(self.cut_downloads) if is_media else None,
+                corrupts=corrupts,
+                stalls=stalls,
+            )
+
+    def order_failures(self, count: int, status: int) -> None:
+        with self._lock:
+            self.failures = [status] * count
+
+    def order_drop(self, ahead: int, when: When) -> int:
+        """Orders a drop so many requests from now; returns the request's number."""
+        with self._lock:
+            number = self.count + ahead
+            self.drops[number] = when
+            return number
+
+    def order_stalls(self, count: int) -> None:
+        with self._lock:
+            self.stalls = count
+
+    def order_corruptions(self, count: int) -> None:
+        with self._lock:
+            self.corruptions = count
+
+    def order_cut(self, after: int, *, of_upload: bool) -> None:
+        with self._lock:
+            (self.cut_uploads if of_upload else self.cut_downloads).append(after)
+
+    def clear(self) -> None:
+        """Forgets all orders; the count goes on."""
+        with self._lock:
+            self.failures, self.drops = [], {}
+            self.cut_uploads, self.cut_downloads = [], []
+            self.corruptions = self.stalls = 0
+
+
+def corrupted(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same with one bit flipped, in the middle of the first piece."""
+    is_done = False
+    for piece in pieces:
+        if piece and not is_done:
+            changed = bytearray(piece)
+            changed[len(changed) // 2] ^= 1
+            yield bytes(changed)
+            is_done = True
+        else:
+            yield piece
+
+
+def _next(orders: list[int]) -> int | None:
+    return orders.pop(0) if orders else None

@@ -1,0 +1,242 @@
+"""The fake's sockets: bodies come and go in large pieces, and break off on demand."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from tfpreempt.testing._loopback import Httpd, LoopbackServer
+from tfpreempt.testing.gcs._faults import Faults, Orders, When, corrupted
+from tfpreempt.testing.gcs._service import Reply, Request, Service, error_reply
+
+_PIECE = 4 << 20
+_REASON = "Ordered by the test."
+
+
+class GcsServer(LoopbackServer):
+    """A server of Google Cloud Storage's JSON API on the loopback interface.
+
+    Any client of the real one can be led here by `environment()`. Objects live in
+    memory. What clients send is answered by threads, as many as there are connections;
+    faults are ordered from any thread, and each hits requests in order of arrival.
+
+    Args:
+        buckets: names of the buckets that exist.
+
+    Attributes:
+        requests: what was asked, the newest last; without bodies.
+    """
+
+    def __init__(self, buckets: Iterable[str] = ("bucket",)) -> None:
+        self.requests: list[Request] = []
+        self._faults = Faults()
+        self._releases = 0
+        super().__init__("fake-gcs", _Handler)
+        self._service = Service(buckets, self.url)
+
+    def environment(self) -> dict[str, str]:
+        return {"STORAGE_EMULATOR_HOST": self.url}
+
+    # --- faults ----------------------------------------------------------------------
+
+    def fail(self, count: int, status: int = 503) -> None:
+        """Answers the next `count` requests with an error; 0 ends it."""
+        self._faults.order_failures(count, status)
+
+    def stall(self, count: int | None = None) -> None:
+        """Accepts requests and answers none, until `up()`.
+
+        Args:
+            count: how many requests; None: all.
+        """
+        if count is None:
+            super().stall()
+        else:
+            self._faults.order_stalls(count)
+
+    def up(self) -> None:
+        with self.changed:
+            self._releases += 1
+        super().up()
+
+    def drop_request(self, ahead: int = 0, *, when: When = "before") -> int:
+        """Drops the connection of one request.
+
+        Args:
+            ahead: how many requests come before it from now on.
+            when: "before" it is served, or "after": then only the reply is lost.
+
+        Returns:
+            The request's number.
+        """
+        return self._faults.order_drop(ahead, when)
+
+    def cut_upload(self, after: int) -> None:
+        """Drops the next connection with a body after so many bytes of it."""
+        self._faults.order_cut(after, of_upload=True)
+
+    def cut_download(self, after: int) -> None:
+        """Drops the next download after so many bytes of it."""
+        self._faults.order_cut(after, of_upload=False)
+
+    def corrupt_downloads(self, count: int = 1) -> None:
+        """Flips one bit in each of the next downloads."""
+        self._faults.order_corruptions(count)
+
+    def damage(self, bucket: str, name: str, offset: int = 0) -> None:
+        """Flips one bit of a stored object, whose checksums stay as they were."""
+        with self._service.lock:
+            held = self._service.objects.bucket(bucket)
+            whole = bytearray(b"".join(held[name].pieces))
+            whole[offset] ^= 1
+            held[name] = dataclasses.replace(held[name], pieces=(bytes(whole),))
+
+    def clear_faults(self) -> None:
+        """Forgets all orders and ends `stall()` and `down()`."""
+        self._faults.clear()
+        self.up()
+
+    # --- what there is ---------------------------------------------------------------
+
+    @property
+    def request_count(self) -> int:
+        """Requests that have come so far; the next one has this number."""
+        return self._faults.count
+
+    @property
+    def open_uploads(self) -> int:
+        """Resumable uploads that were begun and neither finished nor given up."""
+        with self._service.lock:
+            return self._service.uploads.open_count
+
+    def names(self, bucket: str = "bucket") -> list[str]:
+        """The objects in a bucket."""
+        with self._service.lock:
+            return sorted(self._service.objects.bucket(bucket))
+
+    def create_bucket(self, name: str) -> None:
+        """Makes a bucket."""
+        with self._service.lock:
+            self._service.objects.create_bucket(name)
+
+    # --- for the connections ---------------------------------------------------------
+
+    def arrive(self, *, has_body: bool, is_media: bool) -> tuple[int, Orders]:
+        """The number and the orders of a request whose head has come."""
+        return self._faults.arrive(has_body=has_body, is_media=is_media)
+
+    def record(self, request: Request) -> None:
+        """Notes a request that nobody looks at."""
+        with self.changed:
+            self.requests.append(request)
+            self.changed.notify_all()
+
+    def reply_to(
+        self, request: Request, body: tuple[bytes, ...], orders: Orders
+    ) -> Reply | None:
+        """The answer, or what was ordered; None to drop the connection."""
+        with self.changed:
+            self.requests.append(request)
+            self.changed.notify_all()
+            self._await_release(orders)
+            if self._is_closing or self._is_down:
+                return None
+        if orders.status is not None:
+            return error_reply(orders.status, _REASON)
+        reply = self._service.answer(
+            request, body, is_cut=orders.cut_upload is not None
+        )
+        if orders.drop or orders.cut_upload is not None:
+            return None
+        return None if self._is_closing or self._is_down else reply
+
+    def _await_release(self, orders: Orders) -> None:
+        """Waits, with `changed` held, while requests are to be stalled."""
+        before = self._releases
+        self.changed.wait_for(
+            lambda: (
+                self._is_closing
+                or not (self._is_stalled or orders.stalls)
+                or self._releases != before
+            )
+        )
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: no delay between the two
+    disable_nagle_algorithm = True
+
+    @property
+    def _fake(self) -> GcsServer:
+        assert isinstance(self.server, Httpd)
+        assert isinstance(self.server.fake, GcsServer)
+        return self.server.fake
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_PUT(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_DELETE(self) -> None:
+        self._serve()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def _serve(self) -> None:
+        parts = urlsplit(self.path)
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        length = int(self.headers.get("Content-Length") or 0)
+        is_media = self.command == "GET" and (
+            query.get("alt") == "media" or not parts.path.startswith("/storage/")
+        )
+        number, orders = self._fake.arrive(has_body=length > 0, is_media=is_media)
+        request = Request(
+            number=number,
+            method=self.command,
+            path=parts.path,
+            query=query,
+            headers={name.lower(): text for name, text in self.headers.items()},
+            length=length,
+        )
+        if orders.drop == "before":
+            self._fake.record(request)
+            self.close_connection = True
+            return
+        wanted = length if orders.cut_upload is None else orders.cut_upload
+        body = tuple(self._body(min(length, wanted)))
+        reply = self._fake.reply_to(request, body, orders)
+        if reply is None:
+            self.close_connection = True
+        else:
+            self._send(reply, orders)
+
+    def _body(self, length: int) -> Iterator[bytes]:
+        while length > 0:
+            piece = self.rfile.read(min(length, _PIECE))
+            if not piece:
+                raise ConnectionAbortedError("the client went away")
+            length -= len(piece)
+            yield piece
+
+    def _send(self, reply: Reply, orders: Orders) -> None:
+        self.send_response(reply.status)
+        for name, text in reply.headers.items():
+            self.send_header(name, text)
+        if reply.status not in (204, 304):
+            self.send_header("Content-Length", str(reply.length))
+        self.end_headers()
+        left = reply.length if orders.cut_download is None else orders.cut_download
+        for piece in corrupted(reply.pieces) if orders.corrupts else reply.pieces:
+            self.wfile.write(piece[:left])
+            left -= len(piece[:left])
+        if orders.cut_download is not None:
+            self.close_connection = True
