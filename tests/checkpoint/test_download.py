@@ -226,7 +226,7 @@ def test_all_is_synced_before_the_manifest_is_there(store, tmp_path):
 
 
 HOSTILE = {
-    "10 TB": ([{"size": 10 << 40}], "bytes by its manifest"),
+    "10 TB": ([{"size": 10 << 40}], "claims to have"),
     "a file in a file": ([{"name": "a"}, {"name": "a/b"}], "below another file"),
     "the manifest": ([{"name": "MANIFEST.json"}], "beside the manifest"),
     "the marker": ([{"name": "COMMITTED"}], "beside the manifest"),

@@ -9,28 +9,56 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import IO, Any, cast
+from typing import IO, Protocol, cast
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum, remote
+from tfpreempt.checkpoint.bar import Bar
 from tfpreempt.checkpoint.crew import Crew
-from tfpreempt.checkpoint.landing import Landing, Range, of_range
-from tfpreempt.checkpoint.manifest import FileEntry
+from tfpreempt.checkpoint.landing import Landing, Range
+from tfpreempt.checkpoint.manifest import FileEntry, Manifest
 from tfpreempt.checkpoint.remote import RemoteCommit
+from tfpreempt.checkpoint.sink import Sink
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files, LocalFiles
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.checkpoint.storage.interface import (
+    ObjectMissingError,
+    ObjectStat,
+    ObjectStore,
+)
 
 _RANGE_BYTES = 16 << 20
 _ATTEMPTS = 2
 _STALL_SECONDS = 900.0  # no byte for so long: a store tries again for minutes at most
 _QUIET_SECONDS = 2.0  # a download that takes less shows no progress bar
+
+
+class Source(Protocol):
+    """The part of an ObjectStore that a download needs."""
+
+    @property
+    def uri(self) -> str:
+        """Where it is."""
+        ...
+
+    def get(
+        self,
+        name: str,
+        target: IO[bytes],
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Copies an object's bytes into a file; see ObjectStore."""
+        ...
+
+    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
+        """Size and checksum of an object; None if there is none."""
+        ...
 
 
 def download(
@@ -63,13 +91,58 @@ def download(
         CheckpointError: no room, no answer from the store, or not in time; the
             directory cannot be written.
     """
-    source = f"{store.uri}/{commit.folder}" if commit.folder else store.uri
-    landing = Landing(target, commit.manifest, source, files or LocalFiles())
+    fetch(
+        store,
+        commit.folder,
+        commit.manifest,
+        target,
+        manifest_data=commit.manifest_data,
+        marker=commit.marker_data,
+        threads=threads,
+        timeout=timeout,
+        progress=progress,
+        files=files,
+    )
+
+
+def fetch(
+    store: Source,
+    folder: str,
+    manifest: Manifest,
+    target: str,
+    *,
+    manifest_data: bytes | None = None,
+    marker: bytes | None = None,
+    threads: int = 8,
+    timeout: float | None = None,
+    progress: bool = False,
+    files: Files | None = None,
+) -> None:
+    """As `download`, of anything whose files are known with size and checksum.
+
+    Args:
+        store: where the files are.
+        folder: before the names; "" if none is.
+        manifest: its files are those to fetch.
+        target: as in `download`.
+        manifest_data: the bytes of MANIFEST.json; None if there is to be none.
+        marker: the bytes of COMMITTED, if it is a commit.
+        threads: as in `download`.
+        timeout: as in `download`.
+        progress: as in `download`.
+        files: the file operations.
+
+    Raises:
+        CheckpointError: as `download`.
+    """
+    source = f"{store.uri}/{folder}" if folder else store.uri
+    landing = Landing(target, manifest, source, files or LocalFiles())
     with failure.translated(f"download {source}", landing.target):
         try:
-            landing.prepare(commit.marker_data)
-            _Download(store, commit, landing, source, timeout).run(threads, progress)
-            landing.finish(commit.manifest_data)
+            landing.prepare(marker)
+            work = _Download(store, folder, manifest, landing, source, timeout)
+            work.run(threads, progress)
+            landing.finish(manifest_data)
         finally:
             landing.close()
 
@@ -91,14 +164,16 @@ class _Download:
 
     def __init__(
         self,
-        store: ObjectStore,
-        commit: RemoteCommit,
+        store: Source,
+        folder: str,
+        manifest: Manifest,
         landing: Landing,
         source: str,
         timeout: float | None,
     ) -> None:
         self._store = store
-        self._commit = commit
+        self._folder = folder
+        self._manifest = manifest
         self._landing = landing
         self._source = source
         self._timeout = timeout
@@ -111,19 +186,19 @@ class _Download:
         """Fetches all files; returns when each is there, verified and durable."""
         jobs = [
             _Job(entry=entry, parts=_parts(entry.size))
-            for entry in self._commit.manifest.files
+            for entry in self._manifest.files
         ]
         count = sum(max(1, len(job.parts)) for job in jobs)
         self._crew = Crew("tfpreempt-download", max(1, min(threads, count)))
         self._crew.add(functools.partial(self._look, job) for job in jobs)
-        bar = _Bar(self._source, self._commit.manifest.bytes) if progress else None
+        bar = Bar(self._source, self._manifest.bytes) if progress else None
         try:
             self._crew.run(functools.partial(self._watch, bar))
         finally:
             if bar is not None:
                 bar.close()
 
-    def _watch(self, bar: _Bar | None) -> None:
+    def _watch(self, bar: Bar | None) -> None:
         now = time.monotonic()
         if self._timeout is not None and now - self._started > self._timeout:
             raise errors.CheckpointError(
@@ -162,7 +237,7 @@ class _Download:
         self._crew.add(tasks, first=True)
 
     def _check_size(self, entry: FileEntry) -> None:
-        name = remote.joined(self._commit.folder, entry.name)
+        name = remote.joined(self._folder, entry.name)
         found = self._store.stat(name, timeout=self._time_left())
         if found is None:
             raise self._missing(entry)
@@ -191,9 +266,9 @@ class _Download:
         extra = 1 if offset + length == entry.size else 0  # is there more than that?
         descriptor = self._landing.open(entry)
         try:
-            sink = _Sink(descriptor, part, self._piece)
+            sink = Sink(descriptor, part, self._piece)
             self._store.get(
-                remote.joined(self._commit.folder, entry.name),
+                remote.joined(self._folder, entry.name),
                 cast(IO[bytes], sink),
                 offset=offset,
                 length=length + extra,
@@ -252,110 +327,9 @@ class _Download:
         )
 
 
-class _Sink(io.RawIOBase):
-    """Writes what a store sends into a range of a file, and checksums it on the way."""
-
-    def __init__(
-        self, descriptor: int, part: Range, on_piece: Callable[[int], None]
-    ) -> None:
-        super().__init__()
-        self._descriptor = descriptor
-        self._part = part
-        self._on_piece = on_piece
-        self._position = self._end = 0
-        self._crc = 0
-        self._is_straight = True  # each byte came once, in order
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """A store that tries again goes back to where it began."""
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._end}
-        position = start[whence] + offset
-        self._is_straight = self._is_straight and position == self._position
-        self._position = self._end = max(0, position)
-        return self._position
-
-    def write(self, data: Any, /) -> int:
-        with memoryview(data) as view:
-            count = view.nbytes
-        self._on_piece(count)
-        offset, length = self._part
-        room = max(0, length - self._position)
-        fits = data if isinstance(data, bytes) and count <= room else bytes(data)[:room]
-        if self._is_straight:
-            self._crc = checksum.extended(self._crc, fits)
-        _write_at(self._descriptor, fits, offset + self._position)
-        self._position += count
-        self._end = max(self._end, self._position)
-        return count
-
-    def checksum(self) -> int | None:
-        """The crc32c of the range; None if it is not as long as it should be."""
-        if self._end != self._part[1]:
-            return None
-        if self._is_straight:
-            return self._crc
-        return of_range(self._descriptor, self._part)
-
-    def fault(self) -> str:
-        """What is wrong with its length."""
-        offset, length = self._part
-        if self._end > length:
-            return f"has more than {offset + length} bytes"
-        return f"ends after {offset + self._end} bytes"
-
-
-class _Bar:
-    """A progress bar on a terminal; nothing elsewhere."""
-
-    def __init__(self, source: str, total: int) -> None:
-        self._source = source
-        self._total = total
-        self._shown: Any = None
-        self._task: Any = None
-
-    def show(self, done: int) -> None:
-        if not sys.stderr.isatty():
-            return
-        if self._shown is None:
-            from rich import progress
-            from rich.console import Console
-            from rich.markup import escape
-
-            self._shown = progress.Progress(
-                progress.TextColumn(escape(self._source)),
-                progress.BarColumn(),
-                progress.DownloadColumn(),
-                progress.TransferSpeedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._shown.add_task("", total=self._total)
-            self._shown.start()
-        self._shown.update(self._task, completed=done)
-
-    def close(self) -> None:
-        if self._shown is not None:
-            self._shown.stop()
-
-
 def _parts(size: int) -> list[Range]:
     """The ranges of a file; none for an empty one."""
     return [
         (offset, min(_RANGE_BYTES, size - offset))
         for offset in range(0, size, _RANGE_BYTES)
     ]
-
-
-def _write_at(descriptor: int, data: bytes, offset: int) -> None:
-    written = os.pwrite(descriptor, data, offset)
-    while written < len(data):  # seldom: a signal, or a disk that is nearly full
-        written += os.pwrite(descriptor, data[written:], offset + written)

@@ -22,14 +22,13 @@ from tfpreempt.checkpoint.manifest import FileEntry, Manifest
 from tfpreempt.checkpoint.storage.files import Files, write_durably
 
 PROGRESS = ".tfpreempt-download"
-METADATA = ".metadata.json"  # a handle's; it lies beside the manifest
 _CONTROL = (
     layout.MANIFEST,
     layout.MANIFEST + ".tmp",
     layout.MARKER,
     layout.MARKER + ".tmp",
-    METADATA,
-    METADATA + ".tmp",
+    layout.METADATA,
+    layout.METADATA + ".tmp",
     PROGRESS,
 )
 _MAX_NAME_BYTES = 255
@@ -59,11 +58,12 @@ class Landing:
         self._progress: int | None = None
         self._lock = threading.Lock()
 
-    def prepare(self, marker: bytes) -> None:
+    def prepare(self, marker: bytes | None) -> None:
         """Checks everything, then makes the directories.
 
         Args:
-            marker: of the commit that comes; one that lies here must be the same.
+            marker: of the commit that comes, None if it is none; one that lies here
+                must be the same.
 
         Raises:
             CheckpointDamagedError: the manifest names what cannot or must not be.
@@ -86,8 +86,11 @@ class Landing:
             os.close(self._progress)
             self._progress = None
 
-    def finish(self, manifest_data: bytes) -> None:
+    def finish(self, manifest_data: bytes | None) -> None:
         """Makes the directories durable and writes MANIFEST.json, the last thing.
+
+        Args:
+            manifest_data: its bytes; None where there is no such file.
 
         Raises:
             OSError: as the file system says.
@@ -96,8 +99,9 @@ class Landing:
         self._files.remove(os.path.join(self.target, PROGRESS))
         for folder in sorted({self.target, *self._folders()}, reverse=True):
             self._files.sync_dir(folder)
-        path = os.path.join(self.target, layout.MANIFEST)
-        write_durably(self._files, path, manifest_data)
+        if manifest_data is not None:
+            path = os.path.join(self.target, layout.MANIFEST)
+            write_durably(self._files, path, manifest_data)
 
     def path(self, entry: FileEntry) -> str:
         """Where a file goes."""
@@ -159,12 +163,11 @@ class Landing:
             if reason is not None:
                 shown = repr(name if len(name) <= 120 else name[:120] + "...")
                 raise errors.CheckpointDamagedError(
-                    f"The manifest of {self._source} names the file {shown}, which "
-                    f"{reason}. It is damaged or wasn't written by tfpreempt; nothing "
-                    "was written."
+                    f"{self._source} names the file {shown}, which {reason}. It is "
+                    "damaged or wasn't written by tfpreempt; nothing was written."
                 )
 
-    def _check_target(self, marker: bytes) -> int:
+    def _check_target(self, marker: bytes | None) -> int:
         """Refuses planted things; returns the bytes that are there already."""
         for folder in (self.target, *self._folders()):
             self._check_kind(folder, stat.S_ISDIR, "a directory")
@@ -177,7 +180,7 @@ class Landing:
             present += min(entry.size, status.st_blocks * 512) if status else 0
         try:
             with open(os.path.join(self.target, layout.MARKER), "rb") as file:
-                found = file.read(len(marker) + 1)
+                found = file.read(len(marker or b"") + 1)
         except FileNotFoundError:
             return present
         if found != marker:
@@ -211,7 +214,7 @@ class Landing:
         need = self._manifest.bytes - present
         if need > free:
             raise errors.CheckpointError(
-                f"{self._source} has {self._manifest.bytes:,} bytes by its manifest, "
+                f"{self._source} claims to have {self._manifest.bytes:,} bytes, "
                 f"{need:,} are missing in {self.target!r}, and the file system has "
                 f"{free:,} left. Free space or choose another directory; nothing was "
                 "written."

@@ -10,7 +10,7 @@ Own form, in `<dir>`:
         worker-0000/<name>.state    the shard of one worker
         MANIFEST.json               every file above with its size and crc32c
         COMMITTED                   the marker; it alone makes this a checkpoint
-        .metadata.json              what a handle's user set; no part of the commit
+        .metadata.json              what a user noted about it with a handle, later
     .tfpreempt-staging/<attempt>/   the same before the commit
 
 Flat form (a user's CheckpointManager, or a path that save_fn returned): TensorFlow's

@@ -74,7 +74,8 @@ def delete(files: Files, holder: str) -> None:
         path = os.path.join(holder, name)
         files.remove(path)
         folders.add(os.path.dirname(path))
-    for name in (layout.MARKER, layout.MANIFEST):
+    files.remove(os.path.join(holder, layout.METADATA))
+    for name in (layout.MARKER, layout.MANIFEST, layout.METADATA):
         files.remove(os.path.join(holder, name + ".tmp"))
     files.remove(os.path.join(holder, layout.MANIFEST))
     for folder in sorted(folders, key=len, reverse=True):
