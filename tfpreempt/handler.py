@@ -150,6 +150,7 @@ class PreemptionCheckpointHandler(Commits):
             self._config, self._cluster, self._received, self._connection
         )
         weakref.finalize(self, self._watcher.close)
+        self._keeper.begin_copying()
         self._session.join(self._keeper)
         if isinstance(self._save_every, datetime.timedelta) and self._cluster.is_chief:
             self._session.save_each(self._save_every.total_seconds(), self._keeper)

@@ -19,7 +19,6 @@ from tfpreempt.cluster import Cluster
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.events import Commit, Event, Exit, Fault, Outcome, Restored
 from tfpreempt.journal import Journal, journal_directory
-from tfpreempt.mirroring import Remote
 from tfpreempt.start import Start
 from tfpreempt.termination import TerminationConfig
 
@@ -84,15 +83,6 @@ class Keeper:
         self.base = 0
         self._random_at_start = b""
         self._remote = start.remote
-        if self._remote is not None and cluster.is_chief:
-            self._open(self._remote)
-
-    def _open(self, remote: Remote) -> None:
-        self._saver.above = lambda: remote.highest_sequence
-        self._saver.is_pinned = remote.is_pinned
-        remote.open(
-            self._candidate, max_to_keep=self._saver.max_to_keep, record=self.record
-        )
 
     # --- what the session asks -------------------------------------------------------
 
@@ -187,6 +177,24 @@ class Keeper:
         return self._known_runs
 
     # --- what the handler asks -------------------------------------------------------
+
+    def begin_copying(self) -> None:
+        """The handler stands: the chief copies its commits from now on.
+
+        Raises:
+            ConfigurationError: another open handler copies to the same place.
+        """
+        remote = self._remote
+        if remote is None or not self._cluster.is_chief:
+            return
+        self._saver.above = lambda: remote.highest_sequence
+        self._saver.is_pinned = remote.is_pinned
+        remote.open(
+            self._saver.directory,
+            self._candidate,
+            max_to_keep=self._saver.max_to_keep,
+            record=self.record,
+        )
 
     @property
     def has_candidate(self) -> bool:

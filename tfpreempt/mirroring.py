@@ -96,29 +96,21 @@ class Remote:
 
     Attributes:
         has_apart: whether there are any.
-
-    Raises:
-        ConfigurationError: another open handler of this process uses the place.
     """
 
     def __init__(
         self, store: ObjectStore, worker: int, apart: Collection[int] = ()
     ) -> None:
-        if store.uri in _in_use:
-            raise errors.ConfigurationError(
-                f"Two open handlers of this process have remote_checkpoint_dir="
-                f"{store.uri!r}; their commits would be taken for one another's. Give "
-                "each a place of its own, or close the first."
-            )
-        _in_use[store.uri] = self
         self.store = store
         self._exchange = ShardExchange(store, worker, apart, LocalFiles())
         self.has_apart = bool(apart)
         self._mirror: Mirror | None = None
         self._highest = 0
+        self._directory = ""
 
     def open(
         self,
+        directory: str,
         newest: Candidate | None,
         *,
         max_to_keep: int | None,
@@ -127,11 +119,35 @@ class Remote:
         """Begins to copy; on the chief.
 
         Args:
+            directory: the checkpoint directory. One handler may follow another in it
+                that was never closed (a notebook catches SystemExit), and takes over.
             newest: the newest local commit, which the last run may not have copied.
             max_to_keep: commits to keep in the store; None keeps all.
-            record: is told faults, for the journal.
+            record: a method that is told faults, for the journal; held weakly.
+
+        Raises:
+            ConfigurationError: a handler with another directory copies to this place.
         """
-        self._mirror = Mirror(self.store, max_to_keep=max_to_keep, record=record)
+        other = _in_use.get(self.store.uri)
+        if other is not None and other._directory != directory:
+            raise errors.ConfigurationError(
+                f"Two open handlers of this process, in {other._directory!r} and "
+                f"{directory!r}, have remote_checkpoint_dir={self.store.uri!r}; their "
+                "commits would be taken for one another's. Give each a place of its "
+                "own, or close the first."
+            )
+        if other is not None:
+            other.close()
+        self._directory = directory
+        _in_use[self.store.uri] = self
+        weak = weakref.WeakMethod(record)
+
+        def tell(fault: Fault) -> None:
+            alive = weak()
+            if alive is not None:
+                alive(fault)
+
+        self._mirror = Mirror(self.store, max_to_keep=max_to_keep, record=tell)
         self._mirror.errand(self._exchange.clear)
         if newest is not None and newest.manifest is not None:
             self.committed(newest.path)

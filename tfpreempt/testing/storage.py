@@ -135,18 +135,25 @@ class FaultyStore:
         self._faults = dict(faults or {})
         self._when = when
         self._crash: BaseException | None = None
+        self._fails_from = 0
+        self._error: BaseException | None = None
         self._objects: dict[str, tuple[bytes, int]] = {}
         self._generation = 0
         self._lock = threading.Lock()
 
     @property
     def uri(self) -> str:
-        return "memory://"
+        return f"memory://{id(self):x}"
+
+    def fail_from(self, index: int, error: BaseException) -> None:
+        """From this operation on every one fails, until `revive()`."""
+        with self._lock:
+            self._fails_from, self._error = index, error
 
     def revive(self) -> None:
         """The next process: no fault is left, the objects are."""
         with self._lock:
-            self._faults, self._crash = {}, None
+            self._faults, self._crash, self._error = {}, None, None
 
     def put_if_absent(
         self, name: str, source: IO[bytes], *, timeout: float | None = None
@@ -231,6 +238,8 @@ class FaultyStore:
             if self._crash is not None:
                 raise self._crash
             fault = self._faults.pop(len(self.operations), None)
+            if self._error is not None and len(self.operations) >= self._fails_from:
+                fault = self._error
             self.operations.append((operation, name))
             if isinstance(fault, SimulatedCrash):
                 self._crash = fault

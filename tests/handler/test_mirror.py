@@ -1,0 +1,334 @@
+"""A handler with an object store: copies, the way out, starts on other machines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.handler.program import Program
+from tfpreempt import errors
+from tfpreempt.checkpoint import remote
+from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.testing.storage import FaultyStore, damage
+
+pytestmark = pytest.mark.tensorflow
+LIMIT = 20.0
+
+
+class Stuck(FaultyStore):
+    """A store that takes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def put_if_absent(self, name: str, source: Any, **kwargs: Any) -> bool:
+        self.entered.set()
+        while not self.opened.wait(0.01):
+            source.read(0)
+        source.seek(0)
+        return super().put_if_absent(name, source)
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore()
+
+
+@pytest.fixture
+def elsewhere(program: Program, tmp_path: Path) -> Callable[[], Program]:
+    """The same program on another machine, with an empty disk."""
+    made: list[Program] = []
+
+    def make() -> Program:
+        made.append(Program(tmp_path / f"other-{len(made)}"))
+        made[-1].variable.assign([0.0, 0.0])
+        return made[-1]
+
+    return make
+
+
+def train(program: Program, store: Any, steps: int, **more: Any) -> None:
+    """A run to its normal end."""
+    with program.handler(remote_checkpoint_dir=store, **more) as handler:
+        for _ in range(steps):
+            handler.run(program.step)
+
+
+def steps(store: Any) -> list[int]:
+    """Of the commits that are whole, newest first."""
+    found = list(remote.commits(store, lambda problem: None))
+    for each in found:
+        for entry in each.manifest.files:
+            stat = store.stat(f"{each.folder}/{entry.name}")
+            assert (stat.size, stat.crc32c) == (entry.size, entry.crc32c)
+    return [each.manifest.step for each in found]
+
+
+def faults(program: Program) -> list[str]:
+    return [record["error"] for record in program.events("fault")]
+
+
+def test_every_commit_is_copied_and_the_end_waits(
+    program: Program, store: FaultyStore
+) -> None:
+    handler = program.handler(remote_checkpoint_dir=store, save_every=2)
+    for _ in range(5):
+        handler.run(program.step)
+    assert handler.wait_for_mirror(LIMIT)
+    assert handler.mirror_status.newest == handler.mirror_status.mirrored == 4
+    handler.close()
+    assert steps(store) == [5, 4]  # max_to_keep acts there too
+
+
+def test_without_one_there_is_nothing_to_wait_for(program: Program) -> None:
+    with program.handler() as handler:
+        assert handler.mirror_status is None
+        assert handler.wait_for_mirror()
+
+
+def test_another_machine_goes_on_from_the_store(
+    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+) -> None:
+    train(program, store, 3)
+    other = elsewhere()
+    handler = other.handler(remote_checkpoint_dir=store)
+    assert handler.total_run_calls == 3
+    assert other.variable.numpy().tolist() == [4.0, 5.0]
+    assert (other.directory / "checkpoint").exists()  # stock TensorFlow finds it
+    handler.run(other.step)
+    handler.close()
+    assert steps(store) == [4, 3]
+
+
+def test_where_both_have_one_the_newer_wins(
+    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+) -> None:
+    train(program, store, 3)
+    other = elsewhere()
+    train(other, store, 2)
+    with program.handler(remote_checkpoint_dir=store) as handler:
+        assert handler.total_run_calls == 5  # of the other machine
+    with other.handler(remote_checkpoint_dir=store) as handler:
+        handler.run(other.step)
+    with other.handler() as handler:  # not copied
+        handler.run(other.step)
+    with other.handler(remote_checkpoint_dir=store) as handler:
+        assert handler.total_run_calls == 7  # its own
+    assert steps(store)[0] == 7  # which the start has copied
+
+
+def test_a_damaged_copy_falls_back_to_the_older_one(
+    program: Program,
+    store: FaultyStore,
+    elsewhere: Callable[[], Program],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train(program, store, 3)
+    train(program, store, 1)
+    newest = next(iter(remote.commits(store, pytest.fail)))
+    store.damage(f"{newest.folder}/{newest.manifest.files[0].name}")
+    other = elsewhere()
+    with other.handler(remote_checkpoint_dir=store) as handler:
+        assert handler.total_run_calls == 3
+        handler.run(other.step)
+        handler.run(other.step)
+    assert newest.manifest.files[0].name in caplog.text
+    third = elsewhere()
+    with third.handler(remote_checkpoint_dir=store) as handler:
+        assert handler.total_run_calls == 5  # ranks above the damaged one
+
+
+def test_faults_of_the_store_never_stop_training(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FaultyStore()
+    handler = program.handler(remote_checkpoint_dir=store, save_every=1)
+    store.fail_from(len(store.operations), errors.SaveError("503 from the bucket"))
+    for _ in range(4):
+        handler.run(program.step)
+    assert not handler.wait_for_mirror(0.2)
+    assert "503" in handler.mirror_status.fault
+    store.revive()
+    handler.close()
+    assert steps(store)[0] == 4
+    assert len([text for text in faults(program) if "503" in text]) == 1
+    assert caplog.text.count("training goes on") == 1
+
+
+def test_the_way_out_waits_for_the_copy(program: Program, store: FaultyStore) -> None:
+    there: list[list[int]] = []
+    config = {"exit_fn": lambda: there.append(steps(store))}
+    handler = program.handler(remote_checkpoint_dir=store, config=config)
+    for _ in range(3):
+        handler.run(program.step)
+    program.button.press()
+    handler.run(program.step)
+    assert there == [[3]]
+    handler.close()
+
+
+def test_what_is_not_whole_in_time_is_said_and_has_its_own_code(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Stuck()
+    config = {"exit_fn": None, "unmirrored_exit_code": 75}
+    more = {"remote_checkpoint_dir": store, "save_timeout": 1.0}
+    handler = program.handler(config=config, **more)
+    handler.run(program.step)
+    program.button.press()
+    with pytest.raises(SystemExit) as left:
+        handler.run(program.step)
+    assert left.value.code == 75
+    assert "was not whole when the time was up" in caplog.text
+    assert any("not whole in time" in text for text in faults(program))
+    assert steps(store) == []
+    assert program.events("exit")[-1]["outcome"] == "committed"
+    handler._keeper.put_away()
+    store.opened.set()
+    with program.handler(remote_checkpoint_dir=store) as handler:
+        assert handler.total_run_calls == 1  # here nothing was lost
+        assert handler.wait_for_mirror(LIMIT)
+    assert steps(store) == [1]
+
+
+def test_without_a_code_of_its_own_it_is_the_restart_code(program: Program) -> None:
+    more = {"remote_checkpoint_dir": Stuck(), "save_timeout": 1.0}
+    handler = program.handler(config={"exit_fn": None}, **more)
+    handler.run(program.step)
+    program.button.press()
+    with pytest.raises(SystemExit) as left:
+        handler.run(program.step)
+    assert left.value.code == 143
+    handler._keeper.put_away()
+
+
+def test_a_notice_while_the_end_waits_has_the_run_started_again(
+    program: Program,
+) -> None:
+    store = Stuck()
+    config = {"exit_fn": None, "grace_period": 2.0}
+    handler = program.handler(remote_checkpoint_dir=store, config=config)
+    handler.run(program.step)
+
+    def press() -> None:
+        assert store.entered.wait(LIMIT)
+        program.button._tell("pressed")
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(SystemExit) as left:
+        handler.close()
+    thread.join(LIMIT)
+    assert left.value.code == 143
+    handler._keeper.put_away()
+
+
+def test_a_store_that_cannot_be_asked_stops_only_who_has_nothing(
+    program: Program, elsewhere: Callable[[], Program], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FaultyStore()
+    train(program, store, 2)
+    store.fail_from(len(store.operations), errors.CheckpointError("no route"))
+    other = elsewhere()
+    with pytest.raises(errors.CheckpointError, match="does not begin anew"):
+        other.handler(remote_checkpoint_dir=store)
+    handler = program.handler(remote_checkpoint_dir=store)
+    assert handler.total_run_calls == 2
+    assert "cannot be asked for a newer commit" in caplog.text
+    store.revive()
+    handler.close()
+
+
+def test_who_starts_afresh_ranks_above_what_is_there(
+    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+) -> None:
+    train(program, store, 2)
+    train(program, store, 2)
+    other = elsewhere()
+    train(other, store, 1, restore=False)
+    with elsewhere().handler(remote_checkpoint_dir=store) as handler:
+        assert handler.total_run_calls == 1
+
+
+def test_deleting_acts_on_both_sides(
+    program: Program, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = program.handler(remote_checkpoint_dir=store)
+    for _ in range(2):
+        handler.run(program.step)
+        handler.save()
+    assert handler.wait_for_mirror(LIMIT)
+    handler.delete_checkpoint(handler.latest_checkpoint)
+    assert steps(store) == [1]
+    assert handler.latest_checkpoint.step == 1
+    gone = handler.latest_checkpoint
+    for folder, _, names in os.walk(program.directory / "1", topdown=False):
+        for name in names:
+            os.remove(os.path.join(folder, name))
+        os.rmdir(folder)
+    handler.delete_checkpoint(gone)
+    assert "not (any more) in this directory" in caplog.text
+    assert steps(store) == []
+    handler.close()
+
+
+def test_two_open_handlers_cannot_share_a_place(
+    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+) -> None:
+    handler = program.handler(remote_checkpoint_dir=store)
+    with pytest.raises(errors.ConfigurationError, match="a place of its own"):
+        elsewhere().handler(remote_checkpoint_dir=store)
+    handler.close()
+    elsewhere().handler(remote_checkpoint_dir=store).close()
+
+
+@pytest.mark.parametrize("place", ["ftp://host/x", 5, "gs:/bucket/x"])
+def test_a_place_that_cannot_be_one(program: Program, place: Any) -> None:
+    with pytest.raises(errors.ConfigurationError):
+        program.handler(remote_checkpoint_dir=place)
+
+
+@pytest.fixture
+def supervised(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    place = tmp_path / "remote"
+    monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", place.as_uri())
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(tmp_path))
+    return place
+
+
+def test_the_supervisors_place_is_for_its_directory_and_what_is_below(
+    program: Program, supervised: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(program, None, 2)
+    assert steps(LocalStore(str(supervised / "ckpt"))) == [2]
+    other = Program(Path(f"{supervised.parent}-beside"))
+    with caplog.at_level(logging.WARNING):
+        train(other, None, 1)
+    assert "are not copied there" in caplog.text
+
+
+def test_a_damaged_local_commit_is_not_copied(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Stuck()
+    handler = program.handler(remote_checkpoint_dir=store)
+    handler.run(program.step)
+    handler.save()
+    assert store.entered.wait(LIMIT)
+    for name in (program.directory / "1").glob("ckpt.data-*"):
+        damage(str(name))
+    store.opened.set()
+    assert not handler.wait_for_mirror(LIMIT)
+    assert steps(store) == []
+    assert "look at the disk" in caplog.text
+    handler._keeper.put_away()
