@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from typing import IO, Any
 
@@ -12,6 +13,7 @@ from tfpreempt import errors
 
 _HEADER = struct.Struct("<8sI")
 _MAGIC = b"tfpbytes"
+_UNREADABLE = (struct.error, ValueError, KeyError, TypeError, RecursionError)
 
 
 def write_parts(fileobj: IO[bytes], header: Any, parts: list[bytes]) -> None:
@@ -30,18 +32,28 @@ def read_parts(fileobj: IO[bytes]) -> tuple[Any, list[bytes]]:
         CheckpointDamagedError: the file is something else or cut short.
     """
     try:
+        start = fileobj.tell()
+        left = fileobj.seek(0, os.SEEK_END) - start
+        fileobj.seek(start)
         magic, size = _HEADER.unpack(fileobj.read(_HEADER.size))
         if magic != _MAGIC:
             raise ValueError(f"it begins with {magic!r}")
-        head = json.loads(fileobj.read(size))
-        parts = [fileobj.read(size) for size in head["sizes"]]
-        if [len(part) for part in parts] != head["sizes"]:
+        left -= _HEADER.size + size
+        if left < 0:
             raise ValueError("it is cut short")
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+        head = json.loads(fileobj.read(size))
+        header, sizes = head["header"], head["sizes"]
+        # Compared before anything is read: a size may be a lie of many terabytes.
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise ValueError("it has a part of an impossible size")
+        if sum(sizes) != left:
+            raise ValueError(f"its parts have {left} bytes, not {sum(sizes)}")
+        parts = [fileobj.read(size) for size in sizes]
+    except _UNREADABLE as error:
         raise errors.CheckpointDamagedError(
             f"The state file {getattr(fileobj, 'name', '')!r} cannot be read: {error}"
         ) from error
-    return head["header"], parts
+    return header, parts
 
 
 def encode(value: Any) -> Any:
