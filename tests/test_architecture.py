@@ -22,14 +22,15 @@ PACKAGE = ROOT / "tfpreempt"
 # What lies on which floor; a file imports from its own station and from lower floors.
 FLOORS = {
     "keras": 7, "cli": 7, "testing": 7, "__main__": 7,
-    "handler": 6, "commits": 6, "raised": 6,
+    "handler": 6, "commits": 6, "raised": 6, "states": 6,
     # What the handler is made of: one process's part in the agreement.
     "session": 5, "keeper": 5, "watching": 5,
     "departure": 4, "saving": 4, "start": 4, "mirroring": 4,
     "termination": 3, "platforms": 3, "remote_cluster": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
     "deadline": 1, "journal": 1, "_threads": 1,
-    "arguments": 1, "cluster": 1, "participant": 1, "tensorflow_side": 1,
+    "arguments": 1, "cluster": 1, "participant": 1, "restarts": 1,
+    "tensorflow_side": 1,
     "errors": 0, "events": 0, "clock": 0,
 }  # fmt: skip
 # Same floor, one direction: platforms/ has the variants of what termination.py defines;
@@ -52,6 +53,7 @@ TENSORFLOW = {
     "handler.py": "takes strategies, checkpoints and cluster resolvers",
     "tensorflow_side.py": "what the handler needs of TensorFlow, kept apart from it",
     "remote_cluster.py": "connects to remote workers",
+    "states/tensorflow_states.py": "States of TensorFlow's own things",
     "cli/_demo_worker.py": "the demo's training program, a process of its own",
     "cli/_demo_keras_worker.py": "the same by model.fit",
 }
@@ -287,6 +289,8 @@ def test_no_file_is_too_long() -> None:
         "tfpreempt",
         "tfpreempt.errors",
         "tfpreempt.platforms.detect",
+        "tfpreempt.states",
+        "tfpreempt.states.registered",
         "tfpreempt.cli",
         "tfpreempt.cli.demo",
         "tfpreempt.cli.doctor",

@@ -19,7 +19,7 @@ if sys.platform != "linux":
     )
 
 if TYPE_CHECKING:
-    from tfpreempt import errors, keras
+    from tfpreempt import errors, keras, states
     from tfpreempt.checkpoint.handle import Checkpoint
     from tfpreempt.checkpoint.state import State
     from tfpreempt.errors import TfpreemptError
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
     from tfpreempt.platforms.slurm import SlurmTerminationConfig
     from tfpreempt.remote_cluster import PreemptionWatcher, connect_to_cluster
+    from tfpreempt.restarts import num_restarts
+    from tfpreempt.states.registered import load_state, save_all_states, save_state
     from tfpreempt.termination import (
         BorgTerminationConfig,
         GenericTerminationConfig,
@@ -69,6 +71,11 @@ __all__ = [
     "detect_platform",
     "errors",
     "keras",
+    "load_state",
+    "num_restarts",
+    "save_all_states",
+    "save_state",
+    "states",
 ]
 
 # Public name -> the module that defines it, in path order.
@@ -91,10 +98,18 @@ _HOMES = {
     "detect_platform": "tfpreempt.platforms.detect",
     "PreemptionCheckpointHandler": "tfpreempt.handler",
     "State": "tfpreempt.checkpoint.state",
+    "save_all_states": "tfpreempt.states.registered",
+    "save_state": "tfpreempt.states.registered",
+    "load_state": "tfpreempt.states.registered",
+    "num_restarts": "tfpreempt.restarts",
     "Checkpoint": "tfpreempt.checkpoint.handle",
     "TfpreemptError": "tfpreempt.errors",
 }
-_SUBMODULES = {"errors": "tfpreempt.errors", "keras": "tfpreempt.keras"}
+_SUBMODULES = {
+    "errors": "tfpreempt.errors",
+    "keras": "tfpreempt.keras",
+    "states": "tfpreempt.states",
+}
 
 
 def __getattr__(name: str) -> object:

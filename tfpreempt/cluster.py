@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tfpreempt.errors import ConfigurationError, UnsupportedClusterError
@@ -90,3 +92,41 @@ def read_cluster(
         "calls tfpreempt.connect_to_cluster(resolver) first; otherwise correct "
         "TF_CONFIG."
     )
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _GivenCluster:
+    """A cluster resolver without TensorFlow."""
+
+    task_type: Any
+    task_id: Any
+    jobs: dict[str, Any]
+
+    def cluster_spec(self) -> _GivenCluster:
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.jobs
+
+
+def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
+    """Reads who the workers are from TF_CONFIG; one process alone where it is not set.
+
+    Raises:
+        ConfigurationError: TF_CONFIG is no cluster that this package can serve.
+    """
+    text = environment.get("TF_CONFIG", "").strip()
+    if not text:
+        return LOCAL
+    try:
+        config = json.loads(text)
+        jobs = {job: list(tasks) for job, tasks in config.get("cluster", {}).items()}
+        task = config.get("task", {})
+        task_type, task_id = task.get("type", "worker"), int(task.get("index", 0))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigurationError(
+            f"TF_CONFIG is set to {text!r}, from which no task can be read. Expected "
+            'JSON such as {"cluster": {"worker": ["host:port"]}, "task": {"type": '
+            '"worker", "index": 0}}. Correct it, or unset it.'
+        ) from error
+    return read_cluster(_GivenCluster(task_type=task_type, task_id=task_id, jobs=jobs))

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tfpreempt import errors
+from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint import restore as restoring
-from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.mirror import MirrorStatus
 from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.recall import Recall
+from tfpreempt.checkpoint.state import State
 from tfpreempt.cluster import Cluster
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.events import Commit, Event, Exit, Fault, Outcome, Restored
@@ -31,6 +33,9 @@ class Handler(Protocol):
     @property
     def runs(self) -> int:
         """Calls that came back in this process."""
+
+    def save(self) -> Any:
+        """All workers save now."""
 
     def close(self, timeout: float | None = None) -> None:
         """The last boundary."""
@@ -67,6 +72,14 @@ class Keeper:
         self.save_arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._saver = start.saver
         self._candidate = start.candidate
+        self._last_path = ""
+        self._recall = Recall(
+            start.saver.directory,
+            cluster.worker,
+            cluster.world,
+            agreed=start.candidate,
+            after=catalog.highest_sequence(start.saver.directory),
+        )
         self._skipped = tuple(start.skipped)
         self._token = start.token
         self._coordinator = coordinator
@@ -126,6 +139,7 @@ class Keeper:
             return None
         if self._remote is not None:
             self._remote.committed(commit.path)
+        self._last_path = commit.path
         if because == "preemption":
             waited = self._coordinator.deadlines.since_notice
             commit = dataclasses.replace(commit, notice_to_commit_seconds=waited)
@@ -142,6 +156,31 @@ class Keeper:
     def needs_peers(self) -> bool:
         """Whether a save needs every worker at once."""
         return self._saver.needs_peers()
+
+    def save_now(self) -> str:
+        """The handler's `save()`.
+
+        Returns:
+            The commit's directory on the chief; the checkpoint directory elsewhere,
+            and where files lie flat or a save_fn left nothing to commit.
+
+        Raises:
+            CheckpointError: see the handler.
+            UsageError: see the handler.
+        """
+        handler = self._handler()
+        self._last_path = ""
+        if handler is None:
+            raise errors.HandlerClosedError(
+                "the handler is gone; keep a reference to it"
+            )
+        handler.save()
+        path = self._last_path
+        return path if os.path.isdir(path) else self._saver.directory
+
+    def load_state(self, state: State) -> bool:
+        """Loads one named State, registered or not; main thread."""
+        return self._recall.load(state)
 
     def record(self, event: Event) -> None:
         """Writes to the journal; any thread."""
@@ -279,7 +318,7 @@ class Keeper:
         if not self._cluster.is_chief:
             return
         entry = self._saver.commit_of(checkpoint.path)
-        if entry is not None and entry.kind is Kind.FLAT:
+        if entry is not None and entry.kind is catalog.Kind.FLAT:
             raise errors.ConfigurationError(
                 f"{checkpoint!r} belongs to a CheckpointManager, whose max_to_keep "
                 "says what goes; delete it by the manager's own means"

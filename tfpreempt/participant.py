@@ -37,6 +37,12 @@ class Participant(Protocol):
     def needs_peers(self) -> bool:
         """Whether `stage` needs all workers at once."""
 
+    def save_now(self) -> str:
+        """All workers save now; the directory of the commit, on the chief."""
+
+    def load_state(self, state: Any) -> bool:
+        """Loads one named State of what the workers restored, or saved since."""
+
     def record(self, event: Event) -> None:
         """Writes to the journal; any thread."""
 

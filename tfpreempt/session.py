@@ -361,3 +361,13 @@ def session_for(
             )
         _current.set_save_timeout(save_timeout)
         return _current
+
+
+def open_handlers() -> list[Participant]:
+    """The open handlers of this process, oldest first."""
+    return [] if _current is None else _current.members()
+
+
+def current_cluster() -> Cluster | None:
+    """The cluster that this process takes part in; None without a handler so far."""
+    return None if _current is None else _current.cluster

@@ -25,7 +25,12 @@ from tfpreempt import (
     connect_to_cluster,
     detect_platform,
     errors,
+    load_state,
+    num_restarts,
+    save_all_states,
+    save_state,
 )
+from tfpreempt.states import ArrayDictState, JsonState, StepCounter
 
 assert_type(tfpreempt.__version__, str)
 
@@ -111,3 +116,14 @@ def caught() -> type[Exception]:
 
 def subclassed(states: list[State]) -> list[str]:
     return [state.name for state in states]
+
+
+def saved_and_loaded(state: State, directory: str) -> str:
+    counter = StepCounter()
+    assert_type(load_state(state), bool)
+    assert_type(counter.increment(), int)
+    save_state(JsonState("settings", {"rate": 0.1}), directory, sync=False)
+    save_state(ArrayDictState("arrays", per_worker=True), directory)
+    save_state("arrays", directory)  # type: ignore[arg-type]  # a State
+    assert_type(num_restarts(), int)
+    return assert_type(save_all_states(), str)

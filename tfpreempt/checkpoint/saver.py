@@ -34,12 +34,14 @@ from tfpreempt.checkpoint.state import (
     State,
     StateRegistry,
     read_state,
+    sync_states,
     write_states,
 )
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files, LocalFiles, remove_if_empty
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.restarts import num_restarts
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ class CheckpointSaver:
         self._clock = clock or SystemClock()
         self.above: Callable[[], int] = lambda: 0  # a sequence taken elsewhere
         self.is_pinned: Callable[[str], bool] = lambda path: False  # not to be deleted
+        self._restart = num_restarts()  # read now: a save must not fail on it
 
     # --- saving ----------------------------------------------------------------------
 
@@ -226,8 +229,7 @@ class CheckpointSaver:
 
     def _write_states(self, directory: str) -> int:
         states = self._registry.in_order()
-        for state in states:
-            state.sync()
+        sync_states(states)
         if self.is_chief:
             replicated = [state for state in states if not state.per_worker]
             write_states(os.path.join(directory, layout.STATES), replicated)
@@ -257,6 +259,7 @@ class CheckpointSaver:
             started_at=staged.started_at,
             above=self.above(),
             versions=versions(),
+            metadata={"restart": self._restart},
         )
 
     def _publish(self, staged: Staged, draft: committing.Draft) -> events.Commit:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import IO
 
 from tfpreempt import errors
@@ -127,10 +128,20 @@ def write_states(directory: str, states: Iterable[State]) -> int:
         if not state.is_wanted():
             continue
         os.makedirs(directory, exist_ok=True)
-        with open(os.path.join(directory, layout.state_file(state.name)), "xb") as file:
+        with (
+            open(os.path.join(directory, layout.state_file(state.name)), "xb") as file,
+            naming(state, "save"),
+        ):
             state.save(file)
         count += 1
     return count
+
+
+def sync_states(states: Iterable[State]) -> None:
+    """Calls `sync` of each State, in the order given."""
+    for state in states:
+        with naming(state, "sync"):
+            state.sync()
 
 
 def read_state(directory: str, state: State) -> bool:
@@ -145,6 +156,19 @@ def read_state(directory: str, state: State) -> bool:
         )
     except FileNotFoundError:
         return False
-    with file:
+    with file, naming(state, "load"):
         state.load(file)
     return True
+
+
+@contextlib.contextmanager
+def naming(state: State, method: str) -> Iterator[None]:
+    """Adds to an exception of the body which State it comes from.
+
+    The exception stays what it is, because callers tell errors apart by their class.
+    """
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"This was raised by {method}() of {state!r}.")
+        raise

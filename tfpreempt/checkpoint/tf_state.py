@@ -191,15 +191,10 @@ class RandomState(State):
         super().__init__(name, per_worker=True, registry=None)
 
     def save(self, fileobj: IO[bytes]) -> None:
-        eager = _context.context()
-        rng = getattr(eager, "_rng", None)
-        seed = eager._seed
         record = {
             "python": encode(random.getstate()),
             "numpy": encode(np.random.get_state(legacy=False)),
-            "tf_seed": None if seed is None else int(np.array(seed)),
-            "tf_rng": None if rng is None else encode(rng.getstate()),
-            "tf_generator": _generator_record(_stateful_random.global_generator),
+            **tensorflow_record(),
         }
         fileobj.write(json.dumps(record).encode())
 
@@ -208,16 +203,33 @@ class RandomState(State):
             record = json.load(fileobj)
             random.setstate(decode(record["python"]))
             np.random.set_state(decode(record["numpy"]))
-            if record["tf_seed"] is not None and record["tf_rng"] is not None:
-                eager = _context.context()
-                eager._set_global_seed(record["tf_seed"])
-                eager._rng.setstate(decode(record["tf_rng"]))
-            if record["tf_generator"] is not None:
-                _load_generator(record["tf_generator"])
+            load_tensorflow_record(record)
         except (ValueError, KeyError, TypeError) as error:
             raise errors.CheckpointDamagedError(
                 f"The saved random state cannot be read: {error}"
             ) from error
+
+
+def tensorflow_record() -> dict[str, Any]:
+    """TensorFlow's generators, JSON-able; `load_tensorflow_record` sets them back."""
+    eager = _context.context()
+    rng = getattr(eager, "_rng", None)
+    seed = eager._seed
+    return {
+        "tf_seed": None if seed is None else int(np.array(seed)),
+        "tf_rng": None if rng is None else encode(rng.getstate()),
+        "tf_generator": generator_record(_stateful_random.global_generator),
+    }
+
+
+def load_tensorflow_record(record: Any) -> None:
+    """Sets TensorFlow's generators to what `tensorflow_record` gave."""
+    if record["tf_seed"] is not None and record["tf_rng"] is not None:
+        eager = _context.context()
+        eager._set_global_seed(record["tf_seed"])
+        eager._rng.setstate(decode(record["tf_rng"]))
+    if record["tf_generator"] is not None:
+        _load_generator(record["tf_generator"])
 
 
 def is_seeded() -> bool:
@@ -225,7 +237,8 @@ def is_seeded() -> bool:
     return _context.global_seed() is not None
 
 
-def _generator_record(generator: Any) -> Any:
+def generator_record(generator: Any) -> Any:
+    """The state of a `tf.random.Generator`, JSON-able; None for None."""
     if generator is None:
         return None
     components = _components(generator.state)
@@ -236,14 +249,20 @@ def _generator_record(generator: Any) -> Any:
 
 
 def _load_generator(record: Any) -> None:
-    states = [decode(state) for state in record["states"]]
     generator = _stateful_random.global_generator
     if generator is None:
         # The saved program had one, so this one will ask for it.
+        state = decode(record["states"][0])
         tf.random.set_global_generator(
-            tf.random.Generator.from_state(states[0], alg=record["algorithm"])
+            tf.random.Generator.from_state(state, alg=record["algorithm"])
         )
         return
+    load_generator_record(generator, record)
+
+
+def load_generator_record(generator: Any, record: Any) -> None:
+    """Sets a `tf.random.Generator` to what `generator_record` gave."""
+    states = [decode(state) for state in record["states"]]
     components = _components(generator.state)
     if len(components) != len(states):
         states = [states[0]] * len(components)

@@ -6,7 +6,7 @@ import datetime
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -83,6 +83,14 @@ class FitHandler(PreemptionCheckpointHandler):
         """Commits together with all workers; a failure is logged and recorded."""
         self._arm()
         self._save_periodically()
+
+    def save(self) -> NoReturn:
+        """Not from within a fit: what its save takes is at hand at boundaries only."""
+        raise errors.UsageError(
+            "save_all_states() was called while model.fit runs; its PreemptionCallback "
+            "saves the States with the model. Use its save_freq=, or call this before "
+            "or after the fit."
+        )
 
     def end(self) -> None:
         """The fit came to its end: commits that, with all workers."""

@@ -1,0 +1,156 @@
+"""Named States with a real handler: one commit holds them and the variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import tfpreempt
+from tests.checkpoint.fakes import Words
+from tests.handler.program import Program
+from tfpreempt import errors
+from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.states import DatasetIteratorState, JsonState
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(autouse=True)
+def no_states() -> Iterator[None]:
+    yield
+    for left in REGISTRY.in_order():  # by a test that failed, in its traceback
+        left.unregister()
+
+
+def values_in(path: str) -> list[float]:
+    """The variable as stock TensorFlow reads it."""
+    variable = tf.Variable([0.0, 0.0])
+    tf.train.Checkpoint(variable=variable).restore(f"{path}/ckpt").expect_partial()
+    return list(variable.numpy().tolist())
+
+
+def test_one_commit_holds_both(program: Program) -> None:
+    words = Words("words", "zero")
+    paths = []
+    with program.handler() as handler:
+        for _ in range(2):
+            handler.run(program.step)
+            words.text = f"{program.variable.numpy().tolist()}"
+            paths.append(tfpreempt.save_all_states())
+        for path in paths:
+            text = Path(path, "states", "words.state").read_text()
+            assert text == str(values_in(path))
+        assert handler.latest_checkpoint is not None
+        assert handler.latest_checkpoint.path == paths[-1]
+        words.text = ""
+        assert tfpreempt.load_state(words)  # the newest commit since
+        assert words.text == "[3.0, 4.0]"
+    assert paths == [str(program.directory / "1"), str(program.directory / "2")]
+
+
+def test_a_state_made_after_the_handler(program: Program) -> None:
+    words = Words("words", "one")
+    with program.handler() as handler:
+        handler.run(program.step)
+    words.unregister()
+    with program.handler() as handler:
+        late = Words("words")
+        assert tfpreempt.load_state(late)
+        assert late.text == "one"
+        other = Words("other", "mine")
+        assert not tfpreempt.load_state(other)
+        handler.run(program.step)
+        late.text = "two"
+        tfpreempt.save_all_states()
+        late.text = ""
+        assert tfpreempt.load_state(late)
+        assert late.text == "two"
+
+
+def test_a_fresh_start_loads_nothing_old(program: Program) -> None:
+    words = Words("words", "one")
+    with program.handler() as handler:
+        handler.run(program.step)
+    words.text = "mine"
+    with program.handler(restore=False) as handler:
+        assert not tfpreempt.load_state(words)
+        assert words.text == "mine"
+        handler.run(program.step)
+        tfpreempt.save_all_states()
+        words.text = ""
+        assert tfpreempt.load_state(words)
+        assert words.text == "mine"
+
+
+def test_a_loose_state_with_a_handler(program: Program) -> None:
+    words = Words("words", "alone")
+    with program.handler():
+        tfpreempt.save_state(words, program.directory)
+        words.text = ""
+        assert tfpreempt.load_state(words)
+        assert words.text == "alone"
+
+
+def test_a_managers_commit_has_no_directory_of_its_own(program: Program) -> None:
+    words = Words("words", "one")
+    manager = tf.train.CheckpointManager(
+        program.checkpoint, str(program.directory), max_to_keep=2
+    )
+    with program.handler(manager) as handler:
+        handler.run(program.step)
+        assert tfpreempt.save_all_states() == str(program.directory)
+        words.text = ""
+        assert tfpreempt.load_state(words)
+        assert words.text == "one"
+
+
+def test_not_inside_run(program: Program) -> None:
+    words = Words("words", "one")
+    with program.handler() as handler, pytest.raises(errors.NestedRunError):
+        handler.run(tfpreempt.save_all_states)
+    assert words.text == "one"
+
+
+def test_states_alone_with_a_handler(program: Program) -> None:
+    words = Words("words", "one")
+    config = tfpreempt.TerminationConfig(signals=(), exit_fn=program.leave)
+    with tfpreempt.PreemptionCheckpointHandler(
+        None, None, program.directory, config
+    ) as handler:
+        handler.run(lambda: None)
+        path = tfpreempt.save_all_states()
+        assert not Path(path, "ckpt.index").exists()
+    assert Path(path, "states", "words.state").read_text() == words.text
+
+
+def test_a_pipeline_goes_on_with_the_step(program: Program) -> None:
+    """The iterator is no part of the Checkpoint here, only a State."""
+    dataset = tf.data.Dataset.range(20).shuffle(10, seed=1)
+    data = DatasetIteratorState("data", iter(dataset))
+    seen = JsonState("seen", [])
+
+    def step() -> None:
+        seen.value.append(int(next(data.iterator)))
+
+    with program.handler() as handler:
+        for _ in range(7):
+            handler.run(step)
+        tfpreempt.save_all_states()
+        expected = seen.value + [int(x) for x in data.iterator]
+    data.unregister()
+    seen.unregister()
+    again = DatasetIteratorState("data", iter(dataset))
+    before = JsonState("seen", [])
+    with program.handler():
+        assert before.value == expected[:7]
+        assert before.value + [int(x) for x in again.iterator] == expected
+
+
+def test_not_while_a_fit_runs() -> None:
+    from tfpreempt.keras.fit_handler import FitHandler
+
+    with pytest.raises(errors.UsageError, match=r"model\.fit"):
+        FitHandler.save(object())  # type: ignore[arg-type]

@@ -1,0 +1,369 @@
+"""save_all_states(), save_state(), load_state() in one process, without TensorFlow."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+
+import tfpreempt
+from tests.checkpoint.fakes import Words
+from tfpreempt import errors, session
+from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.restarts import read_restarts
+from tfpreempt.states import JsonState, StepCounter, registered
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """A process that was just started, in a directory of its own."""
+    for name in ("TF_CONFIG", "TFPREEMPT_NUM_RESTARTS", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
+    monkeypatch.setattr(session, "_current", None)
+    restart(monkeypatch)
+    for left in REGISTRY.in_order():  # by a test that failed, in its traceback
+        left.unregister()
+    return tmp_path / "ckpt"
+
+
+def restart(monkeypatch, number=None):
+    """Forgets what this process knows, as a new one would."""
+    monkeypatch.setattr(registered, "_alone", {})
+    monkeypatch.setattr(registered, "_recalls", {})
+    if number is not None:
+        monkeypatch.setenv("TFPREEMPT_NUM_RESTARTS", str(number))
+
+
+def damage(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def warnings(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+# --- commits -------------------------------------------------------------------------
+
+
+def test_all_states_and_back(directory, monkeypatch):
+    words, numbers = Words("words", "one"), JsonState("numbers", [1.5, {"a": None}])
+    path = tfpreempt.save_all_states()
+    assert path == str(directory / "1")
+    assert sorted(os.listdir(directory / "1" / "states")) == [
+        "numbers.state",
+        "words.state",
+    ]
+    words.text, numbers.value = "two", None
+    assert tfpreempt.save_all_states() == str(directory / "2")
+    words.text = "three"
+    restart(monkeypatch)
+    assert tfpreempt.load_state(words)
+    assert tfpreempt.load_state(numbers)
+    assert (words.text, numbers.value) == ("two", None)
+    assert not (directory / ".tfpreempt-staging").exists()
+
+
+def test_the_only_step_counter_names_the_commit(directory):
+    counter = StepCounter(value=40)
+    counter.increment(2)
+    assert tfpreempt.save_all_states() == str(directory / "42")
+    assert tfpreempt.save_all_states() == str(directory / "42.2")
+    other = StepCounter("other", 7)
+    assert tfpreempt.save_all_states() == str(directory / "43")
+    assert other.value == 7
+
+
+def test_no_variable_and_no_state(directory, monkeypatch):
+    with pytest.raises(errors.UsageError, match="keep a reference"):
+        tfpreempt.save_all_states()
+    words = Words("words", "one")
+    monkeypatch.delenv("TFPREEMPT_CHECKPOINT_DIR")
+    with pytest.raises(errors.ConfigurationError, match="TFPREEMPT_CHECKPOINT_DIR"):
+        tfpreempt.save_all_states()
+    assert not tfpreempt.load_state(words)
+    assert not directory.exists() or not os.listdir(directory)
+
+
+def test_a_missing_or_an_empty_directory_is_false(directory, caplog):
+    words = Words("words", "one")
+    assert not tfpreempt.load_state(words)
+    directory.mkdir()
+    assert not tfpreempt.load_state(words)
+    assert (words.text, warnings(caplog)) == ("one", [])
+
+
+def test_a_state_that_the_commit_lacks(directory, caplog):
+    words = Words("words", "one")
+    tfpreempt.save_all_states()
+    late = Words("late", "own")
+    assert not tfpreempt.load_state(late)
+    assert late.text == "own"
+    assert "has no State 'late'" in warnings(caplog)[0]
+    assert words.text == "one"
+
+
+def test_a_damaged_commit_is_passed_over(directory, monkeypatch, caplog):
+    words = Words("words", "one")
+    tfpreempt.save_all_states()
+    words.text = "two"
+    tfpreempt.save_all_states()
+    damage(directory / "2" / "states" / "words.state")
+    restart(monkeypatch)
+    assert tfpreempt.load_state(words)
+    assert words.text == "one"
+    assert tfpreempt.load_state(words)
+    assert len(warnings(caplog)) == 1  # said once
+    assert "words.state" in warnings(caplog)[0]
+    damage(directory / "1" / "states" / "words.state")
+    restart(monkeypatch)
+    words.text = "mine"
+    with pytest.raises(errors.CheckpointDamagedError, match="is whole"):
+        tfpreempt.load_state(words)
+    assert words.text == "mine"
+
+
+def test_a_commit_is_verified_once(directory, monkeypatch):
+    states = [Words(name, name) for name in "abc"]
+    tfpreempt.save_all_states()
+    from tfpreempt.checkpoint import restore
+
+    calls = []
+    verify = restore.verify
+    monkeypatch.setattr(restore, "verify", lambda c: (calls.append(c), verify(c)))
+    assert all(tfpreempt.load_state(state) for state in states)
+    assert len(calls) == 1
+
+
+def test_commits_of_others_do_not_hide_ours(directory):
+    words = Words("words", "one")
+    tfpreempt.save_all_states()
+    (directory / "ckpt-9.index").write_bytes(b"somebody else's")
+    words.text = ""
+    assert tfpreempt.load_state(words)
+    assert words.text == "one"
+
+
+def test_lost_restarts_are_told_of(directory, monkeypatch, caplog):
+    words = Words("words", "one")
+    restart(monkeypatch, 2)
+    tfpreempt.save_all_states()
+    manifest = json.loads((directory / "1" / "MANIFEST.json").read_text())
+    assert manifest["metadata"]["restart"] == 2
+    restart(monkeypatch, 3)
+    assert tfpreempt.load_state(words)
+    assert warnings(caplog) == []
+    restart(monkeypatch, 4)
+    assert tfpreempt.load_state(words)
+    assert tfpreempt.load_state(words)
+    (said,) = warnings(caplog)
+    assert "this is restart 4" in said
+    assert "written by restart 2" in said
+
+
+# --- one State alone -----------------------------------------------------------------
+
+
+def test_one_state_alone(directory):
+    words = Words("words", "one", registry=None)
+    shard = Words("shard", "mine", per_worker=True, registry=None)
+    for state in (words, shard):
+        tfpreempt.save_state(state, directory)
+    assert (directory / "states" / "words.state").exists()
+    assert (directory / "worker-0000" / "shard.state").exists()
+    words.text = shard.text = ""
+    assert tfpreempt.load_state(words)
+    assert tfpreempt.load_state(shard)
+    assert (words.text, shard.text) == ("one", "mine")
+
+
+def test_the_newer_of_file_and_commit_is_taken(directory):
+    words = Words("words", "file")
+    tfpreempt.save_state(words, directory)
+    words.text = "commit"
+    tfpreempt.save_all_states()
+    assert load(words) == "commit"
+    words.text = "newer file"
+    tfpreempt.save_state(words, directory)
+    assert load(words) == "newer file"
+    late = Words("late", "old file", registry=None)
+    tfpreempt.save_state(late, directory)
+    tfpreempt.save_all_states()
+    assert load(late) == "old file"  # the commit lacks it
+
+
+def test_a_damaged_file_is_passed_over(directory, caplog):
+    words = Words("words", "file")
+    tfpreempt.save_state(words, directory)
+    path = directory / "states" / "words.state"
+    whole = path.read_bytes()
+    damage(path)
+    with pytest.raises(errors.CheckpointDamagedError, match=r"words\.state"):
+        tfpreempt.load_state(words)
+    words.text = "commit"
+    tfpreempt.save_all_states()
+    for bad in (whole[:-1], whole[:5], b"", b"x" * 40, whole + b"x"):
+        path.write_bytes(bad)
+        assert load(words) == "commit"
+    path.write_bytes(whole)
+    assert "it is passed over" in warnings(caplog)[0]
+
+
+def load(state):
+    state.text = ""
+    assert tfpreempt.load_state(state)
+    return state.text
+
+
+def test_sync_is_asked_for(directory):
+    calls = []
+
+    class Synced(Words):
+        def sync(self):
+            calls.append(self.name)
+
+    states = [Synced(name, "x") for name in ("b", "a")]
+    tfpreempt.save_state(states[0], directory)
+    tfpreempt.save_state(states[0], directory, sync=False)
+    assert calls == ["b"]
+    tfpreempt.save_all_states()
+    assert calls == ["b", "a", "b"]
+
+
+# --- errors name the State -----------------------------------------------------------
+
+
+class Broken(Words):
+    """Fails in one method."""
+
+    def __init__(self, method, **kwargs):
+        super().__init__("broken", **kwargs)
+        self.method = method
+
+    def _fail(self, method):
+        if self.method == method:
+            raise KeyError(f"in {method}")
+
+    def save(self, fileobj):
+        fileobj.write(b"half")
+        self._fail("save")
+
+    def load(self, fileobj):
+        self._fail("load")
+
+    def sync(self):
+        self._fail("sync")
+
+
+@pytest.mark.parametrize("method", ["save", "sync"])
+def test_a_state_that_fails_to_save_is_named_and_nothing_is_lost(method, directory):
+    words = Words("words", "one")
+    tfpreempt.save_all_states()
+    broken = Broken(method)
+    words.text = "two"
+    with pytest.raises(KeyError, match=f"in {method}") as caught:
+        tfpreempt.save_all_states()
+    assert f"{method}() of <Broken 'broken' replicated>" in caught.value.__notes__[0]
+    with pytest.raises(KeyError) as caught:
+        tfpreempt.save_state(broken, directory)
+    assert "'broken'" in caught.value.__notes__[0]
+    assert sorted(os.listdir(directory)) == ["1"]
+    assert load(words) == "one"
+    broken.unregister()
+    tfpreempt.save_all_states()
+    assert sorted(os.listdir(directory)) == ["1", "2"]
+
+
+def test_a_state_that_fails_to_load_is_named(directory):
+    broken = Broken("load")
+    tfpreempt.save_all_states()
+    with pytest.raises(KeyError) as caught:
+        tfpreempt.load_state(broken)
+    assert "load() of <Broken 'broken' replicated>" in caught.value.__notes__[0]
+
+
+# --- the life of a State -------------------------------------------------------------
+
+
+def test_a_name_is_free_again(directory):
+    words = Words("words", "one")
+    with pytest.raises(ValueError, match="'words'"):
+        JsonState("words")
+    gone = weakref.ref(words)
+    tfpreempt.save_all_states()
+    tfpreempt.load_state(words)
+    del words
+    gc.collect()
+    assert gone() is None
+    kept = JsonState("words", 1)
+    kept.unregister()
+    again = JsonState("words", 2)
+    assert REGISTRY.in_order() == (again,)
+
+
+# --- restarts ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "number"),
+    [
+        ({}, 0),
+        ({"TFPREEMPT_NUM_RESTARTS": "3", "SLURM_RESTART_COUNT": "1"}, 3),
+        ({"TFPREEMPT_NUM_RESTARTS": "", "SLURM_RESTART_COUNT": "1"}, 1),
+        ({"SLURM_RESTART_COUNT": " 12 "}, 12),
+    ],
+)
+def test_num_restarts(environment, number):
+    from tfpreempt.restarts import num_restarts
+
+    assert num_restarts(environment) == number
+    assert read_restarts(environment) == (number if environment else None)
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.5", "٣", "1" * 10])
+@pytest.mark.parametrize("name", ["TFPREEMPT_NUM_RESTARTS", "SLURM_RESTART_COUNT"])
+def test_a_nonsensical_number_of_restarts(name, text, monkeypatch):
+    monkeypatch.delenv("TFPREEMPT_NUM_RESTARTS", raising=False)
+    monkeypatch.setenv(name, text)
+    with pytest.raises(errors.ConfigurationError, match=name):
+        tfpreempt.num_restarts()
+
+
+# --- without TensorFlow --------------------------------------------------------------
+
+
+def test_nothing_imports_tensorflow(tmp_path):
+    program = """
+import sys, tfpreempt
+from tfpreempt.states import (
+    ArrayDictState, JsonState, NumpyRandomState, PythonRandomState, StepCounter)
+states = [JsonState("a"), StepCounter(), ArrayDictState("b"), NumpyRandomState(),
+          PythonRandomState()]
+assert not tfpreempt.load_state(states[0])
+tfpreempt.save_state(states[0], sys.argv[1])
+print(tfpreempt.save_all_states(), tfpreempt.num_restarts())
+assert all(map(tfpreempt.load_state, states))
+sys.exit(bool({"tensorflow", "keras"} & sys.modules.keys()))
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+    environment |= {"TFPREEMPT_CHECKPOINT_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=Path(__file__).parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / '0'} 0\n"

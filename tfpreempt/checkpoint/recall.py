@@ -1,0 +1,159 @@
+"""Finds what a single State was: in the newest commit, or in a file of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import IO
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import layout, loose
+from tfpreempt.checkpoint import restore as restoring
+from tfpreempt.checkpoint.restore import Candidate
+from tfpreempt.checkpoint.state import State, naming, read_state
+from tfpreempt.restarts import read_restarts
+
+_log = logging.getLogger(__name__)
+_Own = tuple[int, IO[bytes]]  # of a file of its own: the rank, and the bytes
+
+
+class Recall:
+    """Loads States one by one; verifies a commit once, not once for each State.
+
+    Args:
+        directory: the checkpoint directory; it need not exist.
+        worker: index of this worker.
+        world_size: number of workers.
+        agreed: the commit that all workers restored; None if there is none.
+        after: the highest sequence when the workers agreed: what is higher is newer
+            than the agreed one, and what isn't was refused.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        worker: int,
+        world_size: int,
+        *,
+        agreed: Candidate | None = None,
+        after: int = 0,
+    ) -> None:
+        self._directory = directory
+        self._worker = worker
+        self._world_size = world_size
+        self._agreed = agreed
+        self._after = after
+        self._verified: set[str] = set()  # tokens
+        self._damaged: dict[str, str] = {}  # token -> what is wrong with it
+        self._told: set[str] = (
+            set()
+        )  # problems, and tokens of old commits, that were logged
+
+    def load(self, state: State) -> bool:
+        """Loads a State from wherever it was saved last.
+
+        Returns:
+            Whether there was something.
+
+        Raises:
+            CheckpointDamagedError: something was saved, and none of it is whole; or the
+                State cannot read its own bytes.
+        """
+        problems: list[str] = []
+        commit = self._newest(problems)
+        own = self._own_file(state, problems)
+        if problems and commit is None and own is None and self._after == 0:
+            raise errors.CheckpointDamagedError(
+                f"nothing that was saved in {self._directory} is whole "
+                f"({'; '.join(text.rstrip('.') for text in problems)}). Put the files "
+                "back from a copy; or, to begin anew, move them away"
+            )
+        for problem in problems:
+            if problem not in self._told:
+                self._told.add(problem)
+                _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
+        if own is not None and (commit is None or own[0] >= (commit.sequence or 0)):
+            return self._load_own(state, own)
+        if commit is not None and self._load_from(commit, state):
+            return True
+        return self._load_own(state, own) if own is not None else False
+
+    def _newest(self, problems: list[str]) -> Candidate | None:
+        """The newest whole commit; else the one that all workers restored."""
+        if not os.path.isdir(self._directory):
+            return None
+
+        def skip(problem: str) -> None:
+            del problem  # somebody else's: it has no States
+
+        for found in restoring.find_candidates(self._directory, skip, problems.append):
+            if found.manifest is None or found.manifest.sequence <= self._after:
+                continue
+            if self._is_whole(found, problems):
+                return found
+        agreed = self._agreed
+        return agreed if agreed is not None and agreed.manifest is not None else None
+
+    def _is_whole(self, found: Candidate, problems: list[str]) -> bool:
+        if found.token not in self._verified and found.token not in self._damaged:
+            try:
+                restoring.verify(found)
+                self._verified.add(found.token)
+            except errors.CheckpointDamagedError as error:
+                self._damaged[found.token] = str(error)
+        if found.token in self._damaged:
+            problems.append(self._damaged[found.token])
+            return False
+        return True
+
+    def _load_from(self, commit: Candidate, state: State) -> bool:
+        manifest = commit.manifest
+        assert manifest is not None
+        self._tell_of_lost_restarts(commit)
+        folder = layout.STATES
+        if state.per_worker:
+            folder = layout.worker_name(self._worker)
+            if (
+                manifest.world_size != self._world_size
+                or self._worker not in manifest.workers
+            ):
+                restoring.warn_about_world(commit, self._worker, self._world_size)
+                return False
+        if read_state(os.path.join(commit.shards, folder), state):
+            return True
+        _log.warning(
+            "tfpreempt: %s has no State %r; it stays as it is", commit.path, state.name
+        )
+        return False
+
+    def _own_file(self, state: State, problems: list[str]) -> _Own | None:
+        path = loose.path_of(self._directory, self._worker, state)
+        try:
+            return loose.read(path)
+        except errors.CheckpointDamagedError as error:
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(f"The State in {path!r} cannot be read: {error}")
+        return None
+
+    def _load_own(self, state: State, own: _Own) -> bool:
+        with naming(state, "load"):
+            state.load(own[1])
+        return True
+
+    def _tell_of_lost_restarts(self, commit: Candidate) -> None:
+        """Restarts that left nothing: their work is lost, which someone should know."""
+        if commit.token in self._told or commit.manifest is None:
+            return
+        self._told.add(commit.token)
+        restart = read_restarts()
+        wrote = commit.manifest.metadata.get("restart")
+        if restart is None or type(wrote) is not int or restart - wrote <= 1:
+            return
+        _log.warning(
+            "tfpreempt: this is restart %d, and the newest whole commit, %s, was "
+            "written by %s: nothing that came after it is left.",
+            restart,
+            commit.path,
+            f"restart {wrote}" if wrote else "the first start",
+        )

@@ -1,0 +1,44 @@
+"""How often this run was started again, as whoever starts it says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from tfpreempt.errors import ConfigurationError
+
+# `tfpreempt run` sets the first one; Slurm the second one when it requeues a job.
+_VARIABLES = ("TFPREEMPT_NUM_RESTARTS", "SLURM_RESTART_COUNT")
+
+
+def num_restarts(environment: Mapping[str, str] | None = None) -> int:
+    """How many times this run was started again; 0 in its first start.
+
+    Args:
+        environment: to read it from; None: this process's.
+
+    Returns:
+        What `tfpreempt run` says, else what Slurm says, else 0.
+
+    Raises:
+        ConfigurationError: the variable that says it is no whole number.
+    """
+    known = read_restarts(environment)
+    return 0 if known is None else known
+
+
+def read_restarts(environment: Mapping[str, str] | None = None) -> int | None:
+    """As `num_restarts`, but None where nobody counts."""
+    environment = os.environ if environment is None else environment
+    for name in _VARIABLES:
+        text = environment.get(name, "").strip()
+        if not text:
+            continue
+        if not (text.isascii() and text.isdecimal() and len(text) < 10):
+            raise ConfigurationError(
+                f"the environment variable {name} is {text!r}; expected the number of "
+                "restarts, such as 0 or 3. `tfpreempt run` and Slurm set it: unset it, "
+                "or correct what sets it."
+            )
+        return int(text)
+    return None

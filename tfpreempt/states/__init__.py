@@ -1,0 +1,62 @@
+"""Named States: saving and loading them from programs, and the ready-made ones.
+
+The names are loaded on first use, so that a program without TensorFlow stays without.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tfpreempt.checkpoint.state import State
+    from tfpreempt.restarts import num_restarts
+    from tfpreempt.states.generators import NumpyRandomState, PythonRandomState
+    from tfpreempt.states.registered import load_state, save_all_states, save_state
+    from tfpreempt.states.tensorflow_states import (
+        DatasetIteratorState,
+        TensorFlowRandomState,
+    )
+    from tfpreempt.states.values import ArrayDictState, JsonState, StepCounter
+
+__all__ = [
+    "ArrayDictState",
+    "DatasetIteratorState",
+    "JsonState",
+    "NumpyRandomState",
+    "PythonRandomState",
+    "State",
+    "StepCounter",
+    "TensorFlowRandomState",
+    "load_state",
+    "num_restarts",
+    "save_all_states",
+    "save_state",
+]
+
+_HOMES = {
+    "State": "tfpreempt.checkpoint.state",
+    "num_restarts": "tfpreempt.restarts",
+    "save_all_states": "tfpreempt.states.registered",
+    "save_state": "tfpreempt.states.registered",
+    "load_state": "tfpreempt.states.registered",
+    "StepCounter": "tfpreempt.states.values",
+    "JsonState": "tfpreempt.states.values",
+    "ArrayDictState": "tfpreempt.states.values",
+    "PythonRandomState": "tfpreempt.states.generators",
+    "NumpyRandomState": "tfpreempt.states.generators",
+    "TensorFlowRandomState": "tfpreempt.states.tensorflow_states",
+    "DatasetIteratorState": "tfpreempt.states.tensorflow_states",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Loads a public name on first use and keeps it."""
+    if name not in _HOMES:
+        raise AttributeError(
+            f"module 'tfpreempt.states' has no attribute {name!r}; its public names "
+            f"are {', '.join(__all__)}"
+        )
+    value: object = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

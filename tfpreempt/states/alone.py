@@ -1,0 +1,128 @@
+"""Commits of named States without a handler, and without TensorFlow."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.storage import failure
+from tfpreempt.checkpoint.storage.files import Files, LocalFiles
+from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.cluster import Cluster
+from tfpreempt.states.meeting import Meeting
+from tfpreempt.states.values import StepCounter
+
+_SECONDS = 60.0  # that the slowest worker may come late
+
+
+class StatesAlone:
+    """Commits the registered States; main thread.
+
+    Args:
+        directory: the checkpoint directory, which exists, shared by all workers.
+        cluster: who the workers are.
+        registry: the States.
+        files: the file operations.
+        clock: for deadlines and measured times.
+        seconds: how long a wait for other workers may take.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        cluster: Cluster,
+        *,
+        registry: StateRegistry = REGISTRY,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        seconds: float = _SECONDS,
+    ) -> None:
+        files, clock = files or LocalFiles(), clock or SystemClock()
+        self._directory = directory
+        self._cluster = cluster
+        self._registry = registry
+        self._saver = CheckpointSaver(
+            None,
+            directory,
+            worker=cluster.worker,
+            world_size=cluster.world,
+            is_chief=cluster.is_chief,
+            registry=registry,
+            files=files,
+            clock=clock,
+        )
+        self._meeting = Meeting(
+            directory, cluster, files=files, clock=clock, seconds=seconds
+        )
+        self._is_started = False
+        self._calls = 0
+
+    def save(self) -> str:
+        """Commits the States; every worker calls it at the same place.
+
+        Returns:
+            The commit's directory on the chief; elsewhere the checkpoint directory.
+
+        Raises:
+            SaveError: nothing was committed, and nothing older was touched.
+            UsageError: there is no State.
+        """
+        states = self._registry.in_order()
+        if not states:
+            raise errors.UsageError(
+                "save_all_states() was called and there is no registered State. A "
+                "State lives as long as somebody holds it: keep a reference to it."
+            )
+        self._calls += 1
+        if self._cluster.is_chief and not self._is_started:
+            self._is_started = True
+            self._saver.start()
+        # The others' shards are all that anybody has to wait for.
+        is_joint = self._cluster.world > 1 and any(s.per_worker for s in states)
+        attempt = f"states-{uuid.uuid4().hex[:12]}"
+        if is_joint:
+            with failure.translated("meet the other workers", self._directory):
+                attempt = f"states-{self._meeting.attend()}-{self._calls}"
+        if self._cluster.is_chief:
+            return self._lead(attempt, states, is_joint)
+        self._follow(attempt, is_joint)
+        return self._directory
+
+    def _lead(self, attempt: str, states: Sequence[State], is_joint: bool) -> str:
+        staged = self._saver.stage(self._step(states), attempt)
+        if is_joint:
+            try:
+                with failure.translated("await the other workers", self._directory):
+                    self._meeting.wait_done(attempt)
+            except errors.SaveError:
+                self._saver.discard(staged)
+                raise
+        commit = self._saver.commit(staged, "save", range(self._cluster.world))
+        assert commit is not None  # there is no save_fn that could say so
+        return commit.path
+
+    def _follow(self, attempt: str, is_joint: bool) -> None:
+        problem: str | None = "it was interrupted"
+        try:
+            self._saver.stage(0, attempt)  # the chief says which step it is
+            problem = None
+        except Exception as error:
+            notes = " ".join(getattr(error, "__notes__", ()))
+            problem = f"{type(error).__name__}: {error} {notes}".rstrip()
+            raise
+        finally:
+            if is_joint:
+                with failure.translated("tell the chief", self._directory):
+                    self._meeting.tell_done(attempt, problem)
+
+    def _step(self, states: Sequence[State]) -> int:
+        counters = [state for state in states if isinstance(state, StepCounter)]
+        if len(counters) == 1:
+            return counters[0].value
+        with failure.translated("read the last commit", self._directory):
+            found, _ = catalog.scan(self._directory)
+        return 1 + (found[0].manifest.step if found else 0)

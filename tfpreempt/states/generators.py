@@ -1,0 +1,126 @@
+"""Ready-made States for the random generators of Python and NumPy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import decode, encode
+from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+
+
+@contextlib.contextmanager
+def readable(state: State) -> Iterator[None]:
+    """What goes wrong in the body means that the saved bytes are not the State's."""
+    try:
+        yield
+    except (
+        *(ValueError, KeyError, TypeError, IndexError, AttributeError),
+        *(OverflowError, RecursionError, MemoryError),
+    ) as error:
+        raise errors.CheckpointDamagedError(
+            f"What was saved for {state!r} cannot be read: {type(error).__name__}: "
+            f"{error}"
+        ) from error
+
+
+class PythonRandomState(State):
+    """A generator of Python's `random`.
+
+    Args:
+        name: unique among the living States.
+        generator: a `random.Random`; None: the one behind `random.random()`.
+        per_worker: False: all workers take over the chief's.
+        registry: where to register; None keeps it to the caller.
+    """
+
+    def __init__(
+        self,
+        name: str = "python_random",
+        generator: random.Random | None = None,
+        *,
+        per_worker: bool = True,
+        registry: StateRegistry | None = REGISTRY,
+    ) -> None:
+        super().__init__(name, per_worker, registry=registry)
+        self._generator: Any = random if generator is None else generator
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        fileobj.write(json.dumps(encode(self._generator.getstate())).encode())
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        with readable(self):
+            self._generator.setstate(decode(json.loads(fileobj.read())))
+
+
+class NumpyRandomState(State):
+    """A generator of NumPy.
+
+    What `Generator.spawn` has handed out is not part of a generator's state: give each
+    spawned generator a State of its own.
+
+    Args:
+        name: unique among the living States.
+        generator: a `numpy.random.Generator` or `RandomState`; None: the one behind
+            `numpy.random.random()`.
+        per_worker: False: all workers take over the chief's.
+        registry: where to register; None keeps it to the caller.
+    """
+
+    def __init__(
+        self,
+        name: str = "numpy_random",
+        generator: np.random.Generator | np.random.RandomState | None = None,
+        *,
+        per_worker: bool = True,
+        registry: StateRegistry | None = REGISTRY,
+    ) -> None:
+        super().__init__(name, per_worker, registry=registry)
+        self._generator = generator
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        fileobj.write(json.dumps(encode(self._get())).encode())
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        with readable(self):
+            state = decode(json.loads(fileobj.read()))
+            saved, here = state["bit_generator"], self._get()["bit_generator"]
+            if saved == here:
+                _check_positions(state)
+                self._set(state)
+        if saved != here:
+            raise errors.CheckpointMismatchError(
+                f"{self!r} was saved with the bit generator {str(saved)[:40]!r}; here "
+                f"it has {here!r}. Make the same kind as before."
+            )
+
+    def _get(self) -> Any:
+        if self._generator is None:
+            return np.random.get_state(legacy=False)
+        if isinstance(self._generator, np.random.RandomState):
+            return self._generator.get_state(legacy=False)
+        return self._generator.bit_generator.state
+
+    def _set(self, state: Any) -> None:
+        if self._generator is None:
+            np.random.set_state(state)
+        elif isinstance(self._generator, np.random.RandomState):
+            self._generator.set_state(state)
+        else:
+            self._generator.bit_generator.state = state
+
+
+def _check_positions(state: Any) -> None:
+    """NumPy does not: it would read memory that is not its own."""
+    for holder, field, top in (
+        (state["state"], "pos", 624),  # MT19937
+        (state, "buffer_pos", 4),  # Philox
+    ):
+        if field in holder and not 0 <= holder[field] <= top:
+            raise ValueError(f"{field} is {holder[field]!r}")

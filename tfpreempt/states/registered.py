@@ -1,0 +1,124 @@
+"""save_all_states(), save_state() and load_state(): what a program calls.
+
+With an open handler they are its saves and its restored commit; without one they work
+on the directory that TFPREEMPT_CHECKPOINT_DIR names, and need no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tfpreempt import errors, session
+from tfpreempt.checkpoint import loose
+from tfpreempt.checkpoint.recall import Recall
+from tfpreempt.checkpoint.state import State, sync_states
+from tfpreempt.checkpoint.storage import failure
+from tfpreempt.checkpoint.storage.files import LocalFiles
+from tfpreempt.cluster import Cluster, cluster_from_environment
+from tfpreempt.states.alone import StatesAlone
+
+_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
+
+# By directory and cluster: what is made once in a process.
+_alone: dict[tuple[str, Cluster], StatesAlone] = {}
+_recalls: dict[tuple[str, Cluster], Recall] = {}
+
+
+def save_all_states() -> str:
+    """Commits all registered States, now; every worker calls it at the same place.
+
+    `sync()` is called on all workers, in name order. With an open handler this is its
+    `save()`: one commit holds the States and the TensorFlow checkpoint. (With several,
+    each commits.) Without one the States alone are committed, in the directory that
+    TFPREEMPT_CHECKPOINT_DIR names; the workers are those of TF_CONFIG.
+
+    Returns:
+        The commit's directory, on the chief. On the other workers, where it may not be
+        complete yet, and where a CheckpointManager keeps its files flat: the checkpoint
+        directory.
+
+    Raises:
+        SaveError: nothing was committed, and nothing older was touched; or a worker
+            didn't come.
+        ConfigurationError: there is no handler, and the variable isn't set.
+        UsageError: there is no State and no handler; or inside `run()`.
+    """
+    if handlers := session.open_handlers():
+        return [handler.save_now() for handler in handlers][-1]
+    cluster = _cluster()
+    directory = os.environ.get(_VARIABLE, "").strip()
+    if not directory:
+        raise errors.ConfigurationError(
+            "save_all_states() was called without an open handler, and the environment "
+            f"variable {_VARIABLE} is not set; it says where to commit. `tfpreempt run "
+            "--checkpoint-dir DIR` sets it; or set it to a directory that all workers "
+            "share; or make a PreemptionCheckpointHandler first."
+        )
+    key = (failure.check_directory(directory), cluster)
+    if key not in _alone:
+        _alone[key] = StatesAlone(*key)
+    return _alone[key].save()
+
+
+def save_state(
+    state: State, checkpoint_dir: str | os.PathLike[str], sync: bool = True
+) -> None:
+    """Saves one State in a file of its own, outside of any commit; every worker.
+
+    The file is replaced as a whole, and durably: `states/<name>.state` in the
+    directory, written by the chief alone, or `worker-<i>/<name>.state`.
+
+    Args:
+        state: need not be registered.
+        checkpoint_dir: made if need be.
+        sync: whether to call the State's `sync()`, on every worker.
+
+    Raises:
+        SaveError: the disk; the old file stands.
+        ConfigurationError: the directory cannot work.
+    """
+    cluster = _cluster()
+    if sync:
+        sync_states([state])
+    if not (state.per_worker or cluster.is_chief):
+        return
+    directory = failure.check_directory(checkpoint_dir)
+    with failure.translated(f"save {state!r}", directory):
+        loose.write(LocalFiles(), directory, cluster.worker, state)
+
+
+def load_state(state: State) -> bool:
+    """Loads one State from wherever it was saved last; every worker.
+
+    With an open handler: from the commit that all workers restored, or the newest one
+    since. Without one: from the newest whole commit in the directory that
+    TFPREEMPT_CHECKPOINT_DIR names. A file of `save_state` in the same directory is
+    taken instead if it is newer, or if the commit lacks the State.
+
+    Args:
+        state: need not be registered.
+
+    Returns:
+        Whether there was something; if not, the State stays as it is.
+
+    Raises:
+        CheckpointDamagedError: something was saved, and none of it is whole.
+        CheckpointError: the directory cannot be read.
+    """
+    if handlers := session.open_handlers():
+        return any(handler.load_state(state) for handler in reversed(handlers))
+    directory = os.environ.get(_VARIABLE, "").strip()
+    if not directory:
+        return False
+    if "://" in directory:
+        failure.check_directory(directory)  # says where such a place can be used
+    cluster = _cluster()
+    key = (os.path.abspath(directory), cluster)
+    if key not in _recalls:
+        _recalls[key] = Recall(key[0], cluster.worker, cluster.world)
+    return _recalls[key].load(state)
+
+
+def _cluster() -> Cluster:
+    """The handlers' cluster, if there ever was one; else TF_CONFIG's."""
+    return session.current_cluster() or cluster_from_environment(os.environ)

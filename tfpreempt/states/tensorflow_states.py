@@ -1,0 +1,134 @@
+"""Ready-made States for TensorFlow's random generators and dataset iterators."""
+
+from __future__ import annotations
+
+import json
+from typing import IO, Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops as _iterator_ops
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import read_parts, write_parts
+from tfpreempt.checkpoint.iterator_state import pack, unpack
+from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.tf_state import (
+    generator_record,
+    load_generator_record,
+    load_tensorflow_record,
+    tensorflow_record,
+)
+from tfpreempt.states.generators import readable
+
+
+class TensorFlowRandomState(State):
+    """A `tf.random.Generator`, or what eager ops without one draw from.
+
+    Random ops with a seed of their own, and those inside a tf.function, keep their
+    state in kernels where nobody can read it: use a generator there.
+
+    Args:
+        name: unique among the living States.
+        generator: a `tf.random.Generator`; None: the global one, if the program made
+            one, and the seed that `tf.random.set_seed` set.
+        per_worker: False: all workers take over the chief's.
+        registry: where to register; None keeps it to the caller.
+    """
+
+    def __init__(
+        self,
+        name: str = "tensorflow_random",
+        generator: Any = None,
+        *,
+        per_worker: bool = True,
+        registry: StateRegistry | None = REGISTRY,
+    ) -> None:
+        super().__init__(name, per_worker, registry=registry)
+        self._generator = generator
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        own = self._generator
+        record = tensorflow_record() if own is None else generator_record(own)
+        fileobj.write(json.dumps(record).encode())
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        own = self._generator
+        with readable(self):
+            record = json.loads(fileobj.read())
+            if own is None:
+                load_tensorflow_record(record)
+                return
+            saved, here = int(record["algorithm"]), int(own.algorithm)
+            if saved == here:
+                load_generator_record(own, record)
+        if saved != here:
+            raise errors.CheckpointMismatchError(
+                f"{self!r} was saved with algorithm {saved}; here the generator has "
+                f"{here}. Make the same kind as before."
+            )
+
+
+class DatasetIteratorState(State):
+    """The position of a `tf.data` iterator, shuffle buffers included.
+
+    Loading works before the first element is taken and after. The pipeline must be the
+    same as the one that was saved. The next `iter(dataset)` is another iterator: what
+    it shuffles is not part of this position.
+
+    Args:
+        name: unique among the living States.
+        iterator: `iter(dataset)`.
+        per_worker: False: all workers take over the chief's.
+        registry: where to register; None keeps it to the caller.
+
+    Attributes:
+        iterator: the iterator; assign the new one after each `iter(dataset)`.
+
+    Raises:
+        ConfigurationError: it isn't an iterator of tf.data.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        iterator: Any,
+        *,
+        per_worker: bool = True,
+        registry: StateRegistry | None = REGISTRY,
+    ) -> None:
+        if not isinstance(iterator, _iterator_ops.OwnedIterator):
+            raise errors.ConfigurationError(
+                f"A DatasetIteratorState was given {iterator!r}; expected "
+                "`iter(dataset)` of a tf.data.Dataset. (The position of a distributed "
+                "or a NumPy iterator cannot be had.)"
+            )
+        super().__init__(name, per_worker, registry=registry)
+        self.iterator = iterator
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        try:
+            parts = pack(self.iterator._serialize_to_tensors()["_STATE"])
+        except tf.errors.OpError as error:
+            raise errors.SaveError(
+                f"The position of {self!r} cannot be had: {error.message} Pipelines "
+                "with from_generator, py_function or unseeded random ops keep it to "
+                "themselves."
+            ) from error
+        write_parts(fileobj, {"kind": "tf.data"}, parts)
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        header, parts = read_parts(fileobj)
+        try:
+            if header != {"kind": "tf.data"} or not parts:
+                raise ValueError(f"its head is {str(header)[:80]!r}")
+            state = unpack(parts)
+        except (ValueError, tf.errors.OpError) as error:
+            raise errors.CheckpointDamagedError(
+                f"What was saved for {self!r} cannot be read: {error}"
+            ) from error
+        try:
+            self.iterator._restore_from_tensors({"_STATE": state})
+        except (ValueError, tf.errors.OpError) as error:
+            raise errors.CheckpointMismatchError(
+                f"{self!r} was saved from another pipeline than this one: {error}"
+            ) from error

@@ -1,0 +1,266 @@
+"""Ready-made States for plain values: a step, anything JSON-able, NumPy arrays."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from typing import IO, Any
+
+import numpy as np
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import read_parts, write_parts
+from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+
+_MAX_DEPTH = 500  # json's own limit depends on how deep the caller stands
+_MAX_STEP = 1 << 63
+_UNREADABLE = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError),
+    *(MemoryError, OverflowError, RecursionError),
+)
+
+
+class JsonState(State):
+    """One value that JSON can hold, such as a dict of settings or a list of losses.
+
+    Args:
+        name: unique among the living States.
+        value: what it holds until something is loaded.
+        per_worker: each worker saves its own; otherwise the chief's is the truth.
+        registry: where to register; None keeps it to the caller.
+
+    Attributes:
+        value: the value; assign to it, or change it in place. Dictionaries with strings
+            as keys, lists, strings, numbers, booleans and None come back as they were;
+            what would come back as something else, such as a tuple, is refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        value: Any = None,
+        *,
+        per_worker: bool = False,
+        registry: StateRegistry | None = REGISTRY,
+    ) -> None:
+        super().__init__(name, per_worker, registry=registry)
+        self.value = value
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        problem = _why_not_json(self.value, "value", _MAX_DEPTH)
+        try:
+            data = b"" if problem else json.dumps(self.value).encode()
+        except ValueError as error:  # an int of thousands of digits
+            problem = f"value cannot be written: {error}"
+        if problem:
+            raise errors.SaveError(
+                f"The value of {self!r} cannot be saved as JSON: {problem}. Expected "
+                "dictionaries with strings as keys, lists, strings, numbers, booleans "
+                "and None; convert it, or use an ArrayDictState or a State of your own."
+            )
+        fileobj.write(data)
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        self.value = _read_json(fileobj, self)
+
+
+def _why_not_json(value: Any, path: str, depth: int) -> str | None:
+    """Why a value would not come back as it is; None if it would."""
+    if depth == 0:
+        return f"{path[:60]}... is nested too deep, or contains itself"
+    if value is None or isinstance(value, bool | int | float | str):
+        return None
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return f"{path} has the key {key!r}, a {type(key).__name__}"
+            if problem := _why_not_json(item, f"{path}[{key!r}]", depth - 1):
+                return problem
+        return None
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            if problem := _why_not_json(item, f"{path}[{index}]", depth - 1):
+                return problem
+        return None
+    return f"{path} is a {type(value).__name__}"
+
+
+def _read_json(fileobj: IO[bytes], state: State) -> Any:
+    try:
+        return json.loads(fileobj.read())
+    except (ValueError, RecursionError) as error:
+        raise errors.CheckpointDamagedError(
+            f"What was saved for {state!r} is not JSON: {error}"
+        ) from error
+
+
+class StepCounter(State):
+    """The number of steps done. Without a handler its value names the commits.
+
+    Args:
+        name: unique among the living States.
+        value: where it starts, unless something is loaded.
+        per_worker: each worker saves its own; otherwise the chief's is the truth.
+        registry: where to register; None keeps it to the caller.
+    """
+
+    def __init__(
+        self,
+        name: str = "step",
+        value: int = 0,
+        *,
+        per_worker: bool = False,
+        registry: StateRegistry | None = REGISTRY,
+    ) -> None:
+        self._value = _check_step(value)
+        super().__init__(name, per_worker, registry=registry)
+
+    @property
+    def value(self) -> int:
+        """Steps done; a whole number, 0 or more."""
+        return self._value
+
+    @value.setter
+    def value(self, value: int) -> None:
+        self._value = _check_step(value)
+
+    def increment(self, by: int = 1) -> int:
+        """Counts on.
+
+        Args:
+            by: how many steps.
+
+        Returns:
+            The new value.
+        """
+        self.value = self._value + by
+        return self._value
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        fileobj.write(json.dumps(self._value).encode())
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        value = _read_json(fileobj, self)
+        if type(value) is not int or not 0 <= value < _MAX_STEP:
+            raise errors.CheckpointDamagedError(
+                f"What was saved for {self!r} is {str(value)[:80]!r}; expected a "
+                "number of steps."
+            )
+        self._value = value
+
+
+def _check_step(value: object) -> int:
+    if isinstance(value, np.integer):
+        value = int(value)
+    if type(value) is not int or not 0 <= value < _MAX_STEP:
+        raise errors.ConfigurationError(
+            f"A StepCounter was given the value {value!r}; expected a whole number "
+            "from 0 below 2**63."
+        )
+    return value
+
+
+class ArrayDictState(State):
+    """NumPy arrays by name; dtype, shape and bytes come back exactly.
+
+    Args:
+        name: unique among the living States.
+        arrays: what it holds until something is loaded; taken over, not copied.
+        per_worker: each worker saves its own; otherwise the chief's is the truth.
+        registry: where to register; None keeps it to the caller.
+
+    Attributes:
+        arrays: the arrays by name. Loading replaces the dictionary's content; the
+            loaded arrays are new ones and can be written to. Structured dtypes are
+            fine; objects, masked arrays and dtypes of other packages (bfloat16) are
+            refused, because they would not come back as they were.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arrays: dict[str, np.ndarray[Any, Any]] | None = None,
+        *,
+        per_worker: bool = False,
+        registry: StateRegistry | None = REGISTRY,
+    ) -> None:
+        super().__init__(name, per_worker, registry=registry)
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {} if arrays is None else arrays
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        header, parts = [], []
+        for name, array in self.arrays.items():
+            if problem := _why_not_exact(name, array):
+                raise errors.SaveError(f"{self!r} cannot be saved: {problem}.")
+            # Fortran order stays, since it decides what e.g. sums give in the last bit.
+            is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+            header.append(
+                {
+                    "name": name,
+                    "dtype": repr(np.lib.format.dtype_to_descr(array.dtype)),
+                    "shape": array.shape,
+                    "order": "F" if is_fortran else "C",
+                }
+            )
+            parts.append(array.tobytes("F" if is_fortran else "C"))
+        write_parts(fileobj, header, parts)
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        header, parts = read_parts(fileobj)
+        try:
+            loaded = {
+                str(entry["name"]): _array(entry, part)
+                for entry, part in zip(header, parts, strict=True)
+            }
+        except _UNREADABLE as error:
+            raise errors.CheckpointDamagedError(
+                f"What was saved for {self!r} cannot be read: {error}"
+            ) from error
+        self.arrays.clear()
+        self.arrays.update(loaded)
+
+
+def _why_not_exact(name: object, array: object) -> str | None:
+    """Why an array would not come back as it is; None if it would."""
+    if not isinstance(name, str):
+        return f"the name {name!r} is a {type(name).__name__}; expected a string"
+    if type(array) not in (np.ndarray, np.memmap):
+        return (
+            f"{name!r} is a {type(array).__name__}; expected a numpy.ndarray (see "
+            "numpy.asarray)"
+        )
+    assert isinstance(array, np.ndarray)
+    dtype = array.dtype
+    if dtype.hasobject:
+        return f"{name!r} has dtype {dtype}: Python objects would need pickle"
+    try:
+        is_exact = _dtype(repr(np.lib.format.dtype_to_descr(dtype))) == dtype
+    except _UNREADABLE:
+        is_exact = False
+    if not is_exact:
+        return f"{name!r} has dtype {dtype}, which NumPy cannot name; save a view of it"
+    return None
+
+
+def _dtype(text: str) -> np.dtype[Any]:
+    if len(text) > 100_000:
+        raise ValueError(f"a dtype of {len(text)} characters")
+    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(text))
+    if dtype.hasobject:
+        raise ValueError(f"the dtype {dtype} has Python objects")
+    return dtype
+
+
+def _array(entry: Any, part: bytes) -> np.ndarray[Any, Any]:
+    """Raises one of `_UNREADABLE` where the entry lies; allocates no more than it has
+    bytes for."""
+    dtype, shape = _dtype(entry["dtype"]), tuple(entry["shape"])
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"the shape {str(shape)[:80]}")
+    if math.prod(shape) * dtype.itemsize != len(part):
+        raise ValueError(f"{len(part)} bytes for {dtype} of shape {str(shape)[:80]}")
+    if entry["order"] not in ("C", "F"):
+        raise ValueError(f"the order {str(entry['order'])[:20]!r}")
+    # A bytearray, since an array on bytes could not be written to.
+    return np.ndarray(shape, dtype, bytearray(part), order=entry["order"])
