@@ -25,8 +25,8 @@ FLOORS = {
     "handler": 6, "commits": 6, "raised": 6, "states": 6,
     # What the handler is made of: one process's part in the agreement.
     "session": 5, "keeper": 5, "watching": 5,
-    "departure": 4, "saving": 4, "start": 4, "mirroring": 4,
-    "termination": 3, "platforms": 3, "remote_cluster": 3,
+    "departure": 4, "saving": 4, "start": 4,
+    "termination": 3, "platforms": 3, "remote_cluster": 3, "mirroring": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
     "deadline": 1, "journal": 1, "_threads": 1,
     "arguments": 1, "cluster": 1, "participant": 1, "restarts": 1,
