@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import probe
+from tfpreempt.checkpoint import layout, probe
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.storage.interface import ObjectStore
@@ -216,7 +216,7 @@ class Start:
     def _shared_directory(self, plan: rendezvous.Plan) -> str | None:
         """Where this worker sees what worker 0 wrote; None if nowhere."""
         own = getattr(self._given, "directory", self._own_directory)
-        for directory in (plan["directory"], os.path.abspath(own) if own else None):
+        for directory in (plan["directory"], layout.absolute(own) if own else None):
             if directory and probe.check_probe(directory, plan["probe"]):
                 return str(directory)
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -126,17 +127,30 @@ def test_floats_come_back(number):
     )
 
 
-URLS = ["gs://bucket/run", "s3://b", "file:///tmp/x", pathlib.Path("gs://bucket/run")]
+DAMAGED = [pathlib.Path("gs://bucket/run"), "gs:/bucket/run", "/work/gs://bucket"]
 
 
-@pytest.mark.parametrize("url", URLS)
-def test_a_url_is_no_local_directory(tmp_path, monkeypatch, url):
+@pytest.mark.parametrize("url", DAMAGED)
+def test_a_damaged_url_is_no_local_directory(tmp_path, monkeypatch, url):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(errors.ConfigurationError, match="expected a local path") as got:
+    with pytest.raises(errors.ConfigurationError, match="pathlib") as got:
         failure.check_directory(url)
-    assert str(url) in str(got.value)
-    assert "Mount the bucket" in str(got.value)
+    assert repr(str(url)) in str(got.value)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("file:///tmp/x", "pass the path itself, '/tmp/x'"),
+        ("gs://", "is empty"),
+        ("gs://bucket//run", "empty part"),
+        ("gs://bucket/../run", "'..'"),
+    ],
+)
+def test_a_url_that_cannot_be_a_directory(url, says):
+    with pytest.raises(errors.ConfigurationError, match=re.escape(says)):
+        failure.check_directory(url)
 
 
 def test_bytes_are_no_path():

@@ -8,13 +8,13 @@ block, so damage shows. Each data file must be as long as its last tensor needs.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
 
 import google_crc32c
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.storage import reading
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
@@ -28,9 +28,9 @@ def check(prefix: str) -> None:
         CheckpointDamagedError: something is missing, cut short or unreadable.
     """
     try:
-        with open(prefix + ".index", "rb") as file:
-            if os.fstat(file.fileno()).st_size > _MAX_INDEX_BYTES:
-                raise ValueError("the index is larger than 1 GiB")
+        if reading.stat(prefix + ".index").size > _MAX_INDEX_BYTES:
+            raise ValueError("the index is larger than 1 GiB")
+        with reading.open_file(prefix + ".index") as file:
             data = file.read()
         shards, ends = _read(data)
         _check_data(prefix, shards, ends)
@@ -43,7 +43,7 @@ def check(prefix: str) -> None:
 def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:
     for shard in range(shards):
         path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
-        size, needed = os.path.getsize(path), ends.get(shard, 0)
+        size, needed = reading.stat(path).size, ends.get(shard, 0)
         if size < needed:
             raise ValueError(f"{path!r} has {size} bytes, {needed} are needed")
     if any(shard >= shards for shard in ends):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum, layout
 from tfpreempt.checkpoint.manifest import Manifest, from_json
+from tfpreempt.checkpoint.storage import reading
 
 _MAX_CONTROL_BYTES = 512 << 20
 
@@ -97,7 +98,7 @@ def load(path: str) -> Committed | None:
         CheckpointDamagedError: its marker or manifest is damaged.
     """
     sidecar = layout.sidecar(path)
-    kind = Kind.FLAT if os.path.isdir(sidecar) else Kind.OWN
+    kind = Kind.FLAT if reading.is_dir(sidecar) else Kind.OWN
     control = read_control(path if kind is Kind.OWN else sidecar)
     if control is None:
         return None
@@ -171,9 +172,37 @@ def uncommitted(directory: str) -> list[str]:
         path
         for kind, path, holder in _holders(directory)
         if kind is Kind.OWN
-        and not os.path.lexists(os.path.join(holder, layout.MARKER))
+        and not reading.is_there(os.path.join(holder, layout.MARKER))
         and read_manifest(holder) is not None
     ]
+
+
+def leftovers(directory: str) -> list[str]:
+    """What saves staged and never committed, and left without a manifest.
+
+    A staging directory is ours whole. One that was staged under its last name is taken
+    for ours if every file in it is one that a save of ours writes: the name alone could
+    be somebody else's.
+    """
+    staging = os.path.join(directory, layout.STAGING)
+    found = []
+    if _is_real_directory(staging):
+        for name in sorted(_names(staging)):
+            path = os.path.join(staging, name)
+            if name.startswith(layout.FETCH):
+                continue  # a download that goes on; `fetch` removes old ones
+            if layout.ATTEMPT.fullmatch(name) and not reading.is_link(path):
+                found.append(path)
+    for name in sorted(_names(directory)):
+        path = os.path.join(directory, name)
+        if (
+            layout.is_in_place_name(name)
+            and _is_real_directory(path)
+            and not reading.is_there(os.path.join(path, layout.MARKER))
+            and all(map(layout.is_saved_name, reading.tree(path)))
+        ):
+            found.append(path)
+    return found
 
 
 def sidecars(directory: str) -> list[tuple[str, str]]:
@@ -184,26 +213,32 @@ def sidecars(directory: str) -> list[tuple[str, str]]:
 def _holders(directory: str) -> Iterator[tuple[Kind, str, str]]:
     for name in sorted(_names(directory)):
         path = os.path.join(directory, name)
-        if os.path.islink(path) or not os.path.isdir(path):
+        is_own = layout.is_commit_name(name)
+        is_flat = name.endswith(layout.SIDECAR_SUFFIX) and name != layout.SIDECAR_SUFFIX
+        if not (is_own or is_flat) or not _is_real_directory(path):
             continue
-        if layout.is_step_name(name):
+        if is_own:
             yield Kind.OWN, path, path
-        elif name.endswith(layout.SIDECAR_SUFFIX) and name != layout.SIDECAR_SUFFIX:
+        else:
             yield Kind.FLAT, path[: -len(layout.SIDECAR_SUFFIX)], path
+
+
+def _is_real_directory(path: str) -> bool:
+    return reading.is_dir(path) and not reading.is_link(path)
 
 
 def _names(directory: str) -> list[str]:
     try:
-        return os.listdir(directory)
+        return reading.names(directory)
     except FileNotFoundError:
         return []
 
 
 def _read(path: str) -> tuple[bytes, float]:
-    with open(path, "rb") as file:
-        status = os.fstat(file.fileno())
-        if status.st_size > _MAX_CONTROL_BYTES:
-            raise errors.CheckpointDamagedError(
-                f"{path!r} has {status.st_size} bytes, more than a manifest can have."
-            )
-        return file.read(), status.st_mtime
+    status = reading.stat(path)
+    if status.size > _MAX_CONTROL_BYTES:
+        raise errors.CheckpointDamagedError(
+            f"{path!r} has {status.size} bytes, more than a manifest can have."
+        )
+    with reading.open_file(path) as file:
+        return file.read(), status.modified_ns / 1e9

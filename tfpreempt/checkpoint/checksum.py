@@ -15,6 +15,8 @@ from typing import Any
 
 import google_crc32c
 
+from tfpreempt.checkpoint.storage import reading
+
 _CHUNK_BYTES = 4 << 20
 _THREADS = 4
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, the highest power in the lowest bit
@@ -68,7 +70,7 @@ def of_file(path: str) -> tuple[int, int]:
         OSError: it cannot be read.
     """
     size, crc = 0, 0
-    with open(path, "rb", buffering=0) as file:
+    with reading.open_file(path, buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
             crc = google_crc32c.extend(crc, chunk)
             size += len(chunk)

@@ -12,6 +12,9 @@ Steps of `publish`, on the chief, after all workers are known to be done:
     4. write, sync and rename the marker; sync               <- committed from here on
     5. point TensorFlow's `checkpoint` file at it            (a failure is a warning)
     6. delete what retention no longer wants                 (a failure is a warning)
+
+In a directory that is a URL the files were staged in their place, and an object is
+durable as soon as it is there: steps 1 and 4 sync and rename nothing, 3 falls away.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any
 
 from tfpreempt.checkpoint import catalog, checksum, layout, pointer, retention
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
+from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, remove_if_empty, write_durably
 from tfpreempt.clock import Clock
 from tfpreempt.events import Commit
@@ -106,7 +110,7 @@ def publish(
     Raises:
         OSError: before the marker; nothing older was touched.
     """
-    names = tree(staged)
+    names = reading.tree(staged)
     sums = make_durable(files, [os.path.join(staged, n) for n in names], [staged])
     manifest = compose(
         clock,
@@ -117,9 +121,7 @@ def publish(
     )
     data = to_json(manifest)
     write_durably(files, os.path.join(staged, layout.MANIFEST), data)
-    target = free_target(files, directory, number, manifest.sequence)
-    files.rename(staged, target)
-    files.sync_dir(directory)
+    target = _settle(files, directory, staged, number, manifest.sequence)
     mark(files, target, data, manifest.sequence)
     finish(files, directory, max_to_keep, damaged, is_pinned)
     return target, manifest
@@ -141,7 +143,7 @@ def make_durable(
         for path in paths:
             files.sync_file(path)
         for root in roots:
-            for folder, _, _ in sorted(os.walk(root), reverse=True):
+            for folder, _, _ in reversed(list(reading.walk(root))):
                 files.sync_dir(folder)
 
     # One thread syncs while this one checksums: the disk and the memory bus differ.
@@ -218,7 +220,7 @@ def point(files: Files, directory: str, kept: list[str], dropped: list[str]) -> 
         dropped: our commits that are about to be deleted.
     """
     ours = [f"{os.path.basename(path)}/{layout.PAYLOAD}" for path in kept]
-    ours = [name for name in ours if os.path.exists(_join(directory, name) + ".index")]
+    ours = [name for name in ours if _has_index(directory, name)]
     if not ours:
         return
     gone = {f"{os.path.basename(path)}/{layout.PAYLOAD}" for path in dropped}
@@ -230,12 +232,11 @@ def point(files: Files, directory: str, kept: list[str], dropped: list[str]) -> 
     foreign = [
         name
         for name in times
-        if name not in ours
-        and name not in gone
-        and os.path.exists(_join(directory, name) + ".index")
+        if name not in ours and name not in gone and _has_index(directory, name)
     ]
     for name in ours:
-        times[name] = os.path.getmtime(_join(directory, name) + ".index")
+        status = reading.stat(os.path.join(directory, name) + ".index")
+        times[name] = status.modified_ns / 1e9
     paths = (*foreign, *ours)
     stamped = old is not None and bool(old.timestamps)
     pointer.write(
@@ -250,14 +251,16 @@ def point(files: Files, directory: str, kept: list[str], dropped: list[str]) -> 
     )
 
 
-def tree(root: str) -> list[str]:
-    """Names of all files below a directory, relative to it, "/" between parts."""
-    names = []
-    for folder, _, file_names in os.walk(root):
-        for name in file_names:
-            path = os.path.relpath(os.path.join(folder, name), root)
-            names.append(path.replace(os.sep, "/"))
-    return sorted(names)
+def _settle(
+    files: Files, directory: str, staged: str, number: int, sequence: int
+) -> str:
+    """Gives what was staged its last name, unless it was staged under that one."""
+    if os.path.dirname(staged) == directory:
+        return staged
+    target = free_target(files, directory, number, sequence)
+    files.rename(staged, target)
+    files.sync_dir(directory)
+    return target
 
 
 def free_target(files: Files, directory: str, number: int, sequence: int) -> str:
@@ -267,14 +270,14 @@ def free_target(files: Files, directory: str, number: int, sequence: int) -> str
         OSError: as the file system says.
     """
     plain = os.path.join(directory, layout.step_name(number))
-    if not os.path.lexists(plain):
+    if not reading.is_there(plain):
         return plain
     if plain in catalog.uncommitted(directory):
         retention.delete(files, plain)
-        if not os.path.lexists(plain):
+        if not reading.is_there(plain):
             return plain
     return f"{plain}.{sequence}"
 
 
-def _join(directory: str, name: str) -> str:
-    return os.path.join(directory, name)
+def _has_index(directory: str, name: str) -> bool:
+    return reading.is_file(os.path.join(directory, name) + ".index")

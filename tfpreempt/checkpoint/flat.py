@@ -7,6 +7,9 @@ the marker. What has an intent and no marker is half-written and ignored, unless
 index is still the one that was there before (then the save never began). What has
 neither intent nor marker was saved by the user's own `manager.save()`: a foreign one.
 
+On a disk only: `failure.check_directory` refuses URLs for this form, because the
+sidecar of an older save under the same name can't be replaced there at once.
+
 Sidecars (`ckpt-5.tfpreempt/`: shards, States, MANIFEST.json, COMMITTED) go when their
 checkpoint is gone: at the next commit.
 """
@@ -21,6 +24,7 @@ import os
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, commit, layout, retention
 from tfpreempt.checkpoint.manifest import Manifest, to_json
+from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, write_durably
 from tfpreempt.clock import Clock
 
@@ -40,7 +44,7 @@ def declare(files: Files, prefix: str) -> None:
 def is_half_written(prefix: str) -> bool:
     """Whether a save of ours died while it wrote this checkpoint."""
     try:
-        with open(layout.intent(prefix), "rb") as file:
+        with reading.open_file(layout.intent(prefix)) as file:
             record = json.load(file)
     except FileNotFoundError:
         return False
@@ -95,7 +99,7 @@ def publish(
             base,
         )
     files.make_dirs(staged)
-    shards = commit.tree(staged)
+    shards = reading.tree(staged)
     roots = [staged, *([prefix] if os.path.isdir(prefix) else [])]
     sums = commit.make_durable(
         files, payload + [os.path.join(staged, name) for name in shards], roots
@@ -127,7 +131,7 @@ def publish(
 def payload_files(prefix: str) -> list[str]:
     """The file or TensorFlow's files of a prefix; of a directory all files below."""
     if os.path.isdir(prefix):
-        return [os.path.join(prefix, name) for name in commit.tree(prefix)]
+        return [os.path.join(prefix, name) for name in reading.tree(prefix)]
     pattern = glob.escape(prefix) + ".data-?????-of-?????"
     found = [prefix, prefix + ".index", *sorted(glob.glob(pattern))]
     return [path for path in found if os.path.isfile(path)]
@@ -164,7 +168,7 @@ def settle(files: Files, directory: str) -> None:
     sweep(files, directory)
     for prefix in _intents(directory):
         retention.delete_staging(files, prefix + "_temp")  # TensorFlow's, of our save
-        marked = os.path.exists(os.path.join(layout.sidecar(prefix), layout.MARKER))
+        marked = reading.is_there(os.path.join(layout.sidecar(prefix), layout.MARKER))
         if is_half_written(prefix) and not marked:
             record = {"format": 1, "half": _stamp(prefix)}
             write_durably(files, layout.intent(prefix), json.dumps(record).encode())
@@ -184,7 +188,7 @@ def _make_room(files: Files, holder: str) -> None:
 
 
 def _intents(directory: str) -> list[str]:
-    names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    names = sorted(reading.names(directory)) if reading.is_dir(directory) else []
     return [
         os.path.join(directory, name[: -len(layout.INTENT_SUFFIX)])
         for name in names
@@ -193,12 +197,12 @@ def _intents(directory: str) -> list[str]:
 
 
 def _is_there(prefix: str) -> bool:
-    return os.path.exists(prefix + ".index") or os.path.exists(prefix)
+    return reading.is_there(prefix + ".index") or reading.is_there(prefix)
 
 
 def _stamp(prefix: str) -> list[int] | None:
     try:
-        status = os.stat(prefix + ".index")
+        status = reading.stat(prefix + ".index")
     except OSError:
         return None
-    return [status.st_size, status.st_mtime_ns]
+    return [status.size, status.modified_ns]

@@ -13,6 +13,13 @@ Own form, in `<dir>`:
         .metadata.json              what a user noted about it with a handle, later
     .tfpreempt-staging/<attempt>/   the same before the commit
 
+In a directory that is a URL (gs://bucket/run), where nothing can be renamed, a commit
+is written under its last name, and there is no `.tfpreempt-staging`:
+
+    commit-<attempt>/               one commit, files as above, the marker last
+
+Such a directory is a commit wherever it lies, so that a copied bucket can be restored.
+
 Flat form (a user's CheckpointManager, or a path that save_fn returned): TensorFlow's
 files as it wrote them, `ckpt-5.index`, `ckpt-5.data-*`, and next to them
 
@@ -38,14 +45,52 @@ STATES = "states"
 SIDECAR_SUFFIX = ".tfpreempt"
 INTENT_SUFFIX = ".tfpreempt-intent"
 
+_IN_PLACE = "commit-"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _STEP = re.compile(r"(0|[1-9][0-9]{0,18})(?:\.([1-9][0-9]{0,18}))?")
 ATTEMPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _STATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
+_SAVED = re.compile(
+    r"ckpt\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?|ckpt_temp/.+|"
+    r"(states|worker-\d{4,})/[^/]+\.state|(MANIFEST\.json|COMMITTED)(\.tmp)?"
+)
+
+
+def is_url(path: str) -> bool:
+    """Whether it names a place that the operating system cannot reach by itself."""
+    return _URL.match(path) is not None
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """An absolute path; a URL is one."""
+    text = os.fspath(path)
+    return text.rstrip("/") if is_url(text) else os.path.abspath(text)
+
+
+def is_commit_name(name: str) -> bool:
+    """Whether a directory of this name can be a commit in the own form."""
+    return is_step_name(name) or is_in_place_name(name)
 
 
 def is_step_name(name: str) -> bool:
-    """Whether a directory of this name can be a commit in the own form."""
+    """Whether a commit that was renamed can have this name."""
     return _STEP.fullmatch(name) is not None
+
+
+def is_in_place_name(name: str) -> bool:
+    """Whether a commit that was written in its place can have this name."""
+    return name.startswith(_IN_PLACE) and bool(
+        ATTEMPT.fullmatch(name[len(_IN_PLACE) :])
+    )
+
+
+def is_saved_name(name: str) -> bool:
+    """Whether a save of ours in the own form could have written this file.
+
+    Args:
+        name: relative to the commit's directory, "/" between parts.
+    """
+    return _SAVED.fullmatch(name) is not None
 
 
 def step_name(number: int) -> str:
@@ -74,6 +119,8 @@ def staging_directory(directory: str, attempt: str) -> str:
             f"The attempt {attempt!r} becomes a directory name; expected letters, "
             "digits, '_', '.' and '-' only, at most 100 of them."
         )
+    if is_url(directory):
+        return os.path.join(directory, _IN_PLACE + attempt)
     return os.path.join(directory, STAGING, attempt)
 
 

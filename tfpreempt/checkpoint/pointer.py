@@ -11,6 +11,7 @@ import os
 import re
 
 from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, write_durably
 
 _LINE = re.compile(r'^\s*(\w+)\s*:\s*(?:"((?:[^"\\]|\\.)*)"|(\S+))\s*$')
@@ -38,7 +39,7 @@ class Pointer:
 def read(directory: str) -> Pointer | None:
     """The directory's state file; None if there is none or it says nothing."""
     try:
-        with open(os.path.join(directory, layout.POINTER), "rb") as file:
+        with reading.open_file(os.path.join(directory, layout.POINTER)) as file:
             text = file.read().decode("utf-8", "surrogateescape")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None

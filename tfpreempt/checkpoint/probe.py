@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 
-from tfpreempt.checkpoint.storage import failure
+from tfpreempt.checkpoint.storage import failure, reading
+from tfpreempt.checkpoint.storage.files import files_for
 
 _PREFIX = ".tfpreempt-probe-"
 
@@ -25,10 +26,10 @@ def write_probe(directory: str) -> str:
     """
     token = secrets.token_hex(16)
     path = os.path.join(directory, _PREFIX + token)
-    with failure.translated("write a probe file", directory), open(path, "xb") as file:
-        file.write(token.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    files = files_for(directory)
+    with failure.translated("write a probe file", directory):
+        files.write(path, token.encode())
+        files.sync_file(path)
     return token
 
 
@@ -38,9 +39,9 @@ def check_probe(directory: str, token: str) -> bool:
         return False
     try:
         # network file systems may serve a stale listing; a listing refreshes it
-        os.listdir(directory)
-        with open(os.path.join(directory, _PREFIX + token), "rb") as file:
-            return file.read() == token.encode()
+        reading.names(directory)
+        with reading.open_file(os.path.join(directory, _PREFIX + token)) as file:
+            return file.read(len(token) + 1) == token.encode()
     except OSError:
         return False
 
@@ -48,7 +49,7 @@ def check_probe(directory: str, token: str) -> bool:
 def remove_probe(directory: str, token: str) -> None:
     """Removes the probe file, after all have looked; on the chief. Never raises."""
     try:
-        os.remove(os.path.join(directory, _PREFIX + token))
+        files_for(directory).remove(os.path.join(directory, _PREFIX + token))
     except OSError:
         pass  # a leftover of 32 bytes; the next start removes it
 
@@ -56,7 +57,7 @@ def remove_probe(directory: str, token: str) -> None:
 def remove_stale_probes(directory: str) -> None:
     """Removes probe files of runs that died while probing; on the chief."""
     try:
-        names = os.listdir(directory)
+        names = reading.names(directory)
     except OSError:
         return
     for name in names:

@@ -17,6 +17,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, catalog, checksum, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import Manifest
+from tfpreempt.checkpoint.storage import reading
 
 _log = logging.getLogger(__name__)
 _INDEX = ".index"
@@ -85,7 +86,10 @@ def find_candidates(
         taken = {entry.path for entry in current}
         foreign = [p for p in _foreign_prefixes(directory) if p not in taken]
         dated = [
-            (os.path.getmtime(prefix + _INDEX), _from_foreign(directory, prefix))
+            (
+                reading.stat(prefix + _INDEX).modified_ns / 1e9,
+                _from_foreign(directory, prefix),
+            )
             for prefix in foreign
             if _is_whole_save(prefix, skip)
         ]
@@ -113,7 +117,7 @@ def verify(candidate: Candidate) -> None:
     }
     for path, entry in expected.items():
         try:
-            size = os.path.getsize(path)
+            size = reading.stat(path).size
         except OSError as error:
             raise errors.CheckpointDamagedError(
                 f"{path!r} of checkpoint {candidate.path!r} cannot be read: {error}"
@@ -269,7 +273,7 @@ def _is_overwritten(entry: Committed) -> bool:
         return False
     index = entry.path + _INDEX
     try:
-        if os.path.getmtime(index) <= entry.marked_at:
+        if reading.stat(index).modified_ns / 1e9 <= entry.marked_at:
             return False
         found = checksum.of_file(index)
     except OSError:
@@ -293,23 +297,23 @@ def _is_whole_save(prefix: str, skip: Callable[[str], None]) -> bool:
 def _foreign_prefixes(directory: str) -> list[str]:
     """Prefixes of flat checkpoints, and of those that the state file names."""
     found = set()
-    if os.path.isdir(directory):
-        for name in os.listdir(directory):
+    if reading.is_dir(directory):
+        for name in reading.names(directory):
             if name.endswith(_INDEX) and len(name) > len(_INDEX):
                 found.add(os.path.join(directory, name[: -len(_INDEX)]))
         listed = pointer.read(directory)
         for name in (listed.latest, *listed.paths) if listed else ():
-            prefix = os.path.normpath(os.path.join(directory, name))
-            relative = os.path.relpath(prefix, directory)
+            relative = os.path.relpath(os.path.join(directory, name), directory)
+            prefix = os.path.join(directory, relative)
             first = relative.split(os.sep)[0]
             if layout.why_unsafe(relative):
                 continue  # outside of the directory
             control = os.path.join(directory, first)
             if any(
-                os.path.lexists(os.path.join(control, name))
+                reading.is_there(os.path.join(control, name))
                 for name in (layout.MANIFEST, layout.MARKER)
             ):
                 continue  # a directory of our own form: there the markers rule
-            if os.path.isfile(prefix + _INDEX):
+            if reading.is_file(prefix + _INDEX):
                 found.add(prefix)
     return sorted(p for p in found if not _TEMPORARY.search(p))

@@ -15,7 +15,8 @@ from collections.abc import Collection
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.storage.files import Files
+from tfpreempt.checkpoint.storage import reading
+from tfpreempt.checkpoint.storage.files import Files, remove_if_empty
 
 
 def check_max_to_keep(max_to_keep: object) -> None:
@@ -79,22 +80,27 @@ def delete(files: Files, holder: str) -> None:
         files.remove(os.path.join(holder, name + ".tmp"))
     files.remove(os.path.join(holder, layout.MANIFEST))
     for folder in sorted(folders, key=len, reverse=True):
-        if os.path.isdir(folder) and not os.listdir(folder):
+        if reading.is_dir(folder) and not reading.names(folder):
             files.remove_dir(folder)
 
 
 def delete_staging(files: Files, path: str) -> None:
     """Deletes a staging directory with all that is in it.
 
+    Files go from the top down in name order, so that a marker, if there is one after
+    all, is the first: what is staged in its place is a commit with it.
+
     Raises:
         OSError: as the file system says.
     """
-    for folder, folders, names in os.walk(path, topdown=False):
+    found = list(reading.walk(path))
+    for folder, _, names in found:
         for name in names:
             files.remove(os.path.join(folder, name))
+    for folder, folders, _ in reversed(found):
         for name in folders:
             inner = os.path.join(folder, name)
-            if os.path.islink(inner):
+            if reading.is_link(inner):
                 files.remove(inner)
             else:
                 files.remove_dir(inner)
@@ -110,18 +116,12 @@ def clean(files: Files, directory: str) -> list[str]:
     Raises:
         OSError: as the file system says.
     """
-    removed: list[str] = []
+    removed = catalog.leftovers(directory)
+    for path in removed:
+        delete_staging(files, path)
     staging = os.path.join(directory, layout.STAGING)
-    if os.path.isdir(staging) and not os.path.islink(staging):
-        for name in sorted(os.listdir(staging)):
-            path = os.path.join(staging, name)
-            if name.startswith(layout.FETCH):
-                continue  # a download that goes on; `fetch` removes old ones
-            if layout.ATTEMPT.fullmatch(name) and not os.path.islink(path):
-                delete_staging(files, path)
-                removed.append(path)
-        if not os.listdir(staging):
-            files.remove_dir(staging)
+    if reading.is_dir(staging) and not reading.is_link(staging):
+        remove_if_empty(files, staging)
     for path in catalog.uncommitted(directory):
         delete(files, path)
         removed.append(path)

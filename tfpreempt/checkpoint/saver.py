@@ -37,8 +37,8 @@ from tfpreempt.checkpoint.state import (
     sync_states,
     write_states,
 )
-from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import Files, LocalFiles, remove_if_empty
+from tfpreempt.checkpoint.storage import failure, reading
+from tfpreempt.checkpoint.storage.files import Files, files_for, remove_if_empty
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.restarts import num_restarts
@@ -89,7 +89,7 @@ class CheckpointSaver:
         self._damaged: set[str] = set()  # tokens of commits that `newest` passed over
         self._random_state = random_state
         self._registry = registry
-        self._files = files or LocalFiles()
+        self._files = files or files_for(directory)
         self._clock = clock or SystemClock()
         self.above: Callable[[], int] = lambda: 0  # a sequence taken elsewhere
         self.is_pinned: Callable[[str], bool] = lambda path: False  # not to be deleted
@@ -206,7 +206,7 @@ class CheckpointSaver:
         try:
             retention.delete_staging(self._files, staged)
             flat.settle(self._files, self.directory)
-            remove_if_empty(self._files, os.path.dirname(staged))
+            remove_if_empty(self._files, os.path.join(self.directory, layout.STAGING))
         except OSError as error:
             _log.warning("Could not remove %s: %s", staged, error)
 
@@ -237,7 +237,7 @@ class CheckpointSaver:
         count = write_states(folder, self._shard_states(states))
         if count and not self.is_chief:
             # The chief can't sync what another machine still has in its cache.
-            for name in sorted(os.listdir(folder)):
+            for name in sorted(reading.names(folder)):
                 self._files.sync_file(os.path.join(folder, name))
             self._files.sync_dir(folder)
         return count
@@ -297,7 +297,7 @@ class CheckpointSaver:
     def _keep_shards(self, directory: str, workers: Sequence[int]) -> list[int]:
         """Drops the shards of other workers; returns whose shards are there."""
         complete = {layout.worker_name(worker): worker for worker in workers}
-        names = os.listdir(directory) if os.path.isdir(directory) else []
+        names = reading.names(directory) if reading.is_dir(directory) else []
         for name in names:
             if name.startswith("worker-") and name not in complete:
                 retention.delete_staging(self._files, os.path.join(directory, name))

@@ -12,6 +12,8 @@ from typing import IO
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.storage import reading
+from tfpreempt.checkpoint.storage.files import create
 
 
 class StateRegistry:
@@ -127,11 +129,8 @@ def write_states(directory: str, states: Iterable[State]) -> int:
     for state in states:
         if not state.is_wanted():
             continue
-        os.makedirs(directory, exist_ok=True)
-        with (
-            open(os.path.join(directory, layout.state_file(state.name)), "xb") as file,
-            naming(state, "save"),
-        ):
+        path = os.path.join(directory, layout.state_file(state.name))
+        with create(path) as file, naming(state, "save"):
             state.save(file)
         count += 1
     return count
@@ -151,9 +150,8 @@ def read_state(directory: str, state: State) -> bool:
         Whether there was something to load.
     """
     try:
-        file = open(  # noqa: SIM115  (closed below; absent is an answer)
-            os.path.join(directory, layout.state_file(state.name)), "rb"
-        )
+        path = os.path.join(directory, layout.state_file(state.name))
+        file = reading.open_file(path)  # absent is an answer
     except FileNotFoundError:
         return False
     with file, naming(state, "load"):

@@ -92,7 +92,8 @@ def make_saver(
             "Expected a tf.train.Checkpoint, a tf.train.CheckpointManager or None; got "
             f"{type(given).__name__}: {given!r}."
         )
-    directory = failure.check_directory(chief_directory or directory)
+    is_flat = save_fn is not None or given is not checkpoint
+    directory = failure.check_directory(chief_directory or directory, is_flat=is_flat)
     payload: Payload | None = None
     if save_fn is not None:
         payload = _FunctionPayload(save_fn, checkpoint, is_chief, io_device)
@@ -113,9 +114,6 @@ def make_saver(
         files=files,
         clock=clock,
     )
-
-
-# --- restoring -----------------------------------------------------------------------
 
 
 class _Tracked:
@@ -193,7 +191,7 @@ def _compare(
     checkpoint: tf.train.Checkpoint, prefix: str, graph: Any
 ) -> tuple[list[structure.Value], list[str]]:
     """Walks the saved and the living object graph side by side."""
-    reader = tf.train.load_checkpoint(prefix)
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # a prefix for certain
     dtypes = reader.get_variable_to_dtype_map()
     return structure.compare(
         checkpoint._saver._graph_view,

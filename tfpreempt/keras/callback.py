@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import restore
+from tfpreempt.checkpoint import layout, restore
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.keras.callbacks_state import CallbackStates, capture_files
 from tfpreempt.keras.fit import callbacks_of, check_model, is_running, is_validation
@@ -87,7 +87,7 @@ class PreemptionCallback:
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest commit in the directory, or None. Reads the directory."""
-        directory = os.path.abspath(self._settings.checkpoint_dir)
+        directory = layout.absolute(self._settings.checkpoint_dir)
         found = restore.find_candidates(directory)
         if not found:
             return None

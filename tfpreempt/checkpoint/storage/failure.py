@@ -9,6 +9,9 @@ import re
 from collections.abc import Iterator
 
 from tfpreempt import errors
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.storage import reading
+from tfpreempt.checkpoint.storage.files import files_for
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free space, or lower max_to_keep",
@@ -19,9 +22,12 @@ _ADVICE = {
     errno.ENOTDIR: "a part of the path is a file: choose another directory",
     errno.EIO: "the device reports an I/O error: use another disk",
     errno.ESTALE: "the network file system lost the file: check the mount",
+    errno.EREMOTEIO: "the storage service refuses: check its name, the network and the "
+    "credentials",
+    errno.ETIMEDOUT: "the storage service does not answer: check the network",
     errno.EMFILE: "too many open files: raise `ulimit -n`",
 }
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes "gs://a" "gs:/a"
+_DAMAGED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 @contextlib.contextmanager
@@ -45,17 +51,20 @@ def translated(doing: str, directory: str) -> Iterator[None]:
         ) from error
 
 
-def check_directory(directory: object) -> str:
+def check_directory(directory: object, *, is_flat: bool = False) -> str:
     """Makes the checkpoint directory if need be and checks that it can be written.
 
     Args:
         directory: what the user gave as checkpoint directory.
+        is_flat: whether a CheckpointManager or a save_fn writes there, whose files and
+            ours become one commit by a rename.
 
     Returns:
-        Its absolute path.
+        Its absolute path; a URL that TensorFlow serves as it is.
 
     Raises:
-        ConfigurationError: it is missing, not a local path, a file, or not writable.
+        ConfigurationError: it is missing, a URL that TensorFlow doesn't serve, a file,
+            or not writable; or a URL for what is_flat.
     """
     if directory is None or directory == "":
         raise errors.ConfigurationError(
@@ -68,11 +77,13 @@ def check_directory(directory: object) -> str:
             f"checkpoint_dir must be a path (str or os.PathLike); got {directory!r}."
         )
     text = os.fsdecode(os.fspath(directory))
-    if "://" in text or _URL.match(text):
+    if layout.is_url(text):
+        return _check_url(text, is_flat)
+    if "://" in text or _DAMAGED_URL.match(text):
         raise errors.ConfigurationError(
-            f"Got the checkpoint directory {text!r}; expected a local path. Mount the "
-            "bucket, or use a local directory; object storage comes with a later "
-            "version."
+            f"checkpoint_dir={text!r} is neither a local path nor a URL. pathlib and "
+            "os.path.abspath make 'gs:/bucket' of 'gs://bucket': pass a URL as the str "
+            "that it was."
         )
     path = os.path.abspath(text)
     if os.path.exists(path) and not os.path.isdir(path):
@@ -93,3 +104,66 @@ def check_directory(directory: object) -> str:
             f"{os.getuid()}). Change its permissions or choose another directory."
         )
     return path
+
+
+def _check_url(url: str, is_flat: bool) -> str:
+    """The same of a URL, without its last "/"."""
+    scheme, _, rest = url.partition("://")
+    rest = rest.rstrip("/")
+    if scheme == "file":
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={url!r}: pass the path itself, {'/' + rest.lstrip('/')!r}."
+        )
+    if reason := layout.why_unsafe(rest):
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={url!r}: what follows {scheme}:// {reason}; expected a "
+            "bucket and a folder, such as gs://bucket/run."
+        )
+    _check_served(scheme, url)
+    if is_flat:
+        raise errors.ConfigurationError(
+            f"A CheckpointManager or a save_fn cannot be used with {url!r}: what it "
+            "writes and what tfpreempt adds become one commit by a rename, which "
+            "object storage lacks. Pass the tf.train.Checkpoint itself with "
+            f"checkpoint_dir={url!r} (it finds what a manager saved there), or a local "
+            f"directory with remote_checkpoint_dir={url!r}."
+        )
+    return _make_url(f"{scheme}://{rest}")
+
+
+def _make_url(directory: str) -> str:
+    try:
+        is_file = reading.is_file(directory)
+        if not is_file:
+            files_for(directory).make_dirs(directory)
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "choose another directory")
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={directory!r} cannot be made: {error}; {advice}."
+        ) from error
+    if is_file:
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={directory!r} is a file; expected a directory. Remove the "
+            "file or choose another directory."
+        )
+    return directory
+
+
+def _check_served(scheme: str, url: str) -> None:
+    instead = (
+        f"Pass a local checkpoint_dir, and remote_checkpoint_dir={url!r} to have its "
+        "commits copied there."
+    )
+    try:
+        from tfpreempt.checkpoint.storage import gfile
+    except ImportError as error:
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={url!r} can be reached through TensorFlow only, which "
+            f"cannot be imported here: {error}. {instead}"
+        ) from error
+    served = gfile.schemes()
+    if scheme not in served:
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={url!r}: this TensorFlow has no file system for "
+            f"{scheme}:// (it has {', '.join(served)}). {instead}"
+        )

@@ -7,9 +7,14 @@ Reading needs no such seam: it changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
-from typing import Protocol
+from collections.abc import Iterator
+from typing import IO, Protocol
+
+from tfpreempt.checkpoint import layout
 
 
 class Files(Protocol):
@@ -76,17 +81,50 @@ class LocalFiles:
             pass
 
 
+def files_for(directory: str) -> Files:
+    """The operations that reach a checkpoint directory, a path or a URL."""
+    if not layout.is_url(directory):
+        return LocalFiles()
+    from tfpreempt.checkpoint.storage.gfile import GfileFiles
+
+    return GfileFiles()
+
+
+@contextlib.contextmanager
+def create(path: str) -> Iterator[IO[bytes]]:
+    """A new file to write into, in a directory that is made if need be.
+
+    Yields:
+        A file; what is written to a URL appears when the body ends without an error.
+
+    Raises:
+        OSError: as the storage says.
+    """
+    files = files_for(path)
+    files.make_dirs(os.path.dirname(path))
+    if not layout.is_url(path):
+        with open(path, "xb") as file:
+            yield file
+        return
+    buffer = io.BytesIO()
+    yield buffer
+    files.write(path, buffer.getvalue())
+
+
 def write_durably(files: Files, path: str, data: bytes) -> None:
     """Writes a small file so that a reader sees all of it or none of it.
 
     Args:
         files: the operations to use.
-        path: where it goes; `<path>.tmp` is used on the way.
+        path: where it goes; on a disk, `<path>.tmp` is used on the way.
         data: all of its bytes.
 
     Raises:
         OSError: as the file system says.
     """
+    if layout.is_url(path):
+        files.write(path, data)  # an object is there whole or not at all
+        return
     temporary = path + ".tmp"
     files.write(temporary, data)
     files.sync_file(temporary)

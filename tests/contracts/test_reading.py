@@ -1,0 +1,109 @@
+"""What a commit asks of a directory, the same of a disk and of tf.io.gfile."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from tfpreempt.checkpoint.storage import reading
+from tfpreempt.checkpoint.storage.files import create, files_for, write_durably
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(params=["disk", "ram"])
+def root(request, tmp_path):
+    path = str(tmp_path) if request.param == "disk" else f"ram:/{tmp_path}"
+    files_for(path).make_dirs(path)
+    return path
+
+
+def test_what_is_written_can_be_read(root):
+    files = files_for(root)
+    folder, path = os.path.join(root, "a", "b"), os.path.join(root, "a", "b", "file")
+    files.make_dirs(folder)
+    files.make_dirs(folder)
+    for data in (b"first" * 1000, b"", b"second"):
+        files.write(path, data)
+        files.sync_file(path)
+        files.sync_dir(folder)
+        assert reading.stat(path).size == len(data)
+        with reading.open_file(path) as file:
+            assert file.read() == data
+    with reading.open_file(path) as file:
+        assert (file.read(3), file.seek(-2, os.SEEK_END), file.read()) == (
+            b"sec",
+            4,
+            b"nd",
+        )
+        assert file.tell() == 6
+    assert reading.names(root) == ["a"]
+    assert list(reading.walk(root)) == [
+        (root, ["a"], []),
+        (os.path.join(root, "a"), ["b"], []),
+        (folder, [], ["file"]),
+    ]
+
+
+def test_what_a_path_is(root):
+    files = files_for(root)
+    path, gone = os.path.join(root, "file"), os.path.join(root, "gone")
+    files.write(path, b"x")
+    assert reading.is_file(path)
+    assert reading.is_there(path)
+    assert reading.is_dir(root)
+    assert reading.is_there(root)
+    assert not reading.is_dir(path)
+    assert not reading.is_file(root)
+    assert not reading.is_link(path)
+    for answer in (reading.is_file, reading.is_dir, reading.is_there, reading.is_link):
+        assert not answer(gone)
+    assert list(reading.walk(gone)) == []
+
+
+@pytest.mark.parametrize("ask", [reading.open_file, reading.stat, reading.names])
+def test_what_is_not_there(root, ask):
+    with pytest.raises(FileNotFoundError, match="gone"):
+        ask(os.path.join(root, "gone"))
+
+
+def test_a_directory_is_no_file(root):
+    with pytest.raises(IsADirectoryError):
+        reading.open_file(root).read()
+
+
+def test_deleting(root):
+    files = files_for(root)
+    folder, path = os.path.join(root, "d"), os.path.join(root, "d", "file")
+    files.make_dirs(folder)
+    files.write(path, b"x")
+    with pytest.raises(OSError, match="d") as caught:
+        files.remove_dir(folder)
+    assert caught.value.errno == errno.ENOTEMPTY
+    assert reading.is_file(path)
+    files.remove(path)
+    files.remove(path)
+    files.remove_dir(folder)
+    files.remove_dir(folder)
+    assert reading.names(root) == []
+
+
+def test_small_files_are_whole(root):
+    path = os.path.join(root, "small")
+    for data in (b"old", b"new"):
+        write_durably(files_for(root), path, data)
+        with reading.open_file(path) as file:
+            assert file.read() == data
+    assert reading.names(root) == ["small"]
+
+
+def test_a_file_that_is_written_bit_by_bit(root):
+    path = os.path.join(root, "new", "bits")
+    with create(path) as file:
+        file.write(b"ab")
+        file.write(b"cd")
+    with reading.open_file(path) as file:
+        assert file.read() == b"abcd"

@@ -1,0 +1,180 @@
+"""What is read of a checkpoint directory, wherever it lies.
+
+A path is the operating system's; a URL such as gs://bucket/run is TensorFlow's, which
+is imported with the first one. Changes go through `files.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import IO, Protocol
+
+from tfpreempt.checkpoint import layout
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FileStat:
+    """What is known of a file without reading it.
+
+    Attributes:
+        size: bytes.
+        modified_ns: when it was written, nanoseconds since the epoch; 0 where the
+            storage doesn't say.
+    """
+
+    size: int
+    modified_ns: int
+
+
+class Reading(Protocol):
+    """What a kind of storage can be asked. All methods raise OSError."""
+
+    def names(self, path: str) -> list[str]:
+        """The names in a directory."""
+        ...
+
+    def stat(self, path: str) -> FileStat:
+        """Size and time of a file."""
+        ...
+
+    def is_dir(self, path: str) -> bool:
+        """Whether it is a directory, or a link to one."""
+        ...
+
+    def is_file(self, path: str) -> bool:
+        """Whether it is a file, or a link to one."""
+        ...
+
+    def is_there(self, path: str) -> bool:
+        """Whether there is anything under the name, be it a dangling link."""
+        ...
+
+    def is_link(self, path: str) -> bool:
+        """Whether it is a symbolic link."""
+        ...
+
+    def open(self, path: str, buffering: int) -> IO[bytes]:
+        """A file, to be read; the caller closes it."""
+        ...
+
+
+class LocalReading:
+    """The file system of this machine."""
+
+    def names(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+    def stat(self, path: str) -> FileStat:
+        status = os.stat(path)
+        return FileStat(size=status.st_size, modified_ns=status.st_mtime_ns)
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def is_file(self, path: str) -> bool:
+        return os.path.isfile(path)
+
+    def is_there(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_link(self, path: str) -> bool:
+        return os.path.islink(path)
+
+    def open(self, path: str, buffering: int) -> IO[bytes]:
+        return open(path, "rb", buffering=buffering)
+
+
+_LOCAL = LocalReading()
+
+
+def names(path: str) -> list[str]:
+    """The names in a directory, in no order.
+
+    Raises:
+        OSError: as the storage says.
+    """
+    return _of(path).names(path)
+
+
+def stat(path: str) -> FileStat:
+    """Size and time of a file.
+
+    Raises:
+        OSError: as the storage says.
+    """
+    return _of(path).stat(path)
+
+
+def is_there(path: str) -> bool:
+    """Whether there is anything under the name, be it a dangling link."""
+    return _of(path).is_there(path)
+
+
+def is_link(path: str) -> bool:
+    """Whether it is a symbolic link."""
+    return _of(path).is_link(path)
+
+
+def is_dir(path: str) -> bool:
+    """Whether it is a directory, or a link to one."""
+    return _of(path).is_dir(path)
+
+
+def is_file(path: str) -> bool:
+    """Whether it is a file, or a link to one."""
+    return _of(path).is_file(path)
+
+
+def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
+    """Opens a file to read it; the caller closes it.
+
+    Raises:
+        OSError: as the storage says.
+    """
+    return _of(path).open(path, buffering)
+
+
+def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """A directory, its directories and its files, then the same of each directory.
+
+    Links are named among the directories or files that they point to, and not
+    followed. A directory that is not there holds nothing.
+
+    Raises:
+        OSError: as the storage says; what could not be listed must not pass for empty.
+    """
+    try:
+        found = sorted(names(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    folders = [name for name in found if is_dir(os.path.join(path, name))]
+    inner = set(folders)
+    yield path, folders, [name for name in found if name not in inner]
+    for name in folders:
+        below = os.path.join(path, name)
+        if not is_link(below):
+            yield from walk(below)
+
+
+def tree(root: str) -> list[str]:
+    """Names of all files below a directory, relative to it, "/" between parts.
+
+    Raises:
+        OSError: a directory cannot be listed.
+    """
+    start = len(os.path.join(root, ""))
+    return sorted(
+        os.path.join(folder, name)[start:]
+        for folder, _, names in walk(root)
+        for name in names
+    )
+
+
+def _of(path: str) -> Reading:
+    if not layout.is_url(path):
+        return _LOCAL
+    from tfpreempt.checkpoint.storage import gfile
+
+    return gfile.READING
