@@ -55,6 +55,20 @@ def test_a_record_has_times_worker_incarnation_and_the_event(tmp_path: Path) -> 
     }
 
 
+def test_the_journal_of_a_url_is_a_local_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
+    for _ in range(2):
+        assert journal_directory("gs://b/run") == tmp_path / "tfpreempt-journal"
+    (said,) = caplog.messages
+    assert f"gs://b/run is written to {tmp_path / 'tfpreempt-journal'}" in said
+    monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(tmp_path / "j"))
+    assert journal_directory("gs://b/run") == tmp_path / "j"
+    assert journal_directory("/local") == Path("/local/journal")
+
+
 def test_commits_and_exits_are_synced_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

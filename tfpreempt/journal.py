@@ -8,6 +8,7 @@ could still commit elsewhere.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -23,8 +24,31 @@ _DURABLE = (events.Commit, events.Exit)
 
 
 def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
-    """Where the journal of a run lies: `<checkpoint_dir>/journal`."""
-    return Path(checkpoint_dir) / "journal"
+    """Where the journal of a run lies: `<checkpoint_dir>/journal`.
+
+    Nothing can be appended to an object, so for a URL it is a local directory:
+    $TFPREEMPT_JOURNAL_DIR, or tfpreempt-journal in the working directory.
+    """
+    text = os.fspath(checkpoint_dir)
+    if "://" not in text:
+        return Path(text) / "journal"
+    told = os.environ.get("TFPREEMPT_JOURNAL_DIR")
+    path = Path(told or "tfpreempt-journal").absolute()
+    if not told:
+        _say_where(text, path)
+    return path
+
+
+@functools.cache
+def _say_where(url: str, path: Path) -> None:
+    """Once for each place."""
+    _log.warning(
+        "The journal of %s is written to %s, because nothing can be appended to an "
+        "object. Set TFPREEMPT_JOURNAL_DIR to a directory that outlives this machine "
+        "to have it there.",
+        url,
+        path,
+    )
 
 
 class JsonLines:

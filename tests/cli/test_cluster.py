@@ -116,7 +116,7 @@ def make_settings(task: GivenTask | None) -> Settings:
         command=("true",),
         workers=1,
         limits=Limits(),
-        checkpoint_dir=Path("/c"),
+        checkpoint_dir="/c",
         log_dir=Path("/l"),
         journal_dir=Path("/j"),
         task=task,
@@ -135,6 +135,7 @@ def test_what_a_local_worker_is_told() -> None:
         "TFPREEMPT_NUM_RESTARTS": "2",
         "TFPREEMPT_INCARNATION": "ab-2",
         "TFPREEMPT_CHECKPOINT_DIR": "/c",
+        "TFPREEMPT_JOURNAL_DIR": "/j",
     }
     assert settings.journal_path == Path("/j/supervisor.jsonl")
 

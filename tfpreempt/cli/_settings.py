@@ -18,7 +18,7 @@ class Settings:
         command: the workers' program with its arguments.
         workers: how many of them.
         limits: budgets and times.
-        checkpoint_dir: absolute; handed on to the workers.
+        checkpoint_dir: absolute, or a URL; handed on to the workers.
         log_dir: for the workers' output.
         journal_dir: for the supervisor's own record.
         task: this machine's task where TF_CONFIG was given; then workers is 1.
@@ -29,7 +29,7 @@ class Settings:
     command: tuple[str, ...]
     workers: int
     limits: Limits
-    checkpoint_dir: Path | None
+    checkpoint_dir: str | None
     log_dir: Path
     journal_dir: Path
     task: GivenTask | None
@@ -54,9 +54,13 @@ class Settings:
         Where TF_CONFIG is given it stays, and the workers get no incarnation: the
         supervisors of the other machines have other names for theirs.
         """
-        told = {"TFPREEMPT_SUPERVISED": "1", "TFPREEMPT_NUM_RESTARTS": str(restart)}
+        told = {
+            "TFPREEMPT_SUPERVISED": "1",
+            "TFPREEMPT_NUM_RESTARTS": str(restart),
+            "TFPREEMPT_JOURNAL_DIR": str(self.journal_dir),
+        }
         if self.checkpoint_dir is not None:
-            told["TFPREEMPT_CHECKPOINT_DIR"] = str(self.checkpoint_dir)
+            told["TFPREEMPT_CHECKPOINT_DIR"] = self.checkpoint_dir
         if self.task is None:
             told["TF_CONFIG"] = make_tf_config(ports, worker)
             told["TFPREEMPT_INCARNATION"] = incarnation

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from tfpreempt.checkpoint import layout
 from tfpreempt.cli._cluster import read_given_task
 from tfpreempt.cli._policy import Limits
 from tfpreempt.cli._settings import Settings
@@ -61,7 +62,8 @@ _SECONDS = _Seconds(min=0)
 @click.option(
     "--checkpoint-dir",
     type=click.Path(path_type=str),
-    help="Handed to the workers as TFPREEMPT_CHECKPOINT_DIR; holds the journal.",
+    help="Handed to the workers as TFPREEMPT_CHECKPOINT_DIR; holds the journal, unless "
+    "it is a URL such as gs://bucket/run: then TFPREEMPT_JOURNAL_DIR does.",
 )
 @click.option(
     "--log-dir",
@@ -173,8 +175,9 @@ def _make_settings(
         )
     _check_command(command)
     directory = _make_directory(checkpoint_dir) if checkpoint_dir is not None else None
-    logs = log_dir or (directory / "logs" if directory else Path("tfpreempt-logs"))
-    logs = logs.absolute()
+    if log_dir is None and directory is not None and not layout.is_url(directory):
+        log_dir = Path(directory) / "logs"
+    logs = (log_dir or Path("tfpreempt-logs")).absolute()
     return Settings(
         command=command,
         workers=workers or 1,
@@ -204,12 +207,10 @@ def _check_command(command: tuple[str, ...]) -> None:
         raise ConfigurationError(f"The command {command[0]!r} was not found. {hint}")
 
 
-def _make_directory(given: str) -> Path:
-    if "://" in given:
-        raise ConfigurationError(
-            f"--checkpoint-dir {given!r} is no local path. Name a directory that all "
-            "workers see here; copying it to object storage is your program's part."
-        )
+def _make_directory(given: str) -> str:
+    """Makes a local one; what a URL is good for, TensorFlow says in the workers."""
+    if layout.is_url(given):
+        return given
     path = Path(given).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -218,4 +219,4 @@ def _make_directory(given: str) -> Path:
             f"Cannot use --checkpoint-dir {given!r} ({error.strerror}). Expected a "
             "directory that exists or can be made."
         ) from error
-    return path
+    return str(path)
