@@ -1,4 +1,4 @@
-"""Saves a step in two phases and restores one, whatever form the checkpoint has.
+"""Saves a step in two phases, whatever form the checkpoint has.
 
 `stage` runs on every worker's main thread; `commit` on the chief, once all are done.
 What TensorFlow has to do with it sits behind `Payload` (writer.py).
@@ -7,7 +7,6 @@ What TensorFlow has to do with it sits behind `Payload` (writer.py).
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import Any
 from tfpreempt import errors, events
 from tfpreempt.checkpoint import (
     catalog,
-    fetch,
     flat,
     layout,
     probe,
@@ -24,30 +22,28 @@ from tfpreempt.checkpoint import (
     retention,
 )
 from tfpreempt.checkpoint import commit as committing
-from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.catalog import Committed
-from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Payload, Staged, Written, versions
-from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.state import (
     REGISTRY,
     State,
     StateRegistry,
-    read_state,
     sync_states,
     write_states,
 )
 from tfpreempt.checkpoint.storage import failure, reading
 from tfpreempt.checkpoint.storage.files import Files, files_for, remove_if_empty
-from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.restarts import num_restarts
 
 _log = logging.getLogger(__name__)
 
 
-class CheckpointSaver:
+class CheckpointSaver(CheckpointLoader):
     """Saves and restores checkpoints; build it with `writer.make_saver`.
+
+    It restores too because what was found damaged then doesn't count as kept later.
 
     Args:
         payload: what TensorFlow or a save_fn writes; None for named States alone.
@@ -79,17 +75,18 @@ class CheckpointSaver:
         clock: Clock | None = None,
     ) -> None:
         retention.check_max_to_keep(max_to_keep)
-        self.directory = directory
-        self.worker = worker
-        self.world_size = world_size
-        self.is_chief = is_chief
-        self._payload = payload
+        super().__init__(
+            payload,
+            directory,
+            worker=worker,
+            world_size=world_size,
+            is_chief=is_chief,
+            needs_prefix=needs_prefix,
+            random_state=random_state,
+            registry=registry,
+            files=files or files_for(directory),
+        )
         self.max_to_keep = max_to_keep
-        self._needs_prefix = needs_prefix
-        self._damaged: set[str] = set()  # tokens of commits that `newest` passed over
-        self._random_state = random_state
-        self._registry = registry
-        self._files = files or files_for(directory)
         self._clock = clock or SystemClock()
         self.above: Callable[[], int] = lambda: 0  # a sequence taken elsewhere
         self.is_pinned: Callable[[str], bool] = lambda path: False  # not to be deleted
@@ -313,39 +310,7 @@ class CheckpointSaver:
             )
         return [worker for worker in workers if worker not in missing]
 
-    # --- restoring -------------------------------------------------------------------
-
-    def newest(self, *on_skip: Callable[[str], None]) -> Candidate | None:
-        """The newest that verifies; on the chief. See `restore.newest_verified`."""
-        return restoring.newest_verified(
-            self.directory,
-            *on_skip,
-            needs_prefix=self._needs_prefix,
-            on_damaged=lambda candidate: self._damaged.add(candidate.token),
-        )
-
-    def fetch_newer(
-        self,
-        store: ObjectStore,
-        local: Candidate | None,
-        on_skip: Callable[[str], None],
-    ) -> bool:
-        """Brings a newer commit from an object store; see `fetch.newest_first`."""
-        return fetch.newest_first(
-            self._files,
-            store,
-            local,
-            self.directory,
-            on_skip,
-            needs_prefix=self._needs_prefix,
-        )
-
-    def fetch(self, store: ObjectStore, token: str) -> bool:
-        """Brings the commit that the chief chose; whether the store has it."""
-        commit = fetch.find(store, token)
-        if commit is not None:
-            fetch.bring(self._files, store, commit, self.directory)
-        return commit is not None
+    # --- deleting --------------------------------------------------------------------
 
     def commit_of(self, place: str) -> Committed | None:
         """The commit in this directory that a path, or a remote folder's URI, means."""
@@ -367,91 +332,3 @@ class CheckpointSaver:
             rest = [each for each in kept if each != path]
             committing.point(self._files, self.directory, rest, [path])
             retention.delete(self._files, path)
-
-    def find(self, token: str) -> Candidate | None:
-        """The checkpoint that the chief chose, as this worker sees it; or None."""
-        return restoring.find_by_token(self.directory, token)
-
-    def restore(
-        self, candidate: Candidate, *, named_states: bool = True
-    ) -> events.Restored:
-        """Restores everything but the random generators; on every worker, main thread.
-
-        Args:
-            candidate: the same on all workers, verified by the chief.
-            named_states: False where `load_named_states` was called before.
-
-        Returns:
-            What was restored; step 0 where a foreign writer didn't say.
-
-        Raises:
-            CheckpointMismatchError: another model's checkpoint; nothing was assigned.
-        """
-        if self._payload is not None and candidate.prefix is not None:
-            with_data = self._has_my_data(candidate)
-            self._payload.restore(candidate.prefix, with_data=with_data)
-        if candidate.manifest is not None:
-            restoring.warn_about_world(candidate, self.worker, self.world_size)
-            if self._payload is not None and self._has_my_shard(candidate):
-                for state in self._payload.shard_states():
-                    read_state(self._shard(candidate), state)
-            if named_states:
-                self.load_named_states(candidate)
-        if self._payload is not None:
-            self._payload.restored(candidate)
-        return events.Restored(
-            path=candidate.path,
-            step=candidate.step or 0,
-            sequence=candidate.sequence or 0,
-            world_size=candidate.manifest.world_size if candidate.manifest else 0,
-        )
-
-    def load_random_state(self, candidate: Candidate) -> bool:
-        """Restores this worker's random generators; at the first `run()`, main thread.
-
-        Returns:
-            Whether the checkpoint had them for this worker.
-        """
-        if self._random_state is None or not self._has_my_shard(candidate):
-            return False
-        return read_state(self._shard(candidate), self._random_state)
-
-    def random_bytes(self) -> bytes:
-        """This worker's random generators as a save would hold them."""
-        buffer = io.BytesIO()
-        if self._random_state is not None:
-            self._random_state.save(buffer)
-        return buffer.getvalue()
-
-    def checkpoint(self, candidate: Candidate) -> Checkpoint:
-        """A handle for users."""
-        return Checkpoint(candidate.path, prefix=candidate.prefix, step=candidate.step)
-
-    def load_named_states(self, candidate: Candidate) -> None:
-        """Loads the registered States; on every worker, main thread."""
-        shared = os.path.join(candidate.shards, layout.STATES)
-        has_shard, shard = self._has_my_shard(candidate), self._shard(candidate)
-        for state in self._registry.in_order():
-            is_there = has_shard or not state.per_worker
-            if is_there and not read_state(
-                shard if state.per_worker else shared, state
-            ):
-                _log.warning("%s has no State %r", candidate.path, state.name)
-
-    def _has_my_data(self, candidate: Candidate) -> bool:
-        """Whether TensorFlow's own files have this worker's iterators (the chief's)."""
-        manifest = candidate.manifest
-        return manifest is None or (
-            self.is_chief and manifest.world_size == self.world_size
-        )
-
-    def _has_my_shard(self, candidate: Candidate) -> bool:
-        manifest = candidate.manifest
-        return (
-            manifest is not None
-            and manifest.world_size == self.world_size
-            and self.worker in manifest.workers
-        )
-
-    def _shard(self, candidate: Candidate) -> str:
-        return os.path.join(candidate.shards, layout.worker_name(self.worker))
