@@ -89,6 +89,9 @@ def connect(bucket: str) -> tuple[storage.Client, DeadlineSession]:
     client = storage.Client(
         project=project or "none", credentials=credentials, _http=session
     )
+    # Newer clients ask for the bucket's metadata in a thread of their own, to adorn
+    # traces; that needs a permission that writing objects doesn't.
+    client._bucket_metadata_cache = None
     return client, session
 
 

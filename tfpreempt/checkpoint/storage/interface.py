@@ -102,7 +102,7 @@ class ObjectStore(Protocol):
         ...
 
     def folders(self) -> Iterator[str]:
-        """First parts of all names with a "/", each once, in name order; likewise."""
+        """First parts of all names with a "/", each once, in any order; likewise."""
         ...
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import secrets
-import shutil
+import threading
 from collections.abc import Iterator
 from typing import IO
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage import failure
+from tfpreempt.checkpoint.storage import failure, pieces
 from tfpreempt.checkpoint.storage.files import Files, LocalFiles
 from tfpreempt.checkpoint.storage.interface import (
     ObjectMissingError,
@@ -20,22 +22,35 @@ from tfpreempt.checkpoint.storage.interface import (
 
 _TEMPORARY = ".tfpreempt-put-"
 _PIECE = 4 << 20
+# A put that wrote nothing for that long was killed. If it was only stopped, it fails
+# when it goes on, and says so.
+_LEFT_OVER_SECONDS = 3600.0
 
 
 class LocalStore:
-    """Objects as files below a directory.
+    """Objects as files below a directory; symbolic links in it are no objects.
+
+    A link could lead a reader, or a writer, out of the directory, to wherever whoever
+    made it wanted. The directory itself may be one.
 
     Args:
-        root: made if need be.
+        root: read as it is; made by the first put.
         files: the file operations.
 
     Raises:
-        ConfigurationError: the root is a file or cannot be written.
+        ConfigurationError: the root is a file.
     """
 
     def __init__(self, root: str, files: Files | None = None) -> None:
-        self._root = failure.check_directory(root)
+        self._root = os.path.abspath(root)
+        if os.path.exists(self._root) and not os.path.isdir(self._root):
+            raise errors.ConfigurationError(
+                f"{self._root!r} is a file; expected a directory. Remove the file or "
+                "choose another directory."
+            )
         self._files = files or LocalFiles()
+        self._lock = threading.Lock()
+        self._is_swept = False
 
     @property
     def uri(self) -> str:
@@ -45,35 +60,31 @@ class LocalStore:
         self, name: str, source: IO[bytes], *, timeout: float | None = None
     ) -> bool:
         del timeout  # a disk has none
-        path = self._path(name)
+        path = self._path_for_writing(name)
         temporary = os.path.join(self._root, _TEMPORARY + secrets.token_hex(8))
-        with failure.translated(f"put {name!r}", self._root):
-            self._files.make_dirs(os.path.dirname(path))
-            try:
-                with open(temporary, "xb") as file:
-                    shutil.copyfileobj(source, file)
-                self._files.sync_file(temporary)
-                os.link(temporary, path)  # unlike a rename, refuses to replace
-            except FileExistsError:
-                return False
-            finally:
-                self._files.remove(temporary)
-            self._files.sync_dir(os.path.dirname(path))
+        try:
+            self._write(name, path, temporary, source)
+            with failure.translated(f"put {name!r}", self._root):
+                try:
+                    os.link(temporary, path)  # unlike a rename, refuses to replace
+                except FileExistsError:
+                    return False
+                self._files.sync_dir(os.path.dirname(path))
+        finally:
+            self._forget(temporary)
         return True
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
         del timeout
-        path = self._path(name)
+        path = self._path_for_writing(name)
         temporary = os.path.join(self._root, _TEMPORARY + secrets.token_hex(8))
-        with failure.translated(f"put {name!r}", self._root):
-            self._files.make_dirs(os.path.dirname(path))
-            try:
-                self._files.write(temporary, data)
-                self._files.sync_file(temporary)
+        try:
+            self._write(name, path, temporary, io.BytesIO(data))
+            with failure.translated(f"put {name!r}", self._root):
                 self._files.rename(temporary, path)
-            finally:
-                self._files.remove(temporary)
-            self._files.sync_dir(os.path.dirname(path))
+                self._files.sync_dir(os.path.dirname(path))
+        finally:
+            self._forget(temporary)
 
     def get(
         self,
@@ -85,49 +96,54 @@ class LocalStore:
         timeout: float | None = None,
     ) -> int:
         del timeout
+        path = self._path(name)
         try:
-            with open(self._path(name), "rb", buffering=0) as file:
-                file.seek(offset)
-                return _copy(file, target, length)
+            if self._is_linked(name):
+                raise FileNotFoundError("symbolic links are not followed")
+            file = io.FileIO(path)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise ObjectMissingError(
-                f"There is no object {name!r} in {self._root!r}."
+                f"There is no object {name!r} in {self._root!r}: {error}."
             ) from error
         except OSError as error:
-            raise errors.CheckpointError(
-                f"Object {name!r} in {self._root!r} cannot be read: {error}"
-            ) from error
+            raise self._unreadable(name, error) from error
+        with file:
+            return self._copy(name, file, target, offset, length)
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        found = []
-        for folder, _, names in os.walk(self._root):
-            for name in names:
-                relative = os.path.relpath(os.path.join(folder, name), self._root)
-                relative = relative.replace(os.sep, "/")
-                if relative.startswith(prefix) and not name.startswith(_TEMPORARY):
-                    found.append(relative)
-        yield from sorted(found)
+        try:
+            found = sorted(self._files_below(""))
+        except OSError as error:
+            raise self._unreadable("", error) from error
+        for name in found:
+            is_temporary = name.startswith(_TEMPORARY)
+            if name.startswith(prefix) and not is_temporary:
+                yield name
 
     def folders(self) -> Iterator[str]:
-        with os.scandir(self._root) as entries:
-            yield from sorted(
-                e.name for e in entries if e.is_dir(follow_symlinks=False)
-            )
+        try:
+            with os.scandir(self._root) as entries:
+                found = sorted(
+                    e.name for e in entries if e.is_dir(follow_symlinks=False)
+                )
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._unreadable("", error) from error
+        yield from found
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         del timeout
         path = self._path(name)
         try:
-            status = os.stat(path)
-            if not os.path.isfile(path):
+            if self._is_linked(name) or not os.path.isfile(path):
                 return None
+            status = os.stat(path)
             size, crc = checksum.of_file(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise errors.CheckpointError(
-                f"Object {name!r} in {self._root!r} cannot be read: {error}"
-            ) from error
+            raise self._unreadable(name, error) from error
         return ObjectStat(
             name=name,
             size=size,
@@ -138,25 +154,115 @@ class LocalStore:
     def delete(self, name: str, *, timeout: float | None = None) -> bool:
         del timeout
         path = self._path(name)
-        if not os.path.isfile(path):
+        if self._is_linked(name) or not os.path.isfile(path):
             return False
         with failure.translated(f"delete {name!r}", self._root):
             self._files.remove(path)
             self._files.sync_dir(os.path.dirname(path))
         return True
 
+    def _write(self, name: str, path: str, temporary: str, source: IO[bytes]) -> None:
+        """Writes a durable temporary file; what reading raises is the caller's."""
+        doing = f"put {name!r}"
+        with failure.translated(doing, self._root):
+            self._files.make_dirs(os.path.dirname(path))
+            file = io.FileIO(temporary, "x")
+        with file:
+            self._sweep(os.fstat(file.fileno()).st_mtime)
+            for piece in pieces.of(source, _PIECE):
+                with failure.translated(doing, self._root):
+                    _write_all(file, piece)
+        with failure.translated(doing, self._root):
+            self._files.sync_file(temporary)
+
+    def _copy(
+        self,
+        name: str,
+        file: io.FileIO,
+        target: IO[bytes],
+        offset: int,
+        length: int | None,
+    ) -> int:
+        """Copies up to so many bytes, in pieces; returns how many there were."""
+        copied = 0
+        while length is None or copied < length:
+            left = _PIECE if length is None else min(_PIECE, length - copied)
+            try:
+                file.seek(offset + copied)
+                piece = file.read(left)
+            except OSError as error:
+                raise self._unreadable(name, error) from error
+            if not piece:
+                break
+            target.write(piece)
+            copied += len(piece)
+        return copied
+
+    def _sweep(self, now: float) -> None:
+        """Deletes what killed puts left behind, once, at this store's first put.
+
+        Args:
+            now: when a file was just made, by the clock of whoever dates them.
+        """
+        with self._lock:
+            if self._is_swept:
+                return
+            self._is_swept = True
+        with failure.translated("clean up", self._root):
+            with os.scandir(self._root) as entries:
+                found = [e.path for e in entries if e.name.startswith(_TEMPORARY)]
+            for path in found:
+                with contextlib.suppress(FileNotFoundError):
+                    if now - os.lstat(path).st_mtime > _LEFT_OVER_SECONDS:
+                        self._files.remove(path)
+
+    def _forget(self, temporary: str) -> None:
+        with failure.translated("clean up", self._root):
+            self._files.remove(temporary)
+
+    def _files_below(self, folder: str) -> Iterator[str]:
+        """Names of all files; directories that vanish meanwhile have none."""
+        todo = [folder]
+        while todo:
+            below = todo.pop()
+            try:
+                with os.scandir(os.path.join(self._root, below)) as entries:
+                    for entry in entries:
+                        name = f"{below}/{entry.name}" if below else entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(name)
+                        elif entry.is_file(follow_symlinks=False):
+                            yield name
+            except FileNotFoundError:
+                continue
+
+    def _is_linked(self, name: str) -> bool:
+        """Whether a part of a name's path is a symbolic link."""
+        path = self._root
+        for part in name.split("/"):
+            path = os.path.join(path, part)
+            if os.path.islink(path):
+                return True
+        return False
+
+    def _path_for_writing(self, name: str) -> str:
+        path = self._path(name)
+        if self._is_linked(name):
+            raise errors.SaveError(
+                f"{path!r} leads through a symbolic link; expected plain directories "
+                f"below {self._root!r}. Remove the link, or choose another directory."
+            )
+        return path
+
+    def _unreadable(self, name: str, error: OSError) -> errors.CheckpointError:
+        what = f"Object {name!r} in {self._root!r}" if name else repr(self._root)
+        return errors.CheckpointError(f"{what} cannot be read: {error}")
+
     def _path(self, name: str) -> str:
         return os.path.join(self._root, check_name(name))
 
 
-def _copy(source: IO[bytes], target: IO[bytes], length: int | None) -> int:
-    """Copies up to so many bytes, in pieces; returns how many there were."""
-    copied = 0
-    while length is None or copied < length:
-        left = _PIECE if length is None else min(_PIECE, length - copied)
-        piece = source.read(left)
-        if not piece:
-            break
-        target.write(piece)
-        copied += len(piece)
-    return copied
+def _write_all(file: io.FileIO, piece: bytes) -> None:
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[file.write(rest) :]

@@ -9,6 +9,8 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.storage import filesystem_kinds
+from tfpreempt.checkpoint.storage.filesystem import FilesystemStore
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.storage.local import LocalStore
 from tfpreempt.checkpoint.storage.prefixed import PrefixedStore
@@ -81,7 +83,14 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
         from tfpreempt.checkpoint.storage.gcs import GcsStore  # a second to import
 
         return GcsStore(bucket, prefix)
-    raise errors.ConfigurationError(f"{place!r} cannot be opened yet.")
+    try:
+        from tfpreempt.checkpoint.storage.s3 import S3Store
+    except ImportError as error:
+        raise errors.ConfigurationError(
+            f"{place!r} needs obstore, which is not installed: pip install "
+            f"tfpreempt[s3] ({error})."
+        ) from error
+    return S3Store(bucket, prefix)
 
 
 def split(uri: str) -> tuple[str, str, str]:
@@ -120,6 +129,9 @@ def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
     if all(hasattr(filesystem, name) for name in _STORE):
         prefix = _checked(place, place)
         return PrefixedStore(filesystem, prefix) if prefix else filesystem
+    if kind := filesystem_kinds.kind_of(filesystem):
+        _checked(place, place)
+        return FilesystemStore(kind, place)
     raise errors.ConfigurationError(
         f"Got filesystem={filesystem!r}; expected one of tfpreempt's stores, or a file "
         "system object of pyarrow or fsspec."
