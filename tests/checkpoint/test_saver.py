@@ -155,7 +155,7 @@ def test_handles(tmp_path):
     handle = saver.checkpoint(saver.newest())
     assert (handle.path, handle.step) == (str(tmp_path / "6"), 6)
     assert handle.prefix == str(tmp_path / "6" / "ckpt")
-    assert repr(handle) == f"Checkpoint({str(tmp_path / '6')!r}, step=6)"
+    assert repr(handle) == f"Checkpoint({str(tmp_path / '6')!r}, step=6, local)"
     assert handle == saver.checkpoint(saver.newest())
     with pytest.raises(TypeError, match=r"\.path"):
         os.path.exists(handle)

@@ -103,7 +103,18 @@ def remote(resolver: Any) -> bool:
     return assert_type(watcher.block_until_worker_exit(30), bool)
 
 
-def references(path: str) -> str:
+def references(path: str, filesystem: Any, checkpoint: Any) -> str:
+    handle = assert_type(Checkpoint.from_directory(path), Checkpoint)
+    assert_type(handle.step, int | None)
+    assert_type(handle.prefix, str | None)
+    with Checkpoint("gs://bucket/run/5").as_directory(timeout=60) as directory:
+        assert_type(directory, str)
+    handle.set_metadata({"loss": 0.5})
+    handle.update_metadata({"loss": 0.25})
+    assert_type(handle.get_metadata(), dict[str, Any])
+    handle.restore(checkpoint).assert_consumed()
+    handle.set_metadata("loss")  # type: ignore[arg-type]  # not a mapping
+    assert_type(Checkpoint("run/5", filesystem).to_directory(), str)
     return assert_type(Checkpoint(path).path, str)
 
 

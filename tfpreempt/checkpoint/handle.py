@@ -1,62 +1,341 @@
-"""Checkpoint: a reference to one checkpoint, by its path."""
+"""Checkpoint: a reference to one checkpoint, on this machine or in object storage."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import NoReturn
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import contents, download, layout, metadata, moved, reading
+from tfpreempt.checkpoint.cache import Cache, key_of
+from tfpreempt.checkpoint.contents import Contents
+from tfpreempt.checkpoint.storage.files import LocalFiles, write_durably
+from tfpreempt.checkpoint.storage.interface import ObjectStore, check_name
+from tfpreempt.checkpoint.storage.opening import (
+    SCHEMES,
+    is_uri,
+    local_path,
+    open_store,
+)
+
+_STORE_METHODS = ("put_if_absent", "get", "list", "stat", "delete")
 
 
-class Checkpoint:
-    """A reference to one checkpoint; reads and writes nothing by itself.
+class Checkpoint(moved.NamesOfRay):
+    """A reference to one checkpoint; reads and writes nothing before it is asked to.
 
     Args:
-        path: the commit's directory in the own form, the prefix in the flat form.
-        prefix: what `tf.train.Checkpoint.restore` takes; None where the commit holds
-            named States only.
-        step: the step that it carries; None if a foreign writer didn't say.
+        path: a commit's directory, the prefix of a flat checkpoint, any directory with
+            files; or the same as file://, gs:// or s3://; with a `filesystem`, a path
+            in it.
+        filesystem: one of our object stores, or a file system of pyarrow or fsspec.
+        prefix: what `tf.train.Checkpoint.restore` takes, where that is known already.
+        step: the step that it carries, where that is known already.
+
+    Raises:
+        ConfigurationError: a URI together with a `filesystem`, or a path that cannot be
+            one.
     """
 
-    __slots__ = ("_path", "_prefix", "_step")
+    __slots__ = ("_filesystem", "_local", "_path", "_prefix", "_step")
 
     def __init__(
         self,
         path: str | os.PathLike[str],
+        filesystem: Any = None,
         *,
         prefix: str | None = None,
         step: int | None = None,
     ) -> None:
-        self._path = os.fspath(path)
+        text = _check_path(path)
+        if filesystem is None and not text:
+            raise errors.ConfigurationError(
+                "A checkpoint's place is a path or a URI; got an empty one."
+            )
+        if filesystem is not None and is_uri(text):
+            raise errors.ConfigurationError(
+                f"Got the URI {text!r} together with filesystem={filesystem!r}; "
+                "expected one of them. Leave filesystem out, or give the path in it."
+            )
+        self._filesystem = filesystem
+        self._local = local_path(text) if filesystem is None else None
+        self._path = self._local or text.rstrip("/")
         self._prefix = prefix
         self._step = step
 
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """A handle of a local directory, whoever wrote it.
+
+        Raises:
+            ConfigurationError: it is no local path.
+        """
+        handle = cls(path)
+        if handle._local is None:
+            raise errors.ConfigurationError(
+                f"from_directory() takes a directory of this machine; got {path!r}. "
+                f"Use Checkpoint({path!r})."
+            )
+        return handle
+
     @property
     def path(self) -> str:
-        """The commit's directory in the own form, the prefix in the flat form."""
+        """The commit's directory in the own form, the prefix in the flat form; a URI,
+        or a path in the `filesystem`, where it is remote."""
         return self._path
 
     @property
+    def filesystem(self) -> Any:
+        """The `filesystem` that it was made with, or None."""
+        return self._filesystem
+
+    @property
     def prefix(self) -> str | None:
-        """What `tf.train.Checkpoint.restore` takes."""
+        """What `tf.train.Checkpoint.restore` takes; None where the commit holds named
+        States only, or is remote: use `restore()` there. May read the manifest."""
+        if self._prefix is None and self._local is not None:
+            self._prefix = reading.prefix_of(contents.of_path(self._local))
         return self._prefix
 
     @property
     def step(self) -> int | None:
-        """The step that it carries."""
+        """The step that it carries; None if its writer didn't say. May read the
+        manifest, once."""
+        if self._step is None:
+            self._step = self._contents().step
         return self._step
+
+    def to_directory(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> str:
+        """Copies all files into a directory, and verifies them.
+
+        What a call that was killed left in the directory is used.
+
+        Args:
+            path: the directory, made if need be; by default a fresh temporary one,
+                which is yours to delete.
+            timeout: seconds for all of it; None: as long as bytes keep coming.
+
+        Returns:
+            The directory.
+
+        Raises:
+            CheckpointDamagedError: a file is missing or has another checksum.
+            CheckpointError: there is no checkpoint, no room, or no answer in time.
+        """
+        found = self._contents(with_sums=True)
+        with contextlib.ExitStack() as undo:
+            if path is None:
+                target = tempfile.mkdtemp(prefix="tfpreempt-checkpoint-")
+                undo.callback(shutil.rmtree, target, ignore_errors=True)
+            else:
+                target = _check_target(path)
+            _fill(found, target, timeout)
+            if (note := self._metadata_bytes(found)) is not None:
+                metadata.write_local(target, note)
+            undo.pop_all()
+        return target
+
+    @contextlib.contextmanager
+    def as_directory(self, *, timeout: float | None = None) -> Iterator[str]:
+        """A context in which its files are in a local directory, to be read only.
+
+        A local checkpoint's own directory, never copied (for a flat one the directory
+        that holds it). A remote one is downloaded once for all processes of this node
+        that ask for it; the copy goes when the last one leaves.
+
+        Args:
+            timeout: seconds for a download; None: as long as bytes keep coming.
+
+        Raises:
+            CheckpointDamagedError: a file is missing or has another checksum.
+            CheckpointError: there is no checkpoint, no room, or no answer in time.
+        """
+        found = self._contents(with_sums=self._local is None)
+        if found.base is not None:
+            yield found.base
+            return
+        key = key_of(found.source.uri, found.folder, found.token)
+        with Cache().reading(key, lambda path: _fill(found, path, timeout)) as path:
+            yield path
+
+    def restore(self, tf_checkpoint: Any) -> Any:
+        """Restores a `tf.train.Checkpoint` from it, after all files were verified.
+
+        A remote one is downloaded first, and kept for as long as variables that are
+        made later may be read from it.
+
+        Args:
+            tf_checkpoint: the object; its `restore` is called.
+
+        Returns:
+            What its `restore` returns, such as to call `assert_consumed()` on.
+
+        Raises:
+            CheckpointError: it holds no tf.train.Checkpoint, or cannot be read.
+        """
+        if self._local is not None:
+            found = contents.of_path(self._local)
+            reading.verify(found)
+            prefix = reading.checked_prefix(found, self._path)
+            return tf_checkpoint.restore(prefix)
+        return reading.restored_from_copy(self.as_directory(), tf_checkpoint)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What was noted about it; empty if nothing was.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or the note cannot be read.
+        """
+        data = self._metadata_bytes(self._contents())
+        return {} if data is None else metadata.decoded(data, f"metadata of {self!r}")
+
+    def set_metadata(self, values: Mapping[str, Any]) -> None:
+        """Notes a JSON object beside the manifest, in place of what was noted.
+
+        Raises:
+            ConfigurationError: JSON cannot hold it.
+            CheckpointError: there is no checkpoint, or it cannot be written to.
+        """
+        self._change_metadata(values, keep=False)
+
+    def update_metadata(self, values: Mapping[str, Any]) -> None:
+        """Adds to what was noted; between processes of one machine nothing is lost.
+
+        Raises:
+            ConfigurationError: JSON cannot hold it.
+            CheckpointError: there is no checkpoint, or it cannot be written to.
+        """
+        self._change_metadata(values, keep=True)
 
     def __fspath__(self) -> NoReturn:
         raise TypeError(
-            f"{self!r} is a reference, not a path. Use `.path` for its directory or "
-            "`.prefix` for tf.train.Checkpoint.restore()."
+            f"{self!r} is a reference, not a path. Use `with checkpoint.as_directory() "
+            "as path`, or `.path` for where it is, or `.prefix` for "
+            "tf.train.Checkpoint.restore()."
         )
 
+    def __truediv__(self, other: object) -> NoReturn:
+        self.__fspath__()
+
+    __add__ = __truediv__
+
     def __repr__(self) -> str:
-        return f"Checkpoint({self._path!r}, step={self._step})"
+        """Reads nothing: a step that isn't known yet isn't shown."""
+        step = "" if self._step is None else f", step={self._step}"
+        where = "local" if self._local is not None else "remote"
+        if self._filesystem is not None:
+            where += f" in {_shown(self._filesystem)}"
+        return f"Checkpoint({self._path!r}{step}, {where})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):
             return NotImplemented
-        return (self._path, self._step) == (other._path, other._step)
+        return self._path == other._path and self._filesystem is other._filesystem
 
     def __hash__(self) -> int:
-        return hash((self._path, self._step))
+        return hash(self._path)
+
+    def _contents(self, *, with_sums: bool = False) -> Contents:
+        if self._local is not None:
+            return contents.of_path(self._local, with_sums=with_sums)
+        return contents.of_store(*self._place(), with_sums=with_sums)
+
+    def _place(self) -> tuple[ObjectStore, str]:
+        """The store, and the folder in it."""
+        if _is_store(self._filesystem):
+            folder = self._path.strip("/")
+            return self._filesystem, check_name(folder) if folder else ""
+        return open_store(self._path, self._filesystem), ""
+
+    def _metadata_bytes(self, found: Contents) -> bytes | None:
+        if self._local is None:
+            return metadata.read_remote(*self._place())
+        return None if found.holder is None else metadata.read_local(found.holder)
+
+    def _change_metadata(self, values: Mapping[str, Any], *, keep: bool) -> None:
+        metadata.encoded(values)
+        found = self._contents()
+        where = f"metadata of {self!r}"
+        if self._local is None:
+            store, folder = self._place()
+            old = metadata.read_remote(store, folder) if keep else None
+            metadata.write_remote(store, folder, _merged(old, values, where))
+            return
+        if found.holder is None:
+            raise errors.CheckpointError(
+                f"{self!r} was written without tfpreempt, as flat files: there is no "
+                "directory of its own for metadata. Copy it with to_directory() first."
+            )
+        with metadata.locked(found.holder):
+            old = metadata.read_local(found.holder) if keep else None
+            metadata.write_local(found.holder, _merged(old, values, where))
+
+
+def _merged(old: bytes | None, values: Mapping[str, Any], where: str) -> bytes:
+    before = {} if old is None else metadata.decoded(old, where)
+    return metadata.encoded({**before, **values})
+
+
+def _fill(found: Contents, target: str, timeout: float | None) -> None:
+    """Copies a checkpoint into a directory; of a commit the marker comes last."""
+    data, marker = found.controls or (None, None)
+    download.fetch(
+        found.source,
+        found.folder,
+        found.manifest,
+        target,
+        manifest_data=data,
+        marker=marker,
+        timeout=timeout,
+        progress=True,
+    )
+    if marker is not None:
+        write_durably(LocalFiles(), os.path.join(target, layout.MARKER), marker)
+
+
+def _check_path(path: object) -> str:
+    if isinstance(path, Checkpoint) or not isinstance(path, str | os.PathLike):
+        raise errors.ConfigurationError(
+            f"A checkpoint's place is a path or a URI (str or os.PathLike); got "
+            f"{path!r}."
+        )
+    text = os.fsdecode(os.fspath(path))
+    if "\0" in text:
+        raise errors.ConfigurationError(f"No path has a NUL in it; got {text!r}.")
+    scheme, is_scheme, _ = text.partition("://")
+    if is_scheme and scheme not in SCHEMES:
+        known = ", ".join(f"{each}://" for each in SCHEMES)
+        raise errors.ConfigurationError(
+            f"{text!r} cannot be opened; expected a local path, or a URI of one of "
+            f"{known}. Other places: pass filesystem= and the path in it."
+        )
+    return text
+
+
+def _check_target(path: object) -> str:
+    """The directory to copy into; only its own links are followed."""
+    local = local_path(_check_path(path))
+    if local is None:
+        raise errors.ConfigurationError(
+            f"to_directory() writes into a directory of this machine; got {path!r}."
+        )
+    return os.path.realpath(local)
+
+
+def _is_store(filesystem: object) -> bool:
+    return all(hasattr(filesystem, name) for name in _STORE_METHODS)
+
+
+def _shown(filesystem: object) -> str:
+    if _is_store(filesystem):
+        return str(getattr(filesystem, "uri", type(filesystem).__name__))
+    return type(filesystem).__name__

@@ -15,7 +15,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 
 _FORMAT = 1
-_MAX_FILES = 100_000
+MAX_FILES = 100_000
 _MAX_FILE_BYTES = 1 << 50
 
 
@@ -99,8 +99,8 @@ def from_json(data: bytes, source: str) -> Manifest:
     files = record.get("files")
     if not isinstance(files, list):
         raise check.bad("files", files, "a list of files")
-    if len(files) > _MAX_FILES:
-        raise check.bad("len(files)", len(files), f"at most {_MAX_FILES} files")
+    if len(files) > MAX_FILES:
+        raise check.bad("len(files)", len(files), f"at most {MAX_FILES} files")
     world_size = check.whole(record, "world_size", 1, 1 << 31)
     return Manifest(
         step=check.whole(record, "step", 0, 1 << 63),

@@ -1,0 +1,242 @@
+"""Copies are made once, shared while somebody reads, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.checkpoint.remote_commits import put_commit
+from tfpreempt import errors
+from tfpreempt.checkpoint import cache
+from tfpreempt.checkpoint.cache import Cache
+from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.storage.local import LocalStore
+
+CONTENTS = {"ckpt.index": b"i", "big": bytes(range(250)) * 400}
+DEADLINE = 60
+
+
+@pytest.fixture
+def root(tmp_path):
+    return cache.private_directory(str(tmp_path / "cache"))
+
+
+def filling(log=None, text="x"):
+    def make(path):
+        if log is not None:
+            log.append(path)
+        os.makedirs(path, exist_ok=True)
+        pathlib.Path(path, "file").write_text(text)
+
+    return make
+
+
+def copies(root):
+    return sorted(name for name in os.listdir(root) if name != "lock")
+
+
+def test_a_copy_is_there_while_it_is_read(root):
+    with Cache(root).reading("key", filling()) as path:
+        assert pathlib.Path(path, "file").read_text() == "x"
+        assert copies(root) == ["key", "key.claim"]
+    assert copies(root) == []
+
+
+def test_the_last_reader_takes_it_along(root):
+    made = []
+    with Cache(root).reading("key", filling(made)) as first:
+        with Cache(root).reading("key", filling(made)) as second:
+            assert first == second
+        assert os.path.isdir(first)
+    assert len(made) == 1
+    assert copies(root) == []
+
+
+def test_threads_that_come_at_once_make_one(root):
+    made, inside = [], threading.Barrier(4, timeout=DEADLINE)
+
+    def read():
+        with Cache(root).reading("key", filling(made)):
+            inside.wait()
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert len(made) == 1
+    assert not inside.broken
+    assert copies(root) == []
+
+
+def test_who_fails_leaves_it_to_the_next(root):
+    def failing(path):
+        os.makedirs(path)
+        pathlib.Path(path, "half").write_text("")
+        raise errors.CheckpointError("no network")
+
+    reading = Cache(root).reading("key", failing)
+    with pytest.raises(errors.CheckpointError, match="no network"), reading:
+        pass
+    assert copies(root) == ["key.claim", "key.part"]
+    with Cache(root).reading("key", filling()) as path:
+        assert sorted(os.listdir(path)) == ["file", "half"]
+    assert copies(root) == []
+
+
+def test_half_a_copy_that_nobody_wants_goes_after_a_day(root):
+    part = pathlib.Path(root, "old.part")
+    part.mkdir()
+    pathlib.Path(root, "old.claim").touch()
+    with Cache(root).reading("key", filling()):
+        assert part.exists()
+    os.utime(part, (0, 0))
+    with Cache(root).reading("key", filling()):
+        assert not part.exists()
+    assert copies(root) == []
+
+
+def test_a_directory_that_others_can_write_is_not_trusted(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("open", "link"):
+        with pytest.raises(errors.ConfigurationError, match="can't be trusted"):
+            cache.private_directory(str(tmp_path / name))
+    (tmp_path / "readable").mkdir(mode=0o755)
+    assert cache.private_directory(str(tmp_path / "readable"))
+    assert (tmp_path / "readable").stat().st_mode & 0o777 == 0o700
+
+
+def test_where_copies_go(tmp_path, monkeypatch):
+    own = f"tfpreempt-{os.getuid()}"
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "chosen"))
+    assert cache.default_root() == str(tmp_path / "chosen" / own)
+    monkeypatch.delenv(cache.CACHE_VARIABLE)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.default_root() == str(tmp_path / ".cache" / "tfpreempt")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert cache.default_root() == str(tmp_path / own)
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(errors.ConfigurationError, match="TFPREEMPT_CACHE_DIR"):
+        cache.default_root()
+
+
+# --- processes -----------------------------------------------------------------------
+
+READER = """
+import os, signal, sys
+from tfpreempt.checkpoint import download
+from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.storage.local import LocalStore
+
+class Logged(LocalStore):
+    left = int(sys.argv[3])
+    def get(self, name, target, **kwargs):
+        if name.endswith("big"):
+            with open(sys.argv[2], "a") as log:
+                log.write(f"{kwargs['offset']}\\n")
+            self.left -= 1
+            if not self.left:
+                target.write(b"half")
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().get(name, target, **kwargs)
+
+download._RANGE_BYTES = 10_000
+download.fetch.__kwdefaults__["threads"] = 1
+with Checkpoint(sys.argv[4], Logged(sys.argv[1])).as_directory() as path:
+    print(path, flush=True)
+    sys.stdin.read()
+"""
+RANGES = 10
+
+
+class Readers:
+    """Processes that read one checkpoint until they are told to stop."""
+
+    def __init__(self, tmp_path):
+        self.root = str(tmp_path / "root")
+        self.log = tmp_path / "log"
+        self.cache = str(tmp_path / "cache" / f"tfpreempt-{os.getuid()}")
+        self.environ = {**os.environ, cache.CACHE_VARIABLE: str(tmp_path / "cache")}
+        self.folder = put_commit(LocalStore(self.root), CONTENTS).folder
+        self.started = []
+
+    def start(self, die_at=-1):
+        argv = [self.root, str(self.log), str(die_at), self.folder]
+        process = subprocess.Popen(
+            [sys.executable, "-c", READER, *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self.environ,
+        )
+        self.started.append(process)
+        return process
+
+    def fetched(self):
+        return sorted(map(int, self.log.read_text().split()))
+
+    def copies(self):
+        return copies(self.cache)
+
+
+@pytest.fixture
+def readers(tmp_path):
+    readers = Readers(tmp_path)
+    yield readers
+    for process in readers.started:
+        process.kill()
+        process.communicate(timeout=DEADLINE)
+
+
+@pytest.mark.slow
+def test_processes_that_come_at_once_download_once(readers):
+    processes = [readers.start() for _ in range(4)]
+    paths = {process.stdout.readline().strip() for process in processes}
+    assert len(paths) == 1
+    assert pathlib.Path(*paths, "big").read_bytes() == CONTENTS["big"]
+    assert readers.fetched() == [number * 10_000 for number in range(RANGES)]
+    for left, process in enumerate(processes):
+        assert os.path.isdir(*paths), left
+        process.communicate("", timeout=DEADLINE)
+    assert readers.copies() == []
+
+
+@pytest.mark.slow
+def test_the_copy_of_a_killed_reader_goes_with_the_next(readers, tmp_path, monkeypatch):
+    killed = readers.start()
+    path = killed.stdout.readline().strip()
+    killed.kill()
+    killed.communicate(timeout=DEADLINE)
+    assert os.path.isdir(path)
+    other = put_commit(LocalStore(str(tmp_path / "other")), {"other": b"1"})
+    monkeypatch.setenv(cache.CACHE_VARIABLE, readers.environ[cache.CACHE_VARIABLE])
+    handle = Checkpoint(other.folder, LocalStore(str(tmp_path / "other")))
+    with handle.as_directory():
+        assert not os.path.exists(path)
+    assert readers.copies() == []
+
+
+@pytest.mark.slow
+def test_a_killed_download_is_gone_on_with(readers):
+    killed = readers.start(die_at=7)
+    killed.communicate(timeout=DEADLINE)
+    assert killed.returncode == -signal.SIGKILL
+    assert [name.split(".")[1] for name in readers.copies()] == ["claim", "part"]
+    assert readers.fetched() == [number * 10_000 for number in range(7)]
+    process = readers.start()
+    path = process.stdout.readline().strip()
+    assert pathlib.Path(path, "big").read_bytes() == CONTENTS["big"]
+    asked = sorted([*range(7), *range(6, RANGES)])
+    assert readers.fetched() == [number * 10_000 for number in asked]
+    process.communicate("", timeout=DEADLINE)
+    assert readers.copies() == []

@@ -1,0 +1,388 @@
+"""A handle refers to a checkpoint wherever it is, and is never taken for a path."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pathlib
+import pickle
+import threading
+
+import pytest
+
+from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
+from tests.checkpoint.remote_commits import FILES, put_commit, put_hostile
+from tests.checkpoint.test_download import read_tree
+from tfpreempt import errors
+from tfpreempt.checkpoint import cache, contents, landing, layout, retention
+from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.storage.files import LocalFiles
+from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.testing.storage import FaultyStore, damage
+
+
+@pytest.fixture(autouse=True)
+def cache_root(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache" / f"tfpreempt-{os.getuid()}"
+
+
+@pytest.fixture
+def store():
+    return FaultyStore()
+
+
+@pytest.fixture
+def remote(store):
+    return Checkpoint(put_commit(store).folder, store)
+
+
+@pytest.fixture
+def own(tmp_path):
+    saver = make_saver(tmp_path / "run", OwnPayload())
+    save(saver, 6)
+    return saver.checkpoint(saver.newest())
+
+
+@pytest.fixture
+def flat(tmp_path):
+    directory = tmp_path / "flat"
+    saver = make_saver(directory, FlatPayload(str(directory)))
+    save(saver, 6)
+    (directory / "ckpt-9.index").write_bytes(b"another one's")
+    return saver.checkpoint(saver.newest())
+
+
+@pytest.fixture
+def plain(tmp_path):
+    root = tmp_path / "plain"
+    for name, data in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return Checkpoint.from_directory(root)
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    (tmp_path / "tf").mkdir()
+    for name in ("ckpt-3.index", "ckpt-3.data-00000-of-00001", "ckpt-4.index"):
+        (tmp_path / "tf" / name).write_bytes(name.encode())
+    return Checkpoint(tmp_path / "tf" / "ckpt-3")
+
+
+@pytest.fixture(params=["own", "flat", "plain", "foreign", "remote", "file", "objects"])
+def any_handle(request, store, tmp_path):
+    """Every kind of place that a handle may refer to."""
+    if request.param == "file":
+        commit = put_commit(LocalStore(str(tmp_path / "mirror")))
+        return Checkpoint(f"file://{tmp_path}/mirror/{commit.folder}")
+    if request.param == "objects":
+        for name, data in FILES.items():
+            store.replace(f"deep/er/{name}", data)
+        return Checkpoint("deep/er/", store)
+    return request.getfixturevalue(request.param)
+
+
+EXPECTED = {
+    "own": {"ckpt.index", "ckpt.data-00000-of-00002", "ckpt.data-00001-of-00002"},
+    "flat": {"ckpt-6.index", *(f"ckpt-6.data-0000{n}-of-00002" for n in range(2))},
+    "foreign": {"ckpt-3.index", "ckpt-3.data-00000-of-00001"},
+}
+STEPS = {"own": 6, "flat": 6, "remote": 7, "file": 7}
+CONTROLS = {layout.MANIFEST, layout.MARKER}
+
+
+def kind_of(request):
+    return request.node.callspec.params["any_handle"]
+
+
+def test_to_directory_copies_every_file(any_handle, request, tmp_path):
+    kind = kind_of(request)
+    target = any_handle.to_directory(tmp_path / "copy")
+    assert target == str(tmp_path / "copy")
+    controls = CONTROLS if kind in STEPS else set()
+    assert read_tree(target).keys() == EXPECTED.get(kind, set(FILES)) | controls
+    copy = Checkpoint(target)
+    assert copy.step == any_handle.step == STEPS.get(kind)
+    assert any_handle.to_directory(target) == target
+    again = copy.to_directory()
+    try:
+        assert read_tree(again) == read_tree(target)
+    finally:
+        cache.shutil.rmtree(again)
+
+
+def test_as_directory_has_every_file(any_handle, request, cache_root):
+    is_local = kind_of(request) not in ("remote", "objects")
+    names = EXPECTED.get(kind_of(request), set(FILES))
+    with any_handle.as_directory() as path:
+        assert names <= read_tree(path).keys()
+        assert is_local == (not cache_root.exists())
+    assert os.path.exists(path) == is_local
+
+
+def test_restore_calls_restore_with_the_prefix(any_handle, request):
+    class Restorable:
+        def restore(self, prefix):
+            self.prefix, self.bytes = (
+                prefix,
+                pathlib.Path(prefix + ".index").read_bytes(),
+            )
+            return "status"
+
+    target = Restorable()
+    assert any_handle.restore(target) == "status"
+    if any_handle.prefix is not None:
+        assert target.prefix == any_handle.prefix
+    else:
+        assert kind_of(request) in ("remote", "objects")
+        assert target.bytes == FILES["ckpt.index"]
+
+
+def test_metadata(any_handle, request):
+    if kind_of(request) == "foreign":
+        with pytest.raises(errors.CheckpointError, match="to_directory"):
+            any_handle.set_metadata({"a": 1})
+        return
+    assert any_handle.get_metadata() == {}
+    any_handle.set_metadata({"loss": 0.5, "note": "é"})
+    any_handle.update_metadata({"loss": 0.25})
+    assert any_handle.get_metadata() == {"loss": 0.25, "note": "é"}
+    any_handle.set_metadata({})
+    assert any_handle.get_metadata() == {}
+    assert any_handle.step == STEPS.get(kind_of(request))
+
+
+def test_metadata_travels_with_a_copy(remote, tmp_path):
+    remote.set_metadata({"a": 1})
+    copy = Checkpoint(remote.to_directory(tmp_path / "copy"))
+    assert copy.get_metadata() == {"a": 1}
+
+
+def test_metadata_of_many_threads_is_not_lost(own):
+    def note(number):
+        own.update_metadata({str(number): number})
+
+    threads = [threading.Thread(target=note, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert own.get_metadata() == {str(n): n for n in range(8)}
+
+
+def test_a_commit_with_metadata_is_deleted_whole(own, tmp_path):
+    own.set_metadata({"a": 1})
+    retention.delete(LocalFiles(), own.path)
+    assert not os.path.exists(own.path)
+
+
+@pytest.mark.parametrize("bad", [[1], {1: 2}, {"a": {1, 2}}, {"a": float("nan")}, None])
+def test_metadata_that_json_cannot_hold(own, bad):
+    with pytest.raises(errors.ConfigurationError, match="Metadata must be"):
+        own.set_metadata(bad)
+
+
+@pytest.mark.parametrize("bad", [b"", b"[]", b"\xff", b"{}" + b" " * (5 << 20)])
+def test_damaged_metadata(remote, store, bad):
+    store.replace(f"{remote.path}/{layout.METADATA}", bad)
+    with pytest.raises(errors.CheckpointDamagedError, match="no JSON object"):
+        remote.get_metadata()
+
+
+def test_links_of_a_plain_directory_are_left_out(plain, tmp_path, caplog):
+    (tmp_path / "plain" / "passwords").symlink_to("/etc/passwd")
+    (tmp_path / "plain" / "etc").symlink_to("/etc")
+    copy = plain.to_directory(tmp_path / "copy")
+    assert read_tree(copy).keys() == FILES.keys()
+    assert "links are left out" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["own", "remote"])
+def test_damage_is_found_before_anything_is_restored(kind, request, store, tmp_path):
+    handle = request.getfixturevalue(kind)
+    if kind == "own":
+        damage(os.path.join(handle.path, "ckpt.index"))
+    else:
+        store.replace(f"{handle.path}/ckpt.index", b"indeX")
+    for use in (handle.restore, lambda _: handle.to_directory(tmp_path / "copy")):
+        with pytest.raises(errors.CheckpointDamagedError, match=r"ckpt\.index"):
+            use(None)
+    assert not (tmp_path / "copy" / layout.MARKER).exists()
+
+
+class Status:
+    """What restore() of TensorFlow returns: it holds what reads later on."""
+
+    def __init__(self, reader):
+        self._checkpoint = reader
+
+
+class Reader:
+    """Reads the file when a variable is made."""
+
+    def __init__(self, path):
+        self.path = path
+
+
+class Lazy:
+    def restore(self, prefix):
+        return Status(Reader(prefix))
+
+
+def test_a_download_outlives_the_read(remote, cache_root):
+    status = remote.restore(Lazy())
+    assert os.path.exists(status._checkpoint.path + ".index")
+    threads = set(threading.enumerate())
+    del status
+    gc.collect()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(60)
+    assert [name for name in os.listdir(cache_root) if name != "lock"] == []
+
+
+def test_what_is_not_there(tmp_path, store):
+    for handle in (
+        Checkpoint(tmp_path / "nothing"),
+        Checkpoint("nothing", store),
+        Checkpoint("", store),
+    ):
+        for use in (handle.get_metadata, handle.to_directory, lambda h=handle: h.step):
+            with pytest.raises(errors.CheckpointError, match="There is no checkpoint"):
+                use()
+
+
+def test_a_runs_root_names_its_newest_commit(own, tmp_path, store):
+    put_commit(store)
+    mirror = LocalStore(str(tmp_path / "mirror"))
+    folder = put_commit(mirror).folder
+    for handle, newest in (
+        (Checkpoint(tmp_path / "run"), own.path),
+        (Checkpoint(tmp_path / "mirror"), f"{tmp_path}/mirror/{folder}"),
+        (Checkpoint("/", store), f"memory:///{folder}"),
+    ):
+        with pytest.raises(errors.CheckpointError, match="commits of a run") as caught:
+            handle.get_metadata()
+        assert newest in str(caught.value)
+    store.replace("deep/5.1-00000000/x", b"")
+    with pytest.raises(errors.CheckpointError, match=r"deep/5\.1-00000000"):
+        Checkpoint("deep", store).get_metadata()
+
+
+def test_half_a_commit_is_no_checkpoint(own, remote, store, tmp_path):
+    os.remove(os.path.join(own.path, layout.MARKER))
+    store.delete(f"{remote.path}/{layout.MARKER}")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / landing.PROGRESS).touch()
+    (tmp_path / "5.1-00000000").mkdir()
+    store.replace("x/5.1-00000000/ckpt.index", b"")
+    for handle in (
+        Checkpoint(own.path),
+        remote,
+        Checkpoint(tmp_path / "half"),
+        Checkpoint(tmp_path / "5.1-00000000"),
+        Checkpoint("x/5.1-00000000", store),
+    ):
+        with pytest.raises(errors.CheckpointError, match="no marker"):
+            handle.get_metadata()
+
+
+def test_a_copy_is_not_put_into_another_commit(own, remote):
+    before = read_tree(own.path)
+    with pytest.raises(errors.CheckpointError, match="of another save"):
+        remote.to_directory(own.path)
+    assert read_tree(own.path) == before
+
+
+class Hostile(FaultyStore):
+    """Lists what it likes."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+
+    def list(self, prefix=""):
+        yield from map(str, self.names)
+
+
+LISTINGS = {
+    "absolute": (["/etc/passwd"], "is absolute"),
+    "upwards": (["../../x"], "'..'"),
+    "NUL": (["a\0b"], "NUL"),
+    "a million": (range(1_000_000), "more than 100000 files"),
+}
+
+
+@pytest.mark.parametrize(("names", "says"), LISTINGS.values(), ids=LISTINGS)
+def test_hostile_listings_are_refused_before_anything_is_written(tmp_path, names, says):
+    with pytest.raises(errors.CheckpointDamagedError, match=says):
+        Checkpoint("", Hostile(names)).to_directory(tmp_path / "copy")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_manifest_that_claims_too_much_leaves_nothing_in_the_cache(store, cache_root):
+    put_hostile(store, [{"size": 10 << 40}])
+    context = Checkpoint("", store).as_directory()
+    with pytest.raises(errors.CheckpointError, match="claims to have"), context:
+        pass
+    assert os.listdir(cache_root) == ["lock"]
+
+
+def test_the_state_file_of_a_plain_directory_chooses(foreign, tmp_path):
+    handle = Checkpoint(tmp_path / "tf")
+    with pytest.raises(errors.CheckpointError, match="more than one"):
+        handle.restore(None)
+    pathlib.Path(tmp_path, "tf", "checkpoint").write_text(
+        'model_checkpoint_path: "ckpt-4"\n'
+    )
+    assert handle.prefix == str(tmp_path / "tf" / "ckpt-4")
+
+
+def test_a_handle_is_not_a_path(own, remote):
+    for handle in (own, remote):
+        for use in (
+            os.fspath,
+            open,
+            os.path.exists,
+            lambda h: os.path.join(h, "x"),
+            lambda h: h / "x",
+            lambda h: h + "/x",
+        ):
+            with pytest.raises(TypeError, match="as_directory"):
+                use(handle)
+        assert not os.path.exists(str(handle))
+
+
+def test_repr_says_where(own, remote, tmp_path):
+    assert repr(own) == f"Checkpoint({own.path!r}, step=6, local)"
+    assert repr(remote) == f"Checkpoint({remote.path!r}, remote in memory://)"
+    assert remote.step == 7
+    assert repr(remote) == f"Checkpoint({remote.path!r}, step=7, remote in memory://)"
+    assert repr(Checkpoint("gs://b/x/")) == "Checkpoint('gs://b/x', remote)"
+
+
+def test_equal_are_those_of_the_same_place(own, remote, store):
+    assert own == Checkpoint(own.path) == Checkpoint(f"file://{own.path}")
+    assert hash(own) == hash(Checkpoint(own.path))
+    assert remote == Checkpoint(remote.path, store)
+    assert remote != Checkpoint(remote.path, FaultyStore())
+    assert own != own.path
+    assert pickle.loads(pickle.dumps(own)) == own
+
+
+def test_names_of_the_wrong_place(own, store, remote):
+    with pytest.raises(errors.ConfigurationError, match="directory of this machine"):
+        Checkpoint.from_directory("gs://b/x")
+    with pytest.raises(errors.ConfigurationError, match="directory of this machine"):
+        own.to_directory("gs://b/x")
+    with pytest.raises(errors.ConfigurationError, match="Object name"):
+        Checkpoint("../x", store).get_metadata()
+
+
+def test_a_plain_directory_is_not_read_to_be_found(plain, monkeypatch):
+    monkeypatch.setattr(contents.checksum, "of_files", None)
+    with plain.as_directory() as path:
+        assert path == plain.path
+    assert plain.step is None
+    assert json.loads(json.dumps(plain.get_metadata())) == {}

@@ -1,0 +1,148 @@
+"""What users note about a checkpoint: a JSON object beside its manifest, never in it.
+
+The manifest is vouched for by the marker and never changes; this may, at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import layout, remote
+from tfpreempt.checkpoint.storage import failure
+from tfpreempt.checkpoint.storage.files import LocalFiles, write_durably
+from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
+
+_MAX_BYTES = 4 << 20
+_LOCK_SECONDS = 30.0
+_POLL = 0.02
+
+
+def encoded(metadata: object) -> bytes:
+    """Metadata as bytes.
+
+    Raises:
+        ConfigurationError: it is no mapping of strings to what JSON can hold.
+    """
+    if not isinstance(metadata, Mapping) or not all(
+        isinstance(name, str) for name in metadata
+    ):
+        raise errors.ConfigurationError(
+            f"Metadata must be a dict with strings as keys; got {metadata!r:.120}."
+        )
+    try:
+        text = json.dumps(dict(metadata), indent=1, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.ConfigurationError(
+            f"Metadata must be what JSON can hold: {error}. Convert the value, such as "
+            "by float() or str()."
+        ) from error
+    if len(text) > _MAX_BYTES:
+        raise errors.ConfigurationError(
+            f"Metadata of {len(text)} bytes; expected at most {_MAX_BYTES}. Put large "
+            "things into a State."
+        )
+    return text.encode()
+
+
+def decoded(data: bytes, where: str) -> dict[str, Any]:
+    """Metadata from bytes of unknown origin.
+
+    Raises:
+        CheckpointDamagedError: they are no JSON object, or too many.
+    """
+    try:
+        found = json.loads(data) if len(data) <= _MAX_BYTES else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise errors.CheckpointDamagedError(
+            f"{where} is no JSON object of at most {_MAX_BYTES} bytes. Set the "
+            "metadata anew."
+        )
+    return found
+
+
+def read_local(holder: str) -> bytes | None:
+    """The bytes in a directory; None if there are none.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    path = os.path.join(holder, layout.METADATA)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise errors.CheckpointError(f"{path!r} cannot be read: {error}") from error
+    with open(descriptor, "rb") as file:
+        return file.read(_MAX_BYTES + 1)
+
+
+def write_local(holder: str, data: bytes) -> None:
+    """Writes them, all or nothing; the directory is locked by `locked`.
+
+    Raises:
+        SaveError: the directory cannot be written.
+    """
+    path = os.path.join(holder, layout.METADATA)
+    with failure.translated("write metadata", holder):
+        write_durably(LocalFiles(), path, data)
+
+
+@contextlib.contextmanager
+def locked(holder: str) -> Iterator[None]:
+    """One at a time may change the metadata in a directory.
+
+    Raises:
+        CheckpointError: somebody else takes too long, or the directory is gone.
+    """
+    with failure.translated("write metadata", holder):
+        descriptor = os.open(holder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        limit = time.monotonic() + _LOCK_SECONDS
+        while not _try_lock(descriptor):
+            if time.monotonic() > limit:
+                raise errors.CheckpointError(
+                    f"The metadata in {holder!r} was being changed by another process "
+                    f"for {_LOCK_SECONDS:g} s. Try again."
+                )
+            threading.Event().wait(_POLL)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read_remote(store: ObjectStore, folder: str) -> bytes | None:
+    """The bytes in a store's folder; None if there are none."""
+    target = io.BytesIO()
+    name = remote.joined(folder, layout.METADATA)
+    try:
+        store.get(name, target, length=_MAX_BYTES + 1)
+    except ObjectMissingError:
+        return None
+    return target.getvalue()
+
+
+def write_remote(store: ObjectStore, folder: str, data: bytes) -> None:
+    """Writes them, all or nothing; whoever is last wins."""
+    store.replace(remote.joined(folder, layout.METADATA), data)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Some network file systems can't lock a directory; a rename is atomic anyway.
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True

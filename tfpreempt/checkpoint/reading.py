@@ -1,0 +1,100 @@
+"""Restores a tf.train.Checkpoint through a handle; its own method does the reading."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt._threads import OwnedThread
+from tfpreempt.checkpoint import checksum, contents
+from tfpreempt.checkpoint.contents import Contents
+
+
+def prefix_of(found: Contents) -> str | None:
+    """TensorFlow's prefix of a local checkpoint; None if it has none."""
+    prefix = contents.tensorflow_prefix(found)
+    if prefix is None or found.base is None:
+        return None
+    return os.path.join(found.base, prefix)
+
+
+def checked_prefix(found: Contents, where: str) -> str:
+    """The same.
+
+    Raises:
+        CheckpointError: it has none.
+    """
+    prefix = prefix_of(found)
+    if prefix is None:
+        raise errors.CheckpointError(
+            f"{where} holds no tf.train.Checkpoint, or more than one; expected one "
+            "`.index` file. Name one of many by its prefix; named States are loaded by "
+            "load_state()."
+        )
+    return prefix
+
+
+def verify(found: Contents) -> None:
+    """Checks every file of a local commit.
+
+    Raises:
+        CheckpointDamagedError: names the first that is missing or another.
+    """
+    if found.controls is None or found.base is None:
+        return
+    wanted = {os.path.join(found.base, e.name): e for e in found.manifest.files}
+    try:
+        sums = checksum.of_files(wanted)
+    except OSError as error:
+        raise errors.CheckpointDamagedError(
+            f"A file of the checkpoint cannot be read: {error}. Use another one."
+        ) from error
+    for path, entry in wanted.items():
+        size, crc = sums[path]
+        if (size, crc) != (entry.size, entry.crc32c):
+            raise errors.CheckpointDamagedError(
+                f"{path!r} has {size} bytes, crc32c {crc:08x}; the manifest says "
+                f"{entry.size} bytes, crc32c {entry.crc32c:08x}. Use another one."
+            )
+
+
+def restored_from_copy(
+    copy: contextlib.AbstractContextManager[str], tf_checkpoint: Any
+) -> Any:
+    """Restores from a copy that outlives the reading.
+
+    Variables that a model makes later are read when they are made. What reads them is
+    TensorFlow's restore coordinator, which the status holds, and every such variable's
+    promise; the copy stays until that is gone, else until the process ends.
+    """
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(copy)
+        found = contents.of_path(directory)
+        prefix = checked_prefix(found, directory)
+        status = tf_checkpoint.restore(prefix)
+        reader = getattr(status, "_checkpoint", None)
+        _keep(stack.pop_all(), reader)
+    return status
+
+
+def _keep(stack: contextlib.ExitStack, reader: object) -> None:
+    """Closes the stack when the reader is gone, at the latest when the process ends."""
+    once = threading.Lock()
+
+    def close() -> None:
+        if once.acquire(blocking=False):
+            stack.close()
+
+    def collected() -> None:
+        # This may run anywhere, in the middle of what holds the cache's lock.
+        atexit.unregister(close)
+        OwnedThread("tfpreempt-copy", close).start()
+
+    atexit.register(close)
+    with contextlib.suppress(TypeError):  # None, or what can't be referred to weakly
+        weakref.finalize(reader, collected).atexit = False
