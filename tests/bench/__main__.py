@@ -16,6 +16,7 @@ from tests.bench import (
     position_restore,
     resume_latency,
     step_overhead,
+    verify_speed,
 )
 from tests.bench.row import show
 
@@ -27,6 +28,7 @@ BENCHES = (
     "callback_overhead",
     "resume_latency",
     "notice_latency",
+    "verify",
 )
 
 
@@ -66,6 +68,9 @@ def main() -> None:
     if "notice_latency" in wanted:
         seed = random.randrange(2**32) if asked.seed is None else asked.seed
         for row in notice_latency.rows(seed):
+            show(row)
+    if "verify" in wanted:
+        for row in verify_speed.rows(asked.rounds, asked.mebibytes):
             show(row)
 
 

@@ -1,0 +1,191 @@
+"""Every byte of a commit is read, by many threads, and nothing that isn't there."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import threading
+
+import pytest
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import checksum, verification
+from tfpreempt.checkpoint.manifest import FileEntry
+from tfpreempt.checkpoint.storage.interface import ObjectMissingError
+from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.checkpoint.verification import Effort, check_bytes, check_sizes
+from tfpreempt.testing.storage import FaultyStore, damage
+
+DATA = {"a/x.bin": b"x" * 3000, "a/empty": b"", "b.bin": bytes(range(256)) * 40}
+
+
+def entry(name, data):
+    return FileEntry(name=name, size=len(data), crc32c=checksum.of_bytes(data))
+
+
+ENTRIES = [entry(name, data) for name, data in DATA.items()]
+
+
+@pytest.fixture(params=["directory", "store"])
+def filled(request, tmp_path):
+    """A store with the data below `5/`, by the reader of directories and of stores."""
+    store = LocalStore(str(tmp_path)) if request.param == "directory" else FaultyStore()
+    for name, data in DATA.items():
+        store.put_if_absent(f"5/{name}", io.BytesIO(data))
+    return ReadingStore(str(tmp_path)) if request.param == "directory" else store
+
+
+def test_ranges_are_combined():
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(200):
+        data = chance.randbytes(chance.randrange(300))
+        cut = chance.randint(0, len(data))
+        first, second = data[:cut], data[cut:]
+        assert checksum.joined(
+            checksum.of_bytes(first), checksum.of_bytes(second), len(second)
+        ) == checksum.of_bytes(data)
+    zeros = checksum.of_bytes(bytes(1 << 20))
+    assert checksum.extended(7, bytes(1 << 20)) == checksum.joined(7, zeros, 1 << 20)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 1 << 30])
+@pytest.mark.parametrize("threads", [1, 5])
+def test_whole_files_have_no_faults(filled, monkeypatch, size, threads):
+    monkeypatch.setattr(verification, "_RANGE", size * 10)
+    seen = []
+    effort = Effort(threads, seen.append)
+    assert check_bytes(filled, "5", ENTRIES, effort) == []
+    assert seen[-1] == sum(map(len, DATA.values()))
+    assert check_sizes(filled, "5", ENTRIES, Effort()) == []
+
+
+def test_missing_short_and_damaged_files_are_named(filled):
+    wrong = [
+        entry("a/x.bin", b"y" * 3000),
+        entry("b.bin", b"short"),
+        entry("gone.bin", b""),
+    ]
+    faults = check_bytes(filled, "5", wrong, Effort())
+    assert [fault.name for fault in faults] == ["5/a/x.bin", "5/b.bin", "5/gone.bin"]
+    assert f"crc32c {checksum.of_bytes(DATA['a/x.bin']):08x}" in faults[0].text
+    assert "has 10240 bytes; the manifest says 5" in faults[1].text
+    assert "is missing" in faults[2].text
+
+
+def test_a_clouds_own_checksum_is_believed_when_it_disagrees():
+    store = FaultyStore()
+    store.put_if_absent("b.bin", io.BytesIO(b"four"))
+    (fault,) = check_sizes(store, "", [entry("b.bin", b"more")], Effort())
+    assert "crc32c" in fault.text
+    assert [operation for operation, _ in store.operations[1:]] == ["stat"]
+
+
+def test_a_manifest_that_claims_terabytes_costs_nothing(filled):
+    huge = FileEntry(name="b.bin", size=10 << 40, crc32c=0)
+    seen = []
+    (fault,) = check_bytes(filled, "5", [huge], Effort(8, seen.append))
+    assert "10995116277760" in fault.text
+    assert max(seen) == 0
+
+
+def test_one_flipped_bit_in_any_range(tmp_path, monkeypatch):
+    monkeypatch.setattr(verification, "_RANGE", 64)
+    data = random.Random(3).randbytes(500)
+    (tmp_path / "f").write_bytes(data)
+    for offset in (0, 63, 64, 300, 499):
+        damage(str(tmp_path / "f"), offset=offset)
+        (fault,) = check_bytes(
+            ReadingStore(str(tmp_path)), "", [entry("f", data)], Effort(3)
+        )
+        assert fault.name == "f"
+        damage(str(tmp_path / "f"), offset=offset)
+
+
+def test_a_store_that_cannot_be_reached_is_no_damage():
+    store = FaultyStore({1: errors.CheckpointError("503, tried for 60 s")})
+    store.put_if_absent("f", io.BytesIO(b"x"))
+    with pytest.raises(errors.CheckpointError, match="503"):
+        check_bytes(store, "", [entry("f", b"x")], Effort())
+
+
+def test_what_the_tick_raises_ends_the_work_though_a_thread_is_stuck():
+    release = threading.Event()
+
+    class Stuck(FaultyStore):
+        def get(self, name, target, **kwargs):
+            release.wait(60)
+            return super().get(name, target, **kwargs)
+
+    def interrupt(done):
+        if stuck:
+            raise KeyboardInterrupt
+
+    store, stuck = Stuck(), []
+    store.put_if_absent("f", io.BytesIO(b"x"))
+    effort = Effort(2, interrupt)
+    assert check_sizes(store, "", [entry("f", b"x")], effort) == []
+    stuck.append(True)
+    with pytest.raises(KeyboardInterrupt):
+        check_bytes(store, "", [entry("f", b"x")], effort)
+    release.set()
+
+
+# --- a directory that anybody may have written to ------------------------------------
+
+
+def make_odd(path, kind):
+    if kind == "link":
+        os.symlink("/etc/hostname", path)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_no_file_is_a_fault_and_not_opened(tmp_path, kind):
+    make_odd(tmp_path / "f", kind)
+    (fault,) = check_bytes(ReadingStore(str(tmp_path)), "", [entry("f", b"")], Effort())
+    assert "is a link" in fault.text or "no regular file" in fault.text
+
+
+def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "f").write_bytes(b"x")
+    (tmp_path / "root").mkdir()
+    os.symlink(tmp_path / "outside", tmp_path / "root" / "states")
+    store = ReadingStore(str(tmp_path / "root"))
+    (fault,) = check_bytes(store, "", [entry("states/f", b"x")], Effort())
+    assert "links aren't followed" in fault.text
+    assert list(store.folders()) == []
+    assert list(store.list("states/")) == []
+    assert list(store.list()) == ["states"]
+
+
+def test_reading_only(tmp_path):
+    (tmp_path / "f").write_bytes(b"12345")
+    store = ReadingStore(str(tmp_path))
+    target = io.BytesIO()
+    assert store.get("f", target, offset=1, length=2) == 2
+    assert target.getvalue() == b"23"
+    with pytest.raises(ObjectMissingError):
+        store.get("g", target)
+    assert store.stat("g") is None
+    stat = store.stat("f")
+    assert (stat.size, stat.crc32c) == (5, checksum.of_bytes(b"12345"))
+    for change in (
+        lambda: store.put_if_absent("g", io.BytesIO()),
+        lambda: store.replace("f", b""),
+        lambda: store.delete("f"),
+    ):
+        with pytest.raises(errors.UsageError, match="looking only"):
+            change()
+    with pytest.raises(errors.ConfigurationError, match="no directory"):
+        ReadingStore(str(tmp_path / "missing"))
+    with pytest.raises(errors.ConfigurationError, match=r"'\.\.'"):
+        store.get("../f", target)
+    assert os.listdir(tmp_path) == ["f"]

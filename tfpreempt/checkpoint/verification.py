@@ -1,0 +1,289 @@
+"""Are the files of a commit what its manifest says? Sizes first, then every byte.
+
+Bytes are read in ranges by many threads, large files too: the checksums of the ranges
+are combined. A thread holds one piece of a range at a time. A file that has another
+size is never read, so a manifest that claims terabytes costs nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import io
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Any, Generic, TypeVar, cast
+
+from tfpreempt import errors
+from tfpreempt._threads import OwnedThread
+from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint.manifest import FileEntry
+from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.checkpoint.storage.readonly import ReadingStore
+
+THREADS = 8
+_RANGE = 64 << 20
+_TICK_SECONDS = 0.1
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What is wrong with one file.
+
+    Attributes:
+        name: of the object in its store.
+        text: what it has and what it should have; begins with its name.
+    """
+
+    name: str
+    text: str
+
+
+class Effort:
+    """How much is done at once, and who is told how far it is.
+
+    Args:
+        threads: that read at the same time.
+        tick: called about ten times a second on the thread that waits, with the bytes
+            that were read so far; what it raises ends the work.
+    """
+
+    def __init__(
+        self, threads: int = THREADS, tick: Callable[[int], None] = lambda done: None
+    ) -> None:
+        self.threads = threads
+        self._tick = tick
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """Counts bytes that were read. Any thread."""
+        with self._lock:
+            self._done += count
+
+    def tick(self) -> None:
+        """Tells how many there are."""
+        self._tick(self._done)
+
+
+def check_sizes(
+    store: ObjectStore, base: str, files: Iterable[FileEntry], effort: Effort
+) -> list[Fault]:
+    """Which files are missing or have another size; a cloud's own checksum counts too.
+
+    Args:
+        store: where they are.
+        base: what the manifest's names are relative to; "" for the store's root.
+        files: what the manifest says.
+        effort: how.
+
+    Raises:
+        CheckpointError: the store cannot be reached.
+    """
+
+    def look(entry: FileEntry) -> Fault | None:
+        name = joined(base, entry.name)
+        try:
+            if isinstance(store, ReadingStore):
+                size, crc = store.size(name), entry.crc32c
+            else:
+                known = store.stat(name)
+                size = None if known is None else known.size
+                crc = entry.crc32c if known is None else known.crc32c
+        except errors.CheckpointDamagedError as error:
+            return Fault(name=name, text=str(error))
+        return _compare(name, entry, size, crc)
+
+    faults = _in_threads(list(files), look, effort)
+    return [fault for fault in faults if fault is not None]
+
+
+def check_bytes(
+    store: ObjectStore, base: str, files: Iterable[FileEntry], effort: Effort
+) -> list[Fault]:
+    """Which files are missing or have another size or checksum; reads every byte.
+
+    Args:
+        store: where they are.
+        base: what the manifest's names are relative to; "" for the store's root.
+        files: what the manifest says.
+        effort: how.
+
+    Raises:
+        CheckpointError: the store cannot be reached.
+    """
+    files = list(files)
+    faults = check_sizes(store, base, files, effort)
+    wrong = {fault.name for fault in faults}
+    ranges = [
+        _Range(name=joined(base, entry.name), entry=entry, offset=offset)
+        for entry in files
+        if joined(base, entry.name) not in wrong
+        for offset in range(0, entry.size or 1, _RANGE)
+    ]
+    sums = _in_threads(ranges, lambda part: _read(store, part, effort), effort)
+    parts: dict[str, list[_Part]] = {}
+    for part in sums:
+        parts.setdefault(part.of.name, []).append(part)
+    for name, found in parts.items():
+        if (fault := _join(name, found)) is not None:
+            faults.append(fault)
+    return sorted(faults, key=lambda fault: fault.name)
+
+
+def joined(base: str, name: str) -> str:
+    """The name of a file in its store."""
+    return f"{base}/{name}" if base else name
+
+
+# --- ranges --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    name: str
+    entry: FileEntry
+    offset: int
+
+    @property
+    def length(self) -> int:
+        return min(_RANGE, self.entry.size - self.offset)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    of: _Range
+    size: int
+    crc32c: int
+    problem: str | None = None
+
+
+def _read(store: ObjectStore, part: _Range, effort: Effort) -> _Part:
+    sink = _Sum(effort)
+    problem = None
+    try:
+        store.get(
+            part.name,
+            cast(IO[bytes], sink),
+            offset=part.offset,
+            length=part.length,
+        )
+    except (ObjectMissingError, errors.CheckpointDamagedError) as error:
+        problem = str(error)
+    return _Part(of=part, size=sink.size, crc32c=sink.crc32c, problem=problem)
+
+
+def _join(name: str, parts: Sequence[_Part]) -> Fault | None:
+    """Compares a file, of which all ranges were read, in their order."""
+    size = crc = 0
+    for part in parts:
+        if part.problem is not None:
+            return Fault(name=name, text=part.problem)
+        crc = checksum.joined(crc, part.crc32c, part.size)
+        size += part.size
+    return _compare(name, parts[0].of.entry, size, crc)
+
+
+def _compare(name: str, entry: FileEntry, size: int | None, crc: int) -> Fault | None:
+    if size is None:
+        text = "is missing"
+    elif size != entry.size:
+        text = f"has {size} bytes; the manifest says {entry.size}"
+    elif crc != entry.crc32c:
+        text = f"has crc32c {crc:08x}; the manifest says {entry.crc32c:08x}"
+    else:
+        return None
+    return Fault(name=name, text=f"{name!r} {text}.")
+
+
+class _Sum(io.RawIOBase):
+    """A file that keeps the checksum of what is written to it, and nothing else."""
+
+    def __init__(self, effort: Effort) -> None:
+        self._effort = effort
+        self.size = 0
+        self.crc32c = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        piece = data if isinstance(data, bytes) else bytes(data)
+        self.crc32c = checksum.extended(self.crc32c, piece)
+        self.size += len(piece)
+        self._effort.add(len(piece))
+        return len(piece)
+
+
+# --- threads -------------------------------------------------------------------------
+
+
+def _in_threads(
+    jobs: Sequence[_Job], do: Callable[[_Job], _Result], effort: Effort
+) -> list[_Result]:
+    """Does jobs in daemon threads; the first error ends them and is raised.
+
+    Not a ThreadPoolExecutor: the interpreter would wait for its threads at Ctrl-C, and
+    one of them may be in a request that takes minutes.
+    """
+    if not jobs:
+        return []
+    crew = _Crew(jobs, do)
+    threads = [
+        OwnedThread(f"tfpreempt-verify-{index}", crew.work)
+        for index in range(min(effort.threads, len(jobs)))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        while not crew.ended.wait(_TICK_SECONDS):
+            effort.tick()
+    finally:
+        crew.give_up()
+    effort.tick()
+    return crew.results()
+
+
+class _Crew(Generic[_Job, _Result]):
+    """Jobs, and what came of them."""
+
+    def __init__(self, jobs: Sequence[_Job], do: Callable[[_Job], _Result]) -> None:
+        self._todo = collections.deque(enumerate(jobs))
+        self._do = do
+        self._results: dict[int, _Result] = {}
+        self._count = len(jobs)
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self.ended = threading.Event()
+
+    def work(self) -> None:
+        """Does jobs until none is left."""
+        while True:
+            try:
+                index, job = self._todo.popleft()
+            except IndexError:
+                return
+            try:
+                self._finish(index, self._do(job))
+            except Exception as error:  # noqa: BLE001 - raised to the owner
+                self._failure = error
+                self.give_up()
+                self.ended.set()
+
+    def give_up(self) -> None:
+        """No further job is begun."""
+        self._todo.clear()
+
+    def results(self) -> list[_Result]:
+        """In the jobs' order; raises what the first failed one raised."""
+        if self._failure is not None:
+            raise self._failure
+        return [self._results[index] for index in range(self._count)]
+
+    def _finish(self, index: int, result: _Result) -> None:
+        with self._lock:
+            self._results[index] = result
+            if len(self._results) == self._count:
+                self.ended.set()
