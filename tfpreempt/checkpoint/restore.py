@@ -82,9 +82,9 @@ def find_candidates(
         committed, problems = catalog.scan(directory)
         for problem in problems:
             lost(problem)
-        current = [entry for entry in committed if not _is_overwritten(entry)]
+        current = [entry for entry in committed if not is_overwritten(entry)]
         taken = {entry.path for entry in current}
-        foreign = [p for p in _foreign_prefixes(directory) if p not in taken]
+        foreign = [p for p in foreign_prefixes(directory) if p not in taken]
         dated = [
             (
                 reading.stat(prefix + _INDEX).modified_ns / 1e9,
@@ -263,7 +263,7 @@ def _merge(
     return merged + [candidate for _, candidate in dated]
 
 
-def _is_overwritten(entry: Committed) -> bool:
+def is_overwritten(entry: Committed) -> bool:
     """Whether the user's manager wrote a flat checkpoint anew after our marker.
 
     The time alone doesn't tell: copying a directory gives all files new times.
@@ -294,7 +294,7 @@ def _is_whole_save(prefix: str, skip: Callable[[str], None]) -> bool:
     return False
 
 
-def _foreign_prefixes(directory: str) -> list[str]:
+def foreign_prefixes(directory: str) -> list[str]:
     """Prefixes of flat checkpoints, and of those that the state file names."""
     found = set()
     if reading.is_dir(directory):

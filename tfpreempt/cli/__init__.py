@@ -20,6 +20,14 @@ _COMMANDS = {
         "tfpreempt.cli.doctor",
         "Look whether a preemption would lose work on this machine.",
     ),
+    "inspect": (
+        "tfpreempt.cli.inspect",
+        "List the checkpoints in a directory or a bucket, whole or not.",
+    ),
+    "verify": (
+        "tfpreempt.cli.verify",
+        "Read every byte of the checkpoints and compare the checksums.",
+    ),
     "notify": (
         "tfpreempt.cli.notify",
         "Fake a notice for a running job, to rehearse a preemption.",

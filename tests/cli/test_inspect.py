@@ -1,0 +1,333 @@
+"""`tfpreempt inspect`: what lies where, told without a traceback, whatever it is."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tfpreempt.checkpoint import remote
+from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.storage import opening
+from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.cli import main
+from tfpreempt.testing.storage import FaultyStore, damage
+
+KEYS = {
+    "name", "state", "checked", "where", "path", "uri", "form", "step", "sequence",
+    "token", "saved_at", "bytes", "world_size", "workers", "because", "states",
+    "problems", "remarks",
+}  # fmt: skip
+
+
+def inspect(*arguments: object, **variables: str) -> Result:
+    command = ["inspect", *map(str, arguments)]
+    return CliRunner().invoke(main, command, env={"COLUMNS": "200", **variables})
+
+
+def told(*arguments: object) -> list[dict[str, Any]]:
+    result = inspect(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    value: list[dict[str, Any]] = json.loads(result.stdout)
+    assert all(each.keys() == KEYS for each in value)
+    return value
+
+
+def summary(*arguments: object) -> list[tuple[str, str, str]]:
+    return [(e["name"], e["state"], e["where"]) for e in told(*arguments)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Three commits of two workers with States, the last one of the smallest step."""
+    registry = StateRegistry()
+    kept = [
+        Words("progress", "epoch 3", registry=registry),
+        Words("rng", "1234", per_worker=True, registry=registry),
+    ]
+    directory = tmp_path / "run"
+    saver = make_saver(
+        directory, OwnPayload(), registry=registry, max_to_keep=None, world_size=2
+    )
+    for step in (20, 30, 10):
+        save(saver, step)
+    del kept
+    return directory
+
+
+def mirrored(run: Path, name: str, mirror: Path) -> str:
+    """Lays a commit out as the mirror has it; its folder's name."""
+    commit = remote.read(ReadingStore(str(run)), name)
+    assert commit is not None
+    folder = remote.folder_name(commit.manifest.step, commit.token)
+    shutil.copytree(run / name, mirror / folder)
+    return folder
+
+
+# --- what lies there -----------------------------------------------------------------
+
+
+def test_commits_newest_first_with_all_that_they_say(run: Path) -> None:
+    found = told(run)
+    assert [(each["step"], each["sequence"]) for each in found] == [
+        (10, 3),
+        (30, 2),
+        (20, 1),
+    ]
+    first = found[0]
+    assert (first["state"], first["checked"]) == ("committed", "sizes")
+    assert (first["path"], first["uri"]) == (str(run / "10"), None)
+    assert (first["world_size"], first["workers"]) == (2, [0])
+    assert first["bytes"] == 3 * 3000 + 11
+    saved = datetime.datetime.fromisoformat(first["saved_at"])
+    assert saved.utcoffset() == datetime.timedelta()
+
+
+def test_the_table_for_people(run: Path) -> None:
+    result = inspect(run, TZ="UTC")
+    assert result.exit_code == 0
+    header, *lines = result.stdout.splitlines()
+    assert header.split() == [
+        "step", "checkpoint", "saved", "size", "world", "state", "checked", "where",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in lines] == ["10", "30", "20"]
+    assert "UTC" in lines[0]
+    assert "committed" in lines[0]
+
+
+def test_states(run: Path) -> None:
+    assert told(run)[0]["states"] == [
+        {"name": "progress", "worker": None, "bytes": 7},
+        {"name": "rng", "worker": 0, "bytes": 4},
+    ]
+    text = inspect(run / "10", "--states").stdout
+    assert "progress  all workers" in text
+    assert "worker 0" in text
+
+
+@pytest.mark.parametrize("name", ["30", "30/ckpt", "30/"])
+def test_one_commit_can_be_named(run: Path, name: str) -> None:
+    (one,) = told(f"{run}/{name}")
+    assert (one["step"], one["state"]) == (30, "committed")
+
+
+def test_sizes_are_checked_and_bytes_on_demand(run: Path) -> None:
+    damage(str(run / "30" / "ckpt.index"))
+    (run / "20" / "ckpt.index").write_bytes(b"short")
+    (run / "10" / "ckpt.index").unlink()
+    assert [state for _, state, _ in summary(run)] == [
+        "damaged", "committed", "damaged",
+    ]  # fmt: skip
+    found = told(run, "--verify")
+    assert {each["state"] for each in found} == {"damaged"}
+    assert {each["checked"] for each in found} == {"every byte"}
+    assert "crc32c" in found[1]["problems"][0]
+    assert "10/ckpt.index' is missing" in found[0]["problems"][0]
+
+
+def test_saves_under_way_or_dead_are_not_committed(run: Path) -> None:
+    saver = make_saver(run, OwnPayload())
+    saver.stage(40, "attempt-7")
+    (run / "30" / "COMMITTED").unlink()
+    os.symlink("/etc", run / ".tfpreempt-staging" / "link")
+    found = {each["name"]: each for each in told(run)}
+    staged = found[".tfpreempt-staging/attempt-7"]
+    assert (staged["state"], staged["form"]) == ("not committed", "staging")
+    assert staged["bytes"] == 9000
+    assert found["30"]["state"] == "not committed"
+    assert found["30"]["step"] == 30
+    assert "no marker" in found["30"]["remarks"][0]
+    assert len(found) == 4
+
+
+def test_strangers_are_not_listed(run: Path) -> None:
+    (run / "77").mkdir()
+    (run / "77" / "notes.txt").write_text("mine")
+    (run / "logs").mkdir()
+    (run / "78").write_text("a file")
+    assert len(told(run)) == 3
+
+
+def test_an_empty_directory(tmp_path: Path) -> None:
+    assert told(tmp_path) == []
+    assert "no checkpoints" in inspect(tmp_path).stdout
+
+
+# --- the flat form, and checkpoints of others ----------------------------------------
+
+
+@pytest.fixture
+def flat_run(tmp_path: Path) -> Path:
+    directory = tmp_path / "flat"
+    directory.mkdir()
+    save(make_saver(directory, FlatPayload(str(directory))), 1)
+    return directory
+
+
+@pytest.mark.parametrize("suffix", ["", ".index", ".tfpreempt"])
+def test_a_flat_prefix_can_be_named(flat_run: Path, suffix: str) -> None:
+    (one,) = told(f"{flat_run}/ckpt-1{suffix}")
+    assert (one["name"], one["form"], one["state"]) == ("ckpt-1", "flat", "committed")
+    assert one["path"] == str(flat_run / "ckpt-1")
+
+
+def test_a_half_written_flat_save(flat_run: Path) -> None:
+    def die(name: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save(make_saver(flat_run, FlatPayload(str(flat_run), die)), 2)
+    (flat_run / "ckpt-2.index").write_bytes(b"torn")
+    states = {name: state for name, state, _ in summary(flat_run)}
+    assert states["ckpt-1"] == "committed"
+    assert states["ckpt-2"] == "not committed"
+
+
+@pytest.mark.parametrize("intent", [b"[]", b"1", b"{", b"[" * 100_000])
+def test_an_intent_that_makes_no_sense(flat_run: Path, intent: bytes) -> None:
+    (flat_run / "ckpt-1.tfpreempt-intent").write_bytes(intent)
+    (flat_run / "ckpt-9.tfpreempt-intent").write_bytes(intent)
+    states = {name: state for name, state, _ in summary(flat_run)}
+    assert states == {"ckpt-1": "committed", "ckpt-9": "not committed"}
+
+
+def test_what_a_manager_deleted_or_wrote_anew(flat_run: Path) -> None:
+    marked = (flat_run / "ckpt-1.tfpreempt" / "COMMITTED").stat().st_mtime
+    (flat_run / "ckpt-1.index").write_bytes(b"by the user's own manager.save()")
+    os.utime(flat_run / "ckpt-1.index", (marked + 10, marked + 10))
+    (one,) = told(flat_run)
+    assert one["form"] == "foreign"
+    assert "saved again without tfpreempt" in one["remarks"][0]
+    (flat_run / "ckpt-1.index").unlink()
+    (one,) = told(flat_run)
+    assert one["state"] == "not committed"
+    assert "was deleted" in one["remarks"][0]
+
+
+def test_a_foreign_checkpoint(run: Path) -> None:
+    (run / "model.index").write_bytes(b"no table")
+    os.utime(run / "model.index", (4e9, 4e9))
+    newest = told(run)[0]
+    assert (newest["name"], newest["state"]) == ("model", "damaged")
+    assert newest["checked"] == "index and lengths"
+    assert "not ours" in newest["remarks"][0]
+    assert newest["step"] is None
+
+
+# --- a mirror ------------------------------------------------------------------------
+
+
+def test_local_remote_or_both(run: Path, tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    folder = mirrored(run, "30", mirror)
+    shutil.rmtree(run / "30" / "states")
+    old = mirrored(run, "20", mirror)
+    shutil.rmtree(run / "20")
+    upload = mirrored(run, "10", mirror)
+    (mirror / upload / "COMMITTED").unlink()
+    assert summary(run, "--remote", mirror.as_uri()) == [
+        ("10", "committed", "local"),
+        ("30", "damaged", "both"),
+        (old, "committed", "remote"),
+    ]
+    newest, both, _ = told(run, "--remote", mirror)
+    assert any("upload is under way" in remark for remark in newest["remarks"])
+    assert both["uri"] == str(mirror / folder)
+    assert both["path"] == str(run / "30")
+
+
+def test_a_mirror_alone(run: Path, tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    folder = mirrored(run, "10", mirror)
+    (mirror / "99.9-00000000").mkdir()
+    assert summary(mirror.as_uri()) == [
+        ("99.9-00000000", "not committed", "remote"),
+        (folder, "committed", "remote"),
+    ]
+    (one,) = told(f"{mirror.as_uri()}/{folder}")
+    assert (one["step"], one["where"]) == (10, "remote")
+    os.rename(mirror / folder, mirror / "10.3-00000000")
+    (moved,) = told(mirror / "10.3-00000000")
+    assert moved["state"] == "damaged"
+    assert "moved" in moved["problems"][0]
+
+
+def test_a_uri_of_a_runs_own_directory_is_shown_as_local(run: Path) -> None:
+    assert {where for _, _, where in summary(run.as_uri())} == {"local"}
+
+
+def test_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(run)
+    store.replace("5.1-00000000/COMMITTED", b"not JSON")
+    monkeypatch.setattr(opening, "open_store", lambda place: store)
+    found = told("gs://bucket/run")
+    assert [each["where"] for each in found] == ["remote"] * 4
+    assert [each["state"] for each in found] == ["committed"] * 3 + ["damaged"]
+    assert found[0]["uri"] == f"memory:///{found[0]['name']}"
+    assert found[0]["path"] is None
+
+
+def filled(run: Path) -> FaultyStore:
+    """A bucket with all commits of a run."""
+    store, source = FaultyStore(), ReadingStore(str(run))
+    for name in source.folders():
+        commit = remote.read(source, name)
+        assert commit is not None
+        folder = remote.folder_name(commit.manifest.step, commit.token)
+        for file in source.list(f"{name}/"):
+            data = io.BytesIO((run / file).read_bytes())
+            store.put_if_absent(folder + file.removeprefix(name), data)
+    return store
+
+
+# --- what anybody may have put there -------------------------------------------------
+
+
+def test_hostile_directories(run: Path) -> None:
+    manifest = json.loads((run / "10" / "MANIFEST.json").read_text())
+    manifest["files"][0]["name"] = "../../etc/passwd"
+    (run / "10" / "MANIFEST.json").write_text(json.dumps(manifest))
+    (run / "30" / "MANIFEST.json").unlink()
+    os.symlink("/etc/passwd", run / "30" / "MANIFEST.json")
+    (run / "20" / "COMMITTED").unlink()
+    os.mkfifo(run / "20" / "COMMITTED")
+    os.symlink(run / "20", run / "99")
+    (run / "a\x1b[2Jb.tfpreempt").mkdir()
+    os.symlink("/etc/passwd", run / "x.index")
+    assert {state for _, state, _ in summary(run)} == {"damaged"}
+    result = inspect(run)
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    for part in ("'..'", "links aren't followed", "no regular file", r"a\x1b[2Jb"):
+        assert part in result.stdout
+
+
+def test_hostile_text_moves_no_cursor(run: Path) -> None:
+    for path in (run / "10" / "MANIFEST.json", run / "30" / "MANIFEST.json"):
+        record = json.loads(path.read_text())
+        record["metadata"]["saved_at"] = 1e308
+        record["because"] = "\x1b]0;title\x07[red]"
+        path.write_text(json.dumps(record))
+    (run / "10" / "COMMITTED").unlink()
+    (run / "30" / "COMMITTED").unlink()
+    assert "\x1b" not in inspect(run, "--states").stdout
+
+
+@pytest.mark.parametrize("place", ["missing", "", "file://elsewhere/run", "x://y", "f"])
+def test_a_place_that_cannot_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f").write_text("a file")
+    result = inspect(place)
+    assert result.exit_code == 2
+    assert "Error:" in result.stderr
+    assert os.listdir(tmp_path) == ["f"]  # nothing was made

@@ -1,0 +1,188 @@
+"""`tfpreempt verify`: every byte, and the exit status that a script goes by."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
+from tests.cli.conftest import wait_until
+from tests.cli.test_inspect import KEYS, filled
+from tfpreempt import errors
+from tfpreempt.checkpoint.storage import opening
+from tfpreempt.cli import _checking, main
+from tfpreempt.testing.storage import FaultyStore, damage
+
+
+def verify(*arguments: object) -> Result:
+    command = ["verify", *map(str, arguments)]
+    return CliRunner().invoke(main, command, env={"COLUMNS": "200"})
+
+
+def told(*arguments: object) -> tuple[int, list[dict[str, Any]]]:
+    result = verify(*arguments, "--json")
+    value: list[dict[str, Any]] = json.loads(result.stdout)
+    assert all(each.keys() == KEYS for each in value)
+    return result.exit_code, value
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    saver = make_saver(directory, OwnPayload(), max_to_keep=None)
+    for step in (1, 2):
+        save(saver, step)
+    return directory
+
+
+def test_all_whole(run: Path) -> None:
+    code, found = told(run)
+    assert code == 0
+    assert [each["checked"] for each in found] == ["every byte"] * 2
+    result = verify(run)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1].startswith("2 whole (12 KiB in ")
+
+
+@pytest.mark.parametrize("name", ["ckpt.index", "ckpt.data-00001-of-00002"])
+def test_one_bit(run: Path, name: str) -> None:
+    damage(str(run / "1" / name), offset=1500)
+    code, found = told(run)
+    assert code == 1
+    assert [each["state"] for each in found] == ["committed", "damaged"]
+    assert f"'1/{name}' has crc32c" in found[1]["problems"][0]
+    assert verify(run / "2").exit_code == 0
+    result = verify(run / "1")
+    assert result.exit_code == 1
+    assert "1 damaged" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "COMMITTED"])
+def test_marker_and_manifest_vouch_for_each_other(run: Path, name: str) -> None:
+    damage(str(run / "2" / name), offset=3)
+    code, found = told(run)
+    assert code == 1
+    assert {each["name"]: each["state"] for each in found} == {
+        "1": "committed",
+        "2": "damaged",
+    }
+
+
+def test_extra_files_are_a_remark(run: Path) -> None:
+    (run / "2" / "notes\x1b.txt").write_text("mine")
+    code, found = told(run)
+    assert code == 0
+    assert found[0]["remarks"] == [r"not in the manifest: '2/notes\x1b.txt'"]
+
+
+def test_nothing_committed(tmp_path: Path, run: Path) -> None:
+    assert verify(tmp_path).exit_code == 1
+    assert "nothing is committed here" in verify(tmp_path).stdout
+    (run / "1" / "COMMITTED").unlink()
+    assert verify(run / "1").exit_code == 1
+    assert verify(run).exit_code == 0
+    assert verify(tmp_path / "missing").exit_code == 2
+
+
+def test_flat_and_foreign(tmp_path: Path) -> None:
+    save(make_saver(tmp_path, FlatPayload(str(tmp_path))), 1)
+    assert verify(tmp_path).exit_code == 0
+    damage(str(tmp_path / "ckpt-1.data-00000-of-00002"))
+    assert verify(tmp_path / "ckpt-1").exit_code == 1
+    (tmp_path / "other.index").write_bytes(b"no table")
+    code, found = told(tmp_path / "other")
+    assert (code, found[0]["state"]) == (1, "damaged")
+
+
+# --- a bucket ------------------------------------------------------------------------
+
+
+def test_a_bucket_is_streamed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(run)
+    monkeypatch.setattr(opening, "open_store", lambda place: store)
+    assert verify("gs://bucket/run", "--threads", 3).exit_code == 0
+    name = next(name for name in store.list() if name.endswith("ckpt.index"))
+    store.replace(name, b"x" * 3000)
+    code, found = told("s3://bucket/run")
+    assert code == 1
+    assert name in found[-1]["problems"][0]
+    store.delete(name)
+    assert "is missing" in told("s3://bucket/run")[1][-1]["problems"][0]
+
+
+def test_a_bucket_that_is_not_reached(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fault_at in range(2):
+        unreachable = errors.CheckpointError("no answer for 60 s")
+        store = FaultyStore({fault_at: unreachable})
+        monkeypatch.setattr(opening, "open_store", lambda place, s=store: s)
+        result = verify("gs://bucket/run")
+        assert result.exit_code == 2
+        assert "no answer" in result.stderr
+
+
+# --- how it ends, and how it looks meanwhile -----------------------------------------
+
+_INTERRUPTED = """
+import pathlib, sys, threading
+from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.cli import main
+get = ReadingStore.get
+def stuck(self, name, *args, **kwargs):
+    if name.endswith(".index"):
+        pathlib.Path(sys.argv[2]).write_text("reading")
+        threading.Event().wait(60)
+    return get(self, name, *args, **kwargs)
+ReadingStore.get = stuck
+main(["verify", sys.argv[1]])
+"""
+
+
+def test_ctrl_c_ends_it_at_once(run: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    process = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED, str(run), str(told)],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        text=True,
+    )
+    try:
+        wait_until(told.exists, "a file that is read")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_bar_comes_late_and_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(_checking.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), force_terminal=is_terminal)
+    with _checking.LateBar(1 << 30, console) as bar:
+        now[0] = 1.9
+        bar.tick(1 << 20)
+        assert bar._progress is None
+        now[0] = 2.1
+        bar.tick(1 << 29)
+        assert (bar._progress is not None) is is_terminal
+        if bar._progress is not None:
+            (task,) = bar._progress.tasks
+            assert (task.completed, task.total) == (1 << 29, 1 << 30)

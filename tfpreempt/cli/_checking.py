@@ -1,0 +1,148 @@
+"""What `inspect` and `verify` share: find checkpoints, check them, show progress."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from tfpreempt.checkpoint import survey
+from tfpreempt.checkpoint.findings import Condition, Found, Row, rows
+from tfpreempt.checkpoint.verification import THREADS, Effort
+from tfpreempt.errors import ConfigurationError, TfpreemptError
+
+_PATIENCE_SECONDS = 2.0
+INTERRUPTED = 130  # as a shell says it: 128 and the number of SIGINT
+
+
+class Place(click.ParamType[str]):
+    """A path or a URI, as text."""
+
+    name = "place"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        text = str(value)
+        if not text or "\0" in text:
+            self.fail(f"{text!r} is no path and no URI.", param, ctx)
+        return text
+
+
+class _Unreadable(click.ClickException):
+    """The place cannot be listed or reached: not the same as damage."""
+
+    exit_code = 2
+
+
+def find_rows(place: str, mirror: str | None = None) -> list[Row]:
+    """What lies at a place, and in its mirror, not checked yet.
+
+    Raises:
+        ClickException: there is nothing, or it cannot be read; exit status 2.
+        SystemExit: interrupted.
+    """
+    with _translated():
+        other = [] if mirror is None else survey.at(mirror)
+        return rows(survey.at(place), other)
+
+
+def check_rows(
+    found: Sequence[Row], *, every_byte: bool, threads: int = THREADS
+) -> list[Row]:
+    """The same, checked.
+
+    Raises:
+        ClickException: a store cannot be reached any more; exit status 2.
+        SystemExit: interrupted.
+    """
+    todo = [each for row in found for each in (row.local, row.remote) if each]
+    total = sum(
+        each.size or 0 for each in todo if each.condition is Condition.COMMITTED
+    )
+    with _translated(), LateBar(total if every_byte else 0) as bar:
+        effort = Effort(threads, bar.tick)
+
+        def checked(each: Found | None) -> Found | None:
+            if each is None:
+                return None
+            return survey.check(each, every_byte=every_byte, effort=effort)
+
+        return [
+            Row(local=checked(row.local), remote=checked(row.remote)) for row in found
+        ]
+
+
+class LateBar:
+    """A progress bar on stderr, for a terminal, of what takes more than two seconds.
+
+    Args:
+        total: bytes that there will be; 0 never shows a bar.
+        console: where; stderr by default.
+    """
+
+    def __init__(self, total: int, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._total = total
+        self._progress: Progress | None = None
+        self._began = time.monotonic()
+
+    def __enter__(self) -> LateBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def tick(self, done: int) -> None:
+        """Shows how many bytes are done, once it is worth it."""
+        if self._progress is None:
+            waited = time.monotonic() - self._began
+            if not self._total or waited < _PATIENCE_SECONDS:
+                return
+            if not self._console.is_terminal:
+                return
+            self._progress = Progress(
+                TextColumn("verifying"),
+                BarColumn(),
+                DownloadColumn(binary_units=True),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+                auto_refresh=False,
+            )
+            self._progress.add_task("verifying", total=self._total)
+            self._progress.start()
+        task = self._progress.task_ids[0]
+        self._progress.update(task, completed=done, refresh=True)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        # Threads that are in the middle of a request are not waited for.
+        raise SystemExit(INTERRUPTED) from None
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from error
+    except TfpreemptError as error:
+        raise _Unreadable(str(error)) from error
