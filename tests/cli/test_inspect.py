@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,13 @@ KEYS = {
 
 def inspect(*arguments: object, **variables: str) -> Result:
     command = ["inspect", *map(str, arguments)]
-    return CliRunner().invoke(main, command, env={"COLUMNS": "200", **variables})
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"COLUMNS": "200", **variables}.items():
+            patch.setenv(name, value)
+        time.tzset()
+        result = CliRunner().invoke(main, command)
+    time.tzset()
+    return result
 
 
 def told(*arguments: object) -> list[dict[str, Any]]:
@@ -96,11 +103,25 @@ def test_the_table_for_people(run: Path) -> None:
     assert result.exit_code == 0
     header, *lines = result.stdout.splitlines()
     assert header.split() == [
-        "step", "checkpoint", "saved", "size", "world", "state", "checked", "where",
+        "step", "checkpoint", "saved", "(UTC)", "size", "world", "state", "checked",
+        "where",
     ]  # fmt: skip
     assert [line.split()[0] for line in lines] == ["10", "30", "20"]
-    assert "UTC" in lines[0]
     assert "committed" in lines[0]
+
+
+def test_the_zone_is_said_for_each_time_where_summer_and_winter_meet(run: Path) -> None:
+    for name, month in (("10", 1), ("30", 7)):
+        path = run / name / "MANIFEST.json"
+        record = json.loads(path.read_text())
+        moment = datetime.datetime(2026, month, 1, tzinfo=datetime.UTC)
+        record["metadata"]["saved_at"] = moment.timestamp()
+        path.write_text(json.dumps(record))
+        (run / name / "COMMITTED").unlink()
+    shutil.rmtree(run / "20")
+    text = inspect(run, TZ="Europe/Berlin").stdout
+    assert "2026-01-01 01:00 CET" in text
+    assert "2026-07-01 02:00 CEST" in text
 
 
 def test_states(run: Path) -> None:

@@ -20,6 +20,7 @@ _STYLES = {
     Condition.FOREIGN: "cyan",
 }
 _MAX_LINES = 20
+_WIDE = 100
 
 
 def show_table(console: Console, found: Sequence[Row], place: str) -> None:
@@ -29,17 +30,20 @@ def show_table(console: Console, found: Sequence[Row], place: str) -> None:
             f"no checkpoints in {_plain(place)}", highlight=False, markup=False
         )
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    zones = {_zone(row) for row in found if row.shown.time is not None}
+    zone = f" ({zones.pop()})" if len(zones) == 1 else ""
+    gap = 2 if console.width >= _WIDE else 1
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("checkpoint", overflow="fold", min_width=16)
-    table.add_column("saved", no_wrap=True)
+    table.add_column("checkpoint", overflow="fold", min_width=12)
+    table.add_column(f"saved{zone}", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("world", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("checked")
     table.add_column("where", no_wrap=True)
     for row in found:
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row, with_zone=not zone))
     console.print(table)
     for row in found:
         _show_lines(console, row, "damaged", row.problems)
@@ -95,13 +99,13 @@ def to_json(row: Row) -> dict[str, Any]:
     }
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, with_zone: bool) -> tuple[str, ...]:
     shown = row.shown
     style = _STYLES[row.condition]
     return (
         "-" if shown.step is None else str(shown.step),
         escape(_plain(shown.name)),
-        "-" if shown.time is None else _local_time(shown.time),
+        "-" if shown.time is None else _local_time(shown.time, with_zone),
         "-" if shown.size is None else size_text(shown.size),
         "-" if shown.manifest is None else str(shown.manifest.world_size),
         f"[{style}]{row.condition.value}[/]",
@@ -123,8 +127,14 @@ def _moment(seconds: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
-def _local_time(seconds: float) -> str:
-    return _moment(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
+def _local_time(seconds: float, with_zone: bool) -> str:
+    pattern = "%Y-%m-%d %H:%M %Z" if with_zone else "%Y-%m-%d %H:%M"
+    return _moment(seconds).astimezone().strftime(pattern)
+
+
+def _zone(row: Row) -> str | None:
+    """The local zone at its time; summer and winter differ."""
+    return _moment(row.shown.time or 0.0).astimezone().tzname()
 
 
 def _plain(text: str) -> str:
