@@ -54,6 +54,15 @@ def test_any_damage_leads_to_the_one_before(three, name, how):
         assert name in problem or str(three / "20") in problem
 
 
+def test_a_file_that_is_a_link_is_not_restored_from(three):
+    path = three / "20" / "ckpt.index"
+    path.rename(three / "elsewhere")
+    os.symlink(three / "elsewhere", path)
+    problems = []
+    assert restore.newest_verified(str(three), problems.append).step == 30
+    assert "links aren't followed" in problems[0]
+
+
 def test_a_manifest_of_another_commit_is_noticed(three):
     shutil.copy(three / "10" / "MANIFEST.json", three / "20" / "MANIFEST.json")
     problems = []

@@ -17,10 +17,16 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, catalog, checksum, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import Manifest
+<<<<<<< HEAD
 from tfpreempt.checkpoint.storage import reading
+=======
+from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.checkpoint.verification import Effort, check_bytes
+>>>>>>> ea1ea97 (The check before a restore is the one that verify makes)
 
 _log = logging.getLogger(__name__)
 _INDEX = ".index"
+_THREADS = 4
 _TEMPORARY = re.compile(r"_temp(/|$)")
 
 
@@ -111,6 +117,7 @@ def verify(candidate: Candidate) -> None:
         if candidate.prefix is not None:
             bundle.check(candidate.prefix)
         return
+<<<<<<< HEAD
     expected = {
         os.path.join(candidate.base, entry.name): entry
         for entry in candidate.manifest.files
@@ -127,18 +134,20 @@ def verify(candidate: Candidate) -> None:
                 f"{path!r} of checkpoint {candidate.path!r} has {size} bytes; the "
                 f"manifest says {entry.size}."
             )
+=======
+>>>>>>> ea1ea97 (The check before a restore is the one that verify makes)
     try:
-        sums = checksum.of_files(expected)
-    except OSError as error:
+        store = ReadingStore(candidate.base)
+    except errors.ConfigurationError as error:
         raise errors.CheckpointDamagedError(
-            f"A file of checkpoint {candidate.path!r} cannot be read: {error}"
+            f"Checkpoint {candidate.path!r} is gone: {error}"
         ) from error
-    for path, (_, crc) in sums.items():
-        if crc != expected[path].crc32c:
-            raise errors.CheckpointDamagedError(
-                f"{path!r} of checkpoint {candidate.path!r} has crc32c {crc:08x}; the "
-                f"manifest says {expected[path].crc32c:08x}."
-            )
+    faults = check_bytes(store, "", candidate.manifest.files, Effort(_THREADS))
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise errors.CheckpointDamagedError(
+            f"Checkpoint {candidate.path!r} is damaged: {faults[0].text}{more}"
+        )
 
 
 def newest_verified(
