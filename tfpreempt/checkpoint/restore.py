@@ -17,12 +17,9 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, catalog, checksum, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import Manifest
-<<<<<<< HEAD
 from tfpreempt.checkpoint.storage import reading
-=======
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.checkpoint.storage.readonly import store_to_read
 from tfpreempt.checkpoint.verification import Effort, check_bytes
->>>>>>> ea1ea97 (The check before a restore is the one that verify makes)
 
 _log = logging.getLogger(__name__)
 _INDEX = ".index"
@@ -117,27 +114,8 @@ def verify(candidate: Candidate) -> None:
         if candidate.prefix is not None:
             bundle.check(candidate.prefix)
         return
-<<<<<<< HEAD
-    expected = {
-        os.path.join(candidate.base, entry.name): entry
-        for entry in candidate.manifest.files
-    }
-    for path, entry in expected.items():
-        try:
-            size = reading.stat(path).size
-        except OSError as error:
-            raise errors.CheckpointDamagedError(
-                f"{path!r} of checkpoint {candidate.path!r} cannot be read: {error}"
-            ) from error
-        if size != entry.size:
-            raise errors.CheckpointDamagedError(
-                f"{path!r} of checkpoint {candidate.path!r} has {size} bytes; the "
-                f"manifest says {entry.size}."
-            )
-=======
->>>>>>> ea1ea97 (The check before a restore is the one that verify makes)
     try:
-        store = ReadingStore(candidate.base)
+        store = store_to_read(candidate.base)
     except errors.ConfigurationError as error:
         raise errors.CheckpointDamagedError(
             f"Checkpoint {candidate.path!r} is gone: {error}"
