@@ -327,6 +327,21 @@ def test_what_lies_flat_is_refused(url):
         writer.make_saver(checkpoint, url, save_fn=lambda: None)
 
 
+def test_a_service_that_does_not_answer_is_no_empty_directory(url, monkeypatch):
+    save_old(url)
+
+    def fail(path):
+        raise tf.errors.UnavailableError(None, None, "try again later")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(tf.io.gfile, "stat", fail)
+        with pytest.raises(errors.CheckpointError, match="try again later"):
+            make(url)[0].newest()
+        with pytest.raises(errors.ConfigurationError, match="check its name, the netw"):
+            failure.check_directory(url)
+    assert look(url) == 1
+
+
 def test_errors_of_tensorflow_are_errors_of_a_disk(url):
     with pytest.raises(OSError, match="rename at once"):
         files_for(url).rename(f"{url}/a", f"{url}/b")

@@ -120,7 +120,7 @@ def test_sizes_as_people_write_them(text: str, size: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["gs://bucket/run"], 1, "is an address, and tfpreempt commits to directories"),
+        (["gs://bucket/run"], 1, "is an address; what doctor can measure is a disk"),
         (["--platform", "gpc"], 2, "'--platform': 'gpc' is not one of 'aws'"),
         (["--size", "big"], 2, "'big' is no size"),
         (["--size", "0"], 2, "'0' is no size"),

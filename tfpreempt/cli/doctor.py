@@ -92,9 +92,9 @@ def _gather(
 ) -> Facts:
     if directory is not None and "://" in directory:
         raise ConfigurationError(
-            f"{directory!r} is an address, and tfpreempt commits to directories only; "
-            "what goes to object storage is a copy that your program makes. Name the "
-            "directory that the training commits to, such as /mnt/ckpt"
+            f"{directory!r} is an address; what doctor can measure is a disk. Name the "
+            "directory that the training commits to, such as /mnt/ckpt, or none if it "
+            "commits to object storage itself"
         )
     platform = _detect(name)
     is_slurm = platform.name == "slurm"

@@ -2,7 +2,7 @@
 
 Every change that a commit makes to a disk goes through one of these, so that a test can
 record them, or fail at any one of them (`tfpreempt.testing.storage.FaultyFiles`).
-Reading needs no such seam: it changes nothing.
+Reading needs no such seam, as it changes nothing: see `reading.py`.
 """
 
 from __future__ import annotations
