@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ class Stuck(FaultyStore):
     """A store that takes nothing until it is told to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(uri=f"memory://{uuid.uuid4()}")
         self.entered = threading.Event()
         self.opened = threading.Event()
 
@@ -39,7 +40,8 @@ class Stuck(FaultyStore):
 
 @pytest.fixture
 def store() -> FaultyStore:
-    return FaultyStore()
+    """One of its own: the process refuses to copy two runs to one place."""
+    return FaultyStore(uri=f"memory://{uuid.uuid4()}")
 
 
 @pytest.fixture
@@ -147,9 +149,8 @@ def test_a_damaged_copy_falls_back_to_the_older_one(
 
 
 def test_faults_of_the_store_never_stop_training(
-    program: Program, caplog: pytest.LogCaptureFixture
+    program: Program, store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = FaultyStore()
     handler = program.handler(remote_checkpoint_dir=store, save_every=1)
     store.fail_from(len(store.operations), errors.SaveError("503 from the bucket"))
     for _ in range(4):
@@ -232,9 +233,11 @@ def test_a_notice_while_the_end_waits_has_the_run_started_again(
 
 
 def test_a_store_that_cannot_be_asked_stops_only_who_has_nothing(
-    program: Program, elsewhere: Callable[[], Program], caplog: pytest.LogCaptureFixture
+    program: Program,
+    store: FaultyStore,
+    elsewhere: Callable[[], Program],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store = FaultyStore()
     train(program, store, 2)
     store.fail_from(len(store.operations), errors.CheckpointError("no route"))
     other = elsewhere()

@@ -17,6 +17,7 @@ from tfpreempt.checkpoint.storage.files import LocalFiles, write_durably
 from tfpreempt.checkpoint.storage.interface import ObjectStore, check_name
 from tfpreempt.checkpoint.storage.opening import (
     SCHEMES,
+    is_served_by_tensorflow,
     is_uri,
     local_path,
     open_store,
@@ -312,7 +313,7 @@ def _check_path(path: object) -> str:
     if "\0" in text:
         raise errors.ConfigurationError(f"No path has a NUL in it; got {text!r}.")
     scheme, is_scheme, _ = text.partition("://")
-    if is_scheme and scheme not in SCHEMES:
+    if is_scheme and scheme not in SCHEMES and not is_served_by_tensorflow(text):
         known = ", ".join(f"{each}://" for each in SCHEMES)
         raise errors.ConfigurationError(
             f"{text!r} cannot be opened; expected a local path, or a URI of one of "

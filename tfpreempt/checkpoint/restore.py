@@ -18,7 +18,8 @@ from tfpreempt.checkpoint import bundle, catalog, checksum, flat, layout, pointe
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import Manifest
 from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.readonly import store_to_read
+from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.checkpoint.storage.url import UrlStore
 from tfpreempt.checkpoint.verification import Effort, check_bytes
 
 _log = logging.getLogger(__name__)
@@ -115,7 +116,8 @@ def verify(candidate: Candidate) -> None:
             bundle.check(candidate.prefix)
         return
     try:
-        store = store_to_read(candidate.base)
+        is_url = layout.is_url(candidate.base)
+        store = (UrlStore if is_url else ReadingStore)(candidate.base)
     except errors.ConfigurationError as error:
         raise errors.CheckpointDamagedError(
             f"Checkpoint {candidate.path!r} is gone: {error}"

@@ -20,6 +20,7 @@ from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
 from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.checkpoint.storage.url import UrlStore
 
 THREADS = 8
 _RANGE = 64 << 20
@@ -86,7 +87,7 @@ def check_sizes(
     def look(entry: FileEntry) -> Fault | None:
         name = joined(base, entry.name)
         try:
-            if isinstance(store, ReadingStore):
+            if isinstance(store, ReadingStore | UrlStore):
                 size, crc = store.size(name), entry.crc32c
             else:
                 known = store.stat(name)

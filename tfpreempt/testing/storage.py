@@ -123,17 +123,23 @@ class FaultyStore:
         faults: what to raise, by index of the operation; counted from 0. After a
             SimulatedCrash every operation raises, until `revive()`.
         when: "before" the operation, or "after" it: it was done, the answer is lost.
+        uri: what it says of itself.
 
     Attributes:
         operations: (name of the operation, name of the object), in order.
     """
 
     def __init__(
-        self, faults: dict[int, BaseException] | None = None, *, when: str = "before"
+        self,
+        faults: dict[int, BaseException] | None = None,
+        *,
+        when: str = "before",
+        uri: str = "memory://",
     ) -> None:
         self.operations: list[tuple[str, str]] = []
         self._faults = dict(faults or {})
         self._when = when
+        self._uri = uri
         self._crash: BaseException | None = None
         self._fails_from = 0
         self._error: BaseException | None = None
@@ -143,7 +149,7 @@ class FaultyStore:
 
     @property
     def uri(self) -> str:
-        return f"memory://{id(self):x}"
+        return self._uri
 
     def fail_from(self, index: int, error: BaseException) -> None:
         """From this operation on every one fails, until `revive()`."""

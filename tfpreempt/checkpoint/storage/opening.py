@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import urllib.parse
 from typing import Any
 
@@ -78,6 +79,10 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
     path = local_path(place)
     if path is not None:
         return LocalStore(path)
+    if is_served_by_tensorflow(place):
+        from tfpreempt.checkpoint.storage.url import UrlStore
+
+        return UrlStore(place)
     scheme, bucket, prefix = split(place)
     if scheme == "gs":
         from tfpreempt.checkpoint.storage.gcs import GcsStore  # a second to import
@@ -91,6 +96,19 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
             f"tfpreempt[s3] ({error})."
         ) from error
     return S3Store(bucket, prefix)
+
+
+def is_served_by_tensorflow(place: str) -> bool:
+    """Whether a URI is of a kind, such as ram://, that only TensorFlow can reach here.
+
+    Where the program has not imported TensorFlow there is nothing in it.
+    """
+    scheme = place.partition("://")[0]
+    if scheme in SCHEMES or "tensorflow" not in sys.modules:
+        return False
+    from tfpreempt.checkpoint.storage import gfile
+
+    return scheme in gfile.schemes()
 
 
 def split(uri: str) -> tuple[str, str, str]:

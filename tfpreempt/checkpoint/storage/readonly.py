@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, layout
-from tfpreempt.checkpoint.storage import reading
+from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.storage.interface import (
     ObjectMissingError,
     ObjectStat,
@@ -197,53 +196,3 @@ class ReadingStore:
             f"Cannot {doing} {name!r}: {self._root!r} was opened for looking only. Use "
             "LocalStore."
         )
-
-
-class UrlStore(ReadingStore):
-    """The same of a directory that TensorFlow serves, such as ram://."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-
-    def get(
-        self,
-        name: str,
-        target: IO[bytes],
-        *,
-        offset: int = 0,
-        length: int | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        del timeout
-        try:
-            with reading.open_file(f"{self._root}/{check_name(name)}") as file:
-                file.seek(offset)
-                copied = 0
-                while length is None or copied < length:
-                    left = _PIECE if length is None else min(_PIECE, length - copied)
-                    if not (piece := file.read(left)):
-                        break
-                    target.write(piece)
-                    copied += len(piece)
-                return copied
-        except FileNotFoundError as error:
-            raise ObjectMissingError(
-                f"There is no {name!r} in {self._root!r}."
-            ) from error
-        except OSError as error:
-            raise self._damaged(name, error) from error
-
-    def size(self, name: str) -> int | None:
-        try:
-            return reading.stat(f"{self._root}/{check_name(name)}").size
-        except FileNotFoundError:
-            return None
-
-
-def store_to_read(directory: str) -> ReadingStore:
-    """A directory to be looked at, by its path or URL.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    return UrlStore(directory) if layout.is_url(directory) else ReadingStore(directory)

@@ -1,0 +1,130 @@
+"""ObjectStore of a directory that TensorFlow serves by a URL, such as ram://.
+
+For reading commits and keeping notes beside them. TensorFlow's file systems have no
+exclusive create, so of two that put the same name at once both may think that they won;
+nothing of ours races there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, cast
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint.storage import failure, reading
+from tfpreempt.checkpoint.storage.files import files_for
+from tfpreempt.checkpoint.storage.interface import (
+    ObjectMissingError,
+    ObjectStat,
+    check_name,
+)
+
+_PIECE = 4 << 20
+
+
+class UrlStore:
+    """The files below a URL as objects.
+
+    Args:
+        root: the URL; it need not exist.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root.rstrip("/")
+        self._files = files_for(root)
+
+    @property
+    def uri(self) -> str:
+        return self._root
+
+    def put_if_absent(
+        self, name: str, source: IO[bytes], *, timeout: float | None = None
+    ) -> bool:
+        if reading.is_there(self._path(name)):
+            return False
+        self.replace(name, source.read(), timeout=timeout)
+        return True
+
+    def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
+        del timeout
+        path = self._path(name)
+        with failure.translated(f"put {name!r}", self._root):
+            self._files.make_dirs(path.rpartition("/")[0])
+            self._files.write(path, data)
+
+    def get(
+        self,
+        name: str,
+        target: IO[bytes],
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        del timeout
+        copied = 0
+        try:
+            with reading.open_file(self._path(name)) as file:
+                file.seek(offset)
+                while length is None or copied < length:
+                    left = _PIECE if length is None else min(_PIECE, length - copied)
+                    if not (piece := file.read(left)):
+                        break
+                    target.write(piece)
+                    copied += len(piece)
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise ObjectMissingError(
+                f"There is no object {name!r} in {self._root!r}."
+            ) from error
+        except OSError as error:
+            raise self._unreadable(name, error) from error
+        return copied
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        yield from (n for n in reading.tree(self._root) if n.startswith(prefix))
+
+    def folders(self) -> Iterator[str]:
+        for name in sorted(reading.names(self._root)):
+            if reading.is_dir(f"{self._root}/{name}"):
+                yield name
+
+    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
+        sink = checksum.Sink()
+        try:
+            self.get(name, cast(IO[bytes], sink), timeout=timeout)
+        except ObjectMissingError:
+            return None
+        found = reading.stat(self._path(name))
+        return ObjectStat(
+            name=name,
+            size=sink.size,
+            crc32c=sink.crc32c,
+            generation=str(found.modified_ns),
+        )
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, without reading them; None if there is none."""
+        try:
+            return reading.stat(self._path(name)).size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unreadable(name, error) from error
+
+    def delete(self, name: str, *, timeout: float | None = None) -> bool:
+        del timeout
+        path = self._path(name)
+        if not reading.is_file(path):
+            return False
+        with failure.translated(f"delete {name!r}", self._root):
+            self._files.remove(path)
+        return True
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{check_name(name)}"
+
+    def _unreadable(self, name: str, error: OSError) -> errors.CheckpointError:
+        return errors.CheckpointDamagedError(
+            f"{name!r} in {self._root!r} cannot be read: {error}"
+        )
