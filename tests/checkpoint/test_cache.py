@@ -130,6 +130,48 @@ def test_where_copies_go(tmp_path, monkeypatch):
         cache.default_root()
 
 
+def test_a_copy_that_another_makes_is_not_waited_for_for_ever(root):
+    begun, release = threading.Event(), threading.Event()
+
+    def slow(path):
+        begun.set()
+        release.wait(DEADLINE)
+        filling()(path)
+
+    def read():
+        with Cache(root).reading("key", slow):
+            pass
+
+    maker = threading.Thread(target=read)
+    maker.start()
+    begun.wait(DEADLINE)
+    reading = Cache(root).reading("key", filling(), timeout=0.01)
+    with pytest.raises(errors.CheckpointError, match="Another process"), reading:
+        pass
+    release.set()
+    maker.join(DEADLINE)
+    assert copies(root) == []
+
+
+def test_readers_that_come_and_go_find_what_they_asked_for(root, rng):
+    plans = [[rng.choice("abc") for _ in range(6)] for _ in range(4)]
+    wrong = []
+
+    def read(plan):
+        for key in plan:
+            with Cache(root).reading(key, filling(text=key)) as path:
+                if pathlib.Path(path, "file").read_text() != key:
+                    wrong.append((key, path))
+
+    threads = [threading.Thread(target=read, args=(plan,)) for plan in plans]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert wrong == []
+    assert copies(root) == []
+
+
 # --- processes -----------------------------------------------------------------------
 
 READER = """

@@ -1,4 +1,4 @@
-"""Downloads are verified, resumed and bounded; hostile ones are refused unwritten."""
+"""Downloads are verified, resumed, and bounded in time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from tests.checkpoint.remote_commits import FILES, manifest_of, put_commit, put_hostile
+from tests.checkpoint.remote_commits import FILES, put_commit
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, download, landing, layout, remote
+from tfpreempt.checkpoint import checksum, crew, download, landing, layout
 from tfpreempt.checkpoint.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyFiles, FaultyStore, SimulatedCrash
 
@@ -140,6 +140,7 @@ def test_a_store_that_goes_back_and_tries_again(tmp_path):
             if name.endswith("big"):
                 target.write(b"?" * 700)
                 target.seek(0)
+                target.truncate()
             return super().get(name, target, **kwargs)
 
     store = Stuttering()
@@ -200,6 +201,53 @@ def test_a_thread_that_hangs_holds_up_neither_the_deadline_nor_the_end(tmp_path)
     download.download(store, commit, str(tmp_path))
 
 
+def test_a_store_that_sends_nothing_is_given_up(tmp_path, monkeypatch):
+    release = threading.Event()
+
+    class Silent(FaultyStore):
+        def get(self, name, target, **kwargs):
+            if name.endswith("big"):
+                release.wait(60)
+            return super().get(name, target, **kwargs)
+
+    monkeypatch.setattr(download, "_STALL_SECONDS", 0.1)
+    monkeypatch.setattr(crew, "_LEAVE", 0.1)
+    store = Silent()
+    commit = put_commit(store, LARGE)
+    with pytest.raises(errors.CheckpointError, match="stands still"):
+        download.download(store, commit, str(tmp_path))
+    release.set()
+
+
+STUCK = """
+import sys, threading
+from tfpreempt import errors
+from tfpreempt.checkpoint import crew, download, remote
+from tfpreempt.checkpoint.storage.local import LocalStore
+
+class Stuck(LocalStore):
+    def get(self, name, target, **kwargs):
+        if name.endswith("big"):
+            threading.Event().wait(3600)
+        return super().get(name, target, **kwargs)
+
+crew._LEAVE = 0.1
+store = Stuck(sys.argv[1])
+try:
+    download.download(store, remote.read(store), sys.argv[2], timeout=0.2)
+except errors.CheckpointError as error:
+    sys.exit("more than 0.2 s" not in str(error))
+"""
+
+
+@pytest.mark.slow
+def test_a_stuck_thread_does_not_hold_up_the_end_of_its_process(tmp_path):
+    root, target = str(tmp_path / "root"), str(tmp_path / "out")
+    put_commit(LocalStore(root), LARGE, at="")
+    done = subprocess.run([sys.executable, "-c", STUCK, root, target], timeout=60)
+    assert done.returncode == 0
+
+
 def test_a_crash_at_any_file_operation_is_mended_by_the_next(store, tmp_path):
     commit = put_commit(store, FILES)
     files = FaultyFiles()
@@ -223,98 +271,6 @@ def test_all_is_synced_before_the_manifest_is_there(store, tmp_path):
     manifest = done.index(("rename", layout.MANIFEST))
     synced = {path for name, path in done[:manifest] if name.startswith("sync")}
     assert synced >= {*FILES, "states", "worker-0000", "."}
-
-
-HOSTILE = {
-    "10 TB": ([{"size": 10 << 40}], "claims to have"),
-    "a file in a file": ([{"name": "a"}, {"name": "a/b"}], "below another file"),
-    "the manifest": ([{"name": "MANIFEST.json"}], "beside the manifest"),
-    "the marker": ([{"name": "COMMITTED"}], "beside the manifest"),
-    "below the marker": ([{"name": "COMMITTED/x"}], "beside the manifest"),
-    "the record": ([{"name": landing.PROGRESS}], "beside the manifest"),
-    "a long part": ([{"name": "x" * 300}], "more than 255 bytes"),
-    "no Unicode": ([{"name": "a\ud800"}], "not valid Unicode"),
-}
-
-
-@pytest.mark.parametrize(("entries", "says"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_manifests_are_refused_before_anything_is_written(
-    store, tmp_path, entries, says
-):
-    put_hostile(store, entries)
-    with pytest.raises(errors.CheckpointError, match=says):
-        download.download(store, remote.read(store), str(tmp_path / "out"))
-    assert os.listdir(tmp_path) == []
-
-
-UNREADABLE = {
-    "absolute": [{"name": "/etc/passwd"}],
-    "upwards": [{"name": "../x"}],
-    "NUL": [{"name": "a\0b"}],
-    "twice": [{"name": "a"}, {"name": "a"}],
-    "too many": [{"name": str(n)} for n in range(100_001)],
-    "an impossible size": [{"size": 1 << 60}],
-}
-
-
-@pytest.mark.parametrize("entries", UNREADABLE.values(), ids=UNREADABLE)
-def test_hostile_manifests_that_are_not_even_read(store, entries):
-    put_hostile(store, entries)
-    with pytest.raises(errors.CheckpointDamagedError):
-        remote.read(store)
-
-
-PLANTED = [
-    "ckpt.index",
-    "states",
-    layout.MANIFEST,
-    "MANIFEST.json.tmp",
-    landing.PROGRESS,
-]
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_links_lead_nowhere(store, tmp_path, name):
-    outside, target = tmp_path / "outside", tmp_path / "target"
-    outside.mkdir()
-    target.mkdir()
-    (target / name).symlink_to(outside if name == "states" else outside / "file")
-    with pytest.raises(errors.CheckpointError, match="is a symbolic link"):
-        download.download(store, put_commit(store), str(target))
-    assert os.listdir(outside) == []
-    assert os.listdir(target) == [name]
-
-
-def test_a_linked_target_and_a_pipe_are_refused(store, tmp_path):
-    commit = put_commit(store)
-    (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(errors.CheckpointError, match="symbolic link"):
-        download.download(store, commit, str(tmp_path / "link"))
-    os.mkfifo(tmp_path / "ckpt.index")
-    with pytest.raises(errors.CheckpointError, match="expected a file"):
-        download.download(store, commit, str(tmp_path))
-
-
-def test_a_file_with_another_name_is_not_written_into(store, tmp_path):
-    (tmp_path / "mine").write_bytes(b"mine")
-    (tmp_path / "out").mkdir()
-    os.link(tmp_path / "mine", tmp_path / "out" / "ckpt.index")
-    download.download(store, put_commit(store), str(tmp_path / "out"))
-    assert (tmp_path / "mine").read_bytes() == b"mine"
-
-
-def test_another_commit_is_not_written_over(store, tmp_path):
-    (tmp_path / layout.MARKER).write_bytes(b"another")
-    with pytest.raises(errors.CheckpointError, match="committed checkpoint of another"):
-        download.download(store, put_commit(store), str(tmp_path))
-    assert os.listdir(tmp_path) == [layout.MARKER]
-
-
-def test_a_full_disk_says_what_to_do(store, tmp_path):
-    error = OSError(28, "No space left on device")
-    faulty = FaultyFiles(fail_at=3, error=error)
-    with pytest.raises(errors.CheckpointError, match="disk is full"):
-        download.download(store, put_commit(store), str(tmp_path), files=faulty)
 
 
 KILLED = """
@@ -362,15 +318,3 @@ def test_checksums_of_parts_are_joined(rng):
         parts = data[:cut], data[cut:]
         first, second = map(checksum.of_bytes, parts)
         assert checksum.joined(first, second, 1000 - cut) == checksum.of_bytes(data)
-
-
-def test_space_is_counted_without_what_is_there(store, tmp_path, monkeypatch):
-    contents = {"big": b"x" * 100_000}
-    commit = put_commit(store, contents)
-    download.download(store, commit, str(tmp_path))
-    room = os.statvfs_result((4096, 4096, 9, 1, 1, 9, 9, 9, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda path: room)
-    download.download(store, commit, str(tmp_path))
-    with pytest.raises(errors.CheckpointError, match="4,096 left"):
-        download.download(store, commit, str(tmp_path / "elsewhere"))
-    assert manifest_of(contents).bytes == 100_000

@@ -39,7 +39,7 @@ _CLAIM, _PART, _GONE = ".claim", ".part", ".gone"
 _LOCK_SECONDS = 60.0  # `lock` is held for renames and for looking around
 _PATIENCE = 24 * 3600.0  # who makes a copy gives up by itself when no byte comes
 _POLL = 0.1
-_SAY_AFTER = 5.0
+_TRY_AGAIN = 2.0  # who makes a copy may have died; to ask takes `lock`
 _KEEP_PART = 24 * 3600.0  # a copy that a killed process began waits for so long
 
 
@@ -105,20 +105,23 @@ class Cache:
         self._root = root or default_root()
 
     @contextlib.contextmanager
-    def reading(self, key: str, make: Callable[[str], None]) -> Iterator[str]:
+    def reading(
+        self, key: str, make: Callable[[str], None], *, timeout: float | None = None
+    ) -> Iterator[str]:
         """A context in which a copy is there.
 
         Args:
             key: the name of the copy, see `key_of`.
             make: called by one process of all that ask, with a directory that it
                 fills, or goes on filling; it raises what it likes, then another may.
+            timeout: seconds to wait while another process makes it; None: a day.
 
         Raises:
             CheckpointError: the cache cannot be used, or another process makes the copy
                 and doesn't come to an end.
         """
         with self._translated():
-            claim = self._claim(key)
+            claim = self._claim(key, _PATIENCE if timeout is None else timeout)
         try:
             if not os.path.isdir(self._path(key)):
                 self._make(key, claim, make)
@@ -126,25 +129,30 @@ class Cache:
         finally:
             self._leave(claim)
 
-    def _claim(self, key: str) -> int:
+    def _claim(self, key: str, patience: float) -> int:
         """Waits until the copy is whole, or is this process's to make."""
-        limit = time.monotonic() + _PATIENCE
-        said = time.monotonic() + _SAY_AFTER
-        while True:
-            with self._locked():
-                self._sweep(besides=key)
-                claim = self._try_claim(key)
-            self._discard()
-            if claim is not None:
-                return claim
+        limit = time.monotonic() + patience
+        with self._locked():
+            self._sweep(besides=key)
+            claim = self._try_claim(key)
+        self._discard()
+        if claim is None:
+            _log.info("waiting for another process that downloads this checkpoint")
+        while claim is None:
             if time.monotonic() > limit:
                 raise errors.CheckpointError(
                     f"Another process has been making {self._path(key)!r} for "
-                    f"{_PATIENCE:g} s. End it, then try again."
+                    f"{patience:g} s. End it, or wait longer."
                 )
-            if time.monotonic() > said:
-                _log.info("waiting for another process that downloads the checkpoint")
-                said = limit
+            self._await_copy(key, limit)
+            with self._locked():
+                claim = self._try_claim(key)
+        return claim
+
+    def _await_copy(self, key: str, limit: float) -> None:
+        """Returns when the copy is there, or it is time to ask again. Takes no lock."""
+        limit = min(limit, time.monotonic() + _TRY_AGAIN)
+        while not os.path.isdir(self._path(key)) and time.monotonic() < limit:
             threading.Event().wait(_POLL)
 
     def _try_claim(self, key: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
@@ -154,7 +155,8 @@ class Checkpoint(moved.NamesOfRay):
         that ask for it; the copy goes when the last one leaves.
 
         Args:
-            timeout: seconds for a download; None: as long as bytes keep coming.
+            timeout: seconds for a download, or to wait for another process's; None: as
+                long as bytes keep coming.
 
         Raises:
             CheckpointDamagedError: a file is missing or has another checksum.
@@ -165,7 +167,8 @@ class Checkpoint(moved.NamesOfRay):
             yield found.base
             return
         key = key_of(found.source.uri, found.folder, found.token)
-        with Cache().reading(key, lambda path: _fill(found, path, timeout)) as path:
+        fill = functools.partial(_fill, found, timeout=timeout)
+        with Cache().reading(key, fill, timeout=timeout) as path:
             yield path
 
     def restore(self, tf_checkpoint: Any) -> Any:

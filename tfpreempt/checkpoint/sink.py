@@ -51,6 +51,10 @@ class Sink(io.RawIOBase):
         self._position = self._end = max(0, position)
         return self._position
 
+    def truncate(self, size: int | None = None, /) -> int:
+        """What is behind the position counts no more, as after `seek`."""
+        return self.seek(self._position if size is None else size)
+
     def write(self, data: Any, /) -> int:
         with memoryview(data) as view:
             count = view.nbytes

@@ -1,0 +1,121 @@
+"""What a hostile manifest or a planted directory asks for is refused unwritten."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.checkpoint.remote_commits import manifest_of, put_commit, put_hostile
+from tfpreempt import errors
+from tfpreempt.checkpoint import download, landing, layout, remote
+from tfpreempt.testing.storage import FaultyFiles, FaultyStore
+
+
+@pytest.fixture
+def store():
+    return FaultyStore()
+
+
+HOSTILE = {
+    "10 TB": ([{"size": 10 << 40}], "claims to have"),
+    "a file in a file": ([{"name": "a"}, {"name": "a/b"}], "below another file"),
+    "the manifest": ([{"name": "MANIFEST.json"}], "beside the manifest"),
+    "the marker": ([{"name": "COMMITTED"}], "beside the manifest"),
+    "below the marker": ([{"name": "COMMITTED/x"}], "beside the manifest"),
+    "the record": ([{"name": landing.PROGRESS}], "beside the manifest"),
+    "a long part": ([{"name": "x" * 300}], "more than 255 bytes"),
+    "no Unicode": ([{"name": "a\ud800"}], "not valid Unicode"),
+}
+
+
+@pytest.mark.parametrize(("entries", "says"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_manifests_are_refused_before_anything_is_written(
+    store, tmp_path, entries, says
+):
+    put_hostile(store, entries)
+    with pytest.raises(errors.CheckpointError, match=says):
+        download.download(store, remote.read(store), str(tmp_path / "out"))
+    assert os.listdir(tmp_path) == []
+
+
+UNREADABLE = {
+    "absolute": [{"name": "/etc/passwd"}],
+    "upwards": [{"name": "../x"}],
+    "NUL": [{"name": "a\0b"}],
+    "twice": [{"name": "a"}, {"name": "a"}],
+    "too many": [{"name": str(n)} for n in range(100_001)],
+    "an impossible size": [{"size": 1 << 60}],
+}
+
+
+@pytest.mark.parametrize("entries", UNREADABLE.values(), ids=UNREADABLE)
+def test_hostile_manifests_that_are_not_even_read(store, entries):
+    put_hostile(store, entries)
+    with pytest.raises(errors.CheckpointDamagedError):
+        remote.read(store)
+
+
+PLANTED = [
+    "ckpt.index",
+    "states",
+    layout.MANIFEST,
+    "MANIFEST.json.tmp",
+    landing.PROGRESS,
+]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_links_lead_nowhere(store, tmp_path, name):
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    target.mkdir()
+    (target / name).symlink_to(outside if name == "states" else outside / "file")
+    with pytest.raises(errors.CheckpointError, match="is a symbolic link"):
+        download.download(store, put_commit(store), str(target))
+    assert os.listdir(outside) == []
+    assert os.listdir(target) == [name]
+
+
+def test_a_linked_target_and_a_pipe_are_refused(store, tmp_path):
+    commit = put_commit(store)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(errors.CheckpointError, match="symbolic link"):
+        download.download(store, commit, str(tmp_path / "link"))
+    os.mkfifo(tmp_path / "ckpt.index")
+    with pytest.raises(errors.CheckpointError, match="expected a file"):
+        download.download(store, commit, str(tmp_path))
+
+
+def test_a_file_with_another_name_is_not_written_into(store, tmp_path):
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "out").mkdir()
+    os.link(tmp_path / "mine", tmp_path / "out" / "ckpt.index")
+    download.download(store, put_commit(store), str(tmp_path / "out"))
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+
+
+def test_another_commit_is_not_written_over(store, tmp_path):
+    (tmp_path / layout.MARKER).write_bytes(b"another")
+    with pytest.raises(errors.CheckpointError, match="committed checkpoint of another"):
+        download.download(store, put_commit(store), str(tmp_path))
+    assert os.listdir(tmp_path) == [layout.MARKER]
+
+
+def test_a_full_disk_says_what_to_do(store, tmp_path):
+    error = OSError(28, "No space left on device")
+    faulty = FaultyFiles(fail_at=3, error=error)
+    with pytest.raises(errors.CheckpointError, match="disk is full"):
+        download.download(store, put_commit(store), str(tmp_path), files=faulty)
+
+
+def test_space_is_counted_without_what_is_there(store, tmp_path, monkeypatch):
+    contents = {"big": b"x" * 100_000}
+    commit = put_commit(store, contents)
+    download.download(store, commit, str(tmp_path))
+    room = os.statvfs_result((4096, 4096, 9, 1, 1, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    download.download(store, commit, str(tmp_path))
+    with pytest.raises(errors.CheckpointError, match="4,096 left"):
+        download.download(store, commit, str(tmp_path / "elsewhere"))
+    assert manifest_of(contents).bytes == 100_000
