@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from tfpreempt import errors
@@ -15,7 +17,18 @@ def test_a_uri_together_with_a_filesystem(uri):
         Checkpoint(uri, FaultyStore())
 
 
-@pytest.mark.parametrize("path", ["", None, 3, "hdfs://x/y", "a\0b", "file://host/x"])
+NO_PLACES = [
+    "",
+    None,
+    3,
+    "hdfs://x/y",
+    "a\0b",
+    "file://host/x",
+    pathlib.Path("gs://b/x"),
+]
+
+
+@pytest.mark.parametrize("path", NO_PLACES)
 def test_what_cannot_be_a_place(path):
     with pytest.raises(errors.ConfigurationError):
         Checkpoint(path)

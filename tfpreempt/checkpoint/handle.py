@@ -315,6 +315,10 @@ def _check_path(path: object) -> str:
     text = os.fsdecode(os.fspath(path))
     if "\0" in text:
         raise errors.ConfigurationError(f"No path has a NUL in it; got {text!r}.")
+    if any(text.startswith(f"{scheme}:/") for scheme in SCHEMES) and not is_uri(text):
+        raise errors.ConfigurationError(
+            f"{text!r} was a URI before pathlib joined its slashes; pass URIs as str."
+        )
     scheme, is_scheme, _ = text.partition("://")
     if is_scheme and scheme not in SCHEMES and not is_served_by_tensorflow(text):
         known = ", ".join(f"{each}://" for each in SCHEMES)
