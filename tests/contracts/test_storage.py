@@ -1,4 +1,4 @@
-"""One contract, all object stores: the real ones and the fake."""
+"""One contract, all object stores: the real ones, on real servers, and the fakes."""
 
 from __future__ import annotations
 
@@ -7,43 +7,72 @@ import threading
 
 import pytest
 
+from tests.contracts.storage_places import PLACES
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.storage.interface import ObjectMissingError
-from tfpreempt.checkpoint.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore
 
-
-@pytest.fixture(params=["local", "faulty"])
-def store(request, tmp_path):
-    if request.param == "local":
-        return LocalStore(str(tmp_path / "root"))
-    return FaultyStore()
+MIB = 1 << 20
+LARGE = bytes(range(251)) * (20 * MIB // 251)  # more than any store's piece
+ODD = ["a b/ü+%2F&=.bin", "x/%41", "#1?x=y", "c:d", "~", "a'b\"c", "x" * 200]
 
 
-def put(store, name, data):
-    return store.put_if_absent(name, io.BytesIO(data))
+@pytest.fixture(params=PLACES, ids=lambda place: place.name)
+def place(request, storage_servers):
+    return request.param
 
 
-def get(store, name):
+@pytest.fixture
+def store(place, tmp_path, monkeypatch):
+    return place.opens(tmp_path, monkeypatch)
+
+
+def put(store, name, data, **kwargs):
+    return store.put_if_absent(name, io.BytesIO(data), **kwargs)
+
+
+def get(store, name, **kwargs):
     target = io.BytesIO()
-    store.get(name, target)
+    assert store.get(name, target, **kwargs) == len(target.getvalue())
     return target.getvalue()
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5000])
+def expect(why, request):
+    """What a place is known not to do; if it does it after all, the test says so."""
+    if why:
+        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"x", bytes(range(256)) * 5000, LARGE],
+    ids=["nothing", "a byte", "1 MiB", "20 MiB"],
+)
 def test_what_was_put_comes_back(store, data):
     assert put(store, "a/b/c.bin", data)
     assert get(store, "a/b/c.bin") == data
+    found = store.stat("a/b/c.bin")
+    assert (found.size, found.crc32c) == (len(data), checksum.of_bytes(data))
 
 
-def test_the_first_put_wins(store):
+def test_the_first_put_wins(store, place, request):
+    expect(place.not_first, request)
     assert put(store, "marker", b"first")
     assert not put(store, "marker", b"second")
     assert get(store, "marker") == b"first"
 
 
-def test_of_racing_puts_exactly_one_wins(store):
+def test_the_first_of_large_puts_wins(store, place, request):
+    expect(place.not_first, request)
+    assert put(store, "large", LARGE)
+    assert not put(store, "large", LARGE[::-1])
+    assert store.stat("large").crc32c == checksum.of_bytes(LARGE)
+
+
+def test_of_racing_puts_exactly_one_wins(store, place):
+    if place.not_exclusive:
+        pytest.skip(place.not_exclusive)
     barrier, won = threading.Barrier(8), []
 
     def race(number):
@@ -51,13 +80,59 @@ def test_of_racing_puts_exactly_one_wins(store):
         if put(store, "marker", b"%d" % number):
             won.append(number)
 
-    threads = [threading.Thread(target=race, args=(i,)) for i in range(8)]
+    in_threads(race, 8)
+    assert len(won) == 1
+    assert get(store, "marker") == b"%d" % won[0]
+
+
+def test_eight_threads_put_and_get_at_once(store):
+    failures = []
+
+    def work(number):
+        try:
+            data = bytes([number]) * (MIB + number)
+            assert put(store, f"part/{number}", data)
+            assert get(store, f"part/{number}") == data
+        except BaseException as error:
+            failures.append(error)
+
+    in_threads(work, 8)
+    assert failures == []
+    assert len(list(store.list("part/"))) == 8
+
+
+def in_threads(work, count):
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
-    assert len(won) == 1
-    assert get(store, "marker") == b"%d" % won[0]
+        thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(0, 3), (2, 3), (2, None), (5, 100), (10, None), (10, 1), (25, 5), (0, 0)],
+)
+def test_ranges(store, offset, length):
+    data = b"0123456789"
+    put(store, "x", data)
+    end = None if length is None else offset + length
+    assert get(store, "x", offset=offset, length=length) == data[offset:end]
+
+
+def test_a_range_across_pieces(store):
+    put(store, "x", LARGE)
+    start, length = 3 * MIB - 7, 10 * MIB + 13
+    got = get(store, "x", offset=start, length=length)
+    assert got == LARGE[start : start + length]
+
+
+def test_bytes_go_to_where_the_target_stands(store):
+    put(store, "x", b"hello")
+    target = io.BytesIO(b"0123456789")
+    target.seek(2)
+    store.get("x", target)
+    assert target.getvalue() == b"01hello789"
 
 
 def test_stat_has_size_and_checksum(store):
@@ -77,31 +152,143 @@ def test_an_object_put_anew_has_another_generation(store):
     assert store.stat("x").generation != before
 
 
+def test_replace(store):
+    store.replace("checkpoint", b"first")
+    assert get(store, "checkpoint") == b"first"
+    before = store.stat("checkpoint").generation
+    store.replace("checkpoint", b"the second")
+    assert get(store, "checkpoint") == b"the second"
+    assert store.stat("checkpoint").generation != before
+    store.replace("below/a/folder", b"")
+    assert get(store, "below/a/folder") == b""
+
+
 def test_list_is_sorted_and_filtered(store):
-    for name in ("b/2", "a", "b/1", "c/b/3"):
+    for name in ("b/2", "a", "b/1", "c/b/3", "b-1"):
         put(store, name, b"")
-    assert list(store.list()) == ["a", "b/1", "b/2", "c/b/3"]
+    assert list(store.list()) == ["a", "b-1", "b/1", "b/2", "c/b/3"]
     assert list(store.list("b/")) == ["b/1", "b/2"]
+    assert list(store.list("b")) == ["b-1", "b/1", "b/2"]
+    assert list(store.list("nothing")) == []
+
+
+def test_folders(store):
+    for name in ("5/x", "10/a/b", "5/y", "file", "5-/x", "10/z"):
+        put(store, name, b"")
+    assert sorted(store.folders()) == ["10", "5", "5-"]
+
+
+def test_more_objects_and_folders_than_a_page_has(store):
+    names = [f"{i:02}/x" for i in range(10)] + [f"f{i}" for i in range(10)]
+    for name in reversed(names):
+        put(store, name, b"")
+    assert list(store.list()) == names
+    assert sorted(store.folders()) == [f"{i:02}" for i in range(10)]
+
+
+def test_an_empty_store(store):
+    assert list(store.list()) == []
+    assert list(store.folders()) == []
 
 
 def test_what_is_missing(store):
     assert store.stat("nothing") is None
     assert store.delete("nothing") is False
-    with pytest.raises(ObjectMissingError, match="nothing"):
-        get(store, "nothing")
+    put(store, "there/x", b"")
+    for name in ("nothing", "there", "there/x/below"):
+        assert store.stat(name) is None
+        with pytest.raises(ObjectMissingError, match=name):
+            get(store, name)
 
 
 def test_delete(store):
     put(store, "x", b"1")
+    put(store, "y/z", b"1")
     assert store.delete("x") is True
     assert store.stat("x") is None
+    assert list(store.list()) == ["y/z"]
+    assert store.delete("x") is False
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/etc/passwd", "../x", "a//b", "a/./b", "a\0b", "a\\b", "a/", "x\n"]
+)
+def test_hostile_names_are_refused(store, name):
+    for act in (
+        lambda: put(store, name, b""),
+        lambda: store.replace(name, b""),
+        lambda: get(store, name),
+        lambda: store.stat(name),
+        lambda: store.delete(name),
+    ):
+        with pytest.raises(errors.ConfigurationError, match="Object name"):
+            act()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_names_are_kept(store, name):
+    assert put(store, name, b"1")
+    assert get(store, name) == b"1"
+    assert list(store.list()) == [name]
+    assert store.stat(name).name == name
+    assert store.delete(name)
     assert list(store.list()) == []
 
 
-@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a//b", "a\0b", "a\\b"])
-def test_hostile_names_are_refused(store, name):
-    with pytest.raises(errors.ConfigurationError, match="Object name"):
-        put(store, name, b"")
+class Failing(io.BytesIO):
+    """A file whose reading fails at some byte."""
+
+    def __init__(self, data, at, error):
+        super().__init__(data)
+        self.at, self.error = at, error
+
+    def read(self, size=-1):
+        if self.tell() >= self.at:
+            raise self.error
+        return super().read(size)
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), OSError(5, "mine")], ids=repr)
+@pytest.mark.parametrize("at", [0, 12 * MIB])
+def test_what_reading_the_source_raises_ends_the_put(store, error, at):
+    with pytest.raises(type(error)) as caught:
+        store.put_if_absent("x", Failing(LARGE, at, error))
+    assert caught.value is error
+    assert store.stat("x") is None
+    assert list(store.list()) == []
+    assert put(store, "x", b"again")
+
+
+class Dripping(io.BytesIO):
+    """A file that gives less than it is asked for."""
+
+    def read(self, size=-1):
+        return super().read(min(size, 300_000) if size > 0 else size)
+
+
+def test_a_source_that_reads_short(store):
+    assert store.put_if_absent("x", Dripping(LARGE))
+    assert get(store, "x") == LARGE
+
+
+def test_what_writing_the_target_raises_is_raised(store):
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise error
+
+    error = OSError(28, "No space left on device")
+    put(store, "x", b"hello")
+    with pytest.raises(OSError, match="No space") as caught:
+        store.get("x", Full())
+    assert caught.value is error
+
+
+def test_a_time_that_suffices_changes_nothing(store):
+    assert put(store, "x", LARGE, timeout=60)
+    assert get(store, "x", timeout=60) == LARGE
+    store.replace("y", b"1", timeout=60)
+    assert store.stat("y", timeout=60).size == 1
+    assert store.delete("y", timeout=60)
 
 
 def test_the_fake_fails_where_it_is_told():

@@ -15,12 +15,15 @@ from collections.abc import Iterator
 from typing import IO
 
 from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint.storage import pieces
 from tfpreempt.checkpoint.storage.files import Files, LocalFiles
 from tfpreempt.checkpoint.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     check_name,
 )
+
+_PIECE = 4 << 20
 
 
 class SimulatedCrash(BaseException):
@@ -166,7 +169,7 @@ class FaultyStore:
     ) -> bool:
         del timeout
         check_name(name)
-        data = source.read()
+        data = b"".join(pieces.of(source, _PIECE))
         with self._step("put_if_absent", name):
             if name in self._objects:
                 return False

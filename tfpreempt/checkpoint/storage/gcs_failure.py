@@ -14,6 +14,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.storage.gcs_session import DeadlineSession
+from tfpreempt.checkpoint.storage.gcs_transfer import refusal
 from tfpreempt.checkpoint.storage.limits import Limit, OutOfTimeError
 
 _FOREIGN = (
@@ -53,16 +54,22 @@ def translated(
         with session.limited(limit):
             yield
     except _FOREIGN as error:
-        cause = error.cause if isinstance(error, api.RetryError) else error
+        cause = _cause(error)
         raise kind(
-            f"Could not {doing} in {uri}: {_said(cause or error, limit)} "
-            f"{_advice(cause or error, uri)}"
+            f"Could not {doing} in {uri}: {_said(cause, limit)} {_advice(cause, uri)}"
         ) from error
 
 
 def is_about_the_bucket(error: Exception) -> bool:
     """Whether a 404 means that the bucket is missing, not an object in it."""
     return _BUCKET_MISSING.search(str(error)) is not None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong, however the client has wrapped it."""
+    if isinstance(error, api.RetryError) and error.cause is not None:
+        error = error.cause
+    return refusal(error.response) if isinstance(error, InvalidResponse) else error
 
 
 def _said(error: BaseException, limit: Limit) -> str:

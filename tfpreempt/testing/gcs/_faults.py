@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Literal, TypeVar
 
+_T = TypeVar("_T")
 When = Literal["before", "after"]
 
 
@@ -22,6 +23,7 @@ class Orders:
         cut_download: bytes of the reply's body after which it is dropped.
         corrupts: a bit of the reply's body is flipped.
         stalls: no reply comes before `up()`.
+        stalls_inside: where the reply's body is cut, the connection stays.
     """
 
     status: int | None = None
@@ -30,6 +32,7 @@ class Orders:
     cut_download: int | None = None
     corrupts: bool = False
     stalls: bool = False
+    stalls_inside: bool = False
 
 
 class Faults:
@@ -41,7 +44,7 @@ class Faults:
         self.failures: list[int] = []
         self.drops: dict[int, When] = {}
         self.cut_uploads: list[int] = []
-        self.cut_downloads: list[int] = []
+        self.cut_downloads: list[tuple[int, bool]] = []
         self.corruptions = 0
         self.stalls = 0
 
@@ -52,11 +55,13 @@ class Faults:
             stalls, self.stalls = self.stalls > 0, max(self.stalls - 1, 0)
             corrupts = is_media and self.corruptions > 0
             self.corruptions -= corrupts
+            cut = _next(self.cut_downloads) if is_media else None
             return number, Orders(
                 status=self.failures.pop() if self.failures else None,
                 drop=self.drops.pop(number, None),
                 cut_upload=_next(self.cut_uploads) if has_body else None,
-                cut_download=_next(self.cut_downloads) if is_media else None,
+                cut_download=cut[0] if cut else None,
+                stalls_inside=cut[1] if cut else False,
                 corrupts=corrupts,
                 stalls=stalls,
             )
@@ -80,9 +85,12 @@ class Faults:
         with self._lock:
             self.corruptions = count
 
-    def order_cut(self, after: int, *, of_upload: bool) -> None:
+    def order_cut(self, after: int, *, of_upload: bool, stalls: bool = False) -> None:
         with self._lock:
-            (self.cut_uploads if of_upload else self.cut_downloads).append(after)
+            if of_upload:
+                self.cut_uploads.append(after)
+            else:
+                self.cut_downloads.append((after, stalls))
 
     def clear(self) -> None:
         """Forgets all orders; the count goes on."""
@@ -105,5 +113,5 @@ def corrupted(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryvi
             yield piece
 
 
-def _next(orders: list[int]) -> int | None:
+def _next(orders: list[_T]) -> _T | None:
     return orders.pop(0) if orders else None

@@ -11,7 +11,6 @@ from typing import Any
 
 import google_crc32c
 
-MAX_PAGE = 1000
 # Larger ones have none, as objects that the service composed have none: it would be
 # what an upload costs most.
 _MD5_LIMIT = 8 << 20
@@ -92,7 +91,8 @@ class StoredObject:
 class Objects:
     """All buckets. Not thread-safe: the server holds its lock."""
 
-    def __init__(self, buckets: Iterable[str]) -> None:
+    def __init__(self, buckets: Iterable[str], max_page: int) -> None:
+        self._max_page = max_page
         self._buckets: dict[str, dict[str, StoredObject]] = {b: {} for b in buckets}
         self._generations = itertools.count(1)
 
@@ -155,7 +155,7 @@ class Objects:
         """One page of a listing, folded at the delimiter."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after = base64.b64decode(query.get("pageToken", "")).decode()
-        limit = min(int(query.get("maxResults") or MAX_PAGE), MAX_PAGE)
+        limit = min(int(query.get("maxResults") or self._max_page), self._max_page)
         held = self.bucket(bucket)
         items: list[dict[str, Any]] = []
         folders: list[str] = []

@@ -25,17 +25,20 @@ class GcsServer(LoopbackServer):
 
     Args:
         buckets: names of the buckets that exist.
+        max_page: the most entries of a page of a listing; clients must take any.
 
     Attributes:
         requests: what was asked, the newest last; without bodies.
     """
 
-    def __init__(self, buckets: Iterable[str] = ("bucket",)) -> None:
+    def __init__(
+        self, buckets: Iterable[str] = ("bucket",), *, max_page: int = 1000
+    ) -> None:
         self.requests: list[Request] = []
         self._faults = Faults()
         self._releases = 0
         super().__init__("fake-gcs", _Handler)
-        self._service = Service(buckets, self.url)
+        self._service = Service(buckets, self.url, max_page)
 
     def environment(self) -> dict[str, str]:
         return {"STORAGE_EMULATOR_HOST": self.url}
@@ -78,9 +81,14 @@ class GcsServer(LoopbackServer):
         """Drops the next connection with a body after so many bytes of it."""
         self._faults.order_cut(after, of_upload=True)
 
-    def cut_download(self, after: int) -> None:
-        """Drops the next download after so many bytes of it."""
-        self._faults.order_cut(after, of_upload=False)
+    def cut_download(self, after: int, *, stalls: bool = False) -> None:
+        """Drops the next download after so many bytes of it.
+
+        Args:
+            after: the bytes.
+            stalls: the connection stays, and nothing more comes before `up()`.
+        """
+        self._faults.order_cut(after, of_upload=False, stalls=stalls)
 
     def corrupt_downloads(self, count: int = 1) -> None:
         """Flips one bit in each of the next downloads."""
@@ -152,6 +160,11 @@ class GcsServer(LoopbackServer):
         if orders.drop or orders.cut_upload is not None:
             return None
         return None if self._is_closing or self._is_down else reply
+
+    def await_release(self) -> None:
+        """Waits for `up()` or the end."""
+        with self.changed:
+            self._await_release(Orders(stalls=True))
 
     def _await_release(self, orders: Orders) -> None:
         """Waits, with `changed` held, while requests are to be stalled."""
@@ -240,3 +253,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             left -= len(piece[:left])
         if orders.cut_download is not None:
             self.close_connection = True
+            if orders.stalls_inside:
+                self.wfile.flush()
+                self._fake.await_release()

@@ -60,11 +60,12 @@ class Service:
     Args:
         buckets: names of those that exist.
         url: where the server listens; sessions have addresses.
+        max_page: the most entries of a page of a listing.
     """
 
-    def __init__(self, buckets: Iterable[str], url: str) -> None:
+    def __init__(self, buckets: Iterable[str], url: str, max_page: int) -> None:
         self.lock = threading.Lock()
-        self.objects = Objects(buckets)
+        self.objects = Objects(buckets, max_page)
         self.uploads = Uploads(self.objects)
         self._url = url
 

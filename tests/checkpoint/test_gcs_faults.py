@@ -1,0 +1,267 @@
+"""Google Cloud Storage that fails: each request lost, before or after it is served."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+
+import pytest
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint.storage.interface import ObjectMissingError
+from tfpreempt.checkpoint.storage.opening import open_store
+from tfpreempt.testing.gcs import GcsServer
+
+MIB = 1 << 20
+SMALL = b"a small object"
+LARGE = bytes(range(251)) * (9 * MIB // 251)  # three chunks, the last one short
+LONG, SHORT = 60.0, 0.5  # seconds: more than anything here takes; soon over
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with GcsServer() as server:
+        for name, text in server.environment().items():
+            monkeypatch.setenv(name, text)
+        yield server
+
+
+@pytest.fixture
+def store(server):
+    return open_store("gs://bucket/run")
+
+
+def put(store, name, data, timeout=LONG):
+    return store.put_if_absent(name, io.BytesIO(data), timeout=timeout)
+
+
+def get(store, name, **kwargs):
+    target = io.BytesIO()
+    store.get(name, target, timeout=LONG, **kwargs)
+    return target.getvalue()
+
+
+def act(store, operation, data):
+    """Does one thing to a store that has "there"; what must be seen afterwards."""
+    if operation == "put":
+        return put(store, "new", data) and get(store, "new") == data
+    if operation == "replace":
+        store.replace("there", data, timeout=LONG)
+        return get(store, "there") == data
+    if operation == "get":
+        return get(store, "there") == data
+    if operation == "stat":
+        return store.stat("there", timeout=LONG).crc32c == checksum.of_bytes(data)
+    if operation == "delete":
+        return store.delete("there", timeout=LONG) and store.stat("there") is None
+    return list(store.list()) == ["there"]
+
+
+def requests_of(operation, data):
+    """How many requests an operation makes if nothing fails."""
+    return {"put": 1 if data is SMALL else 4, "delete": 2}.get(operation, 1)
+
+
+CASES = [
+    pytest.param(operation, data, ahead, id=f"{operation}-{len(data)}-{ahead}")
+    for operation in ("put", "replace", "get", "stat", "delete", "list")
+    for data in (SMALL, LARGE)
+    for ahead in range(requests_of(operation, data))
+]
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "503", "cut"])
+@pytest.mark.parametrize(("operation", "data", "ahead"), CASES)
+def test_a_lost_request_changes_nothing(server, store, operation, data, ahead, fault):
+    put(store, "there", data)
+    if fault == "503":
+        server.fail(2)
+    elif fault == "cut":
+        server.cut_upload(len(data) // 3)
+        server.cut_download(len(data) // 3)
+    else:
+        server.drop_request(ahead, when=fault)
+    assert act(store, operation, data)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("ahead", range(4))
+def test_an_uploader_killed_at_a_request_leaves_no_half_object(
+    server, store, ahead, when
+):
+    """The process dies where its request fails; nobody tries again for it."""
+    server.drop_request(ahead, when=when)
+    source = _Mortal(LARGE, server, dies_after=server.request_count + ahead + 1)
+    with contextlib.suppress(_KilledError):
+        store.put_if_absent("x", source, timeout=LONG)
+    if server.names():
+        assert get(store, "x") == LARGE
+    server.clear_faults()
+    put(store, "x", LARGE)  # the next run finishes it, or finds it
+    assert get(store, "x") == LARGE
+
+
+class _KilledError(BaseException):
+    pass
+
+
+class _Mortal(io.BytesIO):
+    def __init__(self, data, server, dies_after):
+        super().__init__(data)
+        self.server, self.dies_after = server, dies_after
+
+    def read(self, size=-1):
+        if self.server.request_count >= self.dies_after:
+            raise _KilledError
+        return super().read(size)
+
+
+def test_a_download_goes_on_where_it_was_cut(server, store):
+    put(store, "x", LARGE)
+    for after in (MIB + 5, 2 * MIB, 7):
+        server.cut_download(after)
+    assert get(store, "x") == LARGE
+    ranges = [r.headers["range"] for r in server.requests if "range" in r.headers]
+    starts = [int(each.partition("=")[2].partition("-")[0]) for each in ranges]
+    assert starts == sorted(starts)
+    assert len(starts) == 3
+    assert starts[-1] <= 3 * MIB + 12
+
+
+def test_an_upload_sends_only_what_is_missing(server, store):
+    server.drop_request(2, when="after")  # the second chunk has arrived
+    put(store, "x", LARGE)
+    assert get(store, "x") == LARGE
+    chunks = [r.headers["content-range"] for r in server.requests if r.method == "PUT"]
+    assert chunks[2] == f"bytes */{len(LARGE)}"
+    assert chunks[3].startswith(f"bytes {8 * MIB}-")
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+def test_an_upload_that_another_overtakes_has_lost(server, store, data):
+    other = open_store("gs://bucket/run")
+
+    class Slow(io.BytesIO):
+        def read(self, size=-1):
+            put(other, "x", b"the other's")
+            return super().read(size)
+
+    assert store.put_if_absent("x", Slow(data), timeout=LONG) is False
+    assert get(store, "x") == b"the other's"
+
+
+def test_a_forgotten_upload_begins_anew(server, store):
+    assert store.put_if_absent("x", _Forgetful(LARGE, server), timeout=LONG)
+    assert get(store, "x") == LARGE
+
+
+class _Forgetful(io.BytesIO):
+    """Makes the server forget the upload once, in the middle."""
+
+    def __init__(self, data, server):
+        super().__init__(data)
+        self.server, self.is_done = server, False
+
+    def read(self, size=-1):
+        if self.tell() >= 4 * MIB and not self.is_done:
+            self.is_done = True
+            self.server.fail(1, status=410)
+        return super().read(size)
+
+
+@pytest.mark.parametrize("operation", ["put", "replace", "get", "stat", "delete"])
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+def test_a_stall_ends_with_the_time(server, store, operation, data):
+    put(store, "there", data)
+    server.stall()
+    stalled = {
+        "put": lambda: put(store, "new", data, SHORT),
+        "replace": lambda: store.replace("there", data, timeout=SHORT),
+        "get": lambda: store.get("there", io.BytesIO(), timeout=SHORT),
+        "stat": lambda: store.stat("there", timeout=SHORT),
+        "delete": lambda: store.delete("there", timeout=SHORT),
+    }[operation]
+    with pytest.raises(errors.CheckpointError, match=r"within 0\.5 s"):
+        stalled()
+
+
+def test_a_stall_in_the_middle_of_a_download_ends_with_the_time(server, store):
+    put(store, "x", LARGE)
+    server.cut_download(3 * MIB, stalls=True)
+    with pytest.raises(errors.CheckpointError, match=r"within 0\.5 s"):
+        store.get("x", io.BytesIO(), timeout=SHORT)
+
+
+def test_a_server_that_fails_for_too_long_is_reported(server, store):
+    server.fail(1000)
+    with pytest.raises(errors.SaveError, match=r"Could not upload .* try"):
+        put(store, "x", SMALL, SHORT)
+
+
+def test_nobody_there(monkeypatch):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, so nobody else listens there
+        port = unused.getsockname()[1]
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        with pytest.raises(errors.SaveError, match="the network"):
+            put(open_store("gs://bucket/run"), "x", SMALL, SHORT)
+
+
+def test_corrupted_bytes_are_noticed(server, store):
+    put(store, "x", LARGE)
+    server.corrupt_downloads()
+    with pytest.raises(errors.CheckpointDamagedError, match="crc32c"):
+        get(store, "x")
+    assert get(store, "x") == LARGE
+
+
+def test_a_damaged_object_is_noticed(server, store):
+    put(store, "x", LARGE)
+    server.damage("bucket", "run/x", offset=5 * MIB)
+    with pytest.raises(errors.CheckpointDamagedError, match="damaged"):
+        get(store, "x")
+
+
+def test_a_missing_bucket(server):
+    store = open_store("gs://no-such-bucket/run")
+    for each in (
+        lambda: put(store, "x", SMALL),
+        lambda: put(store, "x", LARGE),
+        lambda: store.replace("x", SMALL),
+        lambda: get(store, "x"),
+        lambda: store.stat("x"),
+        lambda: store.delete("x"),
+        lambda: list(store.list()),
+        lambda: list(store.folders()),
+    ):
+        with pytest.raises(errors.CheckpointError, match="Create the bucket") as caught:
+            each()
+        assert not isinstance(caught.value, ObjectMissingError)
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"), [(403, "storage.objectUser"), (401, "auth application")]
+)
+def test_refusals_say_what_to_do(server, store, status, advice):
+    for each in (lambda: put(store, "x", LARGE), lambda: list(store.list())):
+        server.fail(1, status=status)
+        with pytest.raises(errors.CheckpointError, match=advice):
+            each()
+
+
+def test_no_credentials(monkeypatch, tmp_path):
+    for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(errors.ConfigurationError, match="gcloud auth"):
+        open_store("gs://bucket/run")
+
+
+def test_no_request_that_nobody_asked_for(server, store):
+    put(store, "x", SMALL)
+    get(store, "x")
+    assert [r.method for r in server.requests] == ["POST", "GET"]

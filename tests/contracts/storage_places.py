@@ -1,0 +1,226 @@
+"""Every place that the contract of object stores is run against, and its servers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.checkpoint.storage.opening import open_store
+from tfpreempt.checkpoint.storage.prefixed import PrefixedStore
+from tfpreempt.testing.gcs import GcsServer
+from tfpreempt.testing.storage import FaultyStore
+
+ENDPOINT = os.environ.get("TFPREEMPT_TEST_GCS_ENDPOINT", "")
+PAGE = 3  # entries: every listing has pages
+
+IGNORES_PRECONDITIONS = "gcp-storage-emulator ignores ifGenerationMatch"
+BEST_EFFORT = "a file system of others promises no exclusive create"
+
+_runs = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A row of the contract.
+
+    Attributes:
+        name: of the row.
+        opens: makes an empty store.
+        not_first: why a later put may win over an earlier one; "" if it may not.
+        not_exclusive: why racing puts may both win; "" if they may not.
+    """
+
+    name: str
+    opens: Callable[[Path, pytest.MonkeyPatch], ObjectStore]
+    not_first: str = ""
+    not_exclusive: str = ""
+
+
+def _fresh(scheme: str = "gs") -> str:
+    return f"{scheme}://bucket/run-{next(_runs)}"
+
+
+def _with(environment: dict[str, str], patch: pytest.MonkeyPatch) -> None:
+    for name, text in environment.items():
+        patch.setenv(name, text)
+
+
+def _gcs(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    _with(servers.gcs().environment(), patch)
+    return open_store(_fresh())
+
+
+def _emulator(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    patch.setenv("STORAGE_EMULATOR_HOST", servers.emulator())
+    return open_store(_fresh())
+
+
+def _named(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    patch.setenv("STORAGE_EMULATOR_HOST", ENDPOINT)
+    _create_bucket(ENDPOINT)
+    return open_store(f"{_fresh()}-{os.urandom(8).hex()}")
+
+
+def _s3(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    _with(servers.s3().environment(), patch)
+    return open_store(_fresh("s3"))
+
+
+def _fsspec(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    import fsspec
+
+    return open_store(f"run-{next(_runs)}", fsspec.filesystem("memory"))
+
+
+def _fsspec_local(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    import fsspec
+
+    return open_store(str(tmp_path / "root"), fsspec.filesystem("file"))
+
+
+def _pyarrow(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    from pyarrow import fs
+
+    return open_store(str(tmp_path / "root"), fs.LocalFileSystem())
+
+
+PLACES = [
+    Place(name="local", opens=lambda path, _: LocalStore(str(path / "root"))),
+    Place(name="fake", opens=lambda path, _: FaultyStore()),
+    Place(
+        name="prefixed", opens=lambda path, _: PrefixedStore(FaultyStore(), "below/it")
+    ),
+    Place(name="gcs", opens=_gcs),
+    Place(
+        name="gcp-storage-emulator",
+        opens=_emulator,
+        not_first=IGNORES_PRECONDITIONS,
+        not_exclusive=IGNORES_PRECONDITIONS,
+    ),
+    Place(name="s3", opens=_s3),
+    Place(name="fsspec memory", opens=_fsspec, not_exclusive=BEST_EFFORT),
+    Place(name="fsspec local", opens=_fsspec_local, not_exclusive=BEST_EFFORT),
+]
+if ENDPOINT:
+    PLACES.append(Place(name="named endpoint", opens=_named))
+# Too large to be a test dependency; who has it checks it.
+if importlib.util.find_spec("pyarrow"):
+    PLACES.append(
+        Place(name="pyarrow local", opens=_pyarrow, not_exclusive=BEST_EFFORT)
+    )
+
+
+def _create_bucket(url: str) -> None:
+    import requests
+
+    requests.post(f"{url}/storage/v1/b", json={"name": "bucket"}, timeout=10)
+
+
+class MotoServer:
+    """moto's S3 in threads of this process; it can be told to fail."""
+
+    def __init__(self) -> None:
+        from moto.server import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import WSGIRequestHandler, make_server
+
+        class Silent(WSGIRequestHandler):
+            def log(self, *args: Any) -> None:
+                pass
+
+        self.failures: list[int] = []
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server(
+            "127.0.0.1", 0, self._answer, threaded=True, request_handler=Silent
+        )
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="moto", daemon=True
+        )
+        self._thread.start()
+        import requests
+
+        requests.put(f"{self.url}/bucket", timeout=10).raise_for_status()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_REGION": "us-east-1",
+        }
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join(10)
+
+    def _answer(self, environ: Any, start_response: Any) -> Any:
+        if self.failures:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response(f"{self.failures.pop()} Ordered", [])
+            return [b""]
+        return self._app(environ, start_response)
+
+
+class Servers:
+    """The servers of a run of the tests, each started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._gcs: GcsServer | None = None
+        self._s3: MotoServer | None = None
+        self._emulator = ""
+
+    def gcs(self) -> GcsServer:
+        if self._gcs is None:
+            self._gcs = self._stack.enter_context(GcsServer(max_page=PAGE))
+        return self._gcs
+
+    def s3(self) -> MotoServer:
+        if self._s3 is None:
+            os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = str(PAGE)
+            self._stack.callback(os.environ.pop, "MOTO_S3_DEFAULT_MAX_KEYS", None)
+            self._s3 = MotoServer()
+            self._stack.callback(self._s3.close)
+        return self._s3
+
+    def emulator(self) -> str:
+        if not self._emulator:
+            from gcp_storage_emulator.server import create_server
+
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            server = create_server("127.0.0.1", port, in_memory=True)
+            server.start()
+            self._stack.callback(server.stop)
+            self._emulator = f"http://127.0.0.1:{port}"
+            _create_bucket(self._emulator)
+        return self._emulator
+
+    def close(self) -> None:
+        self._stack.close()
+        self.__init__()  # type: ignore[misc]
+
+
+servers = Servers()
+
+
+def session_servers() -> Iterator[Servers]:
+    """The body of a session fixture."""
+    yield servers
+    servers.close()
