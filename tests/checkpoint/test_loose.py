@@ -1,0 +1,79 @@
+"""A State in a file of its own: the old file or the new one, whatever fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from tests.checkpoint.fakes import Words, make_saver, save
+from tfpreempt import errors
+from tfpreempt.checkpoint import loose
+from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.storage.files import LocalFiles
+from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def operations(directory):
+    files = FaultyFiles()
+    loose.write(files, directory, 0, Words("words", "x", registry=None))
+    return files.operations
+
+
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+@pytest.mark.parametrize("error", [SimulatedCrash(), FULL], ids=["crash", "full"])
+def test_a_failure_at_every_operation(tmp_path, when, error):
+    count = len(operations(str(tmp_path / "count")))
+    assert count >= 5
+    for index in range(count):
+        directory = str(tmp_path / str(index))
+        os.makedirs(directory)
+        words = Words("words", "old", registry=None)
+        path = loose.write(LocalFiles(), directory, 0, words)
+        words.text = "new"
+        files = FaultyFiles(fail_at=index, error=error, when=when)
+        with pytest.raises(type(error)):
+            loose.write(files, directory, 0, words)
+        assert loose.read(path)[1].read() in (b"old", b"new")
+        loose.write(LocalFiles(), directory, 0, words)  # leftovers are in nobody's way
+        assert loose.read(path)[1].read() == b"new"
+
+
+def test_everything_is_synced_before_it_is_seen(tmp_path):
+    names = [op.name for op in operations(str(tmp_path))]
+    assert names.index("sync_file") < names.index("rename")
+    assert names[names.index("rename") + 1 :].count("sync_dir") == 2
+
+
+def test_the_rank_is_that_of_the_newest_commit(tmp_path):
+    words = Words("words", "x", registry=None)
+    saver = make_saver(tmp_path, registry=StateRegistry())
+    for sequence in range(3):
+        path = loose.write(LocalFiles(), str(tmp_path), 0, words)
+        assert loose.read(path)[0] == sequence
+        save(saver, 10 * sequence)
+
+
+@pytest.mark.parametrize("index", range(21))
+def test_every_byte_counts(tmp_path, index):
+    words = Words("words", "x", registry=None)
+    path = loose.write(LocalFiles(), str(tmp_path), 0, words)
+    with open(path, "r+b") as file:
+        data = bytearray(file.read())
+        assert len(data) == 21
+        data[index] ^= 16
+        file.seek(0)
+        file.write(data)
+    with pytest.raises(errors.CheckpointDamagedError, match=r"words\.state"):
+        loose.read(path)
+
+
+def test_a_name_that_was_changed_is_checked_again(tmp_path):
+    words = Words("words", "x", registry=None)
+    words.name = "../words"
+    with pytest.raises(errors.ConfigurationError, match="State name"):
+        loose.write(LocalFiles(), str(tmp_path), 0, words)
+    assert list(tmp_path.iterdir()) == []
