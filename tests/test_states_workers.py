@@ -146,6 +146,27 @@ def test_any_order_of_registration_and_shards_of_all(workers):
     ]
 
 
+def test_all_load_what_all_saved_last(workers):
+    """A worker that is quicker than the chief waits for its commit."""
+    program = """
+from tfpreempt.checkpoint.storage import files
+if me == 0:
+    rename = files.LocalFiles.rename
+    def slowly(self, source, target):
+        if "states-" in source:
+            time.sleep(0.3)
+        rename(self, source, target)
+        time.sleep(0.05)
+    files.LocalFiles.rename = slowly
+state = JsonState("a", 0, per_worker=True)
+for state.value in (1, 2):
+    tfpreempt.save_all_states()
+    print(tfpreempt.load_state(state), state.value)
+"""
+    ends = workers.run(program, program)
+    assert [out for _, out, _ in ends] == ["True 1\nTrue 2\n"] * 2, ends
+
+
 def test_what_a_dead_run_left_passes_for_nothing(workers):
     """A run that was killed at any moment leaves files like those of this one."""
     folder = workers.directory / "ckpt" / ".tfpreempt-staging" / ".workers"

@@ -124,6 +124,9 @@ class Keeper:
         staged = self._saver.stage(self.step, attempt, *args, **kwargs)
         if self._remote is not None:
             self._remote.send(staged)
+        is_apart = self._remote is not None and self._remote.is_apart
+        if not self._cluster.is_chief and not is_apart:
+            self._recall.expect(staged.directory)
         return staged
 
     def commit(

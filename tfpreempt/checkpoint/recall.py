@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import IO
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, loose
+from tfpreempt.checkpoint import catalog, layout, loose
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.state import State, naming, read_state
+from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.restarts import read_restarts
 
 _log = logging.getLogger(__name__)
+_SECONDS = 30.0  # that the chief may take to commit
 _Own = tuple[int, IO[bytes]]  # of a file of its own: the rank, and the bytes
 
 
@@ -27,6 +30,7 @@ class Recall:
         agreed: the commit that all workers restored; None if there is none.
         after: the highest sequence when the workers agreed: what is higher is newer
             than the agreed one, and what isn't was refused.
+        clock: for the deadline of a wait for the chief.
     """
 
     def __init__(
@@ -37,17 +41,27 @@ class Recall:
         *,
         agreed: Candidate | None = None,
         after: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         self._directory = directory
         self._worker = worker
         self._world_size = world_size
         self._agreed = agreed
         self._after = after
+        self._clock = clock or SystemClock()
+        self._pending = ""
         self._verified: set[str] = set()  # tokens
         self._damaged: dict[str, str] = {}  # token -> what is wrong with it
         self._told: set[str] = (
             set()
         )  # problems, and tokens of old commits, that were logged
+
+    def expect(self, staged: str) -> None:
+        """The chief is about to commit this staging directory; `load` waits for it.
+
+        Otherwise a worker that is quicker than the chief would load the commit before.
+        """
+        self._pending = staged
 
     def load(self, state: State) -> bool:
         """Loads a State from wherever it was saved last.
@@ -59,6 +73,7 @@ class Recall:
             CheckpointDamagedError: something was saved, and none of it is whole; or the
                 State cannot read its own bytes.
         """
+        self._await_pending()
         problems: list[str] = []
         commit = self._newest(problems)
         own = self._own_file(state, problems)
@@ -77,6 +92,24 @@ class Recall:
         if commit is not None and self._load_from(commit, state):
             return True
         return self._load_own(state, own) if own is not None else False
+
+    def _await_pending(self) -> None:
+        """Until what was staged is committed, or was dropped."""
+        if not self._pending:
+            return
+        end = self._clock.monotonic() + _SECONDS
+        pause = threading.Event()
+        while os.path.isdir(self._pending) or catalog.uncommitted(self._directory):
+            if self._clock.monotonic() > end:
+                _log.warning(
+                    "tfpreempt: %s was not committed within %g s; what is loaded may "
+                    "be older than on other workers",
+                    self._pending,
+                    _SECONDS,
+                )
+                break
+            pause.wait(0.01)
+        self._pending = ""
 
     def _newest(self, problems: list[str]) -> Candidate | None:
         """The newest whole commit; else the one that all workers restored."""

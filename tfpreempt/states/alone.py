@@ -29,6 +29,9 @@ class StatesAlone:
         files: the file operations.
         clock: for deadlines and measured times.
         seconds: how long a wait for other workers may take.
+
+    Attributes:
+        pending: what the chief is about to commit (on the other workers).
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class StatesAlone:
             directory, cluster, files=files, clock=clock, seconds=seconds
         )
         self._is_started = False
+        self.pending = ""
         self._calls = 0
 
     def save(self) -> str:
@@ -108,8 +112,10 @@ class StatesAlone:
     def _follow(self, attempt: str, is_joint: bool) -> None:
         problem: str | None = "it was interrupted"
         try:
-            self._saver.stage(0, attempt)  # the chief says which step it is
+            staged = self._saver.stage(0, attempt)  # the chief says which step it is
             problem = None
+            if is_joint:
+                self.pending = staged.directory
         except Exception as error:
             notes = " ".join(getattr(error, "__notes__", ()))
             problem = f"{type(error).__name__}: {error} {notes}".rstrip()

@@ -116,6 +116,8 @@ def load_state(state: State) -> bool:
     key = (os.path.abspath(directory), cluster)
     if key not in _recalls:
         _recalls[key] = Recall(key[0], cluster.worker, cluster.world)
+    if key in _alone:
+        _recalls[key].expect(_alone[key].pending)
     return _recalls[key].load(state)
 
 
