@@ -117,6 +117,7 @@ def make_settings(task: GivenTask | None) -> Settings:
         workers=1,
         limits=Limits(),
         checkpoint_dir="/c",
+        remote_checkpoint_dir="gs://b/run",
         log_dir=Path("/l"),
         journal_dir=Path("/j"),
         task=task,
@@ -135,6 +136,7 @@ def test_what_a_local_worker_is_told() -> None:
         "TFPREEMPT_NUM_RESTARTS": "2",
         "TFPREEMPT_INCARNATION": "ab-2",
         "TFPREEMPT_CHECKPOINT_DIR": "/c",
+        "TFPREEMPT_REMOTE_CHECKPOINT_DIR": "gs://b/run",
         "TFPREEMPT_JOURNAL_DIR": "/j",
     }
     assert settings.journal_path == Path("/j/supervisor.jsonl")

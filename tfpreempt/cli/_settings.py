@@ -19,6 +19,7 @@ class Settings:
         workers: how many of them.
         limits: budgets and times.
         checkpoint_dir: absolute, or a URL; handed on to the workers.
+        remote_checkpoint_dir: handed on to the workers, which copy their commits there.
         log_dir: for the workers' output.
         journal_dir: for the supervisor's own record.
         task: this machine's task where TF_CONFIG was given; then workers is 1.
@@ -30,6 +31,7 @@ class Settings:
     workers: int
     limits: Limits
     checkpoint_dir: str | None
+    remote_checkpoint_dir: str | None
     log_dir: Path
     journal_dir: Path
     task: GivenTask | None
@@ -61,6 +63,8 @@ class Settings:
         }
         if self.checkpoint_dir is not None:
             told["TFPREEMPT_CHECKPOINT_DIR"] = self.checkpoint_dir
+        if self.remote_checkpoint_dir is not None:
+            told["TFPREEMPT_REMOTE_CHECKPOINT_DIR"] = self.remote_checkpoint_dir
         if self.task is None:
             told["TF_CONFIG"] = make_tf_config(ports, worker)
             told["TFPREEMPT_INCARNATION"] = incarnation

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.storage.opening import local_path, split
 from tfpreempt.cli._cluster import read_given_task
 from tfpreempt.cli._policy import Limits
 from tfpreempt.cli._settings import Settings
@@ -64,6 +65,12 @@ _SECONDS = _Seconds(min=0)
     type=click.Path(path_type=str),
     help="Handed to the workers as TFPREEMPT_CHECKPOINT_DIR; holds the journal, unless "
     "it is a URL such as gs://bucket/run: then TFPREEMPT_JOURNAL_DIR does.",
+)
+@click.option(
+    "--remote-checkpoint-dir",
+    metavar="URI",
+    help="gs://bucket/run or s3://bucket/run, where the workers copy their commits. "
+    "Handed to them as TFPREEMPT_REMOTE_CHECKPOINT_DIR.",
 )
 @click.option(
     "--log-dir",
@@ -129,6 +136,7 @@ def run(
     /,
     workers: int | None,
     checkpoint_dir: str | None,
+    remote_checkpoint_dir: str | None,
     log_dir: Path | None,
     has_echo: bool,
     command: tuple[str, ...],
@@ -146,7 +154,13 @@ def run(
     """
     try:
         settings = _make_settings(
-            command, workers, checkpoint_dir, log_dir, has_echo, _make_limits(limits)
+            command,
+            workers,
+            checkpoint_dir,
+            remote_checkpoint_dir,
+            log_dir,
+            has_echo,
+            _make_limits(limits),
         )
         code = Supervisor(settings).run()
     except ConfigurationError as error:
@@ -162,6 +176,7 @@ def _make_settings(
     command: tuple[str, ...],
     workers: int | None,
     checkpoint_dir: str | None,
+    remote_checkpoint_dir: str | None,
     log_dir: Path | None,
     has_echo: bool,
     limits: Limits,
@@ -183,6 +198,7 @@ def _make_settings(
         workers=workers or 1,
         limits=limits,
         checkpoint_dir=directory,
+        remote_checkpoint_dir=_checked_remote(remote_checkpoint_dir, directory),
         log_dir=logs,
         journal_dir=journal_directory(directory or logs),
         task=task,
@@ -205,6 +221,22 @@ def _check_command(command: tuple[str, ...]) -> None:
             else "Check its spelling and PATH."
         )
         raise ConfigurationError(f"The command {command[0]!r} was not found. {hint}")
+
+
+def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None:
+    """Refuses what no worker could open; no request is made."""
+    if given is None:
+        return None
+    if checkpoint_dir is not None and layout.is_url(checkpoint_dir):
+        raise ConfigurationError(
+            f"--checkpoint-dir {checkpoint_dir} is in object storage already; leave "
+            "--remote-checkpoint-dir out, or name a local directory."
+        )
+    path = local_path(given)
+    if path is not None:
+        return Path(path).as_uri()  # the workers may have another current directory
+    split(given)
+    return given
 
 
 def _make_directory(given: str) -> str:

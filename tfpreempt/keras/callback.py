@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, restore
 from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.mirror import MirrorStatus
 from tfpreempt.keras.callbacks_state import CallbackStates, capture_files
 from tfpreempt.keras.fit import callbacks_of, check_model, is_running, is_validation
 from tfpreempt.keras.settings import Settings, check_directory, check_save_freq
@@ -93,6 +94,16 @@ class PreemptionCallback:
         if not found:
             return None
         return Checkpoint(found[0].path, prefix=found[0].prefix, step=found[0].step)
+
+    @property
+    def mirror_status(self) -> MirrorStatus | None:
+        """How far the copying to `remote_checkpoint_dir` is; any thread.
+
+        None without one, outside of a fit, and on workers other than the chief. A fit's
+        end waits for the copy of its last commit.
+        """
+        training = self._training
+        return None if training is None else training.handler.mirror_status
 
     # --- what Keras calls ------------------------------------------------------------
 

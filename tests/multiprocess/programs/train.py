@@ -35,7 +35,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fail-at", type=int, help="on worker 1")
     parser.add_argument("--fail-with", choices=FAILURES)
     parser.add_argument("--config", default="ours")
-    return parser.parse_args()
+    parser.add_argument("--own-disk", action="store_true", help="not a shared one")
+    options = parser.parse_args()
+    if options.own_disk:
+        options.checkpoint_dir += f"-{INDEX}"
+    return options
 
 
 class SlowState(State):
