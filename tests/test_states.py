@@ -17,7 +17,6 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors, session
 from tfpreempt.checkpoint.state import REGISTRY
-from tfpreempt.restarts import read_restarts
 from tfpreempt.states import JsonState, StepCounter, registered
 
 pytestmark = pytest.mark.timeout(60)
@@ -312,32 +311,12 @@ def test_a_name_is_free_again(directory):
     assert REGISTRY.in_order() == (again,)
 
 
-# --- restarts ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environment", "number"),
-    [
-        ({}, 0),
-        ({"TFPREEMPT_NUM_RESTARTS": "3", "SLURM_RESTART_COUNT": "1"}, 3),
-        ({"TFPREEMPT_NUM_RESTARTS": "", "SLURM_RESTART_COUNT": "1"}, 1),
-        ({"SLURM_RESTART_COUNT": " 12 "}, 12),
-    ],
-)
-def test_num_restarts(environment, number):
-    from tfpreempt.restarts import num_restarts
-
-    assert num_restarts(environment) == number
-    assert read_restarts(environment) == (number if environment else None)
-
-
-@pytest.mark.parametrize("text", ["x", "-1", "1.5", "٣", "1" * 10])
-@pytest.mark.parametrize("name", ["TFPREEMPT_NUM_RESTARTS", "SLURM_RESTART_COUNT"])
-def test_a_nonsensical_number_of_restarts(name, text, monkeypatch):
-    monkeypatch.delenv("TFPREEMPT_NUM_RESTARTS", raising=False)
-    monkeypatch.setenv(name, text)
-    with pytest.raises(errors.ConfigurationError, match=name):
-        tfpreempt.num_restarts()
+def test_a_place_that_is_no_local_directory(directory, monkeypatch):
+    words = Words("words", "x")
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", "gs://bucket/run")
+    for call in (tfpreempt.save_all_states, lambda: tfpreempt.load_state(words)):
+        with pytest.raises(errors.ConfigurationError, match="gs://bucket/run"):
+            call()
 
 
 # --- without TensorFlow --------------------------------------------------------------
