@@ -140,6 +140,13 @@ class ReadingStore:
         except ObjectMissingError:
             return None
 
+    def seems_of_size(self, name: str, size: int) -> bool:
+        """Whether a file of this size seems to be there; quick, and links fool it."""
+        try:
+            return os.lstat(os.path.join(self._root, check_name(name))).st_size == size
+        except OSError:
+            return False
+
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[int]:
         try:
