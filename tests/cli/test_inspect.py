@@ -309,46 +309,56 @@ def filled(run: Path) -> FaultyStore:
     return store
 
 
-# --- what anybody may have put there -------------------------------------------------
+class Bucket(FaultyStore):
+    """A bucket below a URI."""
+
+    def __init__(self, uri: str, root: Path | None) -> None:
+        super().__init__()
+        self._uri = uri
+        for name in () if root is None else ReadingStore(str(root)).list():
+            assert root is not None
+            self.put_if_absent(name, io.BytesIO((root / name).read_bytes()))
+
+    @property
+    def uri(self) -> str:
+        return self._uri
 
 
-def test_hostile_directories(run: Path) -> None:
-    manifest = json.loads((run / "10" / "MANIFEST.json").read_text())
-    manifest["files"][0]["name"] = "../../etc/passwd"
-    (run / "10" / "MANIFEST.json").write_text(json.dumps(manifest))
-    (run / "30" / "MANIFEST.json").unlink()
-    os.symlink("/etc/passwd", run / "30" / "MANIFEST.json")
-    (run / "20" / "COMMITTED").unlink()
-    os.mkfifo(run / "20" / "COMMITTED")
-    os.symlink(run / "20", run / "99")
-    (run / "a\x1b[2Jb.tfpreempt").mkdir()
-    os.symlink("/etc/passwd", run / "x.index")
-    assert {state for _, state, _ in summary(run)} == {"damaged"}
-    result = inspect(run)
-    assert result.exit_code == 0
-    assert "\x1b" not in result.stdout
-    for part in ("'..'", "links aren't followed", "no regular file", r"a\x1b[2Jb"):
-        assert part in result.stdout
+def test_one_folder_of_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = remote.read(ReadingStore(str(run)), "10")
+    assert commit is not None
+    folder = remote.folder_name(10, commit.token)
 
+    def look(name: str, root: Path | None) -> list[dict[str, Any]]:
+        bucket = Bucket(f"gs://bucket/run/{name}", root)
+        monkeypatch.setattr(opening, "open_store", lambda place: bucket)
+        return told(bucket.uri)
 
-def test_hostile_text_moves_no_cursor(run: Path) -> None:
-    for path in (run / "10" / "MANIFEST.json", run / "30" / "MANIFEST.json"):
-        record = json.loads(path.read_text())
-        record["metadata"]["saved_at"] = 1e308
-        record["because"] = "\x1b]0;title\x07[red]"
-        path.write_text(json.dumps(record))
+    (one,) = look(folder, run / "10")
+    assert (one["step"], one["state"], one["uri"]) == (
+        10,
+        "committed",
+        f"gs://bucket/run/{folder}",
+    )
+    (moved,) = look("10.3-00000000", run / "10")
+    assert moved["state"] == "damaged"
     (run / "10" / "COMMITTED").unlink()
-    (run / "30" / "COMMITTED").unlink()
-    assert "\x1b" not in inspect(run, "--states").stdout
-
-
-@pytest.mark.parametrize("place", ["missing", "", "file://elsewhere/run", "x://y", "f"])
-def test_a_place_that_cannot_be_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "f").write_text("a file")
-    result = inspect(place)
+    (upload,) = look(folder, run / "10")
+    assert (upload["state"], upload["step"]) == ("not committed", 10)
+    monkeypatch.setattr(opening, "open_store", lambda place: Bucket(place, None))
+    result = inspect(f"gs://bucket/run/{folder}")
     assert result.exit_code == 2
-    assert "Error:" in result.stderr
-    assert os.listdir(tmp_path) == ["f"]  # nothing was made
+    assert "There is no checkpoint at" in result.stderr
+
+
+def test_a_bucket_that_is_itself_the_checkpoint_directory(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "30" / "COMMITTED").unlink()
+    bucket = Bucket("gs://bucket/run", run)
+    monkeypatch.setattr(opening, "open_store", lambda place: bucket)
+    assert summary("gs://bucket/run") == [
+        ("10", "committed", "remote"),
+        ("30", "not committed", "remote"),
+        ("20", "committed", "remote"),
+    ]

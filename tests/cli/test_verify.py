@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.cli.conftest import wait_until
 from tests.cli.test_inspect import KEYS, filled
 from tfpreempt import errors
+from tfpreempt.checkpoint import restore, survey
 from tfpreempt.checkpoint.storage import opening
+from tfpreempt.checkpoint.verification import Effort
 from tfpreempt.cli import _checking, main
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -101,6 +104,32 @@ def test_flat_and_foreign(tmp_path: Path) -> None:
     (tmp_path / "other.index").write_bytes(b"no table")
     code, found = told(tmp_path / "other")
     assert (code, found[0]["state"]) == (1, "damaged")
+
+
+def test_what_retention_takes_meanwhile_is_not_damaged(run: Path) -> None:
+    found = survey.at(str(run)) + survey.at(str(run / "1"))
+    shutil.rmtree(run / "1")
+    states = [
+        survey.check(each, every_byte=True, effort=Effort()).condition.value
+        for each in found
+    ]
+    assert states == ["not committed", "committed", "not committed"]
+
+
+def test_a_listing_that_changes_is_made_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefixes, calls = restore.foreign_prefixes, []
+
+    def vanish(directory: str) -> list[str]:
+        calls.append(directory)
+        return [str(run / "gone")] if len(calls) < 3 else prefixes(directory)
+
+    monkeypatch.setattr(restore, "foreign_prefixes", vanish)
+    assert verify(run).exit_code == 0
+    assert len(calls) == 3
+    monkeypatch.setattr(restore, "foreign_prefixes", lambda _: [str(run / "gone")])
+    assert verify(run).exit_code == 2
 
 
 # --- a bucket ------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tfpreempt.checkpoint.findings import Condition, Form, Found
 from tfpreempt.checkpoint.storage.readonly import ReadingStore
 
 _INDEX = ".index"
+_LOOKS = 5
 _DELETED = "its checkpoint was deleted; what is left goes at the next commit"
 LINK = "is a symbolic link; links aren't followed"
 
@@ -26,34 +27,44 @@ def of_directory(directory: str) -> list[Found]:
         CheckpointError: the directory cannot be listed.
     """
     store = ReadingStore(directory)
-    try:
-        with os.scandir(directory) as entries:
-            named = sorted(entries, key=lambda entry: entry.name)
-        found = [
-            one
-            for entry in named
-            if (form := control_files.form_of(entry.name)) is not None
-            and (one := _of_entry(store, entry, form)) is not None
-        ]
-        overwritten = {each.name for each in found if _is_overwritten(each)}
-        found = [_unless_deleted(e) for e in found if e.name not in overwritten]
-        taken = {each.name for each in found}
-        found += [
-            each
-            for entry in named
-            if (each := _of_intent(store, entry)) is not None and each.name not in taken
-        ]
-        taken = {each.name for each in found}
-        for prefix in restore.foreign_prefixes(store.uri):
-            name = os.path.relpath(prefix, store.uri)
-            if name not in taken:
-                found.append(_foreign(store, name, name in overwritten))
-    except OSError as error:
-        raise errors.CheckpointError(
-            f"The directory {directory!r} cannot be read: {error}. Check the path and "
-            "its permissions."
-        ) from error
-    return found + _staged(store)
+    fault: OSError | None = None
+    for _ in range(_LOOKS):
+        try:
+            return _listed(store) + _staged(store)
+        except FileNotFoundError as error:
+            fault = error  # a run deletes what it no longer wants: look again
+        except OSError as error:
+            fault = error
+            break
+    raise errors.CheckpointError(
+        f"The directory {directory!r} cannot be read: {fault}. Check the path and its "
+        "permissions."
+    ) from fault
+
+
+def _listed(store: ReadingStore) -> list[Found]:
+    with os.scandir(store.uri) as entries:
+        named = sorted(entries, key=lambda entry: entry.name)
+    found = [
+        one
+        for entry in named
+        if (form := control_files.form_of(entry.name)) is not None
+        and (one := _of_entry(store, entry, form)) is not None
+    ]
+    overwritten = {each.name for each in found if _is_overwritten(each)}
+    found = [_unless_deleted(e) for e in found if e.name not in overwritten]
+    taken = {each.name for each in found}
+    found += [
+        each
+        for entry in named
+        if (each := _of_intent(store, entry)) is not None and each.name not in taken
+    ]
+    taken = {each.name for each in found}
+    for prefix in restore.foreign_prefixes(store.uri):
+        name = os.path.relpath(prefix, store.uri)
+        if name not in taken:
+            found.append(_foreign(store, name, name in overwritten))
+    return found
 
 
 def _of_entry(store: ReadingStore, entry: os.DirEntry[str], form: Form) -> Found | None:

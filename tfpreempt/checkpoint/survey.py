@@ -6,6 +6,7 @@ Nothing is changed, and nothing that lies there is trusted.
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import os
 import stat
@@ -21,7 +22,7 @@ from tfpreempt.checkpoint import (
 )
 from tfpreempt.checkpoint.findings import Checked, Condition, Form, Found
 from tfpreempt.checkpoint.storage import opening
-from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
 from tfpreempt.checkpoint.storage.readonly import ReadingStore
 from tfpreempt.checkpoint.verification import Effort, check_bytes, check_sizes, joined
 
@@ -99,6 +100,12 @@ def check(found: Found, *, every_byte: bool, effort: Effort) -> Found:
         return found
     look = check_bytes if every_byte else check_sizes
     faults = look(found.store, found.base, manifest.files, effort)
+    if faults and _is_gone(found):
+        return dataclasses.replace(
+            found,
+            condition=Condition.NOT_COMMITTED,
+            remarks=(*found.remarks, "it was deleted while it was looked at"),
+        )
     return dataclasses.replace(
         found,
         condition=Condition.DAMAGED if faults else Condition.COMMITTED,
@@ -106,6 +113,17 @@ def check(found: Found, *, every_byte: bool, effort: Effort) -> Found:
         problems=tuple(fault.text for fault in faults),
         remarks=(*found.remarks, *(_extra_files(found) if every_byte else ())),
     )
+
+
+def _is_gone(found: Found) -> bool:
+    """Whether retention took it meanwhile: the marker is what goes first."""
+    try:
+        found.store.get(joined(found.holder, layout.MARKER), io.BytesIO(), length=1)
+    except ObjectMissingError:
+        return True
+    except errors.CheckpointDamagedError:
+        pass
+    return False
 
 
 # --- one place -----------------------------------------------------------------------
