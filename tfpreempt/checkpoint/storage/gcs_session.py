@@ -17,6 +17,7 @@ from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.storage import private_random
 from tfpreempt.checkpoint.storage.limits import REQUEST_SECONDS, Limit
 
 _T = TypeVar("_T")
@@ -85,6 +86,7 @@ def connect(bucket: str) -> tuple[storage.Client, DeadlineSession]:
                 "`gcloud auth application-default login`, or run on a machine whose "
                 "service account may use the bucket."
             ) from error
+    private_random.give()
     session = DeadlineSession(credentials)
     client = storage.Client(
         project=project or "none", credentials=credentials, _http=session
