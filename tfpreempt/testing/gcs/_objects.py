@@ -35,7 +35,7 @@ class StoredObject:
         pieces: its bytes.
         size: how many.
         crc32c: of them, as the service writes it.
-        md5: likewise; "" for a large one.
+        md5: likewise; "" for a large one whose writer sent none.
         generation: greater than that of all before it.
         metadata: what the writer attached.
         content_type: likewise.
@@ -128,7 +128,7 @@ class Objects:
             pieces=kept,
             size=size,
             crc32c=crc32c(kept),
-            md5=md5(kept) if size <= _MD5_LIMIT else "",
+            md5=md5(kept) if size <= _MD5_LIMIT or "md5Hash" in resource else "",
             generation=next(self._generations),
             metadata=dict(resource.get("metadata") or {}),
             content_type=resource.get("contentType") or "application/octet-stream",
@@ -225,5 +225,5 @@ def check_hashes(stored: StoredObject, crc: str | None, digest: str | None) -> N
         raise RefusedError(
             400, f"Provided CRC32C {crc!r} doesn't match {stored.crc32c!r}"
         )
-    if digest and digest != (stored.md5 or md5(stored.pieces)):
+    if digest and digest != stored.md5:
         raise RefusedError(400, f"Provided MD5 hash {digest!r} doesn't match.")

@@ -159,8 +159,9 @@ class Service:
             "name": name,
             "contentType": request.headers.get("content-type"),
             "crc32c": hashes.get("crc32c"),
-            "md5Hash": hashes.get("md5"),
         }
+        if "md5" in hashes:
+            resource["md5Hash"] = hashes["md5"]
         stored = self.objects.put(bucket, resource, body, request.query)
         return json_reply(stored.resource())
 

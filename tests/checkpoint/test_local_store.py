@@ -1,0 +1,120 @@
+"""What only a store in a directory meets: links, leftovers, directories not there."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.storage.interface import ObjectMissingError
+from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
+
+SECRET = b"root:x:0:0"
+
+
+def put(store, name, data=b"1"):
+    return store.put_if_absent(name, io.BytesIO(data))
+
+
+def test_reading_makes_no_directory(tmp_path):
+    store = LocalStore(str(tmp_path / "a" / "b"))
+    assert list(store.list()) == []
+    assert list(store.folders()) == []
+    assert store.stat("x") is None
+    assert store.delete("x") is False
+    with pytest.raises(ObjectMissingError, match="no object 'x'"):
+        store.get("x", io.BytesIO())
+    assert os.listdir(tmp_path) == []
+    assert put(store, "x")
+    assert list(store.list()) == ["x"]
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_only_be_read(tmp_path):
+    put(LocalStore(str(tmp_path)), "x", b"data")
+    tmp_path.chmod(0o500)
+    try:
+        store = LocalStore(str(tmp_path))
+        assert store.stat("x").size == 4
+        with pytest.raises(errors.SaveError, match="writable"):
+            put(store, "y")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_file_is_no_store(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(errors.ConfigurationError, match="is a file"):
+        LocalStore(str(tmp_path / "file"))
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A store with a link to a file outside of it, and one to a directory."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "passwd").write_bytes(SECRET)
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "file").symlink_to(outside / "passwd")
+    (root / "folder").symlink_to(outside)
+    (root / "loop").symlink_to(root)
+    (root / "honest").write_bytes(b"1")
+    return LocalStore(str(root)), outside
+
+
+@pytest.mark.parametrize("name", ["file", "folder/passwd", "loop/honest", "loop/file"])
+def test_links_are_not_followed(hostile, name):
+    store, outside = hostile
+    assert list(store.list()) == ["honest"]
+    assert list(store.folders()) == []
+    assert store.stat(name) is None
+    assert store.delete(name) is False
+    target = io.BytesIO()
+    with pytest.raises(ObjectMissingError, match="symbolic links"):
+        store.get(name, target)
+    assert target.getvalue() == b""
+    for write in (lambda: put(store, name), lambda: store.replace(name, b"2")):
+        with pytest.raises(errors.SaveError, match="symbolic link"):
+            write()
+    assert (outside / "passwd").read_bytes() == SECRET
+    assert os.listdir(outside) == ["passwd"]
+
+
+def test_the_directory_itself_may_be_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    store = LocalStore(str(tmp_path / "link"))
+    put(store, "a/x")
+    assert list(store.list()) == ["a/x"]
+
+
+def test_a_killed_put_leaves_no_object_and_is_swept_up(tmp_path):
+    root = str(tmp_path)
+    files = FaultyFiles(fail_at=1, error=SimulatedCrash("killed"))
+    with pytest.raises(SimulatedCrash):
+        put(LocalStore(root, files), "x")
+    (left,) = os.listdir(root)
+    assert list(LocalStore(root).list()) == []
+    put(LocalStore(root), "young")
+    assert left in os.listdir(root)  # its writer may still be at work
+    os.utime(tmp_path / left, (1, 1))
+    put(LocalStore(root), "old")
+    assert sorted(os.listdir(root)) == ["old", "young"]
+
+
+def test_a_part_of_the_path_is_an_object(tmp_path):
+    store = LocalStore(str(tmp_path))
+    put(store, "a")
+    with pytest.raises(errors.SaveError, match="exists"):
+        put(store, "a/b")
+
+
+def test_bytes_are_durable_before_the_name_is_there(tmp_path):
+    files = FaultyFiles()
+    put(LocalStore(str(tmp_path), files), "a/x")
+    names = [each.name for each in files.operations]
+    assert names == ["make_dirs", "sync_file", "sync_dir", "remove"]

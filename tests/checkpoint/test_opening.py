@@ -1,0 +1,132 @@
+"""From a place to its store, and what is said of places that can't be one."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import sys
+
+import fsspec
+import pytest
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.storage.filesystem import FilesystemStore
+from tfpreempt.checkpoint.storage.gcs import GcsStore
+from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.checkpoint.storage.opening import open_store
+from tfpreempt.checkpoint.storage.s3 import S3Store
+from tfpreempt.testing.storage import FaultyStore
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch):
+    """Opening makes no request, so an address where nobody listens will do."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "uri"),
+    [
+        ("/a/b", LocalStore, "/a/b"),
+        ("file:///a/b%20c", LocalStore, "/a/b c"),
+        ("file://localhost/a", LocalStore, "/a"),
+        ("gs://bucket", GcsStore, "gs://bucket"),
+        ("gs://bucket/", GcsStore, "gs://bucket"),
+        ("gs://my-bucket.org/run/5/", GcsStore, "gs://my-bucket.org/run/5"),
+        ("s3://bucket/run", S3Store, "s3://bucket/run"),
+    ],
+)
+def test_places(place, kind, uri):
+    store = open_store(place)
+    assert isinstance(store, kind)
+    assert store.uri == uri
+
+
+def test_a_path_object():
+    assert open_store(pathlib.Path("/a")).uri == "/a"
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("", "expected a path or a URI"),
+        ("gs:/bucket/x", "two slashes"),
+        ("s3:/bucket", "two slashes"),
+        ("gs://", "names the bucket ''"),
+        ("gs:///run", "names the bucket ''"),
+        ("gs://Bucket/run", "names the bucket 'Bucket'"),
+        ("gs://user@bucket/run", "names the bucket"),
+        ("gs://bucket:80/run", "names the bucket"),
+        ("gs://bucket/run?x=1", "without options"),
+        ("gs://bucket/run#1", "without options"),
+        ("gs://bucket/a/../b", r"'\.\.'"),
+        ("gs://bucket/a//b", "empty part"),
+        ("s3://bucket/a\\b", "backslash"),
+        ("az://container/x", "filesystem="),
+        ("https://host/x", "filesystem="),
+        ("GS://bucket", "filesystem="),
+        ("file://host/x", "host 'host'"),
+        ("file:///a?b", "%3F"),
+        ("file://", "three slashes"),
+    ],
+)
+def test_places_that_are_none(place, said):
+    with pytest.raises(errors.ConfigurationError, match=said):
+        open_store(place)
+
+
+def test_a_path_mangled_by_pathlib():
+    with pytest.raises(errors.ConfigurationError, match=r"pathlib\.Path"):
+        open_store(pathlib.Path("gs://bucket/run"))
+
+
+def test_something_else_than_a_path():
+    with pytest.raises(TypeError, match="int"):
+        open_store(5)
+    with pytest.raises(errors.ConfigurationError, match="expected a path"):
+        open_store(b"/a")
+
+
+def test_one_of_our_stores_and_a_path_in_it():
+    whole = FaultyStore()
+    part = open_store("/below/", filesystem=whole)
+    assert part.uri == "memory://below" or part.uri.endswith("/below")
+    part.put_if_absent("x", io.BytesIO(b"1"))
+    assert list(whole.list()) == ["below/x"]
+    assert open_store("/", filesystem=whole) is whole
+
+
+def test_a_part_sees_nothing_else():
+    whole = FaultyStore()
+    for name in ("a/x", "a/b/y", "a2/z", "x"):
+        whole.put_if_absent(name, io.BytesIO(b""))
+    part = open_store("a", filesystem=whole)
+    assert list(part.list()) == ["b/y", "x"]
+    assert list(part.folders()) == ["b"]
+    with pytest.raises(errors.ConfigurationError, match="Object name"):
+        part.stat("../x")
+
+
+def test_file_systems_of_others():
+    store = open_store("/run", fsspec.filesystem("memory"))
+    assert isinstance(store, FilesystemStore)
+    assert store.uri == "memory:/run"
+
+
+def test_a_uri_together_with_a_file_system():
+    with pytest.raises(errors.ConfigurationError, match="one of the two"):
+        open_store("gs://bucket/x", fsspec.filesystem("memory"))
+
+
+def test_a_file_system_that_is_none():
+    with pytest.raises(errors.ConfigurationError, match="pyarrow or fsspec"):
+        open_store("/x", filesystem=object())
+
+
+def test_obstore_is_missing(monkeypatch):
+    for name in [each for each in sys.modules if "storage.s3" in each]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(errors.ConfigurationError, match=r"pip install tfpreempt\[s3\]"):
+        open_store("s3://bucket/run")

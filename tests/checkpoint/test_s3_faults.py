@@ -1,0 +1,124 @@
+"""S3 that fails, or says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+
+import pytest
+
+from tests.contracts.storage_places import MotoServer
+from tfpreempt import errors
+from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint.storage.opening import open_store
+
+MIB = 1 << 20
+SMALL = b"a small object"
+LARGE = bytes(range(251)) * (17 * MIB // 251)
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = MotoServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def store(server, monkeypatch, request):
+    for name, text in server.environment().items():
+        monkeypatch.setenv(name, text)
+    return open_store(f"s3://bucket/{abs(hash(request.node.name))}")
+
+
+def put(store, name, data, timeout=60.0):
+    return store.put_if_absent(name, io.BytesIO(data), timeout=timeout)
+
+
+def get(store, name):
+    target = io.BytesIO()
+    store.get(name, target, timeout=60.0)
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+def test_what_passes_by_itself_is_tried_again(server, store, data):
+    server.failures = [503, 500]
+    assert put(store, "x", data)
+    server.failures = [503]
+    assert get(store, "x") == data
+    server.failures = [503]
+    assert store.stat("x").crc32c == checksum.of_bytes(data)
+    server.failures = [503]
+    assert list(store.list()) == ["x"]
+    server.failures = [503]
+    assert store.delete("x")
+
+
+@pytest.fixture
+def silent(monkeypatch, server):
+    """A server that accepts and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for name, text in server.environment().items():
+            monkeypatch.setenv(name, text)
+        port = listener.getsockname()[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        yield
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("operation", ["small", "large", "replace", "get", "stat"])
+def test_a_stall_ends_with_the_time(operation):
+    store = open_store("s3://bucket/run")
+    stalled = {
+        "small": lambda: put(store, "x", SMALL, 0.3),
+        "large": lambda: put(store, "x", LARGE, 0.3),
+        "replace": lambda: store.replace("x", SMALL, timeout=0.3),
+        "get": lambda: store.get("x", io.BytesIO(), timeout=0.3),
+        "stat": lambda: store.stat("x", timeout=0.3),
+    }[operation]
+    with pytest.raises(errors.CheckpointError, match=r"within 0\.3 s"):
+        stalled()
+
+
+def test_a_caller_with_an_event_loop(store):
+    """As in a notebook."""
+
+    async def main():
+        return put(store, "x", SMALL)
+
+    assert asyncio.run(main())
+
+
+def test_an_object_of_others_has_a_checksum_too(server, store):
+    import requests
+
+    key = store.uri.partition("bucket/")[2]
+    requests.put(f"{server.url}/bucket/{key}/x", data=SMALL, timeout=10)
+    assert store.stat("x").crc32c == checksum.of_bytes(SMALL)
+
+
+def test_damage_is_noticed(store):
+    put(store, "x", SMALL)
+    import obstore
+
+    key = store.uri.partition("bucket/")[2] + "/x"
+    attributes = {"tfpreempt-crc32c": "00000000"}
+    obstore.put(store._store, key, SMALL, attributes=attributes)
+    with pytest.raises(errors.CheckpointDamagedError, match="00000000"):
+        get(store, "x")
+
+
+@pytest.mark.usefixtures("store")
+def test_a_missing_bucket():
+    store = open_store("s3://no-such-bucket/run")
+    for each in (lambda: put(store, "x", SMALL), lambda: list(store.list())):
+        with pytest.raises(errors.CheckpointError, match="Create the bucket"):
+            each()
+
+
+def test_a_refusal_says_what_is_needed(server, store):
+    server.failures = [403]
+    with pytest.raises(errors.SaveError, match="s3:PutObject"):
+        put(store, "x", SMALL)
