@@ -20,7 +20,11 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.storage import gcs_session, gcs_transfer, pieces
 from tfpreempt.checkpoint.storage.gcs_failure import is_about_the_bucket, translated
-from tfpreempt.checkpoint.storage.gcs_transfer import PIECE, SessionLostError, Whole
+from tfpreempt.checkpoint.storage.gcs_transfer import (
+    SessionLostError,
+    SourceFailedError,
+    Whole,
+)
 from tfpreempt.checkpoint.storage.interface import (
     ObjectMissingError,
     ObjectStat,
@@ -201,22 +205,37 @@ class GcsStore:
                 )
             except api.PreconditionFailed:
                 return False  # nothing of ours was sent yet
-        upload = gcs_transfer.ResumableUpload(self._session, url, size)
-        crc, sent = 0, 0
-        for piece in pieces.of(source, PIECE):  # what this raises is the caller's
-            crc, sent = checksum.extended(crc, piece), sent + len(piece)
+        body = gcs_transfer.Body(source, size, limit)
+        upload = gcs_transfer.ResumableUpload(self._session, url, size, body)
+        try:
             with self._edge(f"upload {key!r}", limit, errors.SaveError):
                 try:
-                    upload.send(piece, crc, limit)
+                    resource = upload.run(limit)
                 except api.PreconditionFailed:
-                    whole = Whole(size=sent, crc32c=crc)
+                    whole = Whole(size=size, crc32c=body.crc32c)
                     return self._is_ours(key, whole, token, limit)
-        if not upload.is_done:
-            raise errors.SaveError(
-                f"{self.uri}: {key!r} changed while it was uploaded: {size} bytes at "
-                f"first, {sent} at the end. Upload it again."
-            )
+        except SourceFailedError as error:
+            raise error.failure from None
+        self._check_arrived(key, resource, body.crc32c, limit)
         return True
+
+    def _check_arrived(
+        self, key: str, resource: dict[str, Any], crc32c: int, limit: Limit
+    ) -> None:
+        """Deletes what we have just made, and raises, if it isn't what we sent."""
+        announced = resource.get("crc32c")
+        if announced is None or gcs_transfer.decoded(announced) == crc32c:
+            return
+        with self._edge(f"delete {key!r}", limit, errors.SaveError):
+            self._bucket.blob(key).delete(
+                if_generation_match=int(resource["generation"]),
+                retry=gcs_session.policy(limit),
+            )
+        raise errors.SaveError(
+            f"{self.uri}: {key!r} arrived with another crc32c than it was sent with, "
+            "and was deleted again. Something on the way, or this machine's memory, "
+            "changes bytes; upload it again."
+        )
 
     def _new_blob(self, key: str, token: str) -> Any:
         blob = self._bucket.blob(key)

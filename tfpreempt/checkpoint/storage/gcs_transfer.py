@@ -1,8 +1,9 @@
 """Bytes to and from Google Cloud Storage, in pieces, going on where they broke off.
 
 The client's own loops won't do: its download hands out 8 KiB at a time, which keeps
-eight threads waiting for the interpreter, and its resumable upload takes the loss of
-the last answer for a failure. Both go over the client's session and its retry policy.
+eight threads waiting for the interpreter; its resumable upload waits for an answer to
+each chunk, and takes the loss of the last answer for a failure. Both go over the
+client's session and its retry policy.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import base64
 import dataclasses
 import re
 import threading
+from collections.abc import Iterator
 from typing import IO, Any
 from urllib.parse import quote
 
@@ -19,14 +21,23 @@ import requests
 import urllib3
 from google.api_core import exceptions as api
 
+from tfpreempt import errors
+from tfpreempt.checkpoint.storage import pieces
 from tfpreempt.checkpoint.storage.gcs_session import DeadlineSession, persistently
 from tfpreempt.checkpoint.storage.limits import Limit
 
-# What a call holds in memory; eight threads hold eight of them.
-PIECE = 4 << 20
-_READ = 1 << 20
+# What a call holds in memory.
+_PIECE = 1 << 20
 _RANGE = re.compile(r"bytes=0-(\d+)")
 _BROKEN = (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError)
+
+
+class SourceFailedError(Exception):
+    """Reading what is uploaded failed; the cause is the caller's own."""
+
+    def __init__(self, failure: BaseException) -> None:
+        super().__init__(repr(failure))
+        self.failure = failure
 
 
 class SessionLostError(Exception):
@@ -41,63 +52,117 @@ class Whole:
     crc32c: int
 
 
+class Body:
+    """What a file has from some byte on, as the body of a request.
+
+    Attributes:
+        crc32c: of all bytes of the file that were ever read; each counts once.
+        failure: what reading raised; the client would wrap it, or try again.
+    """
+
+    def __init__(self, source: IO[bytes], size: int, limit: Limit) -> None:
+        self.crc32c = 0
+        self.failure: BaseException | None = None
+        self._source = source
+        self._start = source.tell()
+        self._size = size
+        self._limit = limit
+        self._offset = 0
+        self._summed = 0
+
+    def move(self, offset: int) -> None:
+        """The next request begins with this byte."""
+        self._offset = offset
+
+    def __len__(self) -> int:
+        return self._size - self._offset
+
+    def __iter__(self) -> Iterator[bytes]:
+        at = self._offset
+        while at < self._size:
+            self._limit.check()
+            piece = self._read(at)
+            new = max(self._summed - at, 0)
+            self.crc32c = google_crc32c.extend(self.crc32c, piece[new:])
+            at += len(piece)
+            self._summed = max(self._summed, at)
+            yield piece
+
+    def _read(self, at: int) -> bytes:
+        try:
+            self._source.seek(self._start + at)
+            piece = pieces.read(self._source, min(_PIECE, self._size - at))
+            if not piece:
+                raise errors.SaveError(
+                    f"A file of {self._size} bytes ended after {at} while it was "
+                    "uploaded; something else writes to it. Upload it again."
+                )
+        except Exception as error:
+            self.failure = error
+            raise
+        return piece
+
+
 class ResumableUpload:
-    """One object on its way, in chunks of `PIECE` bytes.
+    """One object on its way: one request, and as many more as break off.
 
     Args:
         session: makes the requests.
         url: of the upload, from `Blob.create_resumable_upload_session`.
         size: of the object.
+        body: its bytes.
     """
 
-    def __init__(self, session: DeadlineSession, url: str, size: int) -> None:
+    def __init__(
+        self, session: DeadlineSession, url: str, size: int, body: Body
+    ) -> None:
         self._session = session
         self._url = url
         self._size = size
-        self._sent = 0
+        self._body = body
         self._received = 0
-        self._is_done = False
+        self._resource: dict[str, Any] | None = None
         self._has_failed = False
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the object is there."""
-        return self._is_done
-
-    def send(self, piece: bytes, crc32c: int, limit: Limit) -> None:
-        """Sends the bytes that follow those of the last call.
-
-        Args:
-            piece: `PIECE` bytes, fewer only at the end.
-            crc32c: of all bytes from the beginning of the object to the end of these.
-            limit: of the call.
+    def run(self, limit: Limit) -> dict[str, Any]:
+        """Sends all there is; returns the object's resource.
 
         Raises:
             SessionLostError: the service knows nothing of this upload any more.
+            SourceFailedError: reading the body failed.
             google.api_core.exceptions.GoogleAPICallError: the service refuses.
             google.api_core.exceptions.RetryError: it fails for too long.
         """
-        data, start = memoryview(piece), self._sent
-        self._sent = end = start + len(piece)
-        while not self._is_done and self._received < end:
-            persistently(lambda: self._send_rest(data, start, crc32c), limit)
+        while self._resource is None:
+            before = self._received
+            try:
+                persistently(self._send_rest, limit)
+            except api.RetryError:
+                if self._received == before:
+                    raise
+        return self._resource
 
-    def _send_rest(self, data: memoryview, start: int, crc: int) -> None:
-        """Sends what is missing of a piece."""
-        end = start + len(data)
+    def _send_rest(self) -> None:
+        """Sends what is missing, in one request."""
         if self._has_failed:
             self._ask()
             self._has_failed = False
-        if not self._is_done and self._received < end:
-            self._has_failed = True  # until an answer says otherwise
-            self._put(data[self._received - start :], end, crc)
-            self._has_failed = False
-
-    def _put(self, data: memoryview, end: int, crc: int) -> None:
-        headers = {"Content-Range": f"bytes {self._received}-{end - 1}/{self._size}"}
-        if end == self._size:
-            headers["X-Goog-Hash"] = f"crc32c={encoded(crc)}"
-        self._note(self._session.request("PUT", self._url, data=data, headers=headers))
+        if self._resource is not None:
+            return
+        self._has_failed = True  # until an answer says otherwise
+        self._body.move(self._received)
+        last = self._size - 1
+        headers = {"Content-Range": f"bytes {self._received}-{last}/{self._size}"}
+        try:
+            response = self._session.request(
+                "PUT", self._url, data=self._body, headers=headers
+            )
+        except Exception:
+            if self._body.failure is not None:
+                raise SourceFailedError(self._body.failure) from None
+            raise
+        self._note(response)
+        self._has_failed = False
 
     def _ask(self) -> None:
         """Asks how much has arrived."""
@@ -106,7 +171,7 @@ class ResumableUpload:
 
     def _note(self, response: requests.Response) -> None:
         if response.status_code in (200, 201):
-            self._is_done = True
+            self._resource = response.json()
         elif response.status_code == 308:
             match = _RANGE.fullmatch(response.headers.get("Range", ""))
             self._received = int(match[1]) + 1 if match else 0
@@ -206,7 +271,7 @@ class Download:
         return opened
 
     def _pump(self, response: requests.Response, limit: Limit) -> None:
-        while piece := response.raw.read(_READ, decode_content=False):
+        while piece := response.raw.read(_PIECE, decode_content=False):
             self._target.write(piece)
             self._copied += len(piece)
             self._crc = google_crc32c.extend(self._crc, piece)

@@ -22,6 +22,7 @@ class Orders:
         cut_upload: bytes of the body after which the connection is dropped.
         cut_download: bytes of the reply's body after which it is dropped.
         corrupts: a bit of the reply's body is flipped.
+        corrupts_upload: a bit of the request's body is.
         stalls: no reply comes before `up()`.
         stalls_inside: where the reply's body is cut, the connection stays.
     """
@@ -31,6 +32,7 @@ class Orders:
     cut_upload: int | None = None
     cut_download: int | None = None
     corrupts: bool = False
+    corrupts_upload: bool = False
     stalls: bool = False
     stalls_inside: bool = False
 
@@ -46,25 +48,37 @@ class Faults:
         self.cut_uploads: list[int] = []
         self.cut_downloads: list[tuple[int, bool]] = []
         self.corruptions = 0
+        self.upload_corruptions = 0
         self.stalls = 0
 
-    def arrive(self, *, has_body: bool, is_media: bool) -> tuple[int, Orders]:
+    def arrive(
+        self, *, length: int, is_media: bool, is_chunk: bool
+    ) -> tuple[int, Orders]:
         """The number of a request that has just come, and its orders."""
         with self._lock:
             number, self.count = self.count, self.count + 1
             stalls, self.stalls = self.stalls > 0, max(self.stalls - 1, 0)
             corrupts = is_media and self.corruptions > 0
             self.corruptions -= corrupts
+            changes = is_chunk and length > 0 and self.upload_corruptions > 0
+            self.upload_corruptions -= changes
             cut = _next(self.cut_downloads) if is_media else None
             return number, Orders(
                 status=self.failures.pop() if self.failures else None,
                 drop=self.drops.pop(number, None),
-                cut_upload=_next(self.cut_uploads) if has_body else None,
+                cut_upload=self._cut_upload(length),
                 cut_download=cut[0] if cut else None,
                 stalls_inside=cut[1] if cut else False,
                 corrupts=corrupts,
+                corrupts_upload=changes,
                 stalls=stalls,
             )
+
+    def _cut_upload(self, length: int) -> int | None:
+        """Where the body is cut; a shorter one is not what was meant."""
+        if self.cut_uploads and length > self.cut_uploads[0]:
+            return self.cut_uploads.pop(0)
+        return None
 
     def order_failures(self, count: int, status: int) -> None:
         with self._lock:
@@ -81,9 +95,12 @@ class Faults:
         with self._lock:
             self.stalls = count
 
-    def order_corruptions(self, count: int) -> None:
+    def order_corruptions(self, count: int, *, of_uploads: bool = False) -> None:
         with self._lock:
-            self.corruptions = count
+            if of_uploads:
+                self.upload_corruptions = count
+            else:
+                self.corruptions = count
 
     def order_cut(self, after: int, *, of_upload: bool, stalls: bool = False) -> None:
         with self._lock:
@@ -97,7 +114,7 @@ class Faults:
         with self._lock:
             self.failures, self.drops = [], {}
             self.cut_uploads, self.cut_downloads = [], []
-            self.corruptions = self.stalls = 0
+            self.corruptions = self.upload_corruptions = self.stalls = 0
 
 
 def corrupted(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

@@ -78,7 +78,7 @@ class GcsServer(LoopbackServer):
         return self._faults.order_drop(ahead, when)
 
     def cut_upload(self, after: int) -> None:
-        """Drops the next connection with a body after so many bytes of it."""
+        """Drops the next connection whose body is longer, after so many bytes of it."""
         self._faults.order_cut(after, of_upload=True)
 
     def cut_download(self, after: int, *, stalls: bool = False) -> None:
@@ -93,6 +93,10 @@ class GcsServer(LoopbackServer):
     def corrupt_downloads(self, count: int = 1) -> None:
         """Flips one bit in each of the next downloads."""
         self._faults.order_corruptions(count)
+
+    def corrupt_uploads(self, count: int = 1) -> None:
+        """Flips one bit in each of the next bodies of resumable uploads."""
+        self._faults.order_corruptions(count, of_uploads=True)
 
     def damage(self, bucket: str, name: str, offset: int = 0) -> None:
         """Flips one bit of a stored object, whose checksums stay as they were."""
@@ -120,6 +124,11 @@ class GcsServer(LoopbackServer):
         with self._service.lock:
             return self._service.uploads.open_count
 
+    def forget_uploads(self) -> None:
+        """Forgets all resumable uploads, as the service does after a week."""
+        with self._service.lock:
+            self._service.uploads.forget()
+
     def names(self, bucket: str = "bucket") -> list[str]:
         """The objects in a bucket."""
         with self._service.lock:
@@ -132,9 +141,11 @@ class GcsServer(LoopbackServer):
 
     # --- for the connections ---------------------------------------------------------
 
-    def arrive(self, *, has_body: bool, is_media: bool) -> tuple[int, Orders]:
+    def arrive(
+        self, *, length: int, is_media: bool, is_chunk: bool
+    ) -> tuple[int, Orders]:
         """The number and the orders of a request whose head has come."""
-        return self._faults.arrive(has_body=has_body, is_media=is_media)
+        return self._faults.arrive(length=length, is_media=is_media, is_chunk=is_chunk)
 
     def record(self, request: Request) -> None:
         """Notes a request that nobody looks at."""
@@ -154,6 +165,8 @@ class GcsServer(LoopbackServer):
                 return None
         if orders.status is not None:
             return error_reply(orders.status, _REASON)
+        if orders.corrupts_upload:
+            body = tuple(bytes(piece) for piece in corrupted(body))
         reply = self._service.answer(
             request, body, is_cut=orders.cut_upload is not None
         )
@@ -211,7 +224,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         is_media = self.command == "GET" and (
             query.get("alt") == "media" or not parts.path.startswith("/storage/")
         )
-        number, orders = self._fake.arrive(has_body=length > 0, is_media=is_media)
+        number, orders = self._fake.arrive(
+            length=length, is_media=is_media, is_chunk="upload_id" in query
+        )
         request = Request(
             number=number,
             method=self.command,

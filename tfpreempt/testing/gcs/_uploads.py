@@ -63,6 +63,10 @@ class Uploads:
         """Sessions that are neither finished nor given up."""
         return sum(each.done is None for each in self._sessions.values())
 
+    def forget(self) -> None:
+        """Gives all sessions up."""
+        self._sessions.clear()
+
     def cancel(self, upload_id: str) -> None:
         """Gives a session up."""
         self._session(upload_id)
