@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import io
 import random
 import socket
+import threading
 
 import pytest
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint.storage.gcs_connection import PlainConnection, limited
 from tfpreempt.checkpoint.storage.interface import ObjectMissingError
+from tfpreempt.checkpoint.storage.limits import Limit
 from tfpreempt.checkpoint.storage.opening import open_store
 from tfpreempt.testing.gcs import GcsServer
 
@@ -284,6 +288,7 @@ def test_no_request_that_nobody_asked_for(server, store):
     assert [r.method for r in server.requests] == ["POST", "GET"]
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("size", [1, 1 << 20, 9 << 20])
 def test_python_s_own_generator_is_left_alone(server, store, size):
     """A retry that drew its pause from it would give training other numbers."""
@@ -299,3 +304,46 @@ def test_python_s_own_generator_is_left_alone(server, store, size):
         server.fail(2)
         work()
     assert random.getstate() == before
+=======
+def test_a_proxy_that_drops_ranges(monkeypatch):
+    """No more than was asked for is taken, and nothing from the wrong place."""
+
+    class Deaf(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "10")
+            self.end_headers()
+            self.wfile.write(b"0123456789")
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Deaf) as deaf:
+        threading.Thread(target=deaf.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{deaf.server_port}"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        store = open_store("gs://bucket/run")
+        assert get(store, "x", length=4) == b"0123"
+        with pytest.raises(errors.CheckpointError, match="Range headers"):
+            get(store, "x", offset=4)
+        deaf.shutdown()
+
+
+def test_a_connection_waits_no_longer_than_the_call_has_left():
+    """Also when the request began with more."""
+    ours, theirs = socket.socketpair()
+    connection = PlainConnection("nowhere", timeout=60)
+    connection.sock = ours
+    seen = []
+
+    def body():
+        seen.append(ours.gettimeout())
+        yield b"x"
+
+    with ours, theirs, limited(Limit(5)):
+        connection.request("PUT", "/", body=body(), headers={"Content-Length": "1"})
+        theirs.sendall(b"HTTP/1.1 204 OK\r\n\r\n")
+        assert connection.getresponse().status == 204
+        seen.append(ours.gettimeout())
+    assert max(seen) <= 5
+>>>>>>> 005205d (Every wait of a connection ends by the caller's deadline, also late in an upload)

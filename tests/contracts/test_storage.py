@@ -248,7 +248,9 @@ class Failing(io.BytesIO):
         return super().read(size)
 
 
-@pytest.mark.parametrize("error", [KeyError("mine"), OSError(5, "mine")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [KeyError("mine"), OSError(5, "mine"), ConnectionError("mine")], ids=repr
+)
 @pytest.mark.parametrize("at", [0, 12 * MIB])
 def test_what_reading_the_source_raises_ends_the_put(store, error, at):
     with pytest.raises(type(error)) as caught:
@@ -269,6 +271,27 @@ class Dripping(io.BytesIO):
 def test_a_source_that_reads_short(store):
     assert store.put_if_absent("x", Dripping(LARGE))
     assert get(store, "x") == LARGE
+
+
+def test_memory_is_bounded(store):
+    """However large the object, no more than a piece of it is asked for at a time."""
+    sizes = []
+
+    class Counting(io.BytesIO):
+        def read(self, size=-1):
+            sizes.append(size)
+            return super().read(size)
+
+        def write(self, data):
+            sizes.append(len(data))
+            return super().write(data)
+
+    assert store.put_if_absent("x", Counting(LARGE))
+    target = Counting()
+    store.get("x", target)
+    assert target.getvalue() == LARGE
+    assert min(sizes) >= 0
+    assert max(sizes) <= 8 * MIB
 
 
 def test_what_writing_the_target_raises_is_raised(store):

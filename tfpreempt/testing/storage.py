@@ -197,8 +197,10 @@ class FaultyStore:
             if name not in self._objects:
                 raise ObjectMissingError(f"There is no object {name!r}.")
             data = self._objects[name][0]
-        end = None if length is None else offset + length
-        return target.write(data[offset:end])
+        end = len(data) if length is None else min(offset + length, len(data))
+        for start in range(offset, end, _PIECE):
+            target.write(data[start : min(start + _PIECE, end)])
+        return max(end - offset, 0)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         with self._step("list", prefix):

@@ -271,7 +271,7 @@ class GcsStore:
     def _edge(
         self, doing: str, limit: Limit, kind: type[errors.CheckpointError]
     ) -> contextlib.AbstractContextManager[None]:
-        return translated(self._session, limit, doing, self.uri, kind)
+        return translated(limit, doing, self.uri, kind)
 
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)

@@ -13,7 +13,7 @@ from google.api_core import exceptions as api
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.storage.gcs_session import DeadlineSession
+from tfpreempt.checkpoint.storage.gcs_connection import limited
 from tfpreempt.checkpoint.storage.gcs_transfer import refusal
 from tfpreempt.checkpoint.storage.limits import Limit, OutOfTimeError
 
@@ -33,7 +33,6 @@ _BUCKET_MISSING = re.compile(r"bucket (?:does not exist|not found)", re.IGNORECA
 
 @contextlib.contextmanager
 def translated(
-    session: DeadlineSession,
     limit: Limit,
     doing: str,
     uri: str,
@@ -44,14 +43,13 @@ def translated(
     Requests in the body end by the limit.
 
     Args:
-        session: that makes them.
         limit: of the call.
         doing: what the body does, such as "upload 'x'".
         uri: of the store.
         kind: what to raise.
     """
     try:
-        with session.limited(limit):
+        with limited(limit):
             yield
     except _FOREIGN as error:
         cause = _cause(error)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import google.auth
 import google.auth.exceptions
-import requests
 from google.auth.credentials import AnonymousCredentials
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tfpreempt import errors
+<<<<<<< HEAD
 from tfpreempt.checkpoint.storage import private_random
+=======
+from tfpreempt.checkpoint.storage.gcs_connection import TimedAdapter, current
+>>>>>>> 005205d (Every wait of a connection ends by the caller's deadline, also late in an upload)
 from tfpreempt.checkpoint.storage.limits import REQUEST_SECONDS, Limit
 
 _T = TypeVar("_T")
-# More threads than this wait for a connection that another one keeps.
-_CONNECTIONS = 32
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
 # The client's own first pause is a second, a good part of a notice of thirty.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
@@ -39,26 +38,11 @@ class DeadlineSession(AuthorizedSession):
         # google-auth has types for some of its functions only.
         init: Any = super().__init__
         init(credentials, refresh_timeout=REQUEST_SECONDS)
-        self._current = threading.local()
         for scheme in ("https://", "http://"):
-            self.mount(
-                scheme,
-                requests.adapters.HTTPAdapter(
-                    pool_connections=4, pool_maxsize=_CONNECTIONS
-                ),
-            )
-
-    @contextlib.contextmanager
-    def limited(self, limit: Limit) -> Iterator[None]:
-        """In the body, this thread's requests end by the limit."""
-        self._current.limit = limit
-        try:
-            yield
-        finally:
-            self._current.limit = None
+            self.mount(scheme, TimedAdapter())
 
     def request(self, *args: Any, **kwargs: Any) -> Any:
-        limit = getattr(self._current, "limit", None)
+        limit = current()
         seconds = REQUEST_SECONDS if limit is None else limit.request()
         kwargs["timeout"] = (seconds, seconds)
         request: Any = super().request

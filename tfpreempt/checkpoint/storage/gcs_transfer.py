@@ -263,6 +263,12 @@ class Download:
             return None
         if opened.status_code not in (200, 206):
             raise refusal(opened)
+        if start and opened.status_code != 206:
+            opened.close()
+            raise errors.CheckpointError(
+                f"{self._url} was asked for its bytes from {start} on and answered "
+                "with all of them. Is there a proxy that drops Range headers?"
+            )
         self._generation = opened.headers.get("X-Goog-Generation")
         for each in opened.headers.get("X-Goog-Hash", "").split(","):
             kind, _, text = each.strip().partition("=")
@@ -271,11 +277,19 @@ class Download:
         return opened
 
     def _pump(self, response: requests.Response, limit: Limit) -> None:
-        while piece := response.raw.read(_PIECE, decode_content=False):
+        while (wanted := self._wanted()) and (
+            piece := response.raw.read(wanted, decode_content=False)
+        ):
             self._target.write(piece)
             self._copied += len(piece)
             self._crc = google_crc32c.extend(self._crc, piece)
             limit.check()
+
+    def _wanted(self) -> int:
+        """Bytes to take next; never more than were asked for, whatever is sent."""
+        if self._length is None:
+            return _PIECE
+        return min(_PIECE, self._length - self._copied)
 
 
 def refusal(response: requests.Response) -> Exception:
@@ -312,9 +326,10 @@ class _EndedBy:
 
     def __init__(self, limit: Limit, response: Any) -> None:
         end = getattr(response.raw, "shutdown", None)  # since urllib3 2.3
+        seconds = limit.call()
         self._timer = None
-        if limit.seconds is not None and end is not None:
-            self._timer = threading.Timer(limit.request(), end)
+        if seconds is not None and end is not None:
+            self._timer = threading.Timer(seconds, end)
             self._timer.daemon = True
 
     def __enter__(self) -> None:

@@ -42,9 +42,17 @@ class Limit:
         """
         return min(self._left(RETRY_SECONDS), RETRY_SECONDS)
 
+    def call(self) -> float | None:
+        """Seconds that are left for the whole call; None: no limit.
+
+        Raises:
+            OutOfTimeError: there are none left.
+        """
+        return None if self._end is None else self._left(0.0)
+
     def check(self) -> None:
         """Raises OutOfTimeError if no time is left."""
-        self._left(0.0)
+        self.call()
 
     def _left(self, unlimited: float) -> float:
         if self._end is None:

@@ -208,13 +208,12 @@ class LocalStore:
             if self._is_swept:
                 return
             self._is_swept = True
-        with failure.translated("clean up", self._root):
+        with contextlib.suppress(OSError):  # no reason for the put to fail
             with os.scandir(self._root) as entries:
                 found = [e.path for e in entries if e.name.startswith(_TEMPORARY)]
             for path in found:
-                with contextlib.suppress(FileNotFoundError):
-                    if now - os.lstat(path).st_mtime > _LEFT_OVER_SECONDS:
-                        self._files.remove(path)
+                if now - os.lstat(path).st_mtime > _LEFT_OVER_SECONDS:
+                    self._files.remove(path)
 
     def _forget(self, temporary: str) -> None:
         with failure.translated("clean up", self._root):

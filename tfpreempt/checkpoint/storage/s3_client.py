@@ -63,11 +63,14 @@ def wait(start: Callable[[], Awaitable[_T]], limit: Limit) -> _T:
     """
 
     async def run() -> _T:
-        return await asyncio.wait_for(
-            start(), None if limit.seconds is None else limit.retry()
-        )
+        return await asyncio.wait_for(start(), limit.call())
 
-    return asyncio.run_coroutine_threadsafe(run(), _loop()).result()
+    future = asyncio.run_coroutine_threadsafe(run(), _loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # an interrupt; nothing if it has ended
+        raise
 
 
 def _loop() -> asyncio.AbstractEventLoop:
