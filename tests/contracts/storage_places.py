@@ -214,7 +214,6 @@ class Servers:
 
     def close(self) -> None:
         self._stack.close()
-        self.__init__()  # type: ignore[misc]
 
 
 servers = Servers()
