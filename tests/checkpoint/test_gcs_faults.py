@@ -288,7 +288,6 @@ def test_no_request_that_nobody_asked_for(server, store):
     assert [r.method for r in server.requests] == ["POST", "GET"]
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("size", [1, 1 << 20, 9 << 20])
 def test_python_s_own_generator_is_left_alone(server, store, size):
     """A retry that drew its pause from it would give training other numbers."""
@@ -304,7 +303,8 @@ def test_python_s_own_generator_is_left_alone(server, store, size):
         server.fail(2)
         work()
     assert random.getstate() == before
-=======
+
+
 def test_a_proxy_that_drops_ranges(monkeypatch):
     """No more than was asked for is taken, and nothing from the wrong place."""
 
@@ -346,4 +346,3 @@ def test_a_connection_waits_no_longer_than_the_call_has_left():
         assert connection.getresponse().status == 204
         seen.append(ours.gettimeout())
     assert max(seen) <= 5
->>>>>>> 005205d (Every wait of a connection ends by the caller's deadline, also late in an upload)

@@ -14,11 +14,8 @@ from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tfpreempt import errors
-<<<<<<< HEAD
 from tfpreempt.checkpoint.storage import private_random
-=======
 from tfpreempt.checkpoint.storage.gcs_connection import TimedAdapter, current
->>>>>>> 005205d (Every wait of a connection ends by the caller's deadline, also late in an upload)
 from tfpreempt.checkpoint.storage.limits import REQUEST_SECONDS, Limit
 
 _T = TypeVar("_T")
