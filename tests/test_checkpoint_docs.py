@@ -14,6 +14,7 @@ import tfpreempt
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.testing.gcs import GcsServer
 
+RAY = {"to_uri", "to_dict"}  # in the table of what Ray had
 PAGE = (Path(__file__).parents[1] / "docs" / "checkpoints.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
@@ -57,4 +58,4 @@ def test_its_names_exist() -> None:
         assert f"`{name}(" in PAGE
         assert callable(getattr(tfpreempt, name))
     for name in re.findall(r"`checkpoint\.(\w+)\(", PAGE):
-        assert hasattr(Checkpoint, name) or f"`checkpoint.{name}`" in PAGE, name
+        assert hasattr(Checkpoint, name) or name in RAY, name

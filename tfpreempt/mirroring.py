@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, remote, remote_tidy, upload
+from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Committed
-from tfpreempt.checkpoint.exchange import ShardExchange
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.mirror import Mirror, MirrorStatus
 from tfpreempt.checkpoint.payload import Staged
@@ -19,6 +18,8 @@ from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.storage.files import LocalFiles
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.storage.opening import is_uri, open_store
+from tfpreempt.checkpoint.transfer import remote, tidy, upload
+from tfpreempt.checkpoint.transfer.exchange import ShardExchange
 from tfpreempt.events import Fault
 
 _log = logging.getLogger(__name__)
@@ -252,7 +253,7 @@ class Remote:
             self._mirror.forget(entry.path)
         for folder in remote.scan(self.store):
             if self._is_meant(folder, checkpoint, entry):
-                remote_tidy.delete(self.store, folder.name)
+                tidy.delete(self.store, folder.name)
 
     def _is_meant(
         self, folder: remote.Folder, checkpoint: Checkpoint, entry: Committed | None

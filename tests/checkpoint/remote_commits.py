@@ -6,8 +6,9 @@ import dataclasses
 import io
 import json
 
-from tfpreempt.checkpoint import catalog, checksum, layout, remote
+from tfpreempt.checkpoint import catalog, checksum, layout
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
+from tfpreempt.checkpoint.transfer import remote
 
 STEP = 7
 FILES = {

@@ -13,9 +13,9 @@ import pytest
 
 from tests.checkpoint.remote_commits import put_commit
 from tfpreempt import errors
-from tfpreempt.checkpoint import cache
-from tfpreempt.checkpoint.cache import Cache
 from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.handling import cache
+from tfpreempt.checkpoint.handling.cache import Cache
 from tfpreempt.checkpoint.storage.local import LocalStore
 
 CONTENTS = {"ckpt.index": b"i", "big": bytes(range(250)) * 400}
@@ -176,7 +176,7 @@ def test_readers_that_come_and_go_find_what_they_asked_for(root, rng):
 
 READER = """
 import os, signal, sys
-from tfpreempt.checkpoint import download
+from tfpreempt.checkpoint.transfer import download
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.storage.local import LocalStore
 

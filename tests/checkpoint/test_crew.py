@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from tfpreempt.checkpoint.bar import Bar
-from tfpreempt.checkpoint.crew import CancelledError, Crew
+from tfpreempt.checkpoint.transfer.bar import Bar
+from tfpreempt.checkpoint.transfer.crew import CancelledError, Crew
 
 
 def quiet():

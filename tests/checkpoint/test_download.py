@@ -14,8 +14,9 @@ import pytest
 
 from tests.checkpoint.remote_commits import FILES, put_commit
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, crew, download, landing, layout
+from tfpreempt.checkpoint import checksum, layout
 from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.checkpoint.transfer import crew, download, landing
 from tfpreempt.testing.storage import FaultyFiles, FaultyStore, SimulatedCrash
 
 LARGE = {"big": bytes(range(251)) * 500, "small": b"s" * 99}
@@ -222,7 +223,7 @@ def test_a_store_that_sends_nothing_is_given_up(tmp_path, monkeypatch):
 STUCK = """
 import sys, threading
 from tfpreempt import errors
-from tfpreempt.checkpoint import crew, download, remote
+from tfpreempt.checkpoint.transfer import crew, download, remote
 from tfpreempt.checkpoint.storage.local import LocalStore
 
 class Stuck(LocalStore):
@@ -275,7 +276,7 @@ def test_all_is_synced_before_the_manifest_is_there(store, tmp_path):
 
 KILLED = """
 import os, signal, sys
-from tfpreempt.checkpoint import download, remote
+from tfpreempt.checkpoint.transfer import download, remote
 from tfpreempt.checkpoint.storage.local import LocalStore
 
 class Dying(LocalStore):

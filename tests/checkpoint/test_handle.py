@@ -15,10 +15,12 @@ from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.checkpoint.remote_commits import FILES, put_commit, put_hostile
 from tests.checkpoint.test_download import read_tree
 from tfpreempt import errors
-from tfpreempt.checkpoint import cache, contents, landing, layout, retention
+from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.handling import cache, contents
 from tfpreempt.checkpoint.storage.files import LocalFiles
 from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.checkpoint.transfer import landing
 from tfpreempt.testing.storage import FaultyStore, damage
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.checkpoint.remote_commits import manifest_of, put_commit, put_hostile
 from tfpreempt import errors
-from tfpreempt.checkpoint import download, landing, layout, remote
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.transfer import download, landing, remote
 from tfpreempt.testing.storage import FaultyFiles, FaultyStore
 
 

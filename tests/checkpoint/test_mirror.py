@@ -11,8 +11,9 @@ import pytest
 
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, remote, remote_tidy, upload
+from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.mirror import Mirror
+from tfpreempt.checkpoint.transfer import remote, tidy, upload
 from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
@@ -99,7 +100,7 @@ def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when):
         except SimulatedCrash:
             store.revive()
             uploaded(store, new)
-            remote_tidy.Tidy(store, 2).run()
+            tidy.Tidy(store, 2).run()
             whole = folders(store)
             assert {name.split("/")[0] for name in store.list()} == set(whole)
             continue
@@ -116,11 +117,11 @@ def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when):
         before = len(store.operations)
         store._faults, store._when = {before + number: SimulatedCrash("killed")}, when
         try:
-            remote_tidy.Tidy(store, 1).run()
+            tidy.Tidy(store, 1).run()
         except SimulatedCrash:
             store.revive()
             assert folders(store)[0].startswith("7.")
-            remote_tidy.Tidy(store, 1).run()
+            tidy.Tidy(store, 1).run()
             assert {name.split("/")[0] for name in store.list()} == set(folders(store))
             continue
         break
@@ -136,7 +137,7 @@ def test_only_what_is_ours_is_deleted(tmp_path):
     old = folders(store)[-1]
     for name in (f"{old}/notes.txt", "other/MANIFEST.json", "7.x/file", "readme"):
         store.put_if_absent(name, io.BytesIO(b"mine"))
-    remote_tidy.Tidy(store, 1).run()
+    tidy.Tidy(store, 1).run()
     assert [name for name in store.list() if name.startswith(old)] == [
         f"{old}/notes.txt"
     ]

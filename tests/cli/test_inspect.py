@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
-from tfpreempt.checkpoint import remote
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.checkpoint.storage import opening
 from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.cli import main
 from tfpreempt.testing.storage import FaultyStore, damage
 

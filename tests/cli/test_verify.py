@@ -19,7 +19,8 @@ from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.cli.conftest import wait_until
 from tests.cli.test_inspect import KEYS, filled
 from tfpreempt import errors
-from tfpreempt.checkpoint import restore, survey
+from tfpreempt.checkpoint import restore
+from tfpreempt.checkpoint.inspection import survey
 from tfpreempt.checkpoint.storage import opening
 from tfpreempt.checkpoint.verification import Effort
 from tfpreempt.cli import _checking, main

@@ -201,6 +201,16 @@ def test_what_is_missing(store):
             get(store, name)
 
 
+def test_a_folder_goes_with_its_last_object(store):
+    put(store, "a/b/1", b"x")
+    put(store, "a/2", b"x")
+    store.delete("a/b/1")
+    assert list(store.folders()) == ["a"]
+    store.delete("a/2")
+    assert list(store.folders()) == []
+    assert put(store, "a/b/1", b"x")
+
+
 def test_delete(store):
     put(store, "x", b"1")
     put(store, "y/z", b"1")

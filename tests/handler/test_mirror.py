@@ -14,8 +14,8 @@ import pytest
 
 from tests.handler.program import Program
 from tfpreempt import errors
-from tfpreempt.checkpoint import remote
 from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.tensorflow

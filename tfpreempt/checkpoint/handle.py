@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import contents, download, layout, metadata, moved, reading
-from tfpreempt.checkpoint.cache import Cache, key_of
-from tfpreempt.checkpoint.contents import Contents
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.handling import contents, metadata, moved, restoring
+from tfpreempt.checkpoint.handling.cache import Cache, key_of
+from tfpreempt.checkpoint.handling.contents import Contents
 from tfpreempt.checkpoint.storage.files import LocalFiles, write_durably
 from tfpreempt.checkpoint.storage.interface import ObjectStore, check_name
 from tfpreempt.checkpoint.storage.opening import (
@@ -23,6 +24,7 @@ from tfpreempt.checkpoint.storage.opening import (
     local_path,
     open_store,
 )
+from tfpreempt.checkpoint.transfer import download
 
 _STORE_METHODS = ("put_if_absent", "get", "list", "stat", "delete")
 
@@ -100,7 +102,7 @@ class Checkpoint(moved.NamesOfRay):
         """What `tf.train.Checkpoint.restore` takes; None where the commit holds named
         States only, or is remote: use `restore()` there. May read the manifest."""
         if self._prefix is None and self._local is not None:
-            self._prefix = reading.prefix_of(contents.of_path(self._local))
+            self._prefix = restoring.prefix_of(contents.of_path(self._local))
         return self._prefix
 
     @property
@@ -188,10 +190,10 @@ class Checkpoint(moved.NamesOfRay):
         """
         if self._local is not None:
             found = contents.of_path(self._local)
-            reading.verify(found)
-            prefix = reading.checked_prefix(found, self._path)
+            restoring.verify(found)
+            prefix = restoring.checked_prefix(found, self._path)
             return tf_checkpoint.restore(prefix)
-        return reading.restored_from_copy(self.as_directory(), tf_checkpoint)
+        return restoring.restored_from_copy(self.as_directory(), tf_checkpoint)
 
     def get_metadata(self) -> dict[str, Any]:
         """What was noted about it; empty if nothing was.

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 from tfpreempt import events
-from tfpreempt.checkpoint import fetch, layout
+from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Payload
@@ -16,6 +16,7 @@ from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.state import State, StateRegistry, read_state
 from tfpreempt.checkpoint.storage.files import Files
 from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.checkpoint.transfer import fetch
 
 _log = logging.getLogger(__name__)
 

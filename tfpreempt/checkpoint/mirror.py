@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from tfpreempt import errors
 from tfpreempt._threads import OwnedThread
-from tfpreempt.checkpoint import remote_tidy, upload
 from tfpreempt.checkpoint.catalog import Committed
 from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.checkpoint.transfer import tidy, upload
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.events import Fault
 
@@ -80,7 +80,7 @@ class Mirror:
         clock: Clock | None = None,
     ) -> None:
         self._store = store
-        self._tidy = remote_tidy.Tidy(store, max_to_keep)
+        self._tidy = tidy.Tidy(store, max_to_keep)
         self._record = record
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()

@@ -13,14 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfpreempt import errors, events
-from tfpreempt.checkpoint import (
-    catalog,
-    flat,
-    layout,
-    probe,
-    remote,
-    retention,
-)
+from tfpreempt.checkpoint import catalog, flat, layout, probe, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Committed
 from tfpreempt.checkpoint.loader import CheckpointLoader
@@ -34,6 +27,7 @@ from tfpreempt.checkpoint.state import (
 )
 from tfpreempt.checkpoint.storage import failure, reading
 from tfpreempt.checkpoint.storage.files import Files, files_for, remove_if_empty
+from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.restarts import num_restarts
 

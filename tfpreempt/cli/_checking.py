@@ -18,8 +18,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from tfpreempt.checkpoint import survey
-from tfpreempt.checkpoint.findings import Condition, Found, Row, rows
+from tfpreempt.checkpoint.inspection import survey
+from tfpreempt.checkpoint.inspection.findings import Condition, Found, Row, rows
 from tfpreempt.checkpoint.verification import THREADS, Effort
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfpreempt.checkpoint.findings import Condition, Row
+from tfpreempt.checkpoint.inspection.findings import Condition, Row
 from tfpreempt.cli._sizes import size_text
 
 _STYLES = {

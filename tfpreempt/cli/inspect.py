@@ -7,7 +7,7 @@ import json
 import click
 from rich.console import Console
 
-from tfpreempt.checkpoint.findings import Row
+from tfpreempt.checkpoint.inspection.findings import Row
 from tfpreempt.cli._checking import Place, check_rows, find_rows
 from tfpreempt.cli._findings_view import show_states, show_table, to_json
 

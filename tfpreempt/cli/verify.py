@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
-from tfpreempt.checkpoint.findings import Condition, Row
+from tfpreempt.checkpoint.inspection.findings import Condition, Row
 from tfpreempt.checkpoint.verification import THREADS
 from tfpreempt.cli._checking import Place, check_rows, find_rows
 from tfpreempt.cli._findings_view import show_table, to_json

@@ -13,7 +13,7 @@ from typing import IO
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.storage import failure, pieces
-from tfpreempt.checkpoint.storage.files import Files, LocalFiles
+from tfpreempt.checkpoint.storage.files import Files, LocalFiles, remove_if_empty
 from tfpreempt.checkpoint.storage.interface import (
     ObjectMissingError,
     ObjectStat,
@@ -65,9 +65,7 @@ class LocalStore:
         try:
             self._write(name, path, temporary, source)
             with failure.translated(f"put {name!r}", self._root):
-                try:
-                    os.link(temporary, path)  # unlike a rename, refuses to replace
-                except FileExistsError:
+                if not self._link(temporary, path):
                     return False
                 self._files.sync_dir(os.path.dirname(path))
         finally:
@@ -159,7 +157,26 @@ class LocalStore:
         with failure.translated(f"delete {name!r}", self._root):
             self._files.remove(path)
             self._files.sync_dir(os.path.dirname(path))
+            self._remove_empty(os.path.dirname(path))
         return True
+
+    def _link(self, temporary: str, path: str) -> bool:
+        """Unlike a rename, this refuses to replace; whether it was done."""
+        try:
+            try:
+                os.link(temporary, path)
+            except FileNotFoundError:  # the folder went with its last object meanwhile
+                self._files.make_dirs(os.path.dirname(path))
+                os.link(temporary, path)
+        except FileExistsError:
+            return False
+        return True
+
+    def _remove_empty(self, folder: str) -> None:
+        """Object storage has no empty folders: the store would list them for ever."""
+        while folder != self._root and not os.listdir(folder):
+            remove_if_empty(self._files, folder)
+            folder = os.path.dirname(folder)
 
     def _write(self, name: str, path: str, temporary: str, source: IO[bytes]) -> None:
         """Writes a durable temporary file; what reading raises is the caller's."""

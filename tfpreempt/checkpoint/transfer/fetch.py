@@ -13,13 +13,14 @@ from collections.abc import Callable
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import commit as committing
-from tfpreempt.checkpoint import layout, remote, retention
-from tfpreempt.checkpoint.download import download
-from tfpreempt.checkpoint.remote import RemoteCommit
+from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files
 from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.transfer.download import download
+from tfpreempt.checkpoint.transfer.remote import RemoteCommit
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ import dataclasses
 import os
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, control_files, flat, layout, restore
-from tfpreempt.checkpoint.findings import Condition, Form, Found
+from tfpreempt.checkpoint import catalog, flat, layout, restore
+from tfpreempt.checkpoint.inspection import control_files
+from tfpreempt.checkpoint.inspection.findings import Condition, Form, Found
 from tfpreempt.checkpoint.storage.readonly import ReadingStore
 
 _INDEX = ".index"

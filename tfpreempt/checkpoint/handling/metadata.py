@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, remote
+from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import LocalFiles, write_durably
 from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.checkpoint.transfer import remote
 
 _MAX_BYTES = 4 << 20
 _LOCK_SECONDS = 30.0

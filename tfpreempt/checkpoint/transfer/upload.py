@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import IO, cast
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, layout, pointer, remote
+from tfpreempt.checkpoint import checksum, layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
-from tfpreempt.checkpoint.crew import Crew
 from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.transfer.crew import Crew
 
 THREADS = 8
 

@@ -9,10 +9,11 @@ import dataclasses
 import io
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, remote
-from tfpreempt.checkpoint.findings import Condition, Form, Found, saved_at
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.inspection.findings import Condition, Form, Found, saved_at
 from tfpreempt.checkpoint.manifest import Manifest, from_json
 from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.checkpoint.verification import joined
 
 _MAX_MANIFEST_BYTES = 64 << 20

@@ -11,8 +11,9 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt._threads import OwnedThread
-from tfpreempt.checkpoint import checksum, contents
-from tfpreempt.checkpoint.contents import Contents
+from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint.handling import contents
+from tfpreempt.checkpoint.handling.contents import Contents
 
 
 def prefix_of(found: Contents) -> str | None:

@@ -15,13 +15,8 @@ import time
 from typing import IO, Protocol, cast
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, remote
-from tfpreempt.checkpoint.bar import Bar
-from tfpreempt.checkpoint.crew import Crew
-from tfpreempt.checkpoint.landing import Landing, Range
+from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest
-from tfpreempt.checkpoint.remote import RemoteCommit
-from tfpreempt.checkpoint.sink import Sink
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files, LocalFiles
 from tfpreempt.checkpoint.storage.interface import (
@@ -29,6 +24,12 @@ from tfpreempt.checkpoint.storage.interface import (
     ObjectStat,
     ObjectStore,
 )
+from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.transfer.bar import Bar
+from tfpreempt.checkpoint.transfer.crew import Crew
+from tfpreempt.checkpoint.transfer.landing import Landing, Range
+from tfpreempt.checkpoint.transfer.remote import RemoteCommit
+from tfpreempt.checkpoint.transfer.sink import Sink
 
 _RANGE_BYTES = 16 << 20
 _ATTEMPTS = 2

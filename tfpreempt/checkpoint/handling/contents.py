@@ -16,24 +16,17 @@ from collections.abc import Iterable
 from typing import IO
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import (
-    catalog,
-    checksum,
-    flat,
-    landing,
-    layout,
-    pointer,
-    remote,
-)
+from tfpreempt.checkpoint import catalog, checksum, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
-from tfpreempt.checkpoint.crew import Crew
-from tfpreempt.checkpoint.download import Source
 from tfpreempt.checkpoint.manifest import MAX_FILES, FileEntry, Manifest
 from tfpreempt.checkpoint.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     ObjectStore,
 )
+from tfpreempt.checkpoint.transfer import landing, remote
+from tfpreempt.checkpoint.transfer.crew import Crew
+from tfpreempt.checkpoint.transfer.download import Source
 
 _log = logging.getLogger(__name__)
 _THREADS = 8

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.landing import Range, of_range
+from tfpreempt.checkpoint.transfer.landing import Range, of_range
 
 
 class Sink(io.RawIOBase):

@@ -9,9 +9,10 @@ if a newer commit is there: until then somebody may still be uploading it.
 from __future__ import annotations
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, remote
-from tfpreempt.checkpoint.remote import Folder, joined
+from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.transfer.remote import Folder, joined
 
 
 class Tidy:

@@ -12,18 +12,13 @@ import os
 import stat
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import (
-    bundle,
-    control_files,
-    directory_survey,
-    flat,
-    layout,
-    remote,
-)
-from tfpreempt.checkpoint.findings import Checked, Condition, Form, Found
+from tfpreempt.checkpoint import bundle, flat, layout
+from tfpreempt.checkpoint.inspection import control_files, directory_survey
+from tfpreempt.checkpoint.inspection.findings import Checked, Condition, Form, Found
 from tfpreempt.checkpoint.storage import opening
 from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
 from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.checkpoint.verification import Effort, check_bytes, check_sizes, joined
 
 _INDEX = ".index"

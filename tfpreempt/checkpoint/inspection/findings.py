@@ -6,10 +6,11 @@ import dataclasses
 import enum
 from collections.abc import Iterable
 
-from tfpreempt.checkpoint import layout, remote
+from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.manifest import Manifest
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.checkpoint.transfer import remote
 
 _LATEST_TIME = 253_402_300_000.0  # dates end with the year 9999
 _WORKER = layout.worker_name(0).rstrip("0")

@@ -1,0 +1,1 @@
+"""What a `Checkpoint` handle is made of."""

@@ -1,0 +1,1 @@
+"""What `tfpreempt inspect` and `tfpreempt verify` find out."""

@@ -1,0 +1,1 @@
+"""Commits on their way to an object store and back."""
