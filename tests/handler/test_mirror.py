@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
+from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
 from tfpreempt import errors
 from tfpreempt.checkpoint.storage.local import LocalStore
@@ -108,6 +110,33 @@ def test_another_machine_goes_on_from_the_store(
     handler.run(other.step)
     handler.close()
     assert steps(store) == [4, 3]
+
+
+def managed(program: Program) -> tf.train.CheckpointManager:
+    return tf.train.CheckpointManager(
+        program.checkpoint, str(program.directory), max_to_keep=2
+    )
+
+
+def test_a_managers_checkpoints_go_the_same_way(
+    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+) -> None:
+    handler = program.handler(managed(program), remote_checkpoint_dir=store)
+    kept = Words("kept", "as it was")
+    for _ in range(3):
+        handler.run(program.step)
+    handler.close()
+    kept.text = "changed"
+    other = elsewhere()
+    handler = other.handler(managed(other), remote_checkpoint_dir=store)
+    assert (handler.total_run_calls, kept.text) == (3, "as it was")
+    assert other.variable.numpy().tolist() == [4.0, 5.0]
+    handler.run(other.step)
+    handler.close()
+    assert (other.directory / "ckpt-2.index").exists()  # its own, as it counts
+    assert steps(store) == [4, 3]
+    with elsewhere().handler(remote_checkpoint_dir=store) as third:
+        assert third.total_run_calls == 4
 
 
 def test_where_both_have_one_the_newer_wins(

@@ -45,7 +45,14 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
             assert_type(handler.run(step, number, scale=2.0), float)
             handler.run(step, "one")  # type: ignore[arg-type]  # run() checks fn's
         handler.save_checkpoint_if_preempted()
-    handler.close()
+        status = handler.mirror_status
+        if status is not None:
+            assert_type(status.mirrored, int | None)
+        assert_type(handler.wait_for_mirror(timeout=5), bool)
+        if (newest := handler.latest_checkpoint) is not None:
+            handler.delete_checkpoint(newest)
+        handler.delete_checkpoint("ckpt/5")  # type: ignore[arg-type]  # a handle
+    handler.close(timeout=5)
     return assert_type(handler.total_run_calls, int)
 
 
