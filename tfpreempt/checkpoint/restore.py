@@ -125,8 +125,10 @@ def verify(candidate: Candidate) -> None:
     faults = check_bytes(store, "", candidate.manifest.files, Effort(_THREADS))
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        path = os.path.join(candidate.base, faults[0].name)
         raise errors.CheckpointDamagedError(
-            f"Checkpoint {candidate.path!r} is damaged: {faults[0].text}{more}"
+            f"{path!r} of checkpoint {candidate.path!r} is damaged: "
+            f"{faults[0].text}{more}"
         )
 
 
