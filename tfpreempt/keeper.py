@@ -234,6 +234,7 @@ class Keeper:
         remote.open(
             self._saver.directory,
             self._candidate,
+            token=self._token,
             max_to_keep=self._saver.max_to_keep,
             record=self.record,
         )

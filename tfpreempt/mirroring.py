@@ -114,6 +114,7 @@ class Remote:
         directory: str,
         newest: Candidate | None,
         *,
+        token: str,
         max_to_keep: int | None,
         record: Callable[[Fault], None],
     ) -> None:
@@ -123,6 +124,7 @@ class Remote:
             directory: the checkpoint directory. One handler may follow another in it
                 that was never closed (a notebook catches SystemExit), and takes over.
             newest: the newest local commit, which the last run may not have copied.
+            token: of this start; begins the names of its saves.
             max_to_keep: commits to keep in the store; None keeps all.
             record: a method that is told faults, for the journal; held weakly.
 
@@ -149,7 +151,7 @@ class Remote:
                 alive(fault)
 
         self._mirror = Mirror(self.store, max_to_keep=max_to_keep, record=tell)
-        self._mirror.errand(self._exchange.clear)
+        self._mirror.errand(self._exchange.clearing_others(token))
         if newest is not None and newest.manifest is not None:
             self.committed(newest.path)
 

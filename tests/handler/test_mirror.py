@@ -135,6 +135,7 @@ def test_a_managers_checkpoints_go_the_same_way(
     handler.close()
     assert (other.directory / "ckpt-2.index").exists()  # its own, as it counts
     assert steps(store) == [4, 3]
+    assert len(list(other.directory.glob("*/COMMITTED"))) == 2  # one was fetched
     with elsewhere().handler(remote_checkpoint_dir=store) as third:
         assert third.total_run_calls == 4
 

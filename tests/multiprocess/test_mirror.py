@@ -80,6 +80,7 @@ def test_machines_without_a_shared_disk(
     last.expect(0, 0)
     assert [worker.lines("restored") for worker in last] == [[["9", "9"]]] * 2
     assert last.results() == reference("mwms", 2)
+    assert len(list(disks[1].glob("*/COMMITTED"))) <= 2  # max_to_keep acts there too
     assert not [name for name in server.names() if name.startswith("run/shards/")]
 
 

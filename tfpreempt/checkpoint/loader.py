@@ -30,6 +30,7 @@ class CheckpointLoader:
         worker: index of this worker.
         world_size: number of workers.
         is_chief: whether TensorFlow's own files have this worker's iterators.
+        max_to_keep: own commits to keep; None keeps all.
         needs_prefix: whether a commit of named States alone is nothing to restore.
         random_state: what `load_random_state` restores.
         registry: the named States that are loaded.
@@ -44,6 +45,7 @@ class CheckpointLoader:
         worker: int,
         world_size: int,
         is_chief: bool,
+        max_to_keep: int | None,
         needs_prefix: bool,
         random_state: State | None,
         registry: StateRegistry,
@@ -53,6 +55,7 @@ class CheckpointLoader:
         self.worker = worker
         self.world_size = world_size
         self.is_chief = is_chief
+        self.max_to_keep = max_to_keep
         self._payload = payload
         self._needs_prefix = needs_prefix
         self._damaged: set[str] = set()  # tokens of commits that `newest` passed over
@@ -82,6 +85,7 @@ class CheckpointLoader:
             local,
             self.directory,
             on_skip,
+            max_to_keep=self.max_to_keep,
             needs_prefix=self._needs_prefix,
         )
 
@@ -89,7 +93,7 @@ class CheckpointLoader:
         """Brings the commit that the chief chose; whether the store has it."""
         commit = fetch.find(store, token)
         if commit is not None:
-            fetch.bring(self._files, store, commit, self.directory)
+            fetch.bring(self._files, store, commit, self.directory, self.max_to_keep)
         return commit is not None
 
     def find(self, token: str) -> Candidate | None:

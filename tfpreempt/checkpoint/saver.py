@@ -75,12 +75,12 @@ class CheckpointSaver(CheckpointLoader):
             worker=worker,
             world_size=world_size,
             is_chief=is_chief,
+            max_to_keep=max_to_keep,
             needs_prefix=needs_prefix,
             random_state=random_state,
             registry=registry,
             files=files or files_for(directory),
         )
-        self.max_to_keep = max_to_keep
         self._clock = clock or SystemClock()
         self.above: Callable[[], int] = lambda: 0  # a sequence taken elsewhere
         self.is_pinned: Callable[[str], bool] = lambda path: False  # not to be deleted
@@ -281,6 +281,8 @@ class CheckpointSaver(CheckpointLoader):
             if self._payload is not None:
                 self._payload.committed()
             flat.sweep(self._files, directory)
+            for path in retention.plan(self.directory, 1)[1]:  # fetched once
+                retention.delete(self._files, path)
             remove_if_empty(self._files, os.path.join(self.directory, layout.STAGING))
         except OSError as error:
             _log.warning("Tidying %s after a commit failed: %s", directory, error)

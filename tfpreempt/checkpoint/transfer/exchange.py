@@ -8,6 +8,7 @@ like one on shared storage. They are small: what differs between workers.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import logging
@@ -95,23 +96,18 @@ class ShardExchange:
             present.append(worker)
         return present
 
-    def clear(self) -> None:
-        """Removes all shards from the store; on the chief, while no save is under way.
-
-        Raises:
-            CheckpointError: the store.
-        """
-        for name in list(self._store.list(FOLDER + "/")):
-            self._store.delete(name)
+    def clearing_others(self, token: str) -> Callable[[], None]:
+        """Removes what earlier starts left; this one's saves begin with its token."""
+        return functools.partial(self._clear, f"{FOLDER}/", f"{FOLDER}/{token}-")
 
     def clearing(self, attempt: str) -> Callable[[], None]:
         """Removes the shards of one save, once it is over."""
+        return functools.partial(self._clear, f"{FOLDER}/{attempt}/", None)
 
-        def clear() -> None:
-            for name in list(self._store.list(f"{FOLDER}/{attempt}/")):
+    def _clear(self, prefix: str, spared: str | None) -> None:
+        for name in list(self._store.list(prefix)):
+            if spared is None or not name.startswith(spared):
                 self._store.delete(name)
-
-        return clear
 
     def _take(self, staged: Staged, worker: int) -> None:
         place = self._place(staged.attempt, worker)

@@ -32,6 +32,7 @@ def newest_first(
     directory: str,
     on_skip: Callable[[str], None],
     *,
+    max_to_keep: int | None = None,
     needs_prefix: bool = False,
 ) -> bool:
     """Brings the newest remote commit that is whole, if it is newer than the local one.
@@ -42,6 +43,7 @@ def newest_first(
         local: the newest local checkpoint that is whole; None without one.
         directory: the checkpoint directory.
         on_skip: called with a description of each that is passed over.
+        max_to_keep: commits to keep in the directory; None keeps all.
         needs_prefix: passes over commits that hold named States only.
 
     Returns:
@@ -59,7 +61,7 @@ def newest_first(
             )
             continue
         try:
-            bring(files, store, commit, directory)
+            bring(files, store, commit, directory, max_to_keep)
         except errors.CheckpointDamagedError as error:
             on_skip(str(error))
         else:
@@ -94,7 +96,11 @@ def _newer_than(
 
 
 def bring(
-    files: Files, store: ObjectStore, commit: RemoteCommit, directory: str
+    files: Files,
+    store: ObjectStore,
+    commit: RemoteCommit,
+    directory: str,
+    max_to_keep: int | None = None,
 ) -> str:
     """Downloads a commit and publishes it in a directory.
 
@@ -103,6 +109,7 @@ def bring(
         store: where it is.
         commit: which.
         directory: the checkpoint directory.
+        max_to_keep: commits to keep there; None keeps all.
 
     Returns:
         Its path there.
@@ -132,7 +139,7 @@ def bring(
         saved_at = _saved_at(commit)
         if saved_at is not None:  # checkpoints of others rank by the marker's time
             os.utime(os.path.join(target, layout.MARKER), (saved_at, saved_at))
-        committing.finish(files, directory, max_to_keep=None)
+        committing.finish(files, directory, max_to_keep)
     return target
 
 
