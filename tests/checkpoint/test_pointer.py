@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -41,3 +44,10 @@ def test_any_path_comes_back(tmp_path, path):
     written = Pointer(latest=path, paths=("x", path), timestamps=(1.0, 2.5))
     pointer.write(LocalFiles(), str(tmp_path), written)
     assert pointer.read(str(tmp_path)) == written
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "checkpoint")
+    with pytest.raises(OSError, match="Not a regular file"):
+        pointer.read(str(tmp_path))

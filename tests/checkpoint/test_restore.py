@@ -155,3 +155,38 @@ def test_a_half_written_flat_one_counts_again_when_the_user_saves_it_anew(tmp_pa
     save(saver, 1)
     (candidate,) = restore.find_candidates(str(tmp_path))
     assert candidate.kind.value == "flat"
+
+
+RECORDS = [b"", b"[]", b"7", b"null", b'"half"', b"{", b"\xff", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_an_intent_that_says_nothing_is_a_half_written_save(tmp_path, record):
+    (tmp_path / "ckpt-1.index").write_bytes(b"somebody's")
+    assert len(restore.find_candidates(str(tmp_path))) == 1
+    (tmp_path / "ckpt-1.tfpreempt-intent").write_bytes(record)
+    assert restore.find_candidates(str(tmp_path)) == []
+    make_saver(tmp_path, FlatPayload(str(tmp_path))).start()
+    assert restore.find_candidates(str(tmp_path)) == []
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["COMMITTED", "MANIFEST.json"])
+def test_a_pipe_in_a_commit_is_damage(three, name):
+    """To open one for reading waits until somebody writes."""
+    (three / "20" / name).unlink()
+    os.mkfifo(three / "20" / name)
+    lost = []
+    found = restore.newest_verified(str(three), pytest.fail, lost.append)
+    assert found.step == 30
+    assert len(lost) == 1
+    save(make_saver(three, OwnPayload()), 40)
+    assert steps(three)[0] == 40
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_for_a_state_file_is_a_clear_error(three):
+    (three / "checkpoint").unlink()
+    os.mkfifo(three / "checkpoint")
+    with pytest.raises(errors.CheckpointError, match="Not a regular file"):
+        restore.find_candidates(str(three))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 
 import numpy as np
@@ -74,8 +75,30 @@ def test_another_bit_generator_of_numpy():
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"python": 1}', b"\xff\x00"])
 def test_a_damaged_random_state_is_a_clear_error(data):
-    with pytest.raises(errors.CheckpointDamagedError, match="random state"):
+    with pytest.raises(errors.CheckpointDamagedError, match=r"'tfpreempt\.random'"):
         load(tf_state.RandomState(), data)
+
+
+def hostile_generators():
+    """States of NumPy's global generator that would make it read elsewhere."""
+    good = np.random.RandomState(1).get_state(legacy=False)
+    for position in (-1, 625, 10**6, 1.5, True, None):
+        yield {**good, "state": {**good["state"], "pos": position}}
+    yield {**good, "state": [good["state"]]}
+    yield ("MT19937", good["state"]["key"], 10**6)
+    yield ["MT19937", good["state"]["key"], 10**6]
+    fields = np.dtype({"names": ["key", "pos"], "formats": [("<u4", 624), "<i8"]})
+    yield {**good, "state": np.array([(good["state"]["key"], 10**6)], fields)}
+
+
+@pytest.mark.parametrize("generator", list(hostile_generators()))
+def test_a_position_outside_of_the_generators_memory(generator):
+    record = json.loads(saved(tf_state.RandomState()))
+    record["numpy"] = encode(generator)
+    before = (random.getstate(), str(np.random.get_state()))
+    with pytest.raises(errors.CheckpointDamagedError):
+        load(tf_state.RandomState(), json.dumps(record).encode())
+    assert (random.getstate(), str(np.random.get_state())) == before
 
 
 def test_nothing_to_save_without_on_read_variables():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
+from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
@@ -90,3 +92,47 @@ def decode(value: Any) -> Any:
     if "list" in value:
         return [decode(item) for item in value["list"]]
     return {key: decode(item) for key, item in value["dict"].items()}
+
+
+@contextlib.contextmanager
+def readable(state: object) -> Iterator[None]:
+    """What goes wrong in the body means that the saved bytes are not the State's.
+
+    Raises:
+        CheckpointDamagedError: in place of what Python and NumPy raise.
+    """
+    try:
+        yield
+    except (
+        *(ValueError, KeyError, TypeError, IndexError, AttributeError),
+        *(OverflowError, RecursionError, MemoryError),
+    ) as error:
+        raise errors.CheckpointDamagedError(
+            f"What was saved for {state!r} cannot be read: {type(error).__name__}: "
+            f"{error}"
+        ) from error
+
+
+def check_bit_generator(state: Any) -> None:
+    """Checks what NumPy does not: it would read memory that is not its own.
+
+    Args:
+        state: a decoded state of a NumPy generator, before NumPy is given it.
+
+    Raises:
+        ValueError: it is none, or has a position that is out of range.
+        KeyError: it lacks a part.
+    """
+    if type(state) is not dict or not isinstance(state["bit_generator"], str):
+        raise ValueError(f"a bit generator's state is a {type(state).__name__}")
+    inner = state["state"]
+    if type(inner) is not dict:
+        raise ValueError(f"a bit generator's inner state is a {type(inner).__name__}")
+    for holder, field, top in (
+        (inner, "pos", 624),  # MT19937
+        (state, "buffer_pos", 4),  # Philox
+    ):
+        if field not in holder:
+            continue
+        if type(holder[field]) is not int or not 0 <= holder[field] <= top:
+            raise ValueError(f"{field} is {holder[field]!r}")

@@ -48,7 +48,9 @@ def is_half_written(prefix: str) -> bool:
             record = json.load(file)
     except FileNotFoundError:
         return False
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
+        return True
+    if not isinstance(record, dict):
         return True
     now = _stamp(prefix)
     if "half" in record:

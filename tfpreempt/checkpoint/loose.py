@@ -15,6 +15,7 @@ from typing import IO
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, checksum, layout
 from tfpreempt.checkpoint.state import State, naming
+from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, write_durably
 
 _MAGIC = b"tfploose"
@@ -68,7 +69,7 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
         OSError: it cannot be read.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115  (closed below; absent is an answer)
+        file = reading.open_file(path)  # absent is an answer
     except (FileNotFoundError, NotADirectoryError):
         return None
     with file:

@@ -30,7 +30,14 @@ from tensorflow.python.training.saving import saveable_object as _saveable_objec
 from tensorflow.python.util import object_identity as _object_identity
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import decode, encode, read_parts, write_parts
+from tfpreempt.checkpoint.encoding import (
+    check_bit_generator,
+    decode,
+    encode,
+    read_parts,
+    readable,
+    write_parts,
+)
 from tfpreempt.checkpoint.state import State
 
 _log = logging.getLogger(__name__)
@@ -199,15 +206,13 @@ class RandomState(State):
         fileobj.write(json.dumps(record).encode())
 
     def load(self, fileobj: IO[bytes]) -> None:
-        try:
+        with readable(self):
             record = json.load(fileobj)
+            generator = decode(record["numpy"])
+            check_bit_generator(generator)
             random.setstate(decode(record["python"]))
-            np.random.set_state(decode(record["numpy"]))
+            np.random.set_state(generator)
             load_tensorflow_record(record)
-        except (ValueError, KeyError, TypeError) as error:
-            raise errors.CheckpointDamagedError(
-                f"The saved random state cannot be read: {error}"
-            ) from error
 
 
 def tensorflow_record() -> dict[str, Any]:

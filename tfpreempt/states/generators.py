@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
-from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import decode, encode
+from tfpreempt.checkpoint.encoding import (
+    check_bit_generator,
+    decode,
+    encode,
+    readable,
+)
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
-
-
-@contextlib.contextmanager
-def readable(state: State) -> Iterator[None]:
-    """What goes wrong in the body means that the saved bytes are not the State's."""
-    try:
-        yield
-    except (
-        *(ValueError, KeyError, TypeError, IndexError, AttributeError),
-        *(OverflowError, RecursionError, MemoryError),
-    ) as error:
-        raise errors.CheckpointDamagedError(
-            f"What was saved for {state!r} cannot be read: {type(error).__name__}: "
-            f"{error}"
-        ) from error
 
 
 class PythonRandomState(State):
@@ -90,9 +78,9 @@ class NumpyRandomState(State):
     def load(self, fileobj: IO[bytes]) -> None:
         with readable(self):
             state = decode(json.loads(fileobj.read()))
+            check_bit_generator(state)
             saved, here = state["bit_generator"], self._get()["bit_generator"]
             if saved == here:
-                _check_positions(state)
                 self._set(state)
         if saved != here:
             raise errors.CheckpointMismatchError(
@@ -114,13 +102,3 @@ class NumpyRandomState(State):
             self._generator.set_state(state)
         else:
             self._generator.bit_generator.state = state
-
-
-def _check_positions(state: Any) -> None:
-    """NumPy does not: it would read memory that is not its own."""
-    for holder, field, top in (
-        (state["state"], "pos", 624),  # MT19937
-        (state, "buffer_pos", 4),  # Philox
-    ):
-        if field in holder and not 0 <= holder[field] <= top:
-            raise ValueError(f"{field} is {holder[field]!r}")

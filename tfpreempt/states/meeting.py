@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfpreempt.checkpoint import layout, retention
+from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, remove_if_empty, write_durably
 from tfpreempt.clock import Clock
 from tfpreempt.cluster import Cluster
@@ -193,7 +194,7 @@ class Meeting:
 def _get(path: str) -> Any:
     """What somebody wrote; None if it isn't there, or can't be what was written."""
     try:
-        with open(path, "rb") as file:
+        with reading.open_file(path) as file:
             return json.loads(file.read(1 << 20))
     except (OSError, ValueError, RecursionError):
         return None

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops as _iterator_ops
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import read_parts, write_parts
+from tfpreempt.checkpoint.encoding import read_parts, readable, write_parts
 from tfpreempt.checkpoint.iterator_state import pack, unpack
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.tf_state import (
@@ -18,7 +18,6 @@ from tfpreempt.checkpoint.tf_state import (
     load_tensorflow_record,
     tensorflow_record,
 )
-from tfpreempt.states.generators import readable
 
 
 class TensorFlowRandomState(State):

@@ -7,7 +7,9 @@ is imported with the first one. Changes go through `files.py`.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
+import stat as modes
 from collections.abc import Iterator
 from typing import IO, Protocol
 
@@ -83,7 +85,17 @@ class LocalReading:
         return os.path.islink(path)
 
     def open(self, path: str, buffering: int) -> IO[bytes]:
-        return open(path, "rb", buffering=buffering)
+        return open(path, "rb", buffering=buffering, opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Refuses a pipe or a device: to open or read one may take for ever."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if modes.S_ISREG(mode) or modes.S_ISDIR(mode):  # Python itself refuses the latter
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "Not a regular file", path)
 
 
 _LOCAL = LocalReading()
@@ -131,7 +143,7 @@ def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
     """Opens a file to read it; the caller closes it.
 
     Raises:
-        OSError: as the storage says.
+        OSError: as the storage says; or it is a pipe or a device.
     """
     return _of(path).open(path, buffering)
 
