@@ -1,4 +1,4 @@
-"""A handler's side of the object store: where it is, what goes there, how it ends."""
+"""A program's side of the object store: where it is, what goes there, how it ends."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _from_environment(checkpoint_dir: str) -> str | None:
 
 
 class Remote:
-    """What one handler has in an object store; on every worker.
+    """What a handler, or a program without one, has in an object store; every worker.
 
     Args:
         store: the store.
@@ -173,6 +173,49 @@ class Remote:
             CheckpointError: the store cannot be listed.
         """
         self._highest = max([0, *(each.sequence for each in remote.scan(self.store))])
+
+    def look_for_newer(
+        self, local: Candidate | None, fetch: Callable[[], bool], *, instead: str
+    ) -> bool:
+        """Looks, and brings a newer commit; without a local one it has to succeed.
+
+        Args:
+            local: the newest local checkpoint that is whole; None without one.
+            fetch: brings a commit that is newer, and says whether there was one.
+            instead: what a user can do who wants to begin anew.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            CheckpointError: the store cannot be read, and there is nothing local.
+            SaveError: the disk.
+        """
+        try:
+            self.look()
+            return fetch()
+        except errors.SaveError:
+            raise  # this disk
+        except errors.CheckpointError as error:
+            if local is None:
+                raise errors.CheckpointError(
+                    f"{error} Training does not begin anew without knowing what is in "
+                    f"remote_checkpoint_dir; make it reachable, or {instead}"
+                ) from error
+            _log.warning(
+                "tfpreempt: %s cannot be asked for a newer commit, and %s (step %s) is "
+                "restored: %s",
+                self.store.uri,
+                local.path,
+                local.step,
+                error,
+            )
+            return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it copies, and no other has taken over."""
+        return _in_use.get(self.store.uri) is self
 
     @property
     def status(self) -> MirrorStatus | None:

@@ -241,26 +241,11 @@ class Start:
     def _fetch_newer(self, saver: CheckpointSaver, store: ObjectStore) -> bool:
         """Brings a newer commit from the store; whether there was one."""
         assert self.remote is not None
-        try:
-            self.remote.look()
-            return saver.fetch_newer(store, self.candidate, self.skipped.append)
-        except errors.SaveError:
-            raise  # this disk
-        except errors.CheckpointError as error:
-            if self.candidate is None:
-                raise errors.CheckpointError(
-                    f"{error} Training does not begin anew without knowing what is in "
-                    "remote_checkpoint_dir; make it reachable, or pass restore=False"
-                ) from error
-            log.warning(
-                "tfpreempt: %s cannot be asked for a newer commit, and step %s of %s "
-                "is restored: %s",
-                store.uri,
-                self.candidate.step,
-                saver.directory,
-                error,
-            )
-            return False
+        return self.remote.look_for_newer(
+            self.candidate,
+            lambda: saver.fetch_newer(store, self.candidate, self.skipped.append),
+            instead="pass restore=False",
+        )
 
     def _bring_before_all(self, saver: CheckpointSaver) -> None:
         """Workers with other disks fetch what this one restores, so it must be there.

@@ -12,6 +12,7 @@ Own form, in `<dir>`:
         COMMITTED                   the marker; it alone makes this a checkpoint
         .metadata.json              what a user noted about it with a handle, later
     .tfpreempt-staging/<attempt>/   the same before the commit
+    .tfpreempt-fetch.lock           held while a plain program fetches a commit
 
 In a directory that is a URL (gs://bucket/run), where nothing can be renamed, a commit
 is written under its last name, and there is no `.tfpreempt-staging`:
@@ -39,6 +40,7 @@ MARKER = "COMMITTED"
 METADATA = ".metadata.json"
 STAGING = ".tfpreempt-staging"
 FETCH = "fetch-"  # begins the staging directory of a download
+FETCH_LOCK = ".tfpreempt-fetch.lock"
 POINTER = "checkpoint"
 PAYLOAD = "ckpt"
 STATES = "states"

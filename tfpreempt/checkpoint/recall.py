@@ -12,6 +12,7 @@ from tfpreempt.checkpoint import catalog, layout, loose
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.state import State, naming, read_state
+from tfpreempt.checkpoint.storage import reading
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.restarts import read_restarts
 
@@ -99,7 +100,7 @@ class Recall:
             return
         end = self._clock.monotonic() + _SECONDS
         pause = threading.Event()
-        while os.path.isdir(self._pending) or catalog.uncommitted(self._directory):
+        while self._is_staged() or catalog.uncommitted(self._directory):
             if self._clock.monotonic() > end:
                 _log.warning(
                     "tfpreempt: %s was not committed within %g s; what is loaded may "
@@ -111,9 +112,22 @@ class Recall:
             pause.wait(0.01)
         self._pending = ""
 
+    def _is_staged(self) -> bool:
+        """In a URL what was staged stays where it is, and gets a marker."""
+        marker = os.path.join(self._pending, layout.MARKER)
+        return reading.is_dir(self._pending) and not reading.is_there(marker)
+
+    def newest(self) -> Candidate | None:
+        """The newest commit that is whole; `load` tells what is wrong with others.
+
+        Raises:
+            CheckpointError: the directory cannot be read.
+        """
+        return self._newest([])
+
     def _newest(self, problems: list[str]) -> Candidate | None:
         """The newest whole commit; else the one that all workers restored."""
-        if not os.path.isdir(self._directory):
+        if not reading.is_dir(self._directory):
             return None
 
         def skip(problem: str) -> None:

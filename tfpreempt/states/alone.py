@@ -6,13 +6,14 @@ import uuid
 from collections.abc import Sequence
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import Files, LocalFiles
+from tfpreempt.checkpoint.storage.files import Files, files_for
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.cluster import Cluster
+from tfpreempt.states.copies import Copies
 from tfpreempt.states.meeting import Meeting
 from tfpreempt.states.values import StepCounter
 
@@ -26,6 +27,7 @@ class StatesAlone:
         directory: the checkpoint directory, which exists, shared by all workers.
         cluster: who the workers are.
         registry: the States.
+        copies: what has the commits copied; None where they are not.
         files: the file operations.
         clock: for deadlines and measured times.
         seconds: how long a wait for other workers may take.
@@ -40,11 +42,12 @@ class StatesAlone:
         cluster: Cluster,
         *,
         registry: StateRegistry = REGISTRY,
+        copies: Copies | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
         seconds: float = _SECONDS,
     ) -> None:
-        files, clock = files or LocalFiles(), clock or SystemClock()
+        files, clock = files or files_for(directory), clock or SystemClock()
         self._directory = directory
         self._cluster = cluster
         self._registry = registry
@@ -61,6 +64,10 @@ class StatesAlone:
         self._meeting = Meeting(
             directory, cluster, files=files, clock=clock, seconds=seconds
         )
+        self._copies = copies
+        if copies is not None:
+            self._saver.above = copies.above
+            self._saver.is_pinned = copies.is_pinned
         self._is_started = False
         self.pending = ""
         self._calls = 0
@@ -73,6 +80,7 @@ class StatesAlone:
 
         Raises:
             SaveError: nothing was committed, and nothing older was touched.
+            ConfigurationError: workers cannot meet in such a directory.
             UsageError: there is no State.
         """
         states = self._registry.in_order()
@@ -86,7 +94,10 @@ class StatesAlone:
             self._is_started = True
             self._saver.start()
         # The others' shards are all that anybody has to wait for.
-        is_joint = self._cluster.world > 1 and any(s.per_worker for s in states)
+        own = [state for state in states if state.per_worker]
+        is_joint = self._cluster.world > 1 and bool(own)
+        if is_joint and layout.is_url(self._directory):
+            raise errors.ConfigurationError(_no_meeting(self._directory, own[0]))
         attempt = f"states-{uuid.uuid4().hex[:12]}"
         if is_joint:
             with failure.translated("meet the other workers", self._directory):
@@ -107,6 +118,8 @@ class StatesAlone:
                 raise
         commit = self._saver.commit(staged, "save", range(self._cluster.world))
         assert commit is not None  # there is no save_fn that could say so
+        if self._copies is not None:
+            self._copies.committed(commit.path)
         return commit.path
 
     def _follow(self, attempt: str, is_joint: bool) -> None:
@@ -132,3 +145,13 @@ class StatesAlone:
         with failure.translated("read the last commit", self._directory):
             found, _ = catalog.scan(self._directory)
         return 1 + (found[0].manifest.step if found else 0)
+
+
+def _no_meeting(directory: str, state: State) -> str:
+    return (
+        f"{state!r} is saved by each worker, and without a handler workers meet by "
+        f"files on a shared disk, which {directory!r} is not. Use a "
+        "PreemptionCheckpointHandler(None, None, directory), whose workers need no "
+        "disk to meet; or a local directory that all workers share; or States with "
+        "per_worker=False."
+    )

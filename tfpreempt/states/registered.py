@@ -9,19 +9,23 @@ from __future__ import annotations
 import os
 
 from tfpreempt import errors, session
-from tfpreempt.checkpoint import loose
+from tfpreempt.checkpoint import layout, loose
 from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import State, sync_states
 from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import LocalFiles
+from tfpreempt.checkpoint.storage.files import files_for
 from tfpreempt.cluster import Cluster, cluster_from_environment
+from tfpreempt.mirroring import REMOTE_VARIABLE, open_remote
 from tfpreempt.states.alone import StatesAlone
+from tfpreempt.states.copies import Copies
 
 _VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
-# By directory and cluster: what is made once in a process.
+# By directory and cluster: what is made once in a process. Copies are None where there
+# is no object store.
 _alone: dict[tuple[str, Cluster], StatesAlone] = {}
 _recalls: dict[tuple[str, Cluster], Recall] = {}
+_copies: dict[tuple[str, Cluster], Copies | None] = {}
 
 
 def save_all_states() -> str:
@@ -30,7 +34,9 @@ def save_all_states() -> str:
     `sync()` is called on all workers, in name order. With an open handler this is its
     `save()`: one commit holds the States and the TensorFlow checkpoint. (With several,
     each commits.) Without one the States alone are committed, in the directory that
-    TFPREEMPT_CHECKPOINT_DIR names; the workers are those of TF_CONFIG.
+    TFPREEMPT_CHECKPOINT_DIR names; the workers are those of TF_CONFIG. Where
+    TFPREEMPT_REMOTE_CHECKPOINT_DIR is set, each commit is copied there in the
+    background; the first call of a process looks there for a newer one.
 
     Returns:
         The commit's directory, on the chief. On the other workers, where it may not be
@@ -40,6 +46,7 @@ def save_all_states() -> str:
     Raises:
         SaveError: nothing was committed, and nothing older was touched; or a worker
             didn't come.
+        CheckpointError: the object store cannot be read, and no commit is here.
         ConfigurationError: there is no handler, and the variable isn't set.
         UsageError: there is no State and no handler; or inside `run()`.
     """
@@ -55,8 +62,9 @@ def save_all_states() -> str:
             "share; or make a PreemptionCheckpointHandler first."
         )
     key = (failure.check_directory(directory), cluster)
+    copies = _begin(key)
     if key not in _alone:
-        _alone[key] = StatesAlone(*key)
+        _alone[key] = StatesAlone(*key, copies=copies)
     return _alone[key].save()
 
 
@@ -84,7 +92,7 @@ def save_state(
         return
     directory = failure.check_directory(checkpoint_dir)
     with failure.translated(f"save {state!r}", directory):
-        loose.write(LocalFiles(), directory, cluster.worker, state)
+        loose.write(files_for(directory), directory, cluster.worker, state)
 
 
 def load_state(state: State) -> bool:
@@ -93,7 +101,9 @@ def load_state(state: State) -> bool:
     With an open handler: from the commit that all workers restored, or the newest one
     since. Without one: from the newest whole commit in the directory that
     TFPREEMPT_CHECKPOINT_DIR names. A file of `save_state` in the same directory is
-    taken instead if it is newer, or if the commit lacks the State.
+    taken instead if it is newer, or if the commit lacks the State. The first call of a
+    process without a handler fetches the newest commit of the object store that
+    TFPREEMPT_REMOTE_CHECKPOINT_DIR names, if it is newer than the directory's.
 
     Args:
         state: need not be registered.
@@ -103,22 +113,43 @@ def load_state(state: State) -> bool:
 
     Raises:
         CheckpointDamagedError: something was saved, and none of it is whole.
-        CheckpointError: the directory cannot be read.
+        CheckpointError: the directory cannot be read; or the object store, and no
+            commit is here.
     """
     if handlers := session.open_handlers():
         return any(handler.load_state(state) for handler in reversed(handlers))
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
         return False
-    if "://" in directory:
-        failure.check_directory(directory)  # says where such a place can be used
-    cluster = _cluster()
-    key = (os.path.abspath(directory), cluster)
-    if key not in _recalls:
-        _recalls[key] = Recall(key[0], cluster.worker, cluster.world)
+    if "://" in directory or os.environ.get(REMOTE_VARIABLE):
+        # It says where such a place can be used, and what is fetched needs a directory.
+        directory = failure.check_directory(directory)
+    key = (layout.absolute(directory), _cluster())
+    _begin(key)
     if key in _alone:
-        _recalls[key].expect(_alone[key].pending)
-    return _recalls[key].load(state)
+        _recall(key).expect(_alone[key].pending)
+    return _recall(key).load(state)
+
+
+def _recall(key: tuple[str, Cluster]) -> Recall:
+    directory, cluster = key
+    if key not in _recalls:
+        _recalls[key] = Recall(directory, cluster.worker, cluster.world)
+    return _recalls[key]
+
+
+def _begin(key: tuple[str, Cluster]) -> Copies | None:
+    """Before the first load or save: a newer commit may lie in an object store."""
+    directory, cluster = key
+    if key not in _copies:
+        store = open_remote(None, directory)
+        _copies[key] = None
+        if store is not None:
+            _copies[key] = Copies(store, directory, cluster, _recall(key).newest)
+    copies = _copies[key]
+    if copies is not None:
+        copies.begin()
+    return copies
 
 
 def _cluster() -> Cluster:

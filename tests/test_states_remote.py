@@ -1,0 +1,360 @@
+"""Named States without a handler, whose commits are copied to an object store."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import shutil
+import sys
+import threading
+import uuid
+
+import pytest
+
+import tfpreempt
+from tests.checkpoint.fakes import Words
+from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
+from tfpreempt import errors, mirroring, session
+from tfpreempt.checkpoint import remote
+from tfpreempt.checkpoint.recall import Recall
+from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.cluster import LOCAL, Cluster
+from tfpreempt.states import copies, registered
+from tfpreempt.testing.storage import FaultyStore
+
+pytestmark = pytest.mark.timeout(60)
+LIMIT = 20.0
+
+
+class Place:
+    """What outlives a process: a directory, and a store."""
+
+    def __init__(self, directory, monkeypatch):
+        self.directory = directory
+        self.store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
+        self._monkeypatch = monkeypatch
+
+    def restart(self):
+        """Forgets what this process knows, as a new one would."""
+        self.stop()
+        for name in ("_alone", "_recalls", "_copies"):
+            self._monkeypatch.setattr(registered, name, {})
+
+    def stop(self):
+        for each in registered._copies.values():
+            each._remote.close()
+
+    def lose_disk(self):
+        shutil.rmtree(self.directory)
+
+    def save(self, words, text):
+        words.text = text
+        return tfpreempt.save_all_states()
+
+    def load(self, words):
+        words.text = "nothing"
+        tfpreempt.load_state(words)
+        return words.text
+
+    def hear(self, fault):
+        """What a handler's journal would be told."""
+
+    def wait(self):
+        (found,) = registered._copies.values()
+        assert found._remote.wait(LIMIT)
+
+    def break_store(self):
+        error = errors.CheckpointError("503 from the bucket.")
+        self.store.fail_from(len(self.store.operations), error)
+
+    def copied(self):
+        """Sequences of the commits in the store, newest first."""
+        found = remote.commits(self.store, pytest.fail)
+        return [each.manifest.sequence for each in found]
+
+    def fetched(self):
+        """How often a State was downloaded."""
+        return len([1 for how, name in self.store.operations if ".state" in name])
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    for name in ("TF_CONFIG", "TFPREEMPT_NUM_RESTARTS", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    made = Place(tmp_path / "ckpt", monkeypatch)
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(made.directory))
+    monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", made.store.uri)
+    monkeypatch.setattr(mirroring, "open_store", lambda place: made.store)
+    monkeypatch.setattr(session, "_current", None)
+    for left in REGISTRY.in_order():
+        left.unregister()
+    made.restart()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def words():
+    return Words("words", "one")
+
+
+def said(caplog, text):
+    lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    return [line for line in lines if text in line]
+
+
+def test_every_commit_is_copied_and_a_new_disk_goes_on(place, words):
+    assert place.load(words) == "nothing"
+    for number in range(3):
+        place.save(words, str(number))
+        place.wait()
+    assert place.copied() == [3, 2]
+    place.lose_disk()
+    place.restart()
+    assert place.load(words) == "2"
+    place.save(words, "4")
+    place.wait()
+    assert place.copied() == [4, 3]
+
+
+def test_a_first_save_ranks_above_what_is_there(place, words):
+    place.save(words, "old")
+    place.wait()
+    place.lose_disk()
+    place.restart()
+    assert place.save(words, "new") == str(place.directory / "2")
+    place.wait()
+    assert place.copied() == [2, 1]
+    assert place.load(words) == "new"
+
+
+def test_a_place_below_files(place, words, tmp_path, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(place.directory))
+    there = f"file://{tmp_path}/there"
+    monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", there)
+    place.save(words, "one")
+    place.wait()
+    place.lose_disk()
+    place.restart()
+    assert place.load(words) == "one"
+
+
+def test_a_copy_that_was_cut_short_is_finished_by_the_next_start(place, words):
+    place.save(words, "one")
+    place.wait()
+    place.break_store()
+    place.save(words, "two")
+    place.restart()
+    place.store.revive()
+    assert place.copied() == [1]
+    assert place.load(words) == "two"
+    place.wait()
+    assert place.copied() == [2, 1]
+
+
+def test_a_store_that_cannot_be_asked(place, words, caplog):
+    place.save(words, "one")
+    place.wait()
+    place.break_store()
+    place.restart()
+    assert place.load(words) == "one"
+    assert len(said(caplog, "cannot be asked for a newer commit")) == 1
+    place.lose_disk()
+    place.restart()
+    for call in (lambda: tfpreempt.load_state(words), tfpreempt.save_all_states):
+        with pytest.raises(errors.CheckpointError, match="does not begin anew"):
+            call()
+    place.store.revive()
+    assert place.load(words) == "one"  # it is asked again
+
+
+def test_faults_never_reach_the_loop(place, words, caplog):
+    place.save(words, "one")
+    place.wait()
+    place.break_store()
+    for number in range(4):
+        place.save(words, str(number))
+    (found,) = registered._copies.values()
+    assert not found._remote.wait(0.05)
+    assert len(said(caplog, "training goes on")) == 1
+    found._seconds = 0.05
+    found._end()
+    (text,) = said(caplog, "was not whole when the time was up")
+    assert "503 from the bucket" in text
+    assert str(place.store.uri) in text
+
+
+def test_the_end_waits_for_the_copy(place, words):
+    place.save(words, "one")
+    (found,) = registered._copies.values()
+    found._seconds = LIMIT
+    found._end()
+    assert place.copied() == [1]
+    assert not found._remote.is_open
+
+
+def test_a_forked_child_waits_for_nothing(place, words):
+    place.save(words, "one")
+    (found,) = registered._copies.values()
+    found._process += 1
+    found._end()
+    assert found._remote.is_open
+
+
+def test_a_damaged_copy_is_passed_over(place, words, caplog):
+    for text in ("one", "two"):
+        place.save(words, text)
+        place.wait()
+    newest = next(iter(remote.commits(place.store, pytest.fail)))
+    place.store.damage(f"{newest.folder}/states/words.state")
+    place.lose_disk()
+    place.restart()
+    assert place.load(words) == "one"
+    assert len(said(caplog, "it is passed over")) == 1
+
+
+def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
+    class Handler:
+        def save_now(self):
+            return "its own"
+
+        def load_state(self, state):
+            return True
+
+    monkeypatch.setattr(session, "open_handlers", lambda: [Handler()])
+    assert tfpreempt.load_state(words)
+    assert tfpreempt.save_all_states() == "its own"
+    assert registered._copies == {}
+    assert place.store.operations == []
+
+
+def test_after_a_handler_copying_begins_again(place, words):
+    place.save(words, "one")
+    place.wait()
+    taker = mirroring.Remote(place.store, 0)
+    taker.open(str(place.directory), None, max_to_keep=2, record=place.hear)
+    place.wait()  # ended
+    taker.close()
+    place.save(words, "two")
+    place.wait()
+    assert place.copied() == [2, 1]
+
+
+def test_a_directory_that_is_a_url(place, words, monkeypatch):
+    monkeypatch.setattr(registered.failure, "check_directory", lambda given: given)
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", "gs://bucket/run")
+    with pytest.raises(errors.ConfigurationError, match="Leave one of the two out"):
+        tfpreempt.load_state(words)
+
+
+# --- many workers --------------------------------------------------------------------
+
+
+def worker(place, index, directory):
+    cluster = Cluster(worker=index, jobs=(("worker", 3),))
+    recall = Recall(str(directory), index, 3)
+    made = copies.Copies(place.store, str(directory), cluster, recall.newest)
+    return made, recall
+
+
+@pytest.fixture
+def run_before(place, words):
+    """A commit in the store, and no disk that has it."""
+    place.save(words, "of the chief")
+    place.wait()
+    place.lose_disk()
+    place.restart()
+    place.store.operations.clear()
+
+
+def test_of_those_that_share_a_disk_one_fetches(place, words, run_before):
+    place.directory.mkdir()
+    made = [worker(place, index, place.directory) for index in range(3)]
+    failures = []
+
+    def begin(copy):
+        try:
+            copy.begin()
+        except Exception as error:  # told by the main thread
+            failures.append(error)
+
+    others = [threading.Thread(target=begin, args=[c]) for c, _ in made[1:]]
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join(LIMIT)
+    made[0][0].begin()
+    assert failures == []
+    assert made[0][0]._remote.wait(LIMIT)
+    assert place.fetched() == 1
+    for each, recall in made:
+        words.text = ""
+        assert recall.load(words)
+        assert words.text == "of the chief"
+        assert each._remote.is_open == (each is made[0][0])
+    made[0][0]._end()
+
+
+def test_of_those_with_disks_of_their_own_each_fetches(
+    place, words, run_before, tmp_path
+):
+    for index in (2, 1):
+        directory = tmp_path / f"disk-{index}"
+        directory.mkdir()
+        made, recall = worker(place, index, directory)
+        made.begin()
+        made.begin()
+        words.text = ""
+        assert recall.load(words)
+        assert words.text == "of the chief"
+        assert made._remote.status is None  # it copies nothing
+    assert place.fetched() == 2
+
+
+def test_what_is_gone_is_not_copied(place):
+    place.directory.mkdir()
+    made = copies.Copies(place.store, str(place.directory), LOCAL, lambda: None)
+    made.begin()
+    made.committed(str(place.directory / "gone"))  # never raises
+    made._end()
+
+
+# --- under the supervisor ------------------------------------------------------------
+
+LOOP = """
+import random
+import tfpreempt
+from tfpreempt.states import JsonState, PythonRandomState, StepCounter
+step, drawn = StepCounter(), JsonState("drawn", [])
+rng = random.Random(7)
+generator = PythonRandomState("rng", rng)
+for state in (step, drawn, generator):
+    tfpreempt.load_state(state)
+tell(f"start-{os.environ['RUN']}", str(step.value))
+while step.value < int(os.environ["STEPS"]):
+    drawn.value.append(rng.random())
+    if step.increment() % 4 == 0:
+        tfpreempt.save_all_states()
+tell("result", json.dumps(drawn.value))
+assert "tensorflow" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_a_plain_loop_outlives_its_disk(supervised, tmp_path):  # noqa: F811
+    for run, steps in enumerate((10, 20)):
+        code, _, err = supervised.run(
+            LOOP,
+            "--remote-checkpoint-dir",
+            f"file://{tmp_path}/there",
+            command=[sys.executable, "worker.py"],
+            environment={"RUN": str(run), "STEPS": str(steps)},
+        )
+        assert code == 0, err + supervised.log(0)
+        shutil.rmtree(tmp_path / "ckpt")
+    assert [supervised.wait_told(f"start-{n}") for n in range(2)] == ["0", "8"]
+    rng = random.Random(7)
+    result = json.loads(supervised.wait_told("result"))
+    assert result == [rng.random() for _ in range(20)]

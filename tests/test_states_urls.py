@@ -1,0 +1,111 @@
+"""Named States without a handler, in a directory that only TensorFlow can reach."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import tfpreempt
+from tests.checkpoint.fakes import Words
+from tfpreempt import errors, session
+from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.cluster import Cluster
+from tfpreempt.states import StepCounter, registered
+from tfpreempt.states.alone import StatesAlone
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+
+@pytest.fixture
+def url(tmp_path, monkeypatch):
+    place = f"ram:/{tmp_path}/run"
+    for name in ("TF_CONFIG", "TFPREEMPT_REMOTE_CHECKPOINT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", place)
+    monkeypatch.setattr(session, "_current", None)
+    for left in REGISTRY.in_order():
+        left.unregister()
+    restart(monkeypatch)
+    return place
+
+
+def restart(monkeypatch):
+    for name in ("_alone", "_recalls", "_copies"):
+        monkeypatch.setattr(registered, name, {})
+
+
+def load(state):
+    state.text = ""
+    return tfpreempt.load_state(state), state.text
+
+
+def test_states_and_shards_and_back(url, monkeypatch):
+    counter = StepCounter()
+    shared, own = Words("shared", "a"), Words("own", "b", per_worker=True)
+    assert load(shared) == (False, "")
+    for text in ("one", "two", "three"):
+        shared.text, own.text = text, text + ", own"
+        counter.increment()
+        path = tfpreempt.save_all_states()
+        assert path.startswith(f"{url}/commit-")
+    assert load(shared) == (True, "three")
+    counter.value = 0
+    restart(monkeypatch)
+    assert tfpreempt.load_state(counter)
+    assert (load(shared), load(own)) == ((True, "three"), (True, "three, own"))
+    assert counter.value == 3
+    assert len(tf.io.gfile.listdir(url)) == 2  # the last "/" may be there or not
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", url + "/")
+    assert load(shared) == (True, "three")
+    assert len(registered._recalls) == 1
+
+
+def test_a_damaged_commit_is_passed_over(url, monkeypatch, caplog):
+    words = Words("words")
+    paths = []
+    for text in ("one", "two"):
+        words.text = text
+        paths.append(tfpreempt.save_all_states())
+    with tf.io.gfile.GFile(f"{paths[1]}/states/words.state", "wb") as file:
+        file.write(b"tw0")
+    restart(monkeypatch)
+    assert load(words) == (True, "one")
+    assert "words.state" in caplog.text
+
+
+def test_one_state_alone(url):
+    words = Words("words", "commit")
+    tfpreempt.save_all_states()
+    for text in ("file", "newer file"):
+        words.text = text
+        tfpreempt.save_state(words, url)
+        assert load(words) == (True, text)
+    words.text = "newer commit"
+    tfpreempt.save_all_states()
+    assert load(words) == (True, "newer commit")
+
+
+def test_workers_cannot_meet_there(url):
+    shared, own = Words("shared", "a"), Words("own", "b", per_worker=True)
+    for index in range(2):
+        cluster = Cluster(worker=index, jobs=(("worker", 2),))
+        with pytest.raises(errors.ConfigurationError, match="'own' per_worker"):
+            StatesAlone(url, cluster).save()
+    own.unregister()
+    for index in range(2):
+        cluster = Cluster(worker=index, jobs=(("worker", 2),))
+        StatesAlone(url, cluster).save()
+    assert load(shared) == (True, "a")
+
+
+@pytest.mark.parametrize("place", ["nowhere://bucket/run", "ram://a/../b"])
+def test_a_place_that_cannot_be_one(place, url, monkeypatch):
+    words = Words("words", "x")
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", place)
+    for call in (
+        tfpreempt.save_all_states,
+        lambda: tfpreempt.load_state(words),
+        lambda: tfpreempt.save_state(words, place),
+    ):
+        with pytest.raises(errors.ConfigurationError, match=place):
+            call()

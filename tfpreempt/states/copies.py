@@ -1,0 +1,147 @@
+"""What a program without a handler has in an object store: it looks, fetches, copies.
+
+The same as a handler does at its start and at its end (`mirroring.py`), except that
+nobody agrees with anybody: each worker looks for itself, by the same rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+
+import filelock
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import fetch, layout
+from tfpreempt.checkpoint.restore import Candidate
+from tfpreempt.checkpoint.storage import failure
+from tfpreempt.checkpoint.storage.files import Files, LocalFiles
+from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.cluster import Cluster
+from tfpreempt.departure import on_interpreter_end
+from tfpreempt.events import Fault
+from tfpreempt.mirroring import REMOTE_VARIABLE, Remote
+
+_log = logging.getLogger(__name__)
+
+_FETCH_SECONDS = 3600.0  # that another worker may take to fetch a commit
+_END_SECONDS = 60.0  # that the end of the program waits for the last copy
+_MAX_TO_KEEP = 2  # as many as in the directory
+
+
+class Copies:
+    """One worker's part; main thread.
+
+    Args:
+        store: where commits are copied to.
+        directory: the checkpoint directory, which exists.
+        cluster: who the workers are.
+        newest: finds the newest commit in the directory that is whole.
+        files: the file operations.
+        seconds: how long the end of the program may wait for the last copy.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        directory: str,
+        cluster: Cluster,
+        newest: Callable[[], Candidate | None],
+        *,
+        files: Files | None = None,
+        seconds: float = _END_SECONDS,
+    ) -> None:
+        self._remote = Remote(store, cluster.worker)
+        self._directory = directory
+        self._is_chief = cluster.is_chief
+        self._newest = newest
+        self._files = files or LocalFiles()
+        self._seconds = seconds
+        self._has_looked = False
+        self._process = 0  # the one whose end waits; not that of a forked child
+
+    def begin(self) -> None:
+        """Before anything is loaded or saved: once, the newest commit is brought here.
+
+        On the chief copying begins, with what the last run did not finish. After a
+        handler, which takes copying over as long as it is open, it begins again.
+
+        Raises:
+            CheckpointError: the store cannot be read, and there is no local commit.
+            SaveError: the disk.
+        """
+        if not self._has_looked:
+            with self._locked():
+                self._bring()
+            self._has_looked = True
+        if self._is_chief and not self._remote.is_open:
+            self._remote.open(
+                self._directory,
+                self._newest(),
+                max_to_keep=_MAX_TO_KEEP,
+                record=self._record,
+            )
+            if self._process != os.getpid():
+                self._process = os.getpid()
+                on_interpreter_end(self._end)
+
+    def above(self) -> int:
+        """The highest sequence that is known to be taken in the store."""
+        return self._remote.highest_sequence
+
+    def is_pinned(self, path: str) -> bool:
+        """Whether a local commit is being copied now."""
+        return self._remote.is_pinned(path)
+
+    def committed(self, path: str) -> None:
+        """A local commit is to be copied; never raises."""
+        try:
+            self._remote.committed(path)
+        except (errors.CheckpointError, OSError) as error:
+            _log.warning("tfpreempt: %s is not copied: %s", path, error)
+
+    def _bring(self) -> None:
+        local = self._newest()
+        skipped: list[str] = []
+        self._remote.look_for_newer(
+            local,
+            lambda: fetch.newest_first(
+                self._files, self._remote.store, local, self._directory, skipped.append
+            ),
+            instead=f"unset {REMOTE_VARIABLE}",
+        )
+        for problem in skipped:
+            _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Of workers that share the directory one fetches; the others find it there."""
+        path = os.path.join(self._directory, layout.FETCH_LOCK)
+        lock = filelock.FileLock(path)
+        with failure.translated("lock a file", self._directory):
+            try:
+                lock.acquire(timeout=_FETCH_SECONDS)
+            except filelock.Timeout as error:
+                raise errors.CheckpointError(
+                    f"{path!r} was held for {_FETCH_SECONDS:g} s by another process, "
+                    f"which fetches from {self._remote.store.uri}. End it."
+                ) from error
+            except NotImplementedError as error:
+                raise OSError(str(error)) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _record(self, fault: Fault) -> None:
+        """Nothing: the mirror logs it, and there is no journal without a handler."""
+
+    def _end(self) -> None:
+        """The program is over: the copy of its last commit gets some time."""
+        if self._process != os.getpid() or not self._remote.is_open:
+            return
+        if not self._remote.wait(self._seconds):
+            self._remote.finish(0.0)  # says what is not there
+        self._remote.close()
