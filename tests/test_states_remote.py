@@ -16,9 +16,9 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
 from tfpreempt import errors, mirroring, session
-from tfpreempt.checkpoint import remote
 from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.cluster import LOCAL, Cluster
 from tfpreempt.states import copies, registered
 from tfpreempt.testing.storage import FaultyStore
@@ -234,7 +234,8 @@ def test_after_a_handler_copying_begins_again(place, words):
     place.save(words, "one")
     place.wait()
     taker = mirroring.Remote(place.store, 0)
-    taker.open(str(place.directory), None, max_to_keep=2, record=place.hear)
+    here = str(place.directory)
+    taker.open(here, None, token="", max_to_keep=2, record=place.hear)
     place.wait()  # ended
     taker.close()
     place.save(words, "two")

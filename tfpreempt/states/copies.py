@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import uuid
 from collections.abc import Callable, Iterator
 
 import filelock
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import fetch, layout
+from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files, LocalFiles
 from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.checkpoint.transfer import fetch
 from tfpreempt.cluster import Cluster
 from tfpreempt.departure import on_interpreter_end
 from tfpreempt.events import Fault
@@ -80,6 +82,7 @@ class Copies:
             self._remote.open(
                 self._directory,
                 self._newest(),
+                token=uuid.uuid4().hex,  # there are no shards under way here
                 max_to_keep=_MAX_TO_KEEP,
                 record=self._record,
             )
