@@ -13,17 +13,16 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable
-from typing import IO
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, checksum, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import MAX_FILES, FileEntry, Manifest
 from tfpreempt.checkpoint.storage.interface import (
-    ObjectMissingError,
     ObjectStat,
     ObjectStore,
 )
+from tfpreempt.checkpoint.storage.readonly import ReadingStore
 from tfpreempt.checkpoint.transfer import landing, remote
 from tfpreempt.checkpoint.transfer.crew import Crew
 from tfpreempt.checkpoint.transfer.download import Source
@@ -135,51 +134,15 @@ def tensorflow_prefix(contents: Contents) -> str | None:
     return indices[0] if len(indices) == 1 else None
 
 
-class _LocalSource:
-    """Reads files below a directory, which need not be writable; follows no links."""
-
-    def __init__(self, base: str) -> None:
-        self._base = base
-
-    @property
-    def uri(self) -> str:
-        return self._base
-
-    def get(
-        self,
-        name: str,
-        target: IO[bytes],
-        *,
-        offset: int = 0,
-        length: int | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        del timeout  # a disk has none
-        path = os.path.join(self._base, name)
-        left = (1 << 62) if length is None else length
-        copied = 0
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise ObjectMissingError(f"There is no file {path!r}.") from error
-        try:
-            while piece := os.pread(descriptor, min(_PIECE, left), offset + copied):
-                target.write(piece)
-                copied += len(piece)
-                left -= len(piece)
-        finally:
-            os.close(descriptor)
-        return copied
+class _Directory(ReadingStore):
+    """Files of this machine; of one only the size is known before it is read."""
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         del timeout
-        path = os.path.join(self._base, name)
-        try:
-            status = os.lstat(path)
-        except FileNotFoundError:
+        size = self.size(name)  # what is fetched is checksummed on the way
+        if size is None:
             return None
-        # The size alone: what is fetched is checksummed on the way.
-        return ObjectStat(name=name, size=status.st_size, crc32c=0, generation="")
+        return ObjectStat(name=name, size=size, crc32c=0, generation="")
 
 
 def _commit_at(path: str) -> Contents | None:
@@ -208,7 +171,7 @@ def _from_commit(entry: Committed, holder: str) -> Contents:
     with open(os.path.join(holder, layout.MANIFEST), "rb") as file:
         data = file.read()
     return Contents(
-        source=_LocalSource(entry.base),
+        source=_Directory(entry.base),
         folder="",
         manifest=entry.manifest,
         token=entry.token,
@@ -253,7 +216,7 @@ def _plain(
         entries = [FileEntry(name=n, size=size, crc32c=crc) for n, size, crc in found]
     manifest = _made_of(entries)
     return Contents(
-        source=_LocalSource(base),
+        source=_Directory(base),
         folder="",
         manifest=manifest,
         token=_token_of(manifest),
