@@ -29,7 +29,6 @@ from tfpreempt.checkpoint.transfer.download import Source
 
 _log = logging.getLogger(__name__)
 _THREADS = 8
-_PIECE = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
