@@ -21,7 +21,7 @@ from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.cluster import LOCAL, Cluster
 from tfpreempt.states import copies, registered
-from tfpreempt.testing.storage import FaultyStore
+from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT = 20.0
@@ -213,6 +213,22 @@ def test_a_damaged_copy_is_passed_over(place, words, caplog):
     place.restart()
     assert place.load(words) == "one"
     assert len(said(caplog, "it is passed over")) == 1
+    place.save(words, "three")
+    place.wait()
+    assert place.copied()[0] == 3  # above the damaged one
+
+
+def test_a_damaged_disk_is_mended_from_the_store(place, words, caplog):
+    for text in ("one", "two"):
+        place.save(words, text)
+        place.wait()
+    for number in "12":
+        damage(place.directory / number / "states" / "words.state")
+    place.restart()
+    assert place.load(words) == "two"
+    place.save(words, "three")
+    place.wait()
+    assert place.copied() == [3, 2]
 
 
 def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):

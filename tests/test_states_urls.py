@@ -8,10 +8,12 @@ import tensorflow as tf
 import tfpreempt
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors, session
+from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.cluster import Cluster
 from tfpreempt.states import StepCounter, registered
 from tfpreempt.states.alone import StatesAlone
+from tfpreempt.testing.clock import FakeClock
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -83,6 +85,22 @@ def test_one_state_alone(url):
     words.text = "newer commit"
     tfpreempt.save_all_states()
     assert load(words) == (True, "newer commit")
+
+
+def test_a_commit_that_stays_where_it_was_staged_is_not_waited_for(url, caplog):
+    class Hasty(FakeClock):
+        def monotonic(self):
+            self.advance(100.0)  # any wait is over at the second look
+            return super().monotonic()
+
+    words = Words("words", "one")
+    path = tfpreempt.save_all_states()
+    recall = Recall(url, 1, 2, clock=Hasty())
+    recall.expect(path)
+    words.text = ""
+    assert recall.load(words)
+    assert words.text == "one"
+    assert "was not committed within" not in caplog.text
 
 
 def test_workers_cannot_meet_there(url):

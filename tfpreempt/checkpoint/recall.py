@@ -51,8 +51,9 @@ class Recall:
         self._after = after
         self._clock = clock or SystemClock()
         self._pending = ""
-        self._verified: set[str] = set()  # tokens
-        self._damaged: dict[str, str] = {}  # token -> what is wrong with it
+        # By path and token: what is fetched in place of a damaged commit has the same.
+        self._verified: set[tuple[str, str]] = set()
+        self._damaged: dict[tuple[str, str], str] = {}  # what is wrong with it
         self._told: set[str] = (
             set()
         )  # problems, and tokens of old commits, that were logged
@@ -142,14 +143,15 @@ class Recall:
         return agreed if agreed is not None and agreed.manifest is not None else None
 
     def _is_whole(self, found: Candidate, problems: list[str]) -> bool:
-        if found.token not in self._verified and found.token not in self._damaged:
+        key = (found.path, found.token)
+        if key not in self._verified and key not in self._damaged:
             try:
                 restoring.verify(found)
-                self._verified.add(found.token)
+                self._verified.add(key)
             except errors.CheckpointDamagedError as error:
-                self._damaged[found.token] = str(error)
-        if found.token in self._damaged:
-            problems.append(self._damaged[found.token])
+                self._damaged[key] = str(error)
+        if key in self._damaged:
+            problems.append(self._damaged[key])
             return False
         return True
 
