@@ -16,6 +16,7 @@ import tensorflow as tf
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
 from tfpreempt import errors
+from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.storage.local import LocalStore
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.testing.storage import FaultyStore, damage
@@ -176,6 +177,19 @@ def test_a_damaged_copy_falls_back_to_the_older_one(
     third = elsewhere()
     with third.handler(remote_checkpoint_dir=store) as handler:
         assert handler.total_run_calls == 5  # ranks above the damaged one
+
+
+def test_what_is_damaged_here_comes_back_whole(
+    program: Program, store: FaultyStore
+) -> None:
+    train(program, store, 3)
+    for name in (program.directory / "3").glob("ckpt.data-*"):
+        damage(str(name))
+    with program.handler(remote_checkpoint_dir=store) as handler:
+        assert handler.total_run_calls == 3
+        assert program.variable.numpy().tolist() == [4.0, 5.0]
+    tokens = [entry.token for entry in catalog.scan(str(program.directory))[0]]
+    assert len(tokens) == len(set(tokens)) == 1  # other workers look for the token
 
 
 def test_faults_of_the_store_never_stop_training(

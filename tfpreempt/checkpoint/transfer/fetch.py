@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable
 
 from tfpreempt import errors
+from tfpreempt.checkpoint import catalog, layout, retention
 from tfpreempt.checkpoint import commit as committing
-from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files
@@ -139,6 +139,7 @@ def bring(
         saved_at = _saved_at(commit)
         if saved_at is not None:  # checkpoints of others rank by the marker's time
             os.utime(os.path.join(target, layout.MARKER), (saved_at, saved_at))
+        _drop_twins(files, directory, commit.token, target)
         committing.finish(files, directory, max_to_keep)
     return target
 
@@ -177,6 +178,18 @@ def _seconds(value: object) -> float | None:
     if isinstance(value, int | float) and 0 <= value < 1e11:
         return float(value)
     return None
+
+
+def _drop_twins(files: Files, directory: str, token: str, target: str) -> None:
+    """Removes the same commit in another place, where it was damaged: a token must
+    mean one commit, since workers tell each other by it which one to restore."""
+    for entry in catalog.scan(directory)[0]:
+        if (
+            entry.token == token
+            and entry.kind is catalog.Kind.OWN
+            and entry.path != target
+        ):
+            retention.delete(files, entry.path)
 
 
 def _drop_others(files: Files, staged: str) -> None:
