@@ -24,6 +24,7 @@ from tfpreempt.events import Fault
 
 _log = logging.getLogger(__name__)
 
+LETTING_GO = 10.0  # seconds that a cancelled upload has to end; see `Crew`
 FIRST_PAUSE = 1.0  # seconds after a fault; doubles
 LONGEST_PAUSE = 60.0
 HURRIED_PAUSE = 0.5  # while a machine goes away
@@ -94,7 +95,8 @@ class Mirror:
         self._is_hurried = False
         self._pause = FIRST_PAUSE
         self._moved_at = self._clock.monotonic()
-        self._most_sent = 0  # by any try of the commit under way
+        self._tried: Committed | None = None  # by the newest try
+        self._most_sent = 0  # by any try of that one
         self._thread = OwnedThread("tfpreempt-mirror", self._run)
 
     # --- what the owner calls --------------------------------------------------------
@@ -131,16 +133,25 @@ class Mirror:
             self._begin()
 
     def forget(self, path: str) -> None:
-        """A local commit is about to be deleted on purpose."""
+        """A local commit is about to be deleted on purpose; it is not copied any more.
+
+        An upload of it that is under way has ended then, if its requests let it.
+        """
         with self._changed:
             self._pending = [each for each in self._pending if each.path != path]
+            ended = None
             if self._current is not None and self._current.path == path:
-                self._current = None
+                self._current, ended = None, self._upload
                 self._cancel()
             if self._newest is not None and self._newest.path == path:
-                self._newest = None
-                self._tell(newest=None, is_complete=True)
+                rest = [each for each in (*self._pending, self._current) if each]
+                rest.sort(key=lambda each: each.manifest.sequence)
+                self._newest = rest[-1] if rest else None
+                step = rest[-1].manifest.step if rest else None
+                self._tell(newest=step, is_complete=not rest)
             self._changed.notify_all()
+            if ended is not None:  # else it would write into what is deleted
+                self._changed.wait_for(lambda: self._upload is not ended, LETTING_GO)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until every commit is copied and the store is in order.
@@ -163,10 +174,15 @@ class Mirror:
             return self._status.is_complete
 
     def hurry(self) -> None:
-        """A machine goes away: ends a `wait` that is under way."""
+        """A machine goes away: ends a `wait`, also one that only begins."""
         with self._changed:
             self._is_hurried = True
             self._changed.notify_all()
+
+    def calm(self) -> None:
+        """The machine stays: what `hurry` said was served."""
+        with self._changed:
+            self._is_hurried = False
 
     def finish(self, seconds: float) -> bool:
         """The machine goes away: the newest commit first, and no longer than this.
@@ -180,12 +196,12 @@ class Mirror:
         end = self._clock.monotonic() + seconds
         with self._changed:
             self._is_hurried = True
-            if self._current is not self._newest:
+            if self._is_newest_waiting():
                 self._cancel()
             self._changed.notify_all()
-            while not self._status.is_complete:
+            while self._current is self._newest or self._is_newest_waiting():
                 left = end - self._clock.monotonic()
-                if left <= 0 or not self._thread.is_alive:
+                if self._status.is_complete or left <= 0 or not self._thread.is_alive:
                     break
                 self._changed.wait(left)
             self._is_hurried = False
@@ -214,15 +230,19 @@ class Mirror:
             self._do(job)
 
     def _next(self) -> Committed | Callable[[], None] | None:
-        """The newest commit, or an errand when there is none; None to end."""
+        """An errand, or the newest commit; None to end.
+
+        Errands are short, and would never come if commits were made faster than they
+        are copied. Only where a machine goes away the newest commit is first.
+        """
         with self._changed:
             while not self._thread.stop_event.is_set():
                 self._is_busy = bool(self._pending or self._errands)
+                if self._errands and not self._is_newest_first():
+                    return self._errands.pop(0)
                 if self._pending:
                     self._current = self._pending.pop()
                     return self._current
-                if self._errands:
-                    return self._errands.pop(0)
                 self._changed.notify_all()
                 self._changed.wait(3600.0)
             return None
@@ -249,8 +269,10 @@ class Mirror:
         source = upload.source_of(entry)
         with self._changed:
             self._upload = upload.Upload(self._store, source, on_bytes=self._sent)
-            if self._is_hurried and entry is not self._newest:
-                self._upload.cancel()
+            if self._current is not entry or self._is_newest_first():
+                self._upload.cancel()  # it was forgotten; or there is a newer one
+            if self._tried is not entry:
+                self._tried, self._most_sent = entry, 0
             step, size = entry.manifest.step, entry.manifest.bytes
             self._tell(uploading=step, sent_bytes=0, total_bytes=size)
         self._upload.run()
@@ -258,7 +280,7 @@ class Mirror:
         with self._changed:
             if self._status.fault is not None:
                 _log.warning("tfpreempt: the mirror in %s works again", self._store.uri)
-            self._pause, self._most_sent = FIRST_PAUSE, 0
+            self._pause = FIRST_PAUSE
             is_newest = entry is self._newest
             mirrored = max(step, self._status.mirrored or 0)
             self._tell(
@@ -326,6 +348,12 @@ class Mirror:
                 if left <= 0:
                     return
                 self._changed.wait(left)
+
+    def _is_newest_first(self) -> bool:
+        return self._is_hurried and self._is_newest_waiting()
+
+    def _is_newest_waiting(self) -> bool:
+        return any(each is self._newest for each in self._pending)
 
     def _cancel(self) -> None:
         if self._upload is not None:
