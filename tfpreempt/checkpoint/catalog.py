@@ -126,7 +126,7 @@ def scan(directory: str) -> tuple[list[Committed], list[str]]:
     """All commits in a directory.
 
     Returns:
-        The commits, highest sequence first, and a description of each damaged one.
+        The commits, newest first (see `rank`), and a description of each damaged one.
 
     Raises:
         OSError: the directory cannot be listed.
@@ -152,8 +152,25 @@ def scan(directory: str) -> tuple[list[Committed], list[str]]:
                     marked_at=marked_at,
                 )
             )
-    found.sort(key=lambda entry: entry.manifest.sequence, reverse=True)
+    found.sort(key=lambda entry: rank(entry.manifest), reverse=True)
     return found, problems
+
+
+def rank(manifest: Manifest) -> tuple[int, float]:
+    """What commits rank by: their sequence, never a clock.
+
+    Only where two machines each made one of the same sequence, because the store did
+    not have the first one's, the time of the save decides.
+    """
+    return manifest.sequence, saved_at(manifest) or 0.0
+
+
+def saved_at(manifest: Manifest) -> float | None:
+    """When it was saved, in seconds since the epoch; None if it doesn't say."""
+    value = manifest.metadata.get("saved_at")
+    if isinstance(value, int | float) and 0 <= value < 1e11:
+        return float(value)
+    return None
 
 
 def highest_sequence(directory: str) -> int:

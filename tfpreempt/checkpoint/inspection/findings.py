@@ -209,7 +209,9 @@ def saved_at(manifest: Manifest) -> float | None:
 def _in_order(found: list[Row]) -> list[Row]:
     """Ours by sequence, as a restart ranks them; the others put in by time."""
     ranked = [row for row in found if row.shown.sequence is not None]
-    ranked.sort(key=lambda row: row.shown.sequence or 0, reverse=True)
+    ranked.sort(
+        key=lambda row: (row.shown.sequence or 0, row.shown.time or 0.0), reverse=True
+    )
     dated = [row for row in found if row.shown.sequence is None]
     dated.sort(key=lambda row: row.shown.time or 0.0, reverse=True)
     merged: list[Row] = []

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, retention
 from tfpreempt.checkpoint import commit as committing
+from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files
@@ -89,9 +90,11 @@ def _newer_than(
     """
     found = []
     for commit in remote.commits(store, on_skip):
-        if not _is_newer(commit, local):
+        if _is_newer(commit, local):
+            found.append(commit)
+        elif local is None or commit.manifest.sequence != local.sequence:
             break
-        found.append(commit)
+    found.sort(key=lambda commit: catalog.rank(commit.manifest), reverse=True)
     return found
 
 
@@ -130,13 +133,16 @@ def bring(
     with failure.translated(f"fetch step {manifest.step}", directory):
         _drop_others(files, staged)
         download(store, commit, staged, progress=True)
+        for entry in catalog.scan(directory)[0]:
+            if entry.token == commit.token and entry.kind is Kind.OWN:
+                retention.delete(files, entry.path)  # damaged, or it were not fetched
         target = committing.free_target(
             files, directory, manifest.step, manifest.sequence
         )
         files.rename(staged, target)
         files.sync_dir(directory)
         committing.mark(files, target, commit.manifest_data, manifest.sequence)
-        saved_at = _saved_at(commit)
+        saved_at = catalog.saved_at(manifest)
         if saved_at is not None:  # checkpoints of others rank by the marker's time
             os.utime(os.path.join(target, layout.MARKER), (saved_at, saved_at))
         _drop_twins(files, directory, commit.token, target)
@@ -161,34 +167,17 @@ def _is_newer(commit: RemoteCommit, local: Candidate | None) -> bool:
         return True
     if local.token == commit.token:
         return False
-    sequence = commit.manifest.sequence
-    if local.sequence is not None and sequence != local.sequence:
-        return sequence > local.sequence
-    saved_at = _saved_at(commit) or 0.0
     if local.manifest is not None:
-        return saved_at > (_seconds(local.manifest.metadata.get("saved_at")) or 0.0)
+        return catalog.rank(commit.manifest) > catalog.rank(local.manifest)
+    saved_at = catalog.saved_at(commit.manifest) or 0.0
     return local.prefix is None or saved_at > os.path.getmtime(local.prefix + ".index")
-
-
-def _saved_at(commit: RemoteCommit) -> float | None:
-    return _seconds(commit.manifest.metadata.get("saved_at"))
-
-
-def _seconds(value: object) -> float | None:
-    if isinstance(value, int | float) and 0 <= value < 1e11:
-        return float(value)
-    return None
 
 
 def _drop_twins(files: Files, directory: str, token: str, target: str) -> None:
     """Removes the same commit in another place, where it was damaged: a token must
     mean one commit, since workers tell each other by it which one to restore."""
     for entry in catalog.scan(directory)[0]:
-        if (
-            entry.token == token
-            and entry.kind is catalog.Kind.OWN
-            and entry.path != target
-        ):
+        if entry.token == token and entry.kind is Kind.OWN and entry.path != target:
             retention.delete(files, entry.path)
 
 

@@ -1,0 +1,72 @@
+"""A commit that is fetched: which one is newer, and what lies there already."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+
+import pytest
+
+from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.transfer import upload
+from tfpreempt.testing.clock import FakeClock
+from tfpreempt.testing.storage import FaultyStore, damage
+
+
+def commit(directory, step, wall=0.0):
+    """A commit at a time of its own."""
+    clock = FakeClock(wall=wall)
+    save(make_saver(directory, OwnPayload(), clock=clock), step)
+    return catalog.scan(str(directory))[0][0]
+
+
+def mirrored(store, entry):
+    upload.Upload(store, upload.source_of(entry)).run()
+
+
+def start(directory, store):
+    """The step that a start on this disk restores."""
+    saver = make_saver(directory, OwnPayload())
+    saver.start()
+    local = saver.newest(print, print)
+    if saver.fetch_newer(store, local, pytest.fail):
+        local = saver.newest(print, print)
+    return None if local is None else local.step
+
+
+@pytest.mark.parametrize("here,there", [(30, 20), (20, 30), (20, 20)])
+def test_of_two_machines_commits_of_one_sequence_the_later_is_restored(
+    tmp_path, here, there
+):
+    """The first machine died before its last commit was copied; another went on."""
+    store, first, second = FaultyStore(), tmp_path / "first", tmp_path / "second"
+    commit(first, 10, wall=100.0)
+    shutil.copytree(first, second)
+    commit(first, here, wall=200.0)
+    later = commit(second, there, wall=300.0)
+    mirrored(store, later)
+    for _ in range(3):
+        assert start(first, store) == there
+        assert catalog.scan(str(first))[0][0].token == later.token
+    mirrored(store, commit(first, 40, wall=400.0))
+    assert start(second, store) == 40
+
+
+def test_the_later_one_here_stays(tmp_path):
+    store, first, second = FaultyStore(), tmp_path / "first", tmp_path / "second"
+    commit(first, 10, wall=100.0)
+    shutil.copytree(first, second)
+    mirrored(store, commit(second, 30, wall=200.0))
+    commit(first, 20, wall=300.0)
+    assert start(first, store) == 20
+
+
+def test_a_copy_replaces_what_was_damaged_here_as_often_as_it_is(tmp_path):
+    store = FaultyStore()
+    commit(tmp_path, 10)
+    mirrored(store, commit(tmp_path, 20))
+    for _ in range(3):
+        for path in pathlib.Path(tmp_path).glob("20*/ckpt.index"):
+            damage(str(path))
+        assert start(tmp_path, store) == 20
