@@ -35,7 +35,7 @@ def start(directory, store):
     return None if local is None else local.step
 
 
-@pytest.mark.parametrize("here,there", [(30, 20), (20, 30), (20, 20)])
+@pytest.mark.parametrize(("here", "there"), [(30, 20), (20, 30), (20, 20)])
 def test_of_two_machines_commits_of_one_sequence_the_later_is_restored(
     tmp_path, here, there
 ):

@@ -51,7 +51,7 @@ class Recall:
         self._after = after
         self._clock = clock or SystemClock()
         self._pending = ""
-        # By path and token: what is fetched in place of a damaged commit has the same.
+        # By path and token: what is fetched in place of a damaged commit has its token.
         self._verified: set[tuple[str, str]] = set()
         self._damaged: dict[tuple[str, str], str] = {}  # what is wrong with it
         self._told: set[str] = (
@@ -124,7 +124,9 @@ class Recall:
         Raises:
             CheckpointError: the directory cannot be read.
         """
-        return self._newest([])
+        found = self._newest([])
+        self._damaged.clear()  # what is damaged may be fetched again, to the same place
+        return found
 
     def _newest(self, problems: list[str]) -> Candidate | None:
         """The newest whole commit; else the one that all workers restored."""

@@ -1,8 +1,8 @@
 """Which checkpoint to restore: the newest that is committed and verified.
 
-Our own commits rank by their sequence, not by a clock (`catalog.rank`). Checkpoints that
-somebody else wrote have no marker; they rank among ours by the time of their index file
-against the times of our markers, after a check that they are complete.
+Our own commits rank by their sequence, not by a clock (`catalog.rank`). Checkpoints
+that somebody else wrote have no marker; they rank among ours by the time of their index
+file against the times of our markers, after a check that they are complete.
 """
 
 from __future__ import annotations

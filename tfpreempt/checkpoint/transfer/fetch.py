@@ -145,7 +145,6 @@ def bring(
         saved_at = catalog.saved_at(manifest)
         if saved_at is not None:  # checkpoints of others rank by the marker's time
             os.utime(os.path.join(target, layout.MARKER), (saved_at, saved_at))
-        _drop_twins(files, directory, commit.token, target)
         committing.finish(files, directory, max_to_keep)
     return target
 
@@ -171,14 +170,6 @@ def _is_newer(commit: RemoteCommit, local: Candidate | None) -> bool:
         return catalog.rank(commit.manifest) > catalog.rank(local.manifest)
     saved_at = catalog.saved_at(commit.manifest) or 0.0
     return local.prefix is None or saved_at > os.path.getmtime(local.prefix + ".index")
-
-
-def _drop_twins(files: Files, directory: str, token: str, target: str) -> None:
-    """Removes the same commit in another place, where it was damaged: a token must
-    mean one commit, since workers tell each other by it which one to restore."""
-    for entry in catalog.scan(directory)[0]:
-        if entry.token == token and entry.kind is Kind.OWN and entry.path != target:
-            retention.delete(files, entry.path)
 
 
 def _drop_others(files: Files, staged: str) -> None:
