@@ -10,6 +10,9 @@ import random
 
 from tests.bench import (
     callback_overhead,
+    mirror_memory,
+    mirror_speed,
+    mirror_step_overhead,
     non_chief_bytes,
     notice_latency,
     notice_to_exit,
@@ -29,6 +32,10 @@ BENCHES = (
     "resume_latency",
     "notice_latency",
     "verify",
+    "mirror_upload",
+    "mirror_download",
+    "mirror_memory",
+    "mirror_step_overhead",
 )
 
 
@@ -72,6 +79,14 @@ def main() -> None:
     if "verify" in wanted:
         for row in verify_speed.rows(asked.rounds, asked.mebibytes):
             show(row)
+    if moves := wanted & {"mirror_upload", "mirror_download"}:
+        for row in mirror_speed.rows(moves, asked.rounds, asked.mebibytes):
+            show(row)
+    if "mirror_memory" in wanted:
+        for row in mirror_memory.rows(2 * asked.mebibytes):
+            show(row)
+    if "mirror_step_overhead" in wanted:
+        show(mirror_step_overhead.row(asked.rounds))
 
 
 if __name__ == "__main__":

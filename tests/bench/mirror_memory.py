@@ -1,0 +1,94 @@
+"""How much memory an upload and a download take, whatever the size of the commit.
+
+Each runs in a process of its own. A tiny commit is moved first, so that what is
+imported and set up only once does not count; then a large one, and the largest resident
+set during that is compared with the one before.
+
+Usage, by the bench itself: python -m tests.bench.mirror_memory upload|download ...
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.bench import bucket
+from tests.bench.mirror_speed import THREADS, make_commit, workplace
+from tfpreempt.checkpoint.storage.opening import open_store
+from tfpreempt.checkpoint.transfer import download, remote, upload
+
+BAR = 64.0  # MiB
+SMALL = 64 << 10
+
+
+def rows(mebibytes: int) -> Iterator[dict[str, Any]]:
+    """For an upload and a download, with one large file and with eight."""
+    for count in (1, THREADS):
+        with workplace() as root, bucket.serving():
+            for way in ("upload", "download"):
+                grown = _run(way, root, count, mebibytes)
+                yield {
+                    "bench": "mirror_memory",
+                    "way": way,
+                    "ours": round(grown, 1),
+                    "unit": "MiB",
+                    "bar": BAR,
+                    "ok": grown <= BAR,
+                    "data_files": count,
+                    "mebibytes": mebibytes,
+                    "threads": THREADS,
+                }
+
+
+def _run(way: str, root: Path, count: int, mebibytes: int) -> float:
+    command = [sys.executable, "-m", __name__, way, str(root), str(count)]
+    done = subprocess.run(
+        [*command, str(mebibytes)],
+        cwd=bucket.ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=600,
+    )
+    return float(done.stdout)
+
+
+# --- the process ---------------------------------------------------------------------
+
+
+def program(way: str, root: Path, count: int, size: int) -> None:
+    """Prints by how many MiB the process grew."""
+    act = _upload if way == "upload" else _download
+    small = make_commit(root / "small", count, SMALL, step=1)
+    large = make_commit(root / "large", count, size, step=2)
+    act(small, root)
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    act(large, root)
+    print((_resident("VmHWM") - before) / 1024)
+
+
+def _upload(source: upload.Source, root: Path) -> None:
+    upload.Upload(open_store("gs://bucket/run"), source, threads=THREADS).run()
+
+
+def _download(source: upload.Source, root: Path) -> None:
+    store = open_store("gs://bucket/run")
+    found = remote.read(store, source.folder)
+    assert found is not None
+    download.download(store, found, str(root / "target" / source.folder))
+
+
+def _resident(field: str) -> int:
+    """In KiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0])
+    raise KeyError(field)
+
+
+if __name__ == "__main__":
+    program(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) << 20)
