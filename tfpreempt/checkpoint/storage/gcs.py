@@ -108,22 +108,21 @@ class GcsStore:
         )
         with self._edge(f"read {name!r}", limit, errors.CheckpointError):
             try:
-                got = download.run(limit)
+                copied = download.run(limit)
             except api.NotFound as error:
                 if is_about_the_bucket(error):
                     raise
                 raise ObjectMissingError(
                     f"There is no object {name!r} in {self.uri}."
                 ) from error
-        announced = download.announced_crc32c
-        is_whole = offset == 0 and length is None
-        if is_whole and announced is not None and announced != got.crc32c:
+        announced, found = download.announced_crc32c, download.crc32c
+        if None not in (announced, found) and announced != found:
             raise errors.CheckpointDamagedError(
-                f"{self.uri}/{name} arrived with crc32c {got.crc32c:08x}; the service "
+                f"{self.uri}/{name} arrived with crc32c {found:08x}; the service "
                 f"says {announced:08x}. Read it again; if that is always so, it is "
                 "damaged."
             )
-        return got.size
+        return copied
 
     def list(self, prefix: str = "") -> Iterator[str]:
         limit = Limit(None)

@@ -46,7 +46,7 @@ class SessionLostError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """What was sent, or received: how many bytes, with which checksum."""
+    """What was sent: how many bytes, with which checksum."""
 
     size: int
     crc32c: int
@@ -206,13 +206,14 @@ class Download:
         self._target = target
         self._offset = offset
         self._length = length
+        self._is_whole = offset == 0 and length is None
         self._copied = 0
         self._crc = 0
         self._generation: str | None = None
         self._announced: str | None = None
 
-    def run(self, limit: Limit) -> Whole:
-        """Copies; goes on where a connection broke off.
+    def run(self, limit: Limit) -> int:
+        """Copies, and says how much; goes on where a connection broke off.
 
         Raises:
             google.api_core.exceptions.GoogleAPICallError: the service refuses.
@@ -221,7 +222,12 @@ class Download:
         while self._length is None or self._copied < self._length:
             if persistently(lambda: self._is_complete(limit), limit):
                 break
-        return Whole(size=self._copied, crc32c=self._crc)
+        return self._copied
+
+    @property
+    def crc32c(self) -> int | None:
+        """Of a whole object; what the service says is not of a range."""
+        return self._crc if self._is_whole else None
 
     @property
     def announced_crc32c(self) -> int | None:
@@ -282,7 +288,8 @@ class Download:
         ):
             self._target.write(piece)
             self._copied += len(piece)
-            self._crc = google_crc32c.extend(self._crc, piece)
+            if self._is_whole:
+                self._crc = google_crc32c.extend(self._crc, piece)
             limit.check()
 
     def _wanted(self) -> int:

@@ -31,7 +31,7 @@ from tfpreempt.checkpoint.transfer.landing import Landing, Range
 from tfpreempt.checkpoint.transfer.remote import RemoteCommit
 from tfpreempt.checkpoint.transfer.sink import Sink
 
-_RANGE_BYTES = 16 << 20
+_RANGE_BYTES = 32 << 20  # each costs a request
 _ATTEMPTS = 2
 _STALL_SECONDS = 900.0  # no byte for so long: a store tries again for minutes at most
 _QUIET_SECONDS = 2.0  # a download that takes less shows no progress bar
