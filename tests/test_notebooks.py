@@ -21,6 +21,7 @@ def test_the_notebooks_are_there() -> None:
     names = {path.name for path in NOTEBOOKS}
     assert {
         "custom_loop_multiworker.ipynb",
+        "durable_gcs.ipynb",
         "preemption_quickstart.ipynb",
         "tpu_watch_scope.ipynb",
     } <= names
