@@ -1,180 +1,20 @@
-"""The mirror: what is in the store after any death, what comes first, what is told."""
+"""The mirror's thread: what comes first, what is told, who waits."""
 
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import threading
 import time
 
 import pytest
 
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
+from tests.checkpoint.uploads import commit, folders, uploaded
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.mirror import Mirror
-from tfpreempt.checkpoint.transfer import remote, tidy, upload
 from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
-
-
-def commit(directory, step):
-    """A commit of three files and a State-less manifest; as the catalog lists it."""
-    save(make_saver(directory, OwnPayload(), max_to_keep=None), step)
-    return newest(directory)
-
-
-def newest(directory):
-    return catalog.scan(str(directory))[0][0]
-
-
-def uploaded(store, entry, **kwargs):
-    upload.Upload(store, upload.source_of(entry), **kwargs).run()
-
-
-def folders(store):
-    """Every commit that a reader finds, with its bytes checked; newest first."""
-    problems = []
-    found = list(remote.commits(store, problems.append))
-    assert problems == []
-    for each in found:
-        for entry in each.manifest.files:
-            stat = store.stat(f"{each.folder}/{entry.name}")
-            assert (stat.size, stat.crc32c) == (entry.size, entry.crc32c)
-    return [each.folder for each in found]
-
-
-def test_an_upload_is_the_commit_byte_for_byte(tmp_path):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
-    uploaded(store, entry)
-    (found,) = remote.commits(store, pytest.fail)
-    assert found.token == entry.token
-    assert found.manifest == entry.manifest
-    for each in entry.manifest.files:
-        target = io.BytesIO()
-        store.get(f"{found.folder}/{each.name}", target)
-        assert target.getvalue() == (tmp_path / "5" / each.name).read_bytes()
-
-
-def test_the_marker_is_put_last_and_if_absent(tmp_path):
-    store = FaultyStore()
-    uploaded(store, commit(tmp_path, 5))
-    puts = [name for what, name in store.operations if what == "put_if_absent"]
-    assert puts[-1].endswith("/COMMITTED")
-    assert puts[-2].endswith("/MANIFEST.json")
-
-
-def test_a_flat_commit_is_uploaded_with_its_sidecar(tmp_path):
-    store = FaultyStore()
-    save(make_saver(tmp_path, FlatPayload(tmp_path)), 7)
-    uploaded(store, newest(tmp_path))
-    (folder,) = folders(store)
-    assert f"{folder}/ckpt-7.index" in store.list()
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_uploader_killed_at_any_request_shows_nothing_half(tmp_path, when):
-    entry = commit(tmp_path, 5)
-    for number in itertools.count():
-        store = FaultyStore({number: SimulatedCrash("killed")}, when=when)
-        try:
-            uploaded(store, entry, threads=1)
-        except SimulatedCrash:
-            store.revive()
-            assert len(folders(store)) <= 1, f"killed at request {number}"
-            uploaded(store, entry)  # the next run finishes it
-            assert len(folders(store)) == 1
-            continue
-        break
-    assert number > 8
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when):
-    old, new = commit(tmp_path, 5), commit(tmp_path, 6)
-    for number in itertools.count():
-        store = FaultyStore({number: SimulatedCrash("killed")}, when=when)
-        try:
-            uploaded(store, old, threads=1)
-        except SimulatedCrash:
-            store.revive()
-            uploaded(store, new)
-            tidy.Tidy(store, 2).run()
-            whole = folders(store)
-            assert {name.split("/")[0] for name in store.list()} == set(whole)
-            continue
-        break
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when):
-    entries = [commit(tmp_path, step) for step in (5, 6, 7)]
-    for number in itertools.count():
-        store = FaultyStore()
-        for entry in entries:
-            uploaded(store, entry)
-        before = len(store.operations)
-        store._faults, store._when = {before + number: SimulatedCrash("killed")}, when
-        try:
-            tidy.Tidy(store, 1).run()
-        except SimulatedCrash:
-            store.revive()
-            assert folders(store)[0].startswith("7.")
-            tidy.Tidy(store, 1).run()
-            assert {name.split("/")[0] for name in store.list()} == set(folders(store))
-            continue
-        break
-    assert number > 10
-    store.revive()
-    assert len(folders(store)) == 1
-
-
-def test_only_what_is_ours_is_deleted(tmp_path):
-    store = FaultyStore()
-    for step in (5, 6):
-        uploaded(store, commit(tmp_path, step))
-    old = folders(store)[-1]
-    for name in (f"{old}/notes.txt", "other/MANIFEST.json", "7.x/file", "readme"):
-        store.put_if_absent(name, io.BytesIO(b"mine"))
-    tidy.Tidy(store, 1).run()
-    assert [name for name in store.list() if name.startswith(old)] == [
-        f"{old}/notes.txt"
-    ]
-    assert {"other/MANIFEST.json", "7.x/file", "readme"} <= set(store.list())
-
-
-def test_a_broken_transfer_is_sent_again(tmp_path):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
-    source = upload.source_of(entry)
-    name = f"{source.folder}/{entry.manifest.files[0].name}"
-    put, broken = store.put_if_absent, []
-
-    def put_badly(given, file, **kwargs):
-        created = put(given, file, **kwargs)
-        if given == name and not broken:
-            broken.append(given)
-            store.damage(given)
-        return created
-
-    store.put_if_absent = put_badly
-    with pytest.raises(errors.SaveError, match="another checksum"):
-        upload.Upload(store, source).run()
-    assert folders(store) == []
-    upload.Upload(store, source).run()
-    assert folders(store) == [source.folder]
-
-
-def test_what_is_damaged_here_is_not_uploaded(tmp_path):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
-    damage(str(tmp_path / "5" / "ckpt.index"))
-    with pytest.raises(errors.CheckpointDamagedError, match=r"ckpt\.index"):
-        uploaded(store, entry)
-    assert folders(store) == []
-
-
-# --- the thread ----------------------------------------------------------------------
 
 
 class Gate:

@@ -20,6 +20,7 @@ from tests.cli.conftest import wait_until
 from tests.cli.test_inspect import KEYS, filled
 from tfpreempt import errors
 from tfpreempt.checkpoint import restore
+from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.inspection import survey
 from tfpreempt.checkpoint.storage import opening
 from tfpreempt.checkpoint.verification import Effort
@@ -82,6 +83,7 @@ def test_marker_and_manifest_vouch_for_each_other(run: Path, name: str) -> None:
 
 
 def test_extra_files_are_a_remark(run: Path) -> None:
+    Checkpoint(run / "1").set_metadata({"a": "note"})  # is none
     (run / "2" / "notes\x1b.txt").write_text("mine")
     code, found = told(run)
     assert code == 0

@@ -174,7 +174,8 @@ def _extra_files(found: Found) -> tuple[str, ...]:
     """A remark about files that the manifest doesn't name."""
     assert found.manifest is not None
     known = {joined(found.base, entry.name) for entry in found.manifest.files}
-    known |= {joined(found.holder, n) for n in (layout.MANIFEST, layout.MARKER)}
+    control = (layout.MANIFEST, layout.MARKER, layout.METADATA)
+    known |= {joined(found.holder, name) for name in control}
     listed = found.store.list(f"{found.holder}/" if found.holder else "")
     names = itertools.islice(listed, _MAX_NAMES)
     extra = [name for name in names if name not in known]

@@ -7,7 +7,8 @@ import time
 from tfpreempt import errors
 
 REQUEST_SECONDS = 60.0
-RETRY_SECONDS = 120.0
+# Longer ones are for the caller: the mirror tells of a fault and tries again itself.
+RETRY_SECONDS = 30.0
 
 
 class OutOfTimeError(errors.TfpreemptError, TimeoutError):

@@ -1,0 +1,35 @@
+"""Local commits of a few bytes, and what a reader finds of them in a store."""
+
+from __future__ import annotations
+
+from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.transfer import remote, upload
+
+PATIENCE = 20.0  # seconds after which a test that hangs is told so
+
+
+def commit(directory, step):
+    """A commit of three files and a State-less manifest; as the catalog lists it."""
+    save(make_saver(directory, OwnPayload(), max_to_keep=None), step)
+    return newest(directory)
+
+
+def newest(directory):
+    return catalog.scan(str(directory))[0][0]
+
+
+def uploaded(store, entry, **kwargs):
+    upload.Upload(store, upload.source_of(entry), **kwargs).run()
+
+
+def folders(store):
+    """Every commit that a reader finds, with its bytes checked; newest first."""
+    problems = []
+    found = list(remote.commits(store, problems.append))
+    assert problems == []
+    for each in found:
+        for entry in each.manifest.files:
+            stat = store.stat(f"{each.folder}/{entry.name}")
+            assert (stat.size, stat.crc32c) == (entry.size, entry.crc32c)
+    return [each.folder for each in found]
