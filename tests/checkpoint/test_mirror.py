@@ -191,14 +191,6 @@ def test_who_was_hurried_goes_on_with_the_backlog(tmp_path, store, make_mirror):
     assert len(folders(store)) == 3
 
 
-def test_a_notice_that_was_served_holds_up_no_later_wait(tmp_path, store, make_mirror):
-    mirror = make_mirror()
-    mirror.hurry()
-    mirror.calm()
-    mirror.add(commit(tmp_path, 5))
-    assert mirror.wait(PATIENCE)
-
-
 def test_nobody_waits_for_what_will_not_be_copied(tmp_path, store, make_mirror):
     mirror = make_mirror()
     entry = commit(tmp_path, 5)
@@ -232,7 +224,6 @@ def test_a_deleted_commit_leaves_the_older_one_to_be_copied(
 def test_another_commit_gets_on_although_the_last_one_got_further(
     tmp_path, store, make_mirror
 ):
-    """What a dropped commit sent is no measure for the next one."""
     mirror = make_mirror()
     mirror._most_sent = 1 << 40
     mirror.add(commit(tmp_path, 5))

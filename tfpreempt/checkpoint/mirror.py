@@ -179,11 +179,6 @@ class Mirror:
             self._is_hurried = True
             self._changed.notify_all()
 
-    def calm(self) -> None:
-        """The machine stays: what `hurry` said was served."""
-        with self._changed:
-            self._is_hurried = False
-
     def finish(self, seconds: float) -> bool:
         """The machine goes away: the newest commit first, and no longer than this.
 
