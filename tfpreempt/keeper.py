@@ -327,11 +327,18 @@ class Keeper:
                 f"{checkpoint!r} belongs to a CheckpointManager, whose max_to_keep "
                 "says what goes; delete it by the manager's own means"
             )
+        is_known = entry is not None or self._saver.may_hold(checkpoint.path)
+        if self._remote is not None:
+            is_known = self._remote.delete(checkpoint, entry) or is_known
+        if not is_known:
+            raise errors.ConfigurationError(
+                f"{checkpoint!r} is not of this handler's directory, "
+                f"{self._saver.directory!r}, nor of its remote_checkpoint_dir; "
+                "nothing was deleted"
+            )
         if entry is None:
             log.warning("tfpreempt: %r is not (any more) in this directory", checkpoint)
-        if self._remote is not None:
-            self._remote.delete(checkpoint, entry)
-        if entry is not None:
+        else:
             self._saver.delete(entry.path)
 
     def load_random_state(self) -> None:

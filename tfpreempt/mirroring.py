@@ -284,30 +284,45 @@ class Remote:
         )
         return False
 
-    def delete(self, checkpoint: Checkpoint, entry: Committed | None) -> None:
+    def delete(self, checkpoint: Checkpoint, entry: Committed | None) -> bool:
         """Deletes a commit from the store; on the chief.
 
         Args:
             checkpoint: the user's handle.
             entry: the local commit; None where that is gone.
 
+        Returns:
+            Whether it could be one of this store: it is now gone, or was before.
+
         Raises:
             CheckpointError: the store.
         """
         if self._mirror is not None and entry is not None:
             self._mirror.forget(entry.path)
-        for folder in remote.scan(self.store):
-            if self._is_meant(folder, checkpoint, entry):
-                tidy.delete(self.store, folder.name)
+        meant = self._meant(checkpoint, entry)
+        for folder in meant:
+            tidy.delete(self.store, folder.name)
+        return bool(meant) or _holder(checkpoint) == self.store.uri
 
-    def _is_meant(
-        self, folder: remote.Folder, checkpoint: Checkpoint, entry: Committed | None
-    ) -> bool:
+    def _meant(
+        self, checkpoint: Checkpoint, entry: Committed | None
+    ) -> list[remote.Folder]:
+        folders = remote.scan(self.store)
         if entry is not None:
-            return folder.token == entry.token
-        if is_uri(checkpoint.path):
-            return checkpoint.path.rstrip("/") == f"{self.store.uri}/{folder.name}"
-        return folder.step == checkpoint.step
+            return [each for each in folders if each.token == entry.token]
+        name = checkpoint.path.rstrip("/").rpartition("/")[2]
+        if _holder(checkpoint) == self.store.uri:
+            return [each for each in folders if each.name == name]
+        if _holder(checkpoint) != self._directory:
+            return []
+        # Gone here; the others of its step that are here are not meant.
+        here = {each.token for each in catalog.scan(self._directory)[0]}
+        return [
+            each
+            for each in folders
+            if each.token not in here
+            and name in (f"{each.step}", f"{each.step}.{each.sequence}")
+        ]
 
     def close(self) -> None:
         """Ends the mirror's thread; what is under way is for the next start."""
@@ -315,3 +330,8 @@ class Remote:
             self._mirror.close()
         if _in_use.get(self.store.uri) is self:
             del _in_use[self.store.uri]
+
+
+def _holder(checkpoint: Checkpoint) -> str:
+    """What a commit lies in: a checkpoint directory, or a store."""
+    return checkpoint.path.rstrip("/").rpartition("/")[0]

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
-from tfpreempt import errors
+from tfpreempt import Checkpoint, errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.storage.local import LocalStore
 from tfpreempt.checkpoint.transfer import remote
@@ -274,6 +274,25 @@ def test_a_notice_while_the_end_waits_has_the_run_started_again(
     thread.join(LIMIT)
     assert left.value.code == 143
     handler._keeper.put_away()
+
+
+def test_what_is_not_of_this_run_is_not_deleted(
+    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+) -> None:
+    train(program, store, 2)
+    other = elsewhere()
+    train(other, FaultyStore(uri=f"memory://{uuid.uuid4()}"), 2)
+    with program.handler(remote_checkpoint_dir=store) as handler:
+        assert handler.wait_for_mirror(LIMIT)
+        for foreign in (
+            Checkpoint(other.directory / "2"),
+            Checkpoint(other.directory / "7", step=2),
+            Checkpoint("gs://bucket/other/2.1-00000000"),
+        ):
+            with pytest.raises(errors.ConfigurationError, match="not of this"):
+                handler.delete_checkpoint(foreign)
+        assert steps(store) == [2]
+        assert (other.directory / "2").is_dir()
 
 
 def test_a_store_that_cannot_be_asked_stops_only_who_has_nothing(

@@ -317,6 +317,11 @@ class CheckpointSaver(CheckpointLoader):
                 return entry
         return None
 
+    def may_hold(self, place: str) -> bool:
+        """Whether a path is one of a commit in this directory, be it there or not."""
+        holder, _, name = place.rstrip("/").rpartition("/")
+        return holder == self.directory and layout.is_commit_name(name)
+
     def delete(self, path: str) -> None:
         """Deletes one of our own commits; on the chief.
 
