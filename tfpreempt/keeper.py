@@ -134,7 +134,11 @@ class Keeper:
     ) -> Commit | None:
         """Makes a staged save durable, and has it copied."""
         if self._remote is not None:
-            workers = self._remote.collect(staged, workers)
+            try:
+                workers = self._remote.collect(staged, workers, because)
+            except errors.SaveError:
+                self.discard(staged)
+                raise
         commit = self._saver.commit(staged, because, tuple(workers))
         if self._remote is not None:
             self._remote.saved(staged)

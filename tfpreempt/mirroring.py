@@ -230,9 +230,24 @@ class Remote:
         """This worker's part of a save is staged."""
         self._exchange.send(staged)
 
-    def collect(self, staged: Staged, workers: Collection[int]) -> list[int]:
-        """Takes other workers' parts; returns whose are there. On the chief."""
-        return self._exchange.collect(staged, workers)
+    def collect(
+        self, staged: Staged, workers: Collection[int], because: str
+    ) -> list[int]:
+        """Takes other workers' parts; returns whose are there. On the chief.
+
+        Raises:
+            SaveError: one is missing, and nobody has to leave: then the last commit,
+                which is whole, is worth more than a newer one without that part.
+        """
+        present = self._exchange.collect(staged, workers)
+        missing = sorted(set(workers) - set(present))
+        if missing and because in ("periodic", "save"):
+            raise errors.SaveError(
+                f"the part of worker(s) {missing} did not come by way of "
+                f"{self.store.uri}; this save is dropped, the last commit stands. Look "
+                "at the store, and at the logs of those workers."
+            )
+        return present
 
     def committed(self, path: str) -> None:
         """A local commit is to be copied; on the chief."""

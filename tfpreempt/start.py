@@ -201,9 +201,9 @@ class Start:
             saver.start()
         token = plan["checkpoint"]
         if token is not None:
-            self.candidate = saver.find(token)
-            if self.candidate is None and is_apart and self._store is not None:
-                saver.fetch(self._store, token)
+            if is_apart and self._store is not None:
+                self.candidate = saver.fetch(self._store, token)
+            else:
                 self.candidate = saver.find(token)
             if self.candidate is None:
                 return (

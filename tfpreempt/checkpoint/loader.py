@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from tfpreempt import events
+from tfpreempt import errors, events
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
@@ -89,15 +89,32 @@ class CheckpointLoader:
             needs_prefix=self._needs_prefix,
         )
 
-    def fetch(self, store: ObjectStore, token: str) -> bool:
-        """Brings the commit that the chief chose; whether the store has it."""
+    def fetch(self, store: ObjectStore, token: str) -> Candidate | None:
+        """The commit that the chief chose, on a disk of this worker's own.
+
+        Args:
+            store: has it, if it is not here, or not whole.
+            token: says which.
+
+        Returns:
+            The commit; None if the store does not have it either.
+        """
+        found = self.find(token)
+        try:
+            if found is not None:
+                restoring.verify(found)
+                return found
+        except errors.CheckpointDamagedError as error:
+            _log.warning("tfpreempt: %s; it is fetched again", error)
         commit = fetch.find(store, token)
-        if commit is not None:
-            fetch.bring(self._files, store, commit, self.directory, self.max_to_keep)
-        return commit is not None
+        if commit is None:
+            return None
+        keep = self.max_to_keep  # nobody else deletes any on this disk
+        fetch.bring(self._files, store, commit, self.directory, max_to_keep=keep)
+        return self.find(token)
 
     def find(self, token: str) -> Candidate | None:
-        """The checkpoint that the chief chose, as this worker sees it; or None."""
+        """The checkpoint that the chief chose and verified, as this worker sees it."""
         return restoring.find_by_token(self.directory, token)
 
     def restore(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum, layout, retention
 from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files
 from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
 
@@ -56,10 +57,17 @@ class ShardExchange:
         """Moves this worker's shard into the store; does nothing on the others.
 
         Raises:
-            CheckpointError: the store.
+            CheckpointError: the store, or the disk. Here nothing is left of it.
         """
         if not self.is_apart:
             return
+        try:
+            with failure.translated("send this worker's part", staged.directory):
+                self._send(staged)
+        finally:
+            self._drop(staged.directory)
+
+    def _send(self, staged: Staged) -> None:
         folder = os.path.join(staged.directory, layout.worker_name(self._worker))
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         place = self._place(staged.attempt, self._worker)
@@ -71,7 +79,13 @@ class ShardExchange:
                 self._store.put_if_absent(f"{place}/{name}", file, timeout=_SECONDS)
         data = json.dumps(sums).encode()
         self._store.put_if_absent(f"{place}/{LIST}", io.BytesIO(data), timeout=_SECONDS)
-        retention.delete_staging(self._files, staged.directory)
+
+    def _drop(self, directory: str) -> None:
+        """The chief commits elsewhere, and clears up only there."""
+        try:
+            retention.delete_staging(self._files, directory)
+        except OSError as error:
+            _log.warning("Could not remove %s: %s", directory, error)
 
     def collect(self, staged: Staged, workers: Iterable[int]) -> list[int]:
         """Takes the others' shards into the staging directory; on the chief.
@@ -86,8 +100,8 @@ class ShardExchange:
                     self._take(staged, worker)
                 except (errors.CheckpointError, OSError) as error:
                     _log.error(
-                        "tfpreempt: the shard of worker %d did not come by way of %s; "
-                        "the commit goes without it: %s",
+                        "tfpreempt: the shard of worker %d did not come by way of %s: "
+                        "%s",
                         worker,
                         self._store.uri,
                         error,

@@ -62,7 +62,7 @@ def newest_first(
             )
             continue
         try:
-            bring(files, store, commit, directory, max_to_keep)
+            bring(files, store, commit, directory, max_to_keep=max_to_keep)
         except errors.CheckpointDamagedError as error:
             on_skip(str(error))
         else:
@@ -103,6 +103,7 @@ def bring(
     store: ObjectStore,
     commit: RemoteCommit,
     directory: str,
+    *,
     max_to_keep: int | None = None,
 ) -> str:
     """Downloads a commit and publishes it in a directory.
@@ -112,7 +113,7 @@ def bring(
         store: where it is.
         commit: which.
         directory: the checkpoint directory.
-        max_to_keep: commits to keep there; None keeps all.
+        max_to_keep: commits to keep there, and this one; None keeps all.
 
     Returns:
         Its path there.
@@ -145,7 +146,7 @@ def bring(
         saved_at = catalog.saved_at(manifest)
         if saved_at is not None:  # checkpoints of others rank by the marker's time
             os.utime(os.path.join(target, layout.MARKER), (saved_at, saved_at))
-        committing.finish(files, directory, max_to_keep)
+        committing.finish(files, directory, max_to_keep, is_pinned=target.__eq__)
     return target
 
 

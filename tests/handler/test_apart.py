@@ -1,0 +1,142 @@
+"""Workers that share no disk: what each has on its own when all start."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.fakes import Words
+from tfpreempt import errors
+from tfpreempt.checkpoint import catalog
+from tfpreempt.cluster import Cluster
+from tfpreempt.coordination import rendezvous
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.start import Start
+from tfpreempt.testing.storage import FaultyStore, damage
+
+pytestmark = pytest.mark.tensorflow
+LIMIT = 60.0
+
+
+class Elsewhere(Start):
+    """A start on a machine that does not see the chief's disk."""
+
+    def _shared_directory(self, plan: rendezvous.Plan) -> str | None:
+        return None
+
+
+class Machines:
+    """Two workers' starts, each with a directory of its own; no handlers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.disks = [folder / f"disk-{worker}" for worker in range(2)]
+        self.store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
+
+    def start(self, **more: Any) -> list[Start]:
+        """All workers start."""
+        keys, starts = MemoryStore(), []
+        for worker, disk in enumerate(self.disks):
+            settings = {"restore": True, "max_to_keep": 2, "save_fn": None} | more
+            cluster = Cluster(worker=worker, jobs=(("worker", 2),))
+            start = (Elsewhere if worker else Start)(
+                None,
+                disk,
+                cluster=cluster,
+                remote_checkpoint_dir=self.store,
+                **settings,
+            )
+            starts.append(start)
+        threads = [
+            threading.Thread(target=start.agree, args=(keys, "start", LIMIT))
+            for start in starts
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+        return starts
+
+    def save(self, starts: list[Start], step: int) -> None:
+        """One commit of both workers."""
+        parts = []
+        for start in starts:
+            parts.append(start.saver.stage(step, f"{start.token}-{step}"))
+            assert start.remote is not None
+            start.remote.send(parts[-1])
+        chief = starts[0]
+        assert chief.remote is not None
+        workers = chief.remote.collect(parts[0], [0, 1], "save")
+        assert workers == [0, 1]
+        assert chief.saver.commit(parts[0], "save", workers) is not None
+
+    def steps(self, worker: int) -> list[int]:
+        found, _ = catalog.scan(str(self.disks[worker]))
+        return [entry.manifest.step for entry in found]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    kept = Words("kept", "text")
+    yield Machines(tmp_path)
+    kept.unregister()
+
+
+def test_what_is_fetched_at_each_start_does_not_fill_the_disk(
+    machines: Machines,
+) -> None:
+    for step in range(1, 6):
+        starts = machines.start()
+        candidates = [start.candidate for start in starts]
+        if step > 1:
+            assert [each and each.step for each in candidates] == [step - 1] * 2
+        machines.save(starts, step)
+    assert machines.steps(0) == [5, 4]
+    assert machines.steps(1) == [4, 3]
+
+
+def test_what_is_damaged_on_a_workers_own_disk_is_fetched_again(
+    machines: Machines,
+) -> None:
+    machines.save(machines.start(), 1)
+    machines.start()
+    path = machines.disks[1] / "1" / "states" / "kept.state"
+    damage(str(path))
+    broken = path.read_bytes()
+    found = machines.start()[1].candidate
+    assert found is not None
+    assert path.read_bytes() != broken
+
+
+def test_a_part_that_was_not_sent_is_not_left_behind(machines: Machines) -> None:
+    starts = machines.start()
+    remote = starts[1].remote
+    assert remote is not None
+    part = starts[1].saver.stage(1, f"{starts[1].token}-1")
+    machines.store.fail_from(len(machines.store.operations), OSError("no route"))
+    with pytest.raises(errors.SaveError, match="no route"):
+        remote.send(part)
+    assert not os.path.exists(part.directory)
+
+
+@pytest.mark.parametrize("because", ["save", "periodic", "preemption", "finished"])
+def test_only_who_must_leave_commits_without_a_part(
+    machines: Machines, because: str
+) -> None:
+    chief, other = machines.start()
+    assert chief.remote is not None
+    assert other.remote is not None
+    parts = [start.saver.stage(1, f"{start.token}-1") for start in (chief, other)]
+    other.remote.send(parts[1])
+    for name in machines.store.list("shards/"):
+        machines.store.damage(name)
+    if because in ("save", "periodic"):
+        with pytest.raises(errors.SaveError, match=r"worker\(s\) \[1\]"):
+            chief.remote.collect(parts[0], [0, 1], because)
+    else:
+        assert chief.remote.collect(parts[0], [0, 1], because) == [0]
