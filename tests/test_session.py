@@ -31,12 +31,14 @@ class Participant:
 
     has_moved = True
     step = 0
+    directory = "/nowhere"
 
     def __init__(self, token: str = "token") -> None:
         self.token = token
         self.calls: list[str] = []
         self.events: list[Event] = []
         self.error: Exception | None = None
+        self.is_mirrored = True
 
     def stage(self, name: str) -> str:
         if self.error is not None:
@@ -65,10 +67,14 @@ class Participant:
     def record(self, event: Event) -> None:
         self.events.append(event)
 
-    def leave(self, committed: bool) -> None:
-        self.calls.append(f"leave {committed}")
+    def finish_mirror(self, seconds: float) -> bool:
+        self.calls.append("finish mirror")
+        return self.is_mirrored
 
-    def close(self, limit: float | None = None) -> None:
+    def leave(self, committed: bool, mirrored: bool = True) -> None:
+        self.calls.append(f"leave {committed} {mirrored}")
+
+    def close(self, timeout: float | None = None) -> None:
         self.calls.append("close")
 
 
@@ -128,7 +134,8 @@ def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> No
         boundary(current)
         boundary(current)
     saved = [call for call in member.calls if not call.startswith("stage")]
-    assert saved == ["commit preemption [0]", "leave True"] * 3
+    served = ["commit preemption [0]", "finish mirror", "leave True True"]
+    assert saved == served * 3
     outcomes = [e.outcome.value for e in member.events if isinstance(e, Exit)]
     assert outcomes == ["committed"] * 3
 
@@ -140,7 +147,7 @@ def test_a_save_that_fails_is_told(current: session.Session) -> None:
     current.join(member)
     notify(current)
     boundary(current)
-    assert member.calls == ["leave False"]
+    assert member.calls == ["finish mirror", "leave False True"]
     kinds = [type(event).__name__ for event in member.events]
     assert "Fault" in kinds
     [left] = [event for event in member.events if isinstance(event, Exit)]
@@ -171,8 +178,21 @@ def test_all_open_handlers_are_saved(current: session.Session) -> None:
     assert current.members() == [first, second]
     notify(current)
     boundary(current)
-    assert [len(member.calls) for member in (first, second, closed)] == [3, 2, 0]
-    assert first.calls[-1] == "leave True"
+    assert [len(member.calls) for member in (first, second, closed)] == [4, 3, 0]
+    assert first.calls[-1] == "leave True True"
+
+
+def test_a_copy_that_is_not_whole_is_told_to_whoever_leaves(
+    current: session.Session,
+) -> None:
+    """One of two is enough."""
+    first, second = Participant(), Participant()
+    second.is_mirrored = False
+    for member in (first, second):
+        current.join(member)
+    notify(current)
+    boundary(current)
+    assert first.calls[-1] == "leave True False"
 
 
 # --- the way out ---------------------------------------------------------------------
@@ -236,7 +256,9 @@ def test_the_first_failure_is_named_by_all() -> None:
     for worker, error in enumerate([ValueError("a bad batch"), OSError("no peer")]):
         cluster = Cluster(worker=worker, jobs=(("worker", 2),))
         runtime = Threads(store, SystemClock(), lambda gone: None)
-        way_out = departure.Departure(cluster, list)
+        way_out = departure.Departure(
+            cluster, list, left=lambda: 0.0, is_noticed=lambda: False
+        )
 
         def send(message: str, code: int | None) -> None:
             sent.append((message, code))

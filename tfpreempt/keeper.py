@@ -105,6 +105,11 @@ class Keeper:
         return self._token
 
     @property
+    def directory(self) -> str:
+        """Where it commits."""
+        return self._saver.directory
+
+    @property
     def step(self) -> int:
         """The step that a save would carry."""
         return self.base + self._runs()

@@ -16,6 +16,10 @@ class Participant(Protocol):
         """Unique to this handler, equal on all workers."""
 
     @property
+    def directory(self) -> str:
+        """Where it commits."""
+
+    @property
     def step(self) -> int:
         """The step that a save would carry; any thread."""
 

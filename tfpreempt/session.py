@@ -95,6 +95,13 @@ class Session:
     def join(self, member: Participant) -> None:
         """A handler opens."""
         self.come_back()
+        if any(other.directory == member.directory for other in self._kept):
+            log.warning(
+                "tfpreempt: another handler of this process is open in %s and trains; "
+                "the commits of the two will be taken for one another's. Close the "
+                "first, or give each a directory of its own",
+                member.directory,
+            )
         self._members.append(weakref.ref(member))
 
     def keep(self, member: Participant, handler: object) -> None:

@@ -176,3 +176,17 @@ def test_a_save_that_fails_leaves_the_last_commit(program: Program) -> None:
     assert "No space left" in left["detail"]
     assert handler.latest_checkpoint is not None
     assert handler.latest_checkpoint.path.endswith("1")
+
+
+def test_a_second_handler_in_the_directory_of_one_that_trains(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on from the last commit, and the first one's steps are not in that."""
+    first = program.handler()
+    program.handler().close()  # nobody trains yet
+    assert "is open in" not in caplog.text
+    first.run(program.step)
+    second = program.handler()
+    assert f"is open in {program.directory} and trains" in caplog.text
+    second.close()
+    first.close()

@@ -253,7 +253,7 @@ class Mirror:
         except upload.CommitGoneError as error:
             self._drop(job, f"{error} was deleted before it was copied")
         except errors.CheckpointDamagedError as error:
-            self._fault(error)
+            self._fault(error, "is given up for this commit")
             self._drop(job, str(error))
         except Exception as error:  # noqa: BLE001 - training goes on whatever it is
             self._fault(error)
@@ -316,7 +316,7 @@ class Mirror:
             self._current = self._upload = None
             self._tell(uploading=None, sent_bytes=0, total_bytes=0)
 
-    def _fault(self, error: Exception) -> None:
+    def _fault(self, error: Exception, then: str = "is tried again") -> None:
         text = f"{type(error).__name__}: {error}"
         with self._changed:
             before = self._status.fault
@@ -324,8 +324,9 @@ class Mirror:
         if before is not None and before.split(":")[0] == type(error).__name__:
             return  # said already
         _log.warning(
-            "tfpreempt: copying to %s failed and is tried again; training goes on: %s",
+            "tfpreempt: copying to %s failed and %s; training goes on: %s",
             self._store.uri,
+            then,
             text,
         )
         self._record(Fault(where="mirror", error=text))
