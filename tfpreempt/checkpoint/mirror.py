@@ -123,6 +123,7 @@ class Mirror:
         with self._changed:
             self._newest = entry
             self._pending.append(entry)
+            self._make_way()
             self._tell(newest=entry.manifest.step, is_complete=False)
             self._begin()
 
@@ -174,9 +175,14 @@ class Mirror:
             return self._status.is_complete
 
     def hurry(self) -> None:
-        """A machine goes away: ends a `wait`, also one that only begins."""
+        """A machine goes away: ends a `wait`, also one that only begins.
+
+        From now on the newest commit is first: `finish` may have to come late, where
+        another handler's copy takes the time.
+        """
         with self._changed:
             self._is_hurried = True
+            self._make_way()
             self._changed.notify_all()
 
     def finish(self, seconds: float) -> bool:
@@ -191,8 +197,7 @@ class Mirror:
         end = self._clock.monotonic() + seconds
         with self._changed:
             self._is_hurried = True
-            if self._is_newest_waiting():
-                self._cancel()
+            self._make_way()
             self._changed.notify_all()
             while self._current is self._newest or self._is_newest_waiting():
                 left = end - self._clock.monotonic()
@@ -344,6 +349,10 @@ class Mirror:
                 if left <= 0:
                     return
                 self._changed.wait(left)
+
+    def _make_way(self) -> None:
+        if self._is_newest_first():
+            self._cancel()
 
     def _is_newest_first(self) -> bool:
         return self._is_hurried and self._is_newest_waiting()

@@ -1,0 +1,124 @@
+"""The mirror's backlog: what comes first where commits are faster than their copies."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from tests.checkpoint.test_mirror import PATIENCE, Gate, commit, folders
+from tfpreempt.checkpoint.mirror import Mirror
+from tfpreempt.testing.storage import FaultyStore, damage
+
+
+@pytest.fixture
+def store():
+    return FaultyStore()
+
+
+@pytest.fixture
+def make_mirror(store):
+    made = []
+
+    def make(place=store, **kwargs):
+        made.append(Mirror(place, **({"max_to_keep": 2} | kwargs)))
+        return made[-1]
+
+    yield make
+    for mirror in made:
+        mirror.close()
+
+
+def test_commits_that_come_faster_than_they_are_copied_are_kept_in_order(
+    tmp_path, store, make_mirror
+):
+    gate = Gate(store)
+    mirror = make_mirror(gate, max_to_keep=1)
+    mirror.add(commit(tmp_path, 5))
+    assert gate.entered.acquire(timeout=PATIENCE)
+    for step in (6, 7, 8):
+        mirror.add(commit(tmp_path, step))
+    gate.open.set()
+    assert mirror.wait(PATIENCE)
+    order = [n for w, n in store.operations if n == "checkpoint" or "put" in w]
+    first = order.index("checkpoint")  # not after all that waited
+    assert sum(n.endswith("COMMITTED") for n in order[first:]) == 3
+    assert [name.split(".")[0] for name in folders(store)] == ["8"]
+
+
+def test_who_was_hurried_goes_on_with_the_backlog(tmp_path, store, make_mirror):
+    gate = Gate(store)
+    mirror = make_mirror(gate, max_to_keep=None)
+    mirror.add(commit(tmp_path, 5))
+    assert gate.entered.acquire(timeout=PATIENCE)
+    for step in (6, 7):
+        mirror.add(commit(tmp_path, step))
+    mirror.hurry()
+    gate.open.set()
+    assert mirror.finish(PATIENCE)
+    mirror.hurry()
+    end = time.monotonic() + PATIENCE
+    while mirror.status.pending and time.monotonic() < end:
+        threading.Event().wait(0.01)
+    assert len(folders(store)) == 3
+
+
+def test_nobody_waits_for_what_will_not_be_copied(tmp_path, store, make_mirror):
+    mirror = make_mirror()
+    entry = commit(tmp_path, 5)
+    damage(os.path.join(entry.path, "ckpt.index"))
+    mirror.add(entry)
+    began = time.monotonic()
+    assert not mirror.finish(PATIENCE)
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_a_deleted_commit_leaves_the_older_one_to_be_copied(
+    tmp_path, store, make_mirror
+):
+    gate = Gate(store)
+    mirror = make_mirror(gate)
+    old = commit(tmp_path, 5)
+    mirror.add(old)
+    assert gate.entered.acquire(timeout=PATIENCE)
+    new = commit(tmp_path, 6)
+    mirror.add(new)
+    mirror.forget(new.path)
+    status = mirror.status
+    assert (status.newest, status.is_complete) == (5, False)
+    gate.open.set()
+    assert mirror.finish(PATIENCE)
+    assert [name.split(".")[0] for name in folders(store)] == ["5"]
+    mirror.forget(old.path)
+    assert (mirror.status.newest, mirror.status.is_complete) == (None, True)
+
+
+def test_another_commit_gets_on_although_the_last_one_got_further(
+    tmp_path, store, make_mirror
+):
+    mirror = make_mirror()
+    mirror._most_sent = 1 << 40
+    mirror.add(commit(tmp_path, 5))
+    before = mirror._moved_at
+    assert mirror.finish(PATIENCE)
+    assert mirror._moved_at > before
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_the_newest_makes_its_way_before_anybody_waits_for_it(
+    tmp_path, store, make_mirror, is_told_first
+):
+    gate = Gate(store)
+    mirror = make_mirror(gate)
+    mirror.add(commit(tmp_path, 5))
+    assert gate.entered.acquire(timeout=PATIENCE)
+    for tell in (lambda: mirror.add(commit(tmp_path, 6)), mirror.hurry)[
+        :: -1 if is_told_first else 1
+    ]:
+        tell()
+    while mirror.status.uploading != 6:
+        assert gate.entered.acquire(timeout=PATIENCE)
+    gate.open.set()
+    assert mirror.finish(PATIENCE)
