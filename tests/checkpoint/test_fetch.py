@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 
 import pytest
 
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.transfer import upload
 from tfpreempt.testing.clock import FakeClock
@@ -51,6 +53,20 @@ def test_of_two_machines_commits_of_one_sequence_the_later_is_restored(
         assert catalog.scan(str(first))[0][0].token == later.token
     mirrored(store, commit(first, 40, wall=400.0))
     assert start(second, store) == 40
+
+
+def test_too_small_a_disk_is_no_reason_to_go_on_from_an_older_commit(
+    tmp_path, monkeypatch
+):
+    """As if the store could not be reached: what it has would be lost in silence."""
+    store, first, second = FaultyStore(), tmp_path / "first", tmp_path / "second"
+    commit(first, 10)
+    shutil.copytree(first, second)
+    mirrored(store, commit(second, 20))
+    room = os.statvfs_result((4096, 4096, 9, 1, 1, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    with pytest.raises(errors.SaveError, match="Free space"):
+        start(first, store)
 
 
 def test_the_later_one_here_stays(tmp_path):

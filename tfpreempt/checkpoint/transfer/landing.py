@@ -67,7 +67,8 @@ class Landing:
 
         Raises:
             CheckpointDamagedError: the manifest names what cannot or must not be.
-            CheckpointError: there is no room, or the directory holds something else.
+            SaveError: there is no room.
+            CheckpointError: the directory holds something else.
             OSError: as the file system says.
         """
         self._check_names()
@@ -213,7 +214,7 @@ class Landing:
         free = room.f_bavail * room.f_frsize
         need = self._manifest.bytes - present
         if need > free:
-            raise errors.CheckpointError(
+            raise errors.SaveError(
                 f"{self._source} claims to have {self._manifest.bytes:,} bytes, "
                 f"{need:,} are missing in {self.target!r}, and the file system has "
                 f"{free:,} left. Free space or choose another directory; nothing was "
