@@ -223,11 +223,13 @@ class Departure:
             limit: seconds to wait for workers that still train.
         """
         members = self._members()
-        if self._is_over or not members:
+        if self.left or self._is_forked or not members:
             return
         error = getattr(sys, "last_value", None)
-        if error is not None:
+        if error is not None and not self.detached:
             raised(error)
+        if error is not None or self.detached:
+            self.finish_mirrors(members)
             return
 
         def close() -> None:
@@ -239,7 +241,11 @@ class Departure:
     @property
     def _is_over(self) -> bool:
         """Nothing is left to do here; a forked child has no part in it at all."""
-        return self.left or self.detached or os.getpid() != self._process
+        return self.left or self.detached or self._is_forked
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
 
     def _record(self, members: list[Participant], outcome: Outcome, why: str) -> None:
         for member in members:

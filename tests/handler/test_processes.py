@@ -163,3 +163,29 @@ def test_a_save_before_the_first_run_holds_the_restored_generators(
         tmp_path,
     )
     assert last.stdout == expected.stdout, last.stderr
+
+
+@pytest.mark.parametrize("where", ["h.run(fail)", "fail()"])
+def test_a_program_that_dies_of_an_error_finishes_the_copy_first(
+    tmp_path: Path, where: str
+) -> None:
+    """Where the disk dies too, nothing else is left of the run."""
+    done = python(
+        f"""
+from tfpreempt.checkpoint.storage.local import LocalStore
+class Slow(LocalStore):
+    def put_if_absent(self, *args, **kwargs):
+        time.sleep(0.3)
+        return super().put_if_absent(*args, **kwargs)
+def fail():
+    raise ValueError("a bug")
+h = make(remote_checkpoint_dir=Slow(d + "-copy"))
+h.run(step)
+h.save()
+{where}
+""",
+        tmp_path / "ckpt",
+    )
+    assert "ValueError: a bug" in done.stderr
+    assert done.returncode == 1
+    assert len(list(tmp_path.glob("ckpt-copy/*/COMMITTED"))) == 1

@@ -110,6 +110,7 @@ class FitHandler(PreemptionCheckpointHandler):
             return
         if not self._session.departure.left:
             self._raised(errors.UsageError("model.fit did not come to its end"))
+            self._session.departure.finish_mirrors([self._keeper])
         self._quiet()
 
 
