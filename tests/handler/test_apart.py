@@ -17,6 +17,7 @@ from tfpreempt.checkpoint import catalog
 from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.journal import Journal
 from tfpreempt.start import Start
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -140,3 +141,29 @@ def test_only_who_must_leave_commits_without_a_part(
             chief.remote.collect(parts[0], [0, 1], because)
     else:
         assert chief.remote.collect(parts[0], [0, 1], because) == [0]
+
+
+def test_a_part_that_comes_before_the_store_was_cleared_stays(
+    machines: Machines,
+) -> None:
+    """The clearing is an errand, which comes late where the store is slow."""
+    for _ in range(2):  # what the first start sends is left of a dead save
+        chief, other = machines.start()
+        assert chief.remote is not None
+        assert other.remote is not None
+        parts = [each.saver.stage(1, f"{each.token}-1") for each in (chief, other)]
+        other.remote.send(parts[1])
+        sent = {name for name in machines.store.list("shards/") if chief.token in name}
+        assert sent
+    journal = Journal(chief.saver.directory, 0)
+    chief.remote.open(
+        chief.saver.directory,
+        None,
+        token=chief.token,
+        max_to_keep=2,
+        record=journal.record,
+    )
+    assert chief.remote.wait(LIMIT)
+    assert set(machines.store.list("shards/")) == sent
+    assert chief.remote.collect(parts[0], [0, 1], "save") == [0, 1]
+    chief.remote.close()
