@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import io
 import json
@@ -79,6 +80,7 @@ CIRCLE.append(CIRCLE)
         ([np.float32(1)], r"value\[0\] is a float32"),
         (b"x", "is a bytes"),
         ({1, 2}, "is a set"),
+        ({"a": collections.defaultdict(int)}, r"value\['a'\] is a defaultdict"),
         (CIRCLE, "contains itself"),
         ([10**6000], "cannot be written"),
         (object(), "is a object"),

@@ -71,14 +71,14 @@ def _why_not_json(value: Any, path: str, depth: int) -> str | None:
         return f"{path[:60]}... is nested too deep, or contains itself"
     if value is None or isinstance(value, bool | int | float | str):
         return None
-    if isinstance(value, dict):
+    if type(value) is dict:  # a defaultdict would come back without its default
         for key, item in value.items():
             if not isinstance(key, str):
                 return f"{path} has the key {key!r}, a {type(key).__name__}"
             if problem := _why_not_json(item, f"{path}[{key!r}]", depth - 1):
                 return problem
         return None
-    if isinstance(value, list):
+    if type(value) is list:
         for index, item in enumerate(value):
             if problem := _why_not_json(item, f"{path}[{index}]", depth - 1):
                 return problem
