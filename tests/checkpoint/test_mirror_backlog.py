@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
@@ -122,3 +123,19 @@ def test_the_newest_makes_its_way_before_anybody_waits_for_it(
         assert gate.entered.acquire(timeout=PATIENCE)
     gate.open.set()
     assert mirror.finish(PATIENCE)
+
+
+def test_the_state_file_names_the_newest_whatever_comes_last(
+    tmp_path, store, make_mirror
+):
+    gate = Gate(store)
+    mirror = make_mirror(gate, max_to_keep=None)
+    mirror.add(commit(tmp_path, 5))
+    assert gate.entered.acquire(timeout=PATIENCE)
+    for step in (6, 7):
+        mirror.add(commit(tmp_path, step))
+    gate.open.set()
+    assert mirror.wait(PATIENCE)  # 6 comes last
+    target = io.BytesIO()
+    store.get("checkpoint", target)
+    assert target.getvalue().startswith(b'model_checkpoint_path: "7.')

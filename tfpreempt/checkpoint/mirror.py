@@ -97,6 +97,7 @@ class Mirror:
         self._moved_at = self._clock.monotonic()
         self._tried: Committed | None = None  # by the newest try
         self._most_sent = 0  # by any try of that one
+        self._pointed_at = 0  # the sequence that the store's state file names
         self._thread = OwnedThread("tfpreempt-mirror", self._run)
 
     # --- what the owner calls --------------------------------------------------------
@@ -288,11 +289,13 @@ class Mirror:
                 is_complete=is_newest or self._status.is_complete,
                 fault=None,
             )
-        self._errands.append(lambda: self._keep_order(source))
+        self._errands.append(lambda: self._keep_order(source, entry))
         self._end_current()
 
-    def _keep_order(self, source: upload.Source) -> None:
-        upload.point(self._store, source)
+    def _keep_order(self, source: upload.Source, entry: Committed) -> None:
+        if entry.manifest.sequence >= self._pointed_at:  # not of what comes late
+            upload.point(self._store, source)
+            self._pointed_at = entry.manifest.sequence
         self._tidy.run()
 
     def _sent(self, count: int) -> None:
