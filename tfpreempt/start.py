@@ -96,12 +96,12 @@ class Start:
             WaitTimeoutError: a worker is missing.
         """
         if self._store is not None:
-            timeout += FETCH_TIMEOUT
             apart: set[int] = set()
             if self._cluster.world > 1:
                 place = f"{prefix}/place"
                 apart = self._ask(store, place, timeout, self._place, self._sees)[1]
             self.remote = Remote(self._store, self._cluster.worker, apart)
+            timeout += FETCH_TIMEOUT  # who is missing was missed in the first one
         plan, _ = self._ask(store, prefix, timeout, self._propose, self._check)
         self.token = str(plan["token"])
 

@@ -167,3 +167,19 @@ def test_a_part_that_comes_before_the_store_was_cleared_stays(
     assert set(machines.store.list("shards/")) == sent
     assert chief.remote.collect(parts[0], [0, 1], "save") == [0, 1]
     chief.remote.close()
+
+
+def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(
+    machines: Machines,
+) -> None:
+    start = Start(
+        None,
+        machines.disks[0],
+        cluster=Cluster(worker=0, jobs=(("worker", 2),)),
+        restore=True,
+        max_to_keep=2,
+        save_fn=None,
+        remote_checkpoint_dir=machines.store,
+    )
+    with pytest.raises(errors.WaitTimeoutError, match="worker 1 took longer"):
+        start.agree(MemoryStore(), "start", 0.2)
