@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoint.uploads import commit, folders, uploaded
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror import Mirror
-from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
+from tfpreempt.testing.storage import FaultyStore, SimulatedCrash
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
 
