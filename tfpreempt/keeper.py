@@ -140,7 +140,10 @@ class Keeper:
         """Makes a staged save durable, and has it copied."""
         if self._remote is not None:
             try:
-                workers = self._remote.collect(staged, workers, because)
+                deadlines = self._coordinator.deadlines
+                workers = self._remote.collect(
+                    staged, workers, because, lambda: deadlines.left
+                )
             except errors.SaveError:
                 self.discard(staged)
                 raise

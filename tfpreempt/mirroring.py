@@ -231,15 +231,25 @@ class Remote:
         self._exchange.send(staged)
 
     def collect(
-        self, staged: Staged, workers: Collection[int], because: str
+        self,
+        staged: Staged,
+        workers: Collection[int],
+        because: str,
+        left: Callable[[], float],
     ) -> list[int]:
         """Takes other workers' parts; returns whose are there. On the chief.
+
+        Args:
+            staged: the save.
+            workers: those that say that they have staged.
+            because: of the commit.
+            left: seconds that a notice leaves.
 
         Raises:
             SaveError: one is missing, and nobody has to leave: then the last commit,
                 which is whole, is worth more than a newer one without that part.
         """
-        present = self._exchange.collect(staged, workers)
+        present = self._exchange.collect(staged, workers, left)
         missing = sorted(set(workers) - set(present))
         if missing and because in ("periodic", "save"):
             raise errors.SaveError(

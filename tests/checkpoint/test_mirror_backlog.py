@@ -9,8 +9,10 @@ import time
 
 import pytest
 
-from tests.checkpoint.test_mirror import PATIENCE, Gate, commit, folders
+from tests.checkpoint.test_mirror import PATIENCE, Gate
+from tests.checkpoint.uploads import commit, folders, uploaded
 from tfpreempt.checkpoint.mirror import Mirror
+from tfpreempt.checkpoint.transfer import tidy
 from tfpreempt.testing.storage import FaultyStore, damage
 
 
@@ -139,3 +141,34 @@ def test_the_state_file_names_the_newest_whatever_comes_last(
     target = io.BytesIO()
     store.get("checkpoint", target)
     assert target.getvalue().startswith(b'model_checkpoint_path: "7.')
+
+
+def test_a_commit_that_ranks_below_what_the_store_has_is_not_copied(
+    tmp_path, store, make_mirror, caplog
+):
+    """The start could not look; retention would delete the copy at once."""
+    others = tmp_path / "others"
+    for step in (50, 60, 70):
+        uploaded(store, commit(others, step))
+    entry = commit(tmp_path / "ours", 5)
+    mirror = make_mirror()
+    mirror.add(entry)
+    assert not mirror.wait(PATIENCE)
+    assert mirror.status.dropped == 1
+    assert "the next commit ranks above them" in caplog.text
+    assert mirror.highest_sequence == 3  # what the next one is made to rank above
+    assert [name.split(".")[0] for name in folders(store)] == ["70", "60", "50"]
+
+
+def test_a_marker_alone_is_nothing_to_keep(tmp_path, store):
+    """Of an upload whose folder a newer run has cleared just before the marker."""
+    for step in (5, 6, 7):
+        uploaded(store, commit(tmp_path, step))
+    robbed = folders(store)[0]
+    for name in list(store.list(f"{robbed}/")):
+        if not name.endswith("/COMMITTED"):
+            store.delete(name)
+    uploaded(store, commit(tmp_path, 8))
+    tidy.Tidy(store, 2).run()
+    assert [name.split(".")[0] for name in folders(store)] == ["8", "6"]
+    assert not list(store.list(f"{robbed}/"))

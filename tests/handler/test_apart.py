@@ -72,7 +72,7 @@ class Machines:
             start.remote.send(parts[-1])
         chief = starts[0]
         assert chief.remote is not None
-        workers = chief.remote.collect(parts[0], [0, 1], "save")
+        workers = chief.remote.collect(parts[0], [0, 1], "save", lambda: 60.0)
         assert workers == [0, 1]
         assert chief.saver.commit(parts[0], "save", workers) is not None
 
@@ -138,9 +138,9 @@ def test_only_who_must_leave_commits_without_a_part(
         machines.store.damage(name)
     if because in ("save", "periodic"):
         with pytest.raises(errors.SaveError, match=r"worker\(s\) \[1\]"):
-            chief.remote.collect(parts[0], [0, 1], because)
+            chief.remote.collect(parts[0], [0, 1], because, lambda: 60.0)
     else:
-        assert chief.remote.collect(parts[0], [0, 1], because) == [0]
+        assert chief.remote.collect(parts[0], [0, 1], because, lambda: 60.0) == [0]
 
 
 def test_a_part_that_comes_before_the_store_was_cleared_stays(
@@ -165,7 +165,7 @@ def test_a_part_that_comes_before_the_store_was_cleared_stays(
     )
     assert chief.remote.wait(LIMIT)
     assert set(machines.store.list("shards/")) == sent
-    assert chief.remote.collect(parts[0], [0, 1], "save") == [0, 1]
+    assert chief.remote.collect(parts[0], [0, 1], "save", lambda: 60.0) == [0, 1]
     chief.remote.close()
 
 

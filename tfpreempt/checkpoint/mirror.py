@@ -257,7 +257,7 @@ class Mirror:
         except upload.UploadCancelledError:
             self._put_back(job)
         except upload.CommitGoneError as error:
-            self._drop(job, f"{error} was deleted before it was copied")
+            self._drop(job, str(error))
         except errors.CheckpointDamagedError as error:
             self._fault(error, "is given up for this commit")
             self._drop(job, str(error))
@@ -268,6 +268,7 @@ class Mirror:
 
     def _copy(self, entry: Committed) -> None:
         source = upload.source_of(entry)
+        self._check_rank(entry, source.folder)
         with self._changed:
             self._upload = upload.Upload(self._store, source, on_bytes=self._sent)
             if self._current is not entry or self._is_newest_first():
@@ -291,6 +292,25 @@ class Mirror:
             )
         self._errands.append(lambda: self._keep_order(source, entry))
         self._end_current()
+
+    def _check_rank(self, entry: Committed, folder: str) -> None:
+        """A start that could not look may have made commits that rank below the
+        store's; retention there would delete them as soon as they are copied.
+
+        Raises:
+            CommitGoneError: such a one; later ones rank above.
+        """
+        if self._tidy.found is None:
+            self._tidy.look()
+        highest, names = self._tidy.found or (0, frozenset())
+        if entry.manifest.sequence < highest and folder not in names:
+            _log.warning(
+                "tfpreempt: step %d is not copied to %s, which has newer commits than "
+                "this run could see when it started; the next commit ranks above them",
+                entry.manifest.step,
+                self._store.uri,
+            )
+            raise upload.CommitGoneError(f"{entry.path} is outranked")
 
     def _keep_order(self, source: upload.Source, entry: Committed) -> None:
         if entry.manifest.sequence >= self._pointed_at:  # not of what comes late

@@ -87,8 +87,15 @@ class ShardExchange:
         except OSError as error:
             _log.warning("Could not remove %s: %s", directory, error)
 
-    def collect(self, staged: Staged, workers: Iterable[int]) -> list[int]:
+    def collect(
+        self, staged: Staged, workers: Iterable[int], left: Callable[[], float]
+    ) -> list[int]:
         """Takes the others' shards into the staging directory; on the chief.
+
+        Args:
+            staged: the save.
+            workers: those whose shards are in the store.
+            left: seconds until the commit must be made; half of them are for this.
 
         Returns:
             The workers whose shards are there now; what fails is logged.
@@ -97,7 +104,7 @@ class ShardExchange:
         for worker in workers:
             if worker in self._apart:
                 try:
-                    self._take(staged, worker)
+                    self._take(staged, worker, min(_SECONDS, max(0.1, left() / 2)))
                 except (errors.CheckpointError, OSError) as error:
                     _log.error(
                         "tfpreempt: the shard of worker %d did not come by way of %s: "
@@ -123,16 +130,16 @@ class ShardExchange:
             if spared is None or not name.startswith(spared):
                 self._store.delete(name)
 
-    def _take(self, staged: Staged, worker: int) -> None:
+    def _take(self, staged: Staged, worker: int, seconds: float) -> None:
         place = self._place(staged.attempt, worker)
         folder = os.path.join(staged.directory, layout.worker_name(worker))
-        sums = self._sums(f"{place}/{LIST}")
+        sums = self._sums(f"{place}/{LIST}", seconds)
         self._files.make_dirs(folder)
         for name, (size, crc) in sums.items():
             path = os.path.join(folder, name)
             with open(path, "xb") as file:
                 self._store.get(
-                    f"{place}/{name}", file, length=size + 1, timeout=_SECONDS
+                    f"{place}/{name}", file, length=size + 1, timeout=seconds
                 )
             if checksum.of_file(path) != (size, crc):
                 raise errors.CheckpointDamagedError(
@@ -140,11 +147,11 @@ class ShardExchange:
                     "sent: size or checksum differ."
                 )
 
-    def _sums(self, name: str) -> dict[str, tuple[int, int]]:
+    def _sums(self, name: str, seconds: float) -> dict[str, tuple[int, int]]:
         """The list of a shard's files, checked: names become paths here."""
         target = io.BytesIO()
         try:
-            self._store.get(name, target, length=_MAX_LIST_BYTES, timeout=_SECONDS)
+            self._store.get(name, target, length=_MAX_LIST_BYTES, timeout=seconds)
             found = json.loads(target.getvalue())
             sums = {
                 str(key): (int(size), int(crc)) for key, (size, crc) in found.items()

@@ -24,13 +24,28 @@ class Tidy:
 
     Attributes:
         highest_sequence: of any folder of ours that was seen.
+        found: the highest sequence at the first look, and the folders; None before.
     """
 
     def __init__(self, store: ObjectStore, max_to_keep: int | None) -> None:
         self.highest_sequence = 0
+        self.found: tuple[int, frozenset[str]] | None = None
         self._store = store
         self._max_to_keep = max_to_keep
         self._committed: set[str] = set()  # a marker is never taken back but by us
+
+    def look(self) -> list[Folder]:
+        """Finds out what is there; highest sequence first.
+
+        Raises:
+            CheckpointError: the store.
+        """
+        folders = remote.scan(self._store)
+        self.highest_sequence = max([0, *(each.sequence for each in folders)])
+        if self.found is None:
+            names = frozenset(each.name for each in folders)
+            self.found = self.highest_sequence, names
+        return folders
 
     def run(self) -> list[str]:
         """Deletes; returns the folders that went.
@@ -38,8 +53,7 @@ class Tidy:
         Raises:
             CheckpointError: the store.
         """
-        folders = remote.scan(self._store)
-        self.highest_sequence = max([0, *(each.sequence for each in folders)])
+        folders = self.look()
         committed = [each for each in folders if self._is_committed(each)]
         if not committed:
             return []
@@ -58,10 +72,11 @@ class Tidy:
         return [each.name for each in (*gone, *dead)]
 
     def _is_committed(self, folder: Folder) -> bool:
-        name = joined(folder.name, layout.MARKER)
         if folder.name not in self._committed:
-            if self._store.stat(name) is None:
-                return False
+            # A marker alone is of an upload that was robbed, late, by a newer run.
+            for name in (layout.MARKER, layout.MANIFEST):
+                if self._store.stat(joined(folder.name, name)) is None:
+                    return False
             self._committed.add(folder.name)
         return True
 

@@ -31,7 +31,7 @@ class UploadCancelledError(Exception):
 
 
 class CommitGoneError(Exception):
-    """The local files were deleted meanwhile, by retention or the user; not a fault."""
+    """There is nothing (any more) that is to be copied; says why. Not a fault."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ def _opened(path: str) -> IO[bytes]:
     try:
         return open(path, "rb")
     except FileNotFoundError as error:
-        raise CommitGoneError(path) from error
+        raise CommitGoneError(f"{path} was deleted before it was copied") from error
 
 
 class _Reader(io.RawIOBase):
