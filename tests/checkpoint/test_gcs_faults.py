@@ -19,6 +19,8 @@ from tfpreempt.checkpoint.storage.limits import Limit
 from tfpreempt.checkpoint.storage.opening import open_store
 from tfpreempt.testing.gcs import GcsServer
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SMALL = b"a small object"
 LARGE = bytes(range(251)) * (9 * MIB // 251)  # more than goes in one request

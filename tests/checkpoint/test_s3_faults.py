@@ -13,6 +13,8 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.storage.opening import open_store
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SMALL = b"a small object"
 LARGE = bytes(range(251)) * (17 * MIB // 251)

@@ -38,12 +38,14 @@ class Place:
     Attributes:
         name: of the row.
         opens: makes an empty store.
+        has_server: whether it is slow.
         not_first: why a later put may win over an earlier one; "" if it may not.
         not_exclusive: why racing puts may both win; "" if they may not.
     """
 
     name: str
     opens: Callable[[Path, pytest.MonkeyPatch], ObjectStore]
+    has_server: bool = False
     not_first: str = ""
     not_exclusive: str = ""
 
@@ -102,19 +104,20 @@ PLACES = [
     Place(
         name="prefixed", opens=lambda path, _: PrefixedStore(FaultyStore(), "below/it")
     ),
-    Place(name="gcs", opens=_gcs),
+    Place(name="gcs", opens=_gcs, has_server=True),
     Place(
         name="gcp-storage-emulator",
         opens=_emulator,
+        has_server=True,
         not_first=IGNORES_PRECONDITIONS,
         not_exclusive=IGNORES_PRECONDITIONS,
     ),
-    Place(name="s3", opens=_s3),
+    Place(name="s3", opens=_s3, has_server=True),
     Place(name="fsspec memory", opens=_fsspec, not_exclusive=BEST_EFFORT),
     Place(name="fsspec local", opens=_fsspec_local, not_exclusive=BEST_EFFORT),
 ]
 if ENDPOINT:
-    PLACES.append(Place(name="named endpoint", opens=_named))
+    PLACES.append(Place(name="named endpoint", opens=_named, has_server=True))
 # Too large to be a test dependency; who has it checks it.
 if importlib.util.find_spec("pyarrow"):
     PLACES.append(

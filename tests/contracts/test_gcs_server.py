@@ -16,6 +16,8 @@ from google.cloud.storage.exceptions import DataCorruption
 
 from tfpreempt.testing.gcs import GcsServer
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 CHUNK = 256 << 10
 LARGE = bytes(range(251)) * (9 * MIB // 251)

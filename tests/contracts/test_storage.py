@@ -18,7 +18,14 @@ LARGE = bytes(range(251)) * (20 * MIB // 251)  # more than any store's piece
 ODD = ["a b/ü+%2F&=.bin", "x/%41", "#1?x=y", "c:d", "~", "a'b\"c", "x" * 200]
 
 
-@pytest.fixture(params=PLACES, ids=lambda place: place.name)
+@pytest.fixture(
+    params=[
+        pytest.param(
+            each, id=each.name, marks=[pytest.mark.slow] if each.has_server else []
+        )
+        for each in PLACES
+    ]
+)
 def place(request, storage_servers):
     return request.param
 
