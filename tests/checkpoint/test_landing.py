@@ -92,6 +92,7 @@ def test_a_file_with_another_name_is_not_written_into(store, tmp_path):
     (tmp_path / "mine").write_bytes(b"mine")
     (tmp_path / "out").mkdir()
     os.link(tmp_path / "mine", tmp_path / "out" / "ckpt.index")
+    (tmp_path / "out" / landing.PROGRESS).touch()  # else it is refused
     download.download(store, put_commit(store), str(tmp_path / "out"))
     assert (tmp_path / "mine").read_bytes() == b"mine"
 
@@ -101,6 +102,24 @@ def test_another_commit_is_not_written_over(store, tmp_path):
     with pytest.raises(errors.CheckpointError, match="committed checkpoint of another"):
         download.download(store, put_commit(store), str(tmp_path))
     assert os.listdir(tmp_path) == [layout.MARKER]
+
+
+@pytest.mark.parametrize("name", ["ckpt.index", layout.MANIFEST])
+def test_a_file_of_others_is_not_written_over(store, tmp_path, name):
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(errors.CheckpointError, match=f"has a file '{name}' already"):
+        download.download(store, put_commit(store), str(tmp_path))
+    assert os.listdir(tmp_path) == [name]
+    assert (tmp_path / name).read_bytes() == b"mine"
+
+
+def test_a_file_of_the_same_size_is_not_written_over_either(store, tmp_path):
+    (tmp_path / "a").write_bytes(b"hers")
+    commit = put_commit(store, {"a": b"mine"})
+    with pytest.raises(errors.CheckpointError, match="has a file 'a' already"):
+        download.download(store, commit, str(tmp_path))
+    (tmp_path / "a").write_bytes(b"mine")
+    download.download(store, commit, str(tmp_path))
 
 
 def test_a_full_disk_says_what_to_do(store, tmp_path):

@@ -121,7 +121,8 @@ class Checkpoint(moved.NamesOfRay):
     ) -> str:
         """Copies all files into a directory, and verifies them.
 
-        What a call that was killed left in the directory is used.
+        What a call that was killed left in the directory is used. Files of others
+        there stay; one that has a name of the checkpoint's is refused.
 
         Args:
             path: the directory, made if need be; by default a fresh temporary one,
@@ -133,7 +134,8 @@ class Checkpoint(moved.NamesOfRay):
 
         Raises:
             CheckpointDamagedError: a file is missing or has another checksum.
-            CheckpointError: there is no checkpoint, no room, or no answer in time.
+            CheckpointError: there is no checkpoint, no room, or no answer in time; or
+                a file that is in the way. Nothing was written over.
         """
         found = self._contents(with_sums=True)
         with contextlib.ExitStack() as undo:

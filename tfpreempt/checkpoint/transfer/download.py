@@ -75,7 +75,7 @@ def download(
     """Fetches and verifies a commit's files; writes MANIFEST.json and no marker.
 
     All is durable when this returns. What a killed predecessor left in the directory is
-    used; what else lies there stays.
+    used; what else lies there stays, and a file of others in the way is refused.
 
     Args:
         store: where the commit is.
@@ -90,7 +90,7 @@ def download(
         CheckpointDamagedError: an object is missing, or differs from the manifest twice
             in a row; or the manifest names what cannot be.
         CheckpointError: no room, no answer from the store, or not in time; the
-            directory cannot be written.
+            directory cannot be written, or another file has a name that is needed.
     """
     fetch(
         store,
@@ -140,7 +140,7 @@ def fetch(
     landing = Landing(target, manifest, source, files or LocalFiles())
     with failure.translated(f"download {source}", landing.target):
         try:
-            landing.prepare(marker)
+            landing.prepare(marker, manifest_data)
             work = _Download(store, folder, manifest, landing, source, timeout)
             work.run(threads, progress)
             landing.finish(manifest_data)

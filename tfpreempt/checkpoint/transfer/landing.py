@@ -58,28 +58,33 @@ class Landing:
         self._progress: int | None = None
         self._lock = threading.Lock()
 
-    def prepare(self, marker: bytes | None) -> None:
+    def prepare(self, marker: bytes | None, manifest_data: bytes | None = None) -> None:
         """Checks everything, then makes the directories.
 
         Args:
             marker: of the commit that comes, None if it is none; one that lies here
                 must be the same.
+            manifest_data: the bytes of its MANIFEST.json, None if there is to be none.
 
         Raises:
             CheckpointDamagedError: the manifest names what cannot or must not be.
             SaveError: there is no room.
-            CheckpointError: the directory holds something else.
+            CheckpointError: the directory holds something else, or a file of the same
+                name that no download has written.
             OSError: as the file system says.
         """
         self._check_names()
         present = self._check_target(marker)
         self._check_room(present)
+        if not self._is_begun(manifest_data):
+            self._check_nothing_is_taken(manifest_data)
         for folder in sorted({self.target, *self._folders()}):
             self._files.make_dirs(folder)
         path = os.path.join(self.target, PROGRESS)
         self._recorded = _read_progress(path)
         self._progress = os.open(path, _OPEN | os.O_APPEND, 0o666)
         os.write(self._progress, b"\n")  # ends a line that was torn
+        self._files.sync_dir(self.target)  # what comes next is told to be ours by it
 
     def close(self) -> None:
         """Closes what `prepare` opened."""
@@ -190,6 +195,44 @@ class Landing:
                 "a directory of its own for each. Choose another one."
             )
         return present
+
+    def _is_begun(self, manifest_data: bytes | None) -> bool:
+        """Whether an earlier download of this began here: the files are ours then.
+
+        Its record is there from its first byte to its last, then MANIFEST.json is.
+        """
+        if os.path.lexists(os.path.join(self.target, PROGRESS)):
+            return True
+        return manifest_data is not None and self._has(layout.MANIFEST, manifest_data)
+
+    def _has(self, name: str, data: bytes) -> bool:
+        try:
+            with open(os.path.join(self.target, name), "rb") as file:
+                return file.read(len(data) + 1) == data
+        except FileNotFoundError:
+            return False
+
+    def _check_nothing_is_taken(self, manifest_data: bytes | None) -> None:
+        """Refuses to write over what somebody else keeps here; equal files may stay."""
+        taken = [entry.name for entry in self._manifest.files if self._differs(entry)]
+        path = os.path.join(self.target, layout.MANIFEST)
+        if manifest_data is not None and os.path.lexists(path):
+            taken.append(layout.MANIFEST)
+        if taken:
+            more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+            raise errors.CheckpointError(
+                f"{self.target!r} has a file {taken[0]!r}{more} already, which isn't "
+                f"that of {self._source}. Nothing was written; remove it or choose "
+                "another directory."
+            )
+
+    def _differs(self, entry: FileEntry) -> bool:
+        try:
+            size = os.lstat(self.path(entry)).st_size
+        except FileNotFoundError:
+            return False
+        expected = (entry.size, entry.crc32c)
+        return size != entry.size or checksum.of_file(self.path(entry)) != expected
 
     def _check_kind(
         self, path: str, is_kind: Callable[[int], bool], kind: str
