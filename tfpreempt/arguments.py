@@ -30,3 +30,14 @@ def check_seconds(name: str, value: Any) -> None:
         raise errors.ConfigurationError(
             f"{name} is {value!r}; expected a positive, finite number of seconds"
         )
+
+
+def check_timeout(value: Any) -> None:
+    """Checks the `timeout` of a wait: None, or seconds from 0 on."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or (number and math.isfinite(value) and value >= 0):
+        return
+    raise errors.ConfigurationError(
+        f"timeout is {value!r}; expected a finite number of seconds from 0 on, or None "
+        "for no limit of yours"
+    )

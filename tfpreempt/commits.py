@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tfpreempt import errors
+from tfpreempt.arguments import check_timeout
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.mirror import MirrorStatus
 from tfpreempt.keeper import Keeper
@@ -11,6 +13,7 @@ class Commits:
     """A part of `PreemptionCheckpointHandler`. Main thread unless said otherwise."""
 
     _keeper: Keeper
+    _closed: bool
 
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
@@ -28,9 +31,21 @@ class Commits:
 
         Raises:
             ConfigurationError: it is not one of them, or belongs to a
-                CheckpointManager, which deletes its own.
+                CheckpointManager, which deletes its own; or it is no handle.
+            HandlerClosedError: after `close()`.
             CheckpointError: the store, or the disk.
         """
+        if not isinstance(checkpoint, Checkpoint):
+            raise errors.ConfigurationError(
+                f"delete_checkpoint() got {checkpoint!r}; expected a "
+                "tfpreempt.Checkpoint, such as handler.latest_checkpoint or "
+                "tfpreempt.Checkpoint(path)"
+            )
+        if self._closed:
+            raise errors.HandlerClosedError(
+                f"delete_checkpoint({checkpoint!r}) was called after close(); call it "
+                "before, or on a new handler of the same directory"
+            )
         self._keeper.delete(checkpoint)
 
     @property
@@ -51,5 +66,9 @@ class Commits:
         Returns:
             Whether the newest commit is there; True without a `remote_checkpoint_dir`,
             and on workers other than the chief.
+
+        Raises:
+            ConfigurationError: the timeout is no number of seconds.
         """
+        check_timeout(timeout)
         return self._keeper.wait_for_mirror(timeout)

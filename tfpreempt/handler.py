@@ -19,7 +19,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.arguments import check_save_every, check_seconds
+from tfpreempt.arguments import check_save_every, check_seconds, check_timeout
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.cluster import read_cluster
 from tfpreempt.commits import Commits
@@ -275,6 +275,7 @@ class PreemptionCheckpointHandler(Commits):
             UsageError: inside `run()`.
             SystemExit: a notice was served instead.
         """
+        check_timeout(timeout)
         if self._closed:
             return
         if self._gate.busy:

@@ -210,7 +210,7 @@ def test_damage_is_found_before_anything_is_restored(kind, request, store, tmp_p
         store.replace(f"{handle.path}/ckpt.index", b"indeX")
     for use in (handle.restore, lambda _: handle.to_directory(tmp_path / "copy")):
         with pytest.raises(errors.CheckpointDamagedError, match=r"ckpt\.index"):
-            use(None)
+            use(Lazy())
     assert not (tmp_path / "copy" / layout.MARKER).exists()
 
 
@@ -334,7 +334,7 @@ def test_a_manifest_that_claims_too_much_leaves_nothing_in_the_cache(store, cach
 def test_the_state_file_of_a_plain_directory_chooses(foreign, tmp_path):
     handle = Checkpoint(tmp_path / "tf")
     with pytest.raises(errors.CheckpointError, match="more than one"):
-        handle.restore(None)
+        handle.restore(Lazy())
     pathlib.Path(tmp_path, "tf", "checkpoint").write_text(
         'model_checkpoint_path: "ckpt-4"\n'
     )

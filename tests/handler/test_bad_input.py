@@ -71,6 +71,42 @@ def test_a_directory_without_a_whole_commit(
     anew.close()
 
 
+@pytest.mark.parametrize("given", ["mk/5", None, 15])
+def test_what_is_no_handle_is_not_deleted(program: Program, given: Any) -> None:
+    says = r"expected a tfpreempt\.Checkpoint"
+    with (
+        program.handler() as handler,
+        pytest.raises(errors.ConfigurationError, match=says),
+    ):
+        handler.delete_checkpoint(given)
+
+
+def test_deleting_twice_is_told_and_after_close_refused(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = program.handler()
+    for _ in range(2):
+        handler.run(program.step)
+        handler.save()
+    newest = handler.latest_checkpoint
+    assert newest is not None
+    handler.delete_checkpoint(newest)
+    handler.delete_checkpoint(newest)
+    assert caplog.text.count("not (any more) in this directory") == 1
+    handler.close()
+    with pytest.raises(errors.HandlerClosedError, match="after close"):
+        handler.delete_checkpoint(newest)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True])
+def test_a_timeout_that_is_none(program: Program, timeout: Any) -> None:
+    with program.handler() as handler:
+        for wait in (handler.wait_for_mirror, handler.close):
+            with pytest.raises(errors.ConfigurationError, match="timeout is"):
+                wait(timeout)
+        handler.close(0)
+
+
 def test_what_never_was_a_commit_keeps_nobody_from_beginning(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:

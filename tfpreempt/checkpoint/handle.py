@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from tfpreempt import errors
+from tfpreempt.arguments import check_timeout
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.handling import contents, metadata, moved, restoring
 from tfpreempt.checkpoint.handling.cache import Cache, key_of
@@ -41,8 +42,8 @@ class Checkpoint(moved.NamesOfRay):
         step: the step that it carries, where that is known already.
 
     Raises:
-        ConfigurationError: a URI together with a `filesystem`, or a path that cannot be
-            one.
+        ConfigurationError: a URI together with a `filesystem`, a `filesystem` that is
+            none, or a path that cannot be one.
     """
 
     __slots__ = ("_filesystem", "_local", "_path", "_prefix", "_step")
@@ -64,6 +65,11 @@ class Checkpoint(moved.NamesOfRay):
             raise errors.ConfigurationError(
                 f"Got the URI {text!r} together with filesystem={filesystem!r}; "
                 "expected one of them. Leave filesystem out, or give the path in it."
+            )
+        if isinstance(filesystem, str | os.PathLike):
+            raise errors.ConfigurationError(
+                f"Got filesystem={filesystem!r}; expected a file system object of "
+                "pyarrow or fsspec. For a URI pass it whole: Checkpoint('gs://...')."
             )
         self._filesystem = filesystem
         self._local = local_path(text) if filesystem is None else None
@@ -137,6 +143,7 @@ class Checkpoint(moved.NamesOfRay):
             CheckpointError: there is no checkpoint, no room, or no answer in time; or
                 a file that is in the way. Nothing was written over.
         """
+        check_timeout(timeout)
         found = self._contents(with_sums=True)
         with contextlib.ExitStack() as undo:
             if path is None:
@@ -166,6 +173,7 @@ class Checkpoint(moved.NamesOfRay):
             CheckpointDamagedError: a file is missing or has another checksum.
             CheckpointError: there is no checkpoint, no room, or no answer in time.
         """
+        check_timeout(timeout)
         found = self._contents(with_sums=self._local is None)
         if found.base is not None:
             yield found.base
@@ -188,8 +196,10 @@ class Checkpoint(moved.NamesOfRay):
             What its `restore` returns, such as to call `assert_consumed()` on.
 
         Raises:
+            ConfigurationError: the object is none.
             CheckpointError: it holds no tf.train.Checkpoint, or cannot be read.
         """
+        restoring.check_object(tf_checkpoint)
         if self._local is not None:
             found = contents.of_path(self._local)
             restoring.verify(found)

@@ -40,6 +40,23 @@ def checked_prefix(found: Contents, where: str) -> str:
     return prefix
 
 
+def check_object(given: Any) -> None:
+    """Refuses what has no checkpoint's `restore`, before anything is read.
+
+    Raises:
+        ConfigurationError: it is none; says what to pass.
+    """
+    # A CheckpointManager has none; a class has one, but not yet an object for it.
+    if callable(getattr(given, "restore", None)) and not isinstance(given, type):
+        return
+    advice = "make one of what is to be restored: tf.train.Checkpoint(model=model)"
+    if hasattr(given, "checkpoint") and hasattr(given, "latest_checkpoint"):
+        advice = "pass its .checkpoint"
+    raise errors.ConfigurationError(
+        f"restore() got {given!r}; expected a tf.train.Checkpoint: {advice}."
+    )
+
+
 def verify(found: Contents) -> None:
     """Checks every file of a local commit.
 

@@ -1,0 +1,51 @@
+"""What a handle is asked in a wrong way is refused before anything is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.handle import Checkpoint
+
+HERE, THERE = Checkpoint("/nowhere/5"), Checkpoint("gs://nowhere/5.5-00000000")
+
+
+class Restorable:
+    """Its class is no object to restore."""
+
+    def restore(self, prefix):
+        raise NotImplementedError
+
+
+class LikeAManager:
+    """A CheckpointManager has no restore(), but what has one."""
+
+    checkpoint = latest_checkpoint = None
+
+
+@pytest.mark.parametrize("handle", [HERE, THERE], ids=["here", "there"])
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (None, "make one"),
+        (Restorable, "make one"),
+        (LikeAManager(), "its .checkpoint"),
+    ],
+)
+def test_what_cannot_be_restored_into(handle, given, advice):
+    with pytest.raises(errors.ConfigurationError, match=f"expected a.*{advice}"):
+        handle.restore(given)
+
+
+@pytest.mark.parametrize("handle", [HERE, THERE], ids=["here", "there"])
+@pytest.mark.parametrize("timeout", [-1, "1", True, float("inf")])
+def test_a_timeout_that_is_none(handle, timeout, tmp_path):
+    with pytest.raises(errors.ConfigurationError, match="timeout is"):
+        handle.to_directory(tmp_path / "new", timeout=timeout)
+    with pytest.raises(errors.ConfigurationError, match="timeout is"):
+        handle.as_directory(timeout=timeout).__enter__()
+
+
+def test_a_scheme_is_no_file_system():
+    with pytest.raises(errors.ConfigurationError, match="pass it whole"):
+        Checkpoint("x", "gs")
