@@ -16,7 +16,7 @@ import pytest
 import tfpreempt
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors, session
-from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.checkpoint.state import REGISTRY, State
 from tfpreempt.states import JsonState, StepCounter, registered
 
 pytestmark = pytest.mark.timeout(60)
@@ -342,3 +342,12 @@ sys.exit(bool({"tensorflow", "keras"} & sys.modules.keys()))
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path / '0'} 0\n"
+
+
+@pytest.mark.parametrize("given", ["mine", State, None, Path("/dir")])
+def test_what_is_no_state(given, tmp_path):
+    with pytest.raises(errors.ConfigurationError, match=r"a tfpreempt\.State"):
+        tfpreempt.load_state(given)
+    with pytest.raises(errors.ConfigurationError, match=r"a tfpreempt\.State"):
+        tfpreempt.save_state(given, tmp_path)
+    assert list(tmp_path.iterdir()) == []

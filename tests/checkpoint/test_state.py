@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 
 import pytest
@@ -40,6 +41,26 @@ def test_name_order_whatever_the_order_of_registration():
 def test_names_that_cannot_be_files(name):
     with pytest.raises(errors.ConfigurationError, match="State name"):
         Words(name, registry=StateRegistry())
+
+
+def test_names_of_tfpreempts_own():
+    with pytest.raises(errors.ConfigurationError, match="begins with 'tfp"):
+        Words("tfpreempt.keras", registry=StateRegistry())
+    Words("tfpreempt", registry=StateRegistry())
+
+
+def test_a_state_that_forgot_to_be_one_is_refused_when_it_is_made():
+    class Forgetful(Words):
+        def __init__(self):
+            self.text = "never saved"
+
+    @dataclasses.dataclass(eq=False)
+    class Generated(Words):
+        text: str = "neither"
+
+    for kind in (Forgetful, Generated):
+        with pytest.raises(errors.ConfigurationError, match=r"did not call super\(\)"):
+            kind()
 
 
 def test_files(tmp_path):

@@ -38,6 +38,8 @@ class IteratorState(State):
     on from the chief's position in their own data.
     """
 
+    _is_reserved = True
+
     def __init__(
         self, checkpoint: tf.train.Checkpoint, name: str = "tfpreempt.iterators"
     ) -> None:

@@ -8,12 +8,16 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import create
+
+RESERVED = "tfpreempt."
+
+T = TypeVar("T")
 
 
 class StateRegistry:
@@ -59,7 +63,23 @@ class StateRegistry:
 REGISTRY = StateRegistry()
 
 
-class State(abc.ABC):
+class _Complete(abc.ABCMeta):
+    """Refuses an object that State's own `__init__` never saw.
+
+    It would be registered nowhere, and be missing from every commit without a word.
+    """
+
+    def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
+        made: T = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if isinstance(made, State) and not hasattr(made, "_registry"):
+            raise errors.ConfigurationError(
+                f"{cls.__name__}.__init__() did not call super().__init__(name), so "
+                "this State has no name and would not be saved; call it there."
+            )
+        return made
+
+
+class State(abc.ABC, metaclass=_Complete):
     """A named thing with `save`, `load` and `sync`.
 
     Subclass it, keep a reference to the object, and every commit takes it along.
@@ -71,8 +91,10 @@ class State(abc.ABC):
 
     Raises:
         DuplicateStateError: a living State has this name.
-        ConfigurationError: the name cannot be a file name.
+        ConfigurationError: the name cannot be a file name, or is one of tfpreempt's.
     """
+
+    _is_reserved = False  # True of tfpreempt's own, whose names begin with RESERVED
 
     def __init__(
         self,
@@ -82,6 +104,11 @@ class State(abc.ABC):
         registry: StateRegistry | None = REGISTRY,
     ) -> None:
         self.name = layout.check_state_name(name)
+        if name.startswith(RESERVED) and not self._is_reserved:
+            raise errors.ConfigurationError(
+                f"State name {name!r} begins with {RESERVED!r}, as tfpreempt's own do. "
+                "Rename the State."
+            )
         self.per_worker = per_worker
         self._registry = registry
         if registry is not None:
@@ -95,7 +122,7 @@ class State(abc.ABC):
     def load(self, fileobj: IO[bytes]) -> None:
         """Takes over what `save` wrote, on the main thread."""
 
-    def sync(self) -> None:  # noqa: B027  (a hook: nothing to do is the usual case)
+    def sync(self) -> None:
         """Makes workers equal before `save`; called on all of them in name order."""
 
     def is_wanted(self) -> bool:
@@ -110,6 +137,28 @@ class State(abc.ABC):
     def __repr__(self) -> str:
         kind = "per_worker" if self.per_worker else "replicated"
         return f"<{type(self).__name__} {self.name!r} {kind}>"
+
+
+def check_state(given: Any, call: str) -> None:
+    """Refuses what is no State.
+
+    Args:
+        given: what a user passed.
+        call: to what, for the error.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if isinstance(given, State):
+        return
+    advice = "pass the object that keeps the value"
+    if isinstance(given, type) and issubclass(given, State):
+        advice = f"make one of this class first: {given.__name__}(...)"
+    elif isinstance(given, str | os.PathLike):
+        advice = "pass the State itself, not its name or a path"
+    raise errors.ConfigurationError(
+        f"{call} got {given!r} as the State; expected a tfpreempt.State: {advice}."
+    )
 
 
 def write_states(directory: str, states: Iterable[State]) -> int:

@@ -194,6 +194,8 @@ class RandomState(State):
     can read it.
     """
 
+    _is_reserved = True
+
     def __init__(self, name: str = "tfpreempt.random") -> None:
         super().__init__(name, per_worker=True, registry=None)
 
@@ -290,6 +292,8 @@ class PerReplicaState(State):
     on from those differ in the last bits. So the parts themselves are kept, and are
     assigned after the ordinary restore.
     """
+
+    _is_reserved = True
 
     def __init__(
         self, checkpoint: tf.train.Checkpoint, name: str = "tfpreempt.per_replica"

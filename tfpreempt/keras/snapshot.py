@@ -57,6 +57,8 @@ class SharedState(State):
         loaded: of the restored checkpoint; None without one.
     """
 
+    _is_reserved = True
+
     def __init__(self, take: Callable[[], Shared]) -> None:
         self.loaded: Shared | None = None
         self._take = take
@@ -80,6 +82,8 @@ class SharedState(State):
 
 class OwnState(State):
     """Likewise, for each worker."""
+
+    _is_reserved = True
 
     def __init__(self, take: Callable[[], Own]) -> None:
         self.loaded: Own | None = None

@@ -11,7 +11,7 @@ import os
 from tfpreempt import errors, session
 from tfpreempt.checkpoint import layout, loose
 from tfpreempt.checkpoint.recall import Recall
-from tfpreempt.checkpoint.state import State, sync_states
+from tfpreempt.checkpoint.state import State, check_state, sync_states
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import files_for
 from tfpreempt.cluster import Cluster, cluster_from_environment
@@ -83,8 +83,9 @@ def save_state(
 
     Raises:
         SaveError: the disk; the old file stands.
-        ConfigurationError: the directory cannot work.
+        ConfigurationError: the directory cannot work, or the State is none.
     """
+    check_state(state, "save_state(state, checkpoint_dir)")
     cluster = _cluster()
     if sync:
         sync_states([state])
@@ -115,7 +116,9 @@ def load_state(state: State) -> bool:
         CheckpointDamagedError: something was saved, and none of it is whole.
         CheckpointError: the directory cannot be read; or the object store, and no
             commit is here.
+        ConfigurationError: the State is none.
     """
+    check_state(state, "load_state(state)")
     if handlers := session.open_handlers():
         return any(handler.load_state(state) for handler in reversed(handlers))
     directory = os.environ.get(_VARIABLE, "").strip()
