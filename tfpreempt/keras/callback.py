@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tfpreempt import errors
+from tfpreempt.arguments import check_timeout
 from tfpreempt.checkpoint import layout, restore
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.mirror import MirrorStatus
@@ -83,6 +84,7 @@ class PreemptionCallback:
         )
         self._training: Training | None = None
         self._files: CallbackStates | None = None
+        self._last: MirrorStatus | None = None  # at the end of the newest fit
         self.model: Any = None
         self.params: Any = None
 
@@ -99,11 +101,34 @@ class PreemptionCallback:
     def mirror_status(self) -> MirrorStatus | None:
         """How far the copying to `remote_checkpoint_dir` is; any thread.
 
-        None without one, outside of a fit, and on workers other than the chief. A fit's
-        end waits for the copy of its last commit.
+        None without one, before the first fit, and on workers other than the chief. A
+        fit's end waits for the copy of its last commit; after it this tells how far
+        that came.
         """
         training = self._training
-        return None if training is None else training.handler.mirror_status
+        return self._last if training is None else training.handler.mirror_status
+
+    def wait_for_mirror(self, timeout: float | None = None) -> bool:
+        """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
+
+        After a fit nothing is copied any more, and this only says how it ended.
+
+        Args:
+            timeout: seconds; None waits as long as the upload gets on, and gives up
+                after five minutes in which it didn't.
+
+        Returns:
+            Whether the newest commit is there; True without a `remote_checkpoint_dir`,
+            and on workers other than the chief.
+
+        Raises:
+            ConfigurationError: the timeout is no number of seconds.
+        """
+        check_timeout(timeout)
+        training = self._training
+        if training is not None:
+            return training.handler.wait_for_mirror(timeout)
+        return self._last is None or self._last.is_complete
 
     # --- what Keras calls ------------------------------------------------------------
 
@@ -164,9 +189,12 @@ class PreemptionCallback:
 
     def on_train_end(self, logs: Any = None) -> None:
         """A fit ends: commits its final state with all workers."""
-        training, self._training = self._training, None
+        training = self._training
         if training is not None:
-            training.end()
+            try:
+                training.end()
+            finally:
+                self._last, self._training = training.handler.mirror_status, None
             _running.remove(training)
 
     # --- hooks without work ----------------------------------------------------------
