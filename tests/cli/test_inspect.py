@@ -362,3 +362,26 @@ def test_a_bucket_that_is_itself_the_checkpoint_directory(
         ("30", "not committed", "remote"),
         ("20", "committed", "remote"),
     ]
+
+
+def test_a_scheme_that_no_command_line_can_open() -> None:
+    for arguments, names in (
+        (["hdfs://a/b"], "DIR|URI"),
+        ([".", "--remote", "hdfs://a/b"], "--remote"),
+    ):
+        result = inspect(*arguments)
+        assert result.exit_code == 2
+        assert "file://, gs://, s3://" in result.stderr
+        assert names in result.stderr
+        assert "filesystem=" not in result.stderr
+
+
+def test_what_is_wrong_with_the_mirror_is_said_of_it(run: Path, tmp_path: Path) -> None:
+    result = inspect(run, "--remote", tmp_path / "nope")
+    assert result.exit_code == 2
+    assert "--remote: There is no checkpoint at" in result.stderr
+    (tmp_path / "empty").mkdir()
+    result = inspect(run, "--remote", tmp_path / "empty", "--json")
+    assert result.exit_code == 0
+    assert "empty' has no checkpoints" in result.stderr
+    assert len(json.loads(result.stdout)) == 3

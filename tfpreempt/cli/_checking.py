@@ -20,6 +20,7 @@ from rich.progress import (
 
 from tfpreempt.checkpoint.inspection import survey
 from tfpreempt.checkpoint.inspection.findings import Condition, Found, Row, rows
+from tfpreempt.checkpoint.storage.opening import SCHEMES
 from tfpreempt.checkpoint.verification import THREADS, Effort
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 
@@ -38,6 +39,15 @@ class Place(click.ParamType[str]):
         text = str(value)
         if not text or "\0" in text:
             self.fail(f"{text!r} is no path and no URI.", param, ctx)
+        scheme, is_uri, _ = text.partition("://")
+        if is_uri and scheme not in SCHEMES:
+            known = ", ".join(f"{each}://" for each in SCHEMES)
+            self.fail(
+                f"{text!r} cannot be opened; expected a path, or a URI of one of "
+                f"{known}. Mount what lies elsewhere, or copy it to a disk.",
+                param,
+                ctx,
+            )
         return text
 
 
@@ -54,8 +64,9 @@ def find_rows(place: str, mirror: str | None = None) -> list[Row]:
         ClickException: there is nothing, or it cannot be read; exit status 2.
         SystemExit: interrupted.
     """
-    with _translated():
+    with _translated("--remote: "):
         other = [] if mirror is None else survey.at(mirror)
+    with _translated():
         return rows(survey.at(place), other)
 
 
@@ -136,13 +147,13 @@ class LateBar:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translated(where: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
         # Threads that are in the middle of a request are not waited for.
         raise SystemExit(INTERRUPTED) from None
     except ConfigurationError as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(f"{where}{error}") from error
     except TfpreemptError as error:
-        raise _Unreadable(str(error)) from error
+        raise _Unreadable(f"{where}{error}") from error

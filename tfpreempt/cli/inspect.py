@@ -50,6 +50,8 @@ def inspect(
     and remarks; null where unknown.
     """
     found = _look(place, remote, every_byte)
+    if remote is not None and not any(row.remote for row in found):
+        click.echo(f"note: --remote {remote!r} has no checkpoints", err=True)
     if as_json:
         click.echo(json.dumps([to_json(row) for row in found], indent=1))
         return
