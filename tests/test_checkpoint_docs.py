@@ -51,6 +51,14 @@ def test_the_first_program_goes_on_from_the_bucket(tmp_path: Path) -> None:
     assert "fetching step 1000" in told
 
 
+@pytest.mark.tensorflow
+def test_the_program_without_a_cloud_outlives_its_disk(tmp_path: Path) -> None:
+    (program,) = [block for block in BLOCKS if "GcsServer" in block]
+    told = run(program, tmp_path, {})
+    assert told.count("fetching step 20") == 1
+    assert "20.0" in told.split()
+
+
 def test_its_names_exist() -> None:
     for name in re.findall(r"`(\w+)\(name[,)]", PAGE):
         assert hasattr(tfpreempt.states, name), name

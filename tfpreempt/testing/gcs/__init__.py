@@ -1,7 +1,7 @@
 """A server of Google Cloud Storage on the loopback interface, with faults to order.
 
     with GcsServer() as server:
-        monkeypatch.setenv(...)  # each of server.environment()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
         store = open_store("gs://bucket/run")
         server.fail(2)  # the next two requests are answered 503
 
