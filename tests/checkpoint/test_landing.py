@@ -104,7 +104,7 @@ def test_another_commit_is_not_written_over(store, tmp_path):
     assert os.listdir(tmp_path) == [layout.MARKER]
 
 
-@pytest.mark.parametrize("name", ["ckpt.index", layout.MANIFEST])
+@pytest.mark.parametrize("name", ["ckpt.index", layout.MANIFEST, layout.METADATA])
 def test_a_file_of_others_is_not_written_over(store, tmp_path, name):
     (tmp_path / name).write_bytes(b"mine")
     with pytest.raises(errors.CheckpointError, match=f"has a file '{name}' already"):

@@ -215,9 +215,10 @@ class Landing:
     def _check_nothing_is_taken(self, manifest_data: bytes | None) -> None:
         """Refuses to write over what somebody else keeps here; equal files may stay."""
         taken = [entry.name for entry in self._manifest.files if self._differs(entry)]
-        path = os.path.join(self.target, layout.MANIFEST)
-        if manifest_data is not None and os.path.lexists(path):
-            taken.append(layout.MANIFEST)
+        if manifest_data is not None:  # a note of others would pass for this commit's
+            for name in (layout.MANIFEST, layout.METADATA):
+                if os.path.lexists(os.path.join(self.target, name)):
+                    taken.append(name)
         if taken:
             more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
             raise errors.CheckpointError(
