@@ -66,7 +66,14 @@ class WorkersDisagreeError(CoordinationError):
 
 
 class CheckpointError(TfpreemptError, RuntimeError):
-    """A checkpoint could not be written, found or read."""
+    """A checkpoint could not be written, found or read.
+
+    Attributes:
+        is_permanent: whether trying again is of no use before somebody mends it: the
+            bucket is missing, or the account may not.
+    """
+
+    is_permanent = False
 
 
 class SaveError(CheckpointError):

@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import io
 import random
+import re
 import socket
 import threading
 
@@ -228,8 +229,12 @@ def test_nobody_there(monkeypatch):
         unused.bind(("127.0.0.1", 0))  # bound, so nobody else listens there
         port = unused.getsockname()[1]
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-        with pytest.raises(errors.SaveError, match="the network"):
+        with pytest.raises(errors.SaveError, match="the network") as caught:
             put(open_store("gs://bucket/run"), "x", SMALL, SHORT)
+    assert "refused" in str(caught.value)
+    assert str(port) in str(caught.value)
+    assert re.search(r"failed for \d+\.\d s", str(caught.value))
+    assert not caught.value.is_permanent
 
 
 def test_corrupted_bytes_are_noticed(server, store):
@@ -262,6 +267,7 @@ def test_a_missing_bucket(server):
         with pytest.raises(errors.CheckpointError, match="Create the bucket") as caught:
             each()
         assert not isinstance(caught.value, ObjectMissingError)
+        assert caught.value.is_permanent
 
 
 @pytest.mark.parametrize(
@@ -280,8 +286,20 @@ def test_no_credentials(monkeypatch, tmp_path):
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(errors.ConfigurationError, match="gcloud auth"):
-        open_store("gs://bucket/run")
+    store = open_store("gs://bucket/run")  # a local commit may do without
+    for each in (
+        lambda: put(store, "x", SMALL),
+        lambda: get(store, "x"),
+        lambda: list(store.folders()),
+    ):
+        with pytest.raises(errors.CheckpointError, match="none were found") as caught:
+            each()
+        assert "gcloud auth" in str(caught.value)
+        assert caught.value.is_permanent
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    with pytest.raises(errors.SaveError, match="network") as caught:  # found by now
+        put(store, "x", SMALL, SHORT)
+    assert not caught.value.is_permanent
 
 
 def test_no_request_that_nobody_asked_for(server, store):

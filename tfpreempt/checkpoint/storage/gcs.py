@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import secrets
+import threading
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
@@ -45,19 +46,21 @@ class GcsStore:
     Args:
         bucket: name of the bucket.
         prefix: what all names begin with, without the "/" behind it; "" for none.
-
-    Raises:
-        ConfigurationError: there are no credentials.
     """
+
+    _client: Any
+    _session: Any
+    _bucket: Any
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         self._prefix = f"{prefix}/" if prefix else ""
-        self._client, self._session = gcs_session.connect(bucket)
-        self._bucket = self._client.bucket(bucket)
+        self._name = bucket
+        self._connecting = threading.Lock()
+        self._is_connected = False
 
     @property
     def uri(self) -> str:
-        return f"gs://{self._bucket.name}/{self._prefix}".rstrip("/")
+        return f"gs://{self._name}/{self._prefix}".rstrip("/")
 
     def put_if_absent(
         self, name: str, source: IO[bytes], *, timeout: float | None = None
@@ -99,14 +102,14 @@ class GcsStore:
         timeout: float | None = None,
     ) -> int:
         key, limit = self._key(name), Limit(timeout)
-        download = gcs_transfer.Download(
-            self._session,
-            gcs_transfer.media_url(self._client.api_endpoint, self._bucket.name, key),
-            target,
-            offset=offset,
-            length=length,
-        )
         with self._edge(f"read {name!r}", limit, errors.CheckpointError):
+            download = gcs_transfer.Download(
+                self._session,
+                gcs_transfer.media_url(self._client.api_endpoint, self._name, key),
+                target,
+                offset=offset,
+                length=length,
+            )
             try:
                 copied = download.run(limit)
             except api.NotFound as error:
@@ -267,10 +270,25 @@ class GcsStore:
         self.get(name, cast(IO[bytes], target))
         return target.crc32c
 
+    @contextlib.contextmanager
     def _edge(
         self, doing: str, limit: Limit, kind: type[errors.CheckpointError]
-    ) -> contextlib.AbstractContextManager[None]:
-        return translated(limit, doing, self.uri, kind)
+    ) -> Iterator[None]:
+        with translated(limit, doing, self.uri, kind):
+            self._connect()
+            yield
+
+    def _connect(self) -> None:
+        """Looks for credentials when they are needed first.
+
+        A metadata server that is away for a moment must not keep a program with local
+        commits from its start.
+        """
+        with self._connecting:
+            if not self._is_connected:
+                self._client, self._session = gcs_session.connect(self._name)
+                self._bucket = self._client.bucket(self._name)
+                self._is_connected = True
 
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 
 import google.auth.exceptions
@@ -14,6 +15,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.storage.gcs_connection import limited
+from tfpreempt.checkpoint.storage.gcs_session import CredentialsMissingError
 from tfpreempt.checkpoint.storage.gcs_transfer import refusal
 from tfpreempt.checkpoint.storage.limits import Limit, OutOfTimeError
 
@@ -26,8 +28,16 @@ _FOREIGN = (
     DataCorruption,
     ConnectionError,
     OutOfTimeError,
+    CredentialsMissingError,
 )
 
+# Only a person mends these: the bucket is not there, the account may not.
+_PERMANENT = (
+    api.NotFound,
+    api.Forbidden,
+    api.Unauthorized,
+    CredentialsMissingError,
+)
 _BUCKET_MISSING = re.compile(r"bucket (?:does not exist|not found)", re.IGNORECASE)
 
 
@@ -48,14 +58,18 @@ def translated(
         uri: of the store.
         kind: what to raise.
     """
+    began = time.monotonic()
     try:
         with limited(limit):
             yield
     except _FOREIGN as error:
-        cause = _cause(error)
-        raise kind(
-            f"Could not {doing} in {uri}: {_said(cause, limit)} {_advice(cause, uri)}"
-        ) from error
+        cause, tried = _cause(error), time.monotonic() - began
+        raised = kind(
+            f"Could not {doing} in {uri}: {_said(cause, limit)} "
+            f"{_advice(cause, uri, tried)}"
+        )
+        raised.is_permanent = isinstance(cause, _PERMANENT)
+        raise raised from error
 
 
 def is_about_the_bucket(error: Exception) -> bool:
@@ -67,7 +81,19 @@ def _cause(error: BaseException) -> BaseException:
     """What went wrong, however the client has wrapped it."""
     if isinstance(error, api.RetryError) and error.cause is not None:
         error = error.cause
-    return refusal(error.response) if isinstance(error, InvalidResponse) else error
+    if isinstance(error, InvalidResponse):
+        return refusal(error.response)
+    return error
+
+
+def _root(error: BaseException) -> BaseException:
+    """The one that names what did not answer; its wrappers quote the whole request."""
+    inner = error.args[0] if error.args else None
+    if isinstance(error, requests.ConnectionError | urllib3.exceptions.ProtocolError):
+        return _root(inner) if isinstance(inner, Exception) else error
+    if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason is not None:
+        return _root(error.reason)
+    return error
 
 
 def _said(error: BaseException, limit: Limit) -> str:
@@ -76,11 +102,14 @@ def _said(error: BaseException, limit: Limit) -> str:
     ):
         waited = "in time" if limit.seconds is None else f"within {limit.seconds:g} s"
         return f"it was not done {waited} ({error})."
+    if isinstance(error, CredentialsMissingError):
+        return str(error)
+    error = _root(error)
     text = str(error).strip().rstrip(".")
     return f"{type(error).__name__}: {text[:300]}."
 
 
-def _advice(error: BaseException, uri: str) -> str:
+def _advice(error: BaseException, uri: str, tried: float) -> str:
     bucket = uri.removeprefix("gs://").partition("/")[0]
     if isinstance(error, api.NotFound):
         return (
@@ -92,6 +121,8 @@ def _advice(error: BaseException, uri: str) -> str:
             f"Give this account the role roles/storage.objectUser on gs://{bucket}; "
             "reading alone needs roles/storage.objectViewer."
         )
+    if isinstance(error, CredentialsMissingError):
+        return "Until then nothing is read or written there."
     if isinstance(error, api.Unauthorized | google.auth.exceptions.GoogleAuthError):
         return (
             "Renew the credentials (`gcloud auth application-default login`), or check "
@@ -100,7 +131,7 @@ def _advice(error: BaseException, uri: str) -> str:
     if isinstance(error, api.TooManyRequests):
         return "The service asks for fewer requests: save less often, or try later."
     if isinstance(error, api.ServerError | requests.RequestException | ConnectionError):
-        return "The service or the network failed for that long; try again later."
+        return f"The service or the network failed for {tried:.1f} s; try again."
     if isinstance(error, OutOfTimeError | requests.Timeout):
         return "Give it more time, or look at the network."
     return "Look at the service's answer and at the network."

@@ -24,6 +24,10 @@ _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 
 
+class CredentialsMissingError(errors.TfpreemptError):
+    """There are no credentials; translated before anybody sees it."""
+
+
 class DeadlineSession(AuthorizedSession):
     """A session that ends a request when the time of the call that makes it is up.
 
@@ -47,13 +51,15 @@ class DeadlineSession(AuthorizedSession):
 
 
 def connect(bucket: str) -> tuple[storage.Client, DeadlineSession]:
-    """A client with credentials from the environment; no request is made.
+    """A client with credentials from the environment.
+
+    No request to the bucket is made, but maybe some to the machine's metadata server.
 
     Args:
         bucket: for the message.
 
     Raises:
-        ConfigurationError: there are no credentials.
+        CredentialsMissingError: there are no credentials.
     """
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         anonymous: Any = AnonymousCredentials
@@ -62,7 +68,7 @@ def connect(bucket: str) -> tuple[storage.Client, DeadlineSession]:
         try:
             credentials, project = google.auth.default(scopes=_SCOPES)
         except google.auth.exceptions.GoogleAuthError as error:
-            raise errors.ConfigurationError(
+            raise CredentialsMissingError(
                 f"gs://{bucket} needs credentials, and none were found: {error} Run "
                 "`gcloud auth application-default login`, or run on a machine whose "
                 "service account may use the bucket."
