@@ -6,11 +6,14 @@ import asyncio
 import io
 import socket
 
+import obstore
+import obstore.exceptions
 import pytest
 
 from tests.contracts.storage_places import MotoServer
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint.storage import s3_client
 from tfpreempt.checkpoint.storage.opening import open_store
 
 pytestmark = pytest.mark.slow
@@ -103,8 +106,6 @@ def test_an_object_of_others_has_a_checksum_too(server, store):
 
 def test_damage_is_noticed(store):
     put(store, "x", SMALL)
-    import obstore
-
     key = store.uri.partition("bucket/")[2] + "/x"
     attributes = {"tfpreempt-crc32c": "00000000"}
     obstore.put(store._store, key, SMALL, attributes=attributes)
@@ -116,8 +117,26 @@ def test_damage_is_noticed(store):
 def test_a_missing_bucket():
     store = open_store("s3://no-such-bucket/run")
     for each in (lambda: put(store, "x", SMALL), lambda: list(store.list())):
-        with pytest.raises(errors.CheckpointError, match="Create the bucket"):
+        with pytest.raises(errors.CheckpointError, match="Create the bucket") as caught:
             each()
+        assert "<" not in str(caught.value)  # the service answers in XML
+        assert "NoSuchBucket" in str(caught.value)
+        assert caught.value.is_permanent
+
+
+def test_no_credentials(monkeypatch):
+    """Then the machine's metadata server is asked for a role's."""
+    said = "Error performing PUT http://169.254.169.254/latest/api/token in 4ms - 404"
+
+    def nobody(start, limit):
+        raise obstore.exceptions.GenericError(f"Generic S3 error: {said}")
+
+    monkeypatch.setattr(s3_client, "wait", nobody)
+    store = open_store("s3://bucket/run")
+    with pytest.raises(errors.CheckpointError, match="AWS_ACCESS_KEY_ID") as caught:
+        list(store.folders())
+    assert "needs credentials, and none were found" in str(caught.value)
+    assert caught.value.is_permanent
 
 
 def test_a_refusal_says_what_is_needed(server, store):

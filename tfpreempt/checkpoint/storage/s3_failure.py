@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterator
 
 import obstore.exceptions as said
@@ -15,6 +17,13 @@ _FOREIGN = (
     FileNotFoundError,
     TimeoutError,
     OutOfTimeError,
+)
+_METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")  # where a role's keys are had
+_MARKUP = re.compile(r"[:\s]*<(?:\?xml|[A-Za-z!]).*", re.DOTALL)
+
+_CREDENTIALS = (
+    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL, where it "
+    "is not Amazon's), or run with an instance role; ~/.aws is not read."
 )
 
 
@@ -33,9 +42,11 @@ def translated(
     try:
         yield
     except _FOREIGN as error:
-        raise kind(
+        raised = kind(
             f"Could not {doing} in {uri}: {_said(error, limit)} {_advice(error, uri)}"
-        ) from error
+        )
+        raised.is_permanent = _is_permanent(error)
+        raise raised from error
 
 
 def is_about_the_bucket(error: Exception) -> bool:
@@ -43,11 +54,36 @@ def is_about_the_bucket(error: Exception) -> bool:
     return "NoSuchBucket" in str(error)
 
 
+def _is_permanent(error: BaseException) -> bool:
+    """Whether only a person can mend it; one object that is missing is no error."""
+    return (
+        isinstance(
+            error,
+            said.PermissionDeniedError
+            | said.UnauthenticatedError
+            | said.NotFoundError
+            | FileNotFoundError,
+        )
+        or "NoSuchBucket" in str(error)
+        or _lacks_credentials(error)
+    )
+
+
+def _lacks_credentials(error: BaseException) -> bool:
+    text = str(error)
+    if "<Code>" in text:  # the service answered, so it was asked with some
+        return False
+    return "redential" in text or _METADATA.search(text) is not None
+
+
 def _said(error: BaseException, limit: Limit) -> str:
     if isinstance(error, TimeoutError):
         return f"it was not done within {limit.seconds or 0:g} s."
-    first = str(error).strip().partition("\n")[0].rstrip(".")
-    return f"{type(error).__name__}: {first[:300]}."
+    if _lacks_credentials(error):
+        return "it needs credentials, and none were found."
+    code = re.search(r"<Code>(\w+)</Code>", str(error))
+    first = _MARKUP.sub("", str(error).strip().partition("\n\n")[0]).rstrip(".")
+    return f"{type(error).__name__}: {first[:300]}{f': {code[1]}' if code else ''}."
 
 
 def _advice(error: BaseException, uri: str) -> str:
@@ -60,11 +96,9 @@ def _advice(error: BaseException, uri: str) -> str:
             f"Allow this account s3:GetObject, s3:PutObject, s3:DeleteObject and "
             f"s3:ListBucket on {bucket!r}."
         )
-    if isinstance(error, said.UnauthenticatedError) or "redential" in text:
-        return (
-            "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run with an instance "
-            "role; ~/.aws is not read."
-        )
+    if isinstance(error, said.UnauthenticatedError) or _lacks_credentials(error):
+        return _CREDENTIALS
     if isinstance(error, TimeoutError):
-        return "Give it more time, or look at the network."
+        hint = "" if os.environ.get("AWS_ACCESS_KEY_ID") else f" {_CREDENTIALS}"
+        return f"Give it more time, or look at the network.{hint}"
     return "The service or the network failed; look at AWS_ENDPOINT_URL, or try later."
