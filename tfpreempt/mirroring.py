@@ -17,6 +17,7 @@ from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.storage.files import LocalFiles
 from tfpreempt.checkpoint.storage.interface import ObjectStore
+from tfpreempt.checkpoint.storage.limits import RETRY_SECONDS
 from tfpreempt.checkpoint.storage.opening import is_uri, open_store
 from tfpreempt.checkpoint.transfer import remote, tidy, upload
 from tfpreempt.checkpoint.transfer.exchange import ShardExchange
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 REMOTE_VARIABLE = "TFPREEMPT_REMOTE_CHECKPOINT_DIR"
 DIRECTORY_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
+SILENT_SECONDS = 2.0  # that a start asks a store before it says that there's no answer
+LOOK_SECONDS = 8.0  # that it asks on where a local commit can be restored
 
 _in_use: weakref.WeakValueDictionary[str, Remote] = weakref.WeakValueDictionary()
 
@@ -166,13 +169,33 @@ class Remote:
         seen = 0 if self._mirror is None else self._mirror.highest_sequence
         return max(self._highest, seen)
 
-    def look(self) -> None:
+    def look(self, timeout: float | None = None) -> None:
         """Finds out what sequences are taken.
+
+        Args:
+            timeout: seconds; None: the store's own limit.
 
         Raises:
             CheckpointError: the store cannot be listed.
         """
-        self._highest = max([0, *(each.sequence for each in remote.scan(self.store))])
+        folders = remote.scan(self.store, timeout)
+        self._highest = max([0, *(each.sequence for each in folders)])
+
+    def _look_aloud(self, *, timeout: float | None) -> None:
+        """Looks; where no answer comes at once it says so, and asks on."""
+        try:
+            self.look(SILENT_SECONDS)
+        except errors.CheckpointError as error:
+            if error.is_permanent:
+                raise
+            _log.warning(
+                "tfpreempt: %s does not answer, and is asked again for up to %g s "
+                "before the start goes on or ends: %s",
+                self.store.uri,
+                timeout or RETRY_SECONDS,
+                error,
+            )
+            self.look(timeout)
 
     def look_for_newer(
         self, local: Candidate | None, fetch: Callable[[], bool], *, instead: str
@@ -192,7 +215,7 @@ class Remote:
             SaveError: the disk.
         """
         try:
-            self.look()
+            self._look_aloud(timeout=None if local is None else LOOK_SECONDS)
             return fetch()
         except errors.SaveError:
             raise  # this disk

@@ -195,7 +195,9 @@ class _Forgetful(io.BytesIO):
         return super().read(size)
 
 
-@pytest.mark.parametrize("operation", ["put", "replace", "get", "stat", "delete"])
+@pytest.mark.parametrize(
+    "operation", ["put", "replace", "get", "stat", "delete", "folders"]
+)
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
 def test_a_stall_ends_with_the_time(server, store, operation, data):
     put(store, "there", data)
@@ -206,6 +208,7 @@ def test_a_stall_ends_with_the_time(server, store, operation, data):
         "get": lambda: store.get("there", io.BytesIO(), timeout=SHORT),
         "stat": lambda: store.stat("there", timeout=SHORT),
         "delete": lambda: store.delete("there", timeout=SHORT),
+        "folders": lambda: list(store.folders(timeout=SHORT)),
     }[operation]
     with pytest.raises(errors.CheckpointError, match=r"within 0\.2 s"):
         stalled()

@@ -73,7 +73,9 @@ def silent(monkeypatch, server):
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("operation", ["small", "large", "replace", "get", "stat"])
+@pytest.mark.parametrize(
+    "operation", ["small", "large", "replace", "get", "stat", "folders"]
+)
 def test_a_stall_ends_with_the_time(operation):
     store = open_store("s3://bucket/run")
     stalled = {
@@ -82,6 +84,7 @@ def test_a_stall_ends_with_the_time(operation):
         "replace": lambda: store.replace("x", SMALL, timeout=0.3),
         "get": lambda: store.get("x", io.BytesIO(), timeout=0.3),
         "stat": lambda: store.stat("x", timeout=0.3),
+        "folders": lambda: list(store.folders(timeout=0.3)),
     }[operation]
     with pytest.raises(errors.CheckpointError, match=r"within 0\.3 s"):
         stalled()

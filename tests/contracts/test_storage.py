@@ -183,6 +183,7 @@ def test_folders(store):
     for name in ("5/x", "10/a/b", "5/y", "file", "5-/x", "10/z"):
         put(store, name, b"")
     assert sorted(store.folders()) == ["10", "5", "5-"]
+    assert sorted(store.folders(timeout=60.0)) == ["10", "5", "5-"]
 
 
 def test_more_objects_and_folders_than_a_page_has(store):

@@ -207,7 +207,8 @@ class FaultyStore:
             names = sorted(name for name in self._objects if name.startswith(prefix))
         yield from names
 
-    def folders(self) -> Iterator[str]:
+    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
+        del timeout
         names = self.list()
         yield from sorted({name.split("/")[0] for name in names if "/" in name})
 

@@ -101,7 +101,8 @@ class FilesystemStore:
             if name.startswith(prefix) and not is_temporary:
                 yield name
 
-    def folders(self) -> Iterator[str]:
+    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
+        del timeout
         yield from sorted({n.partition("/")[0] for n in self.list() if "/" in n})
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:

@@ -138,8 +138,8 @@ class GcsStore:
             ):
                 yield blob.name[len(self._prefix) :]
 
-    def folders(self) -> Iterator[str]:
-        limit = Limit(None)
+    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
+        limit = Limit(timeout)
         with self._edge("list objects", limit, errors.CheckpointError):
             found = self._client.list_blobs(
                 self._bucket,

@@ -101,7 +101,7 @@ class ObjectStore(Protocol):
         """Names that begin with a string, in name order; hostile until checked."""
         ...
 
-    def folders(self) -> Iterator[str]:
+    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
         """First parts of all names with a "/", each once, in any order; likewise."""
         ...
 

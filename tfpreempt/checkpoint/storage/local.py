@@ -118,7 +118,8 @@ class LocalStore:
             if name.startswith(prefix) and not is_temporary:
                 yield name
 
-    def folders(self) -> Iterator[str]:
+    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
+        del timeout
         try:
             with os.scandir(self._root) as entries:
                 found = sorted(

@@ -53,8 +53,9 @@ class PrefixedStore:
         for name in self._store.list(self._prefix + prefix):
             yield name[len(self._prefix) :]
 
-    def folders(self) -> Iterator[str]:
-        """As a store's; it lists all that is below the path."""
+    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
+        """As a store's; it lists all that is below the path, and has no limit."""
+        del timeout
         seen = None
         for name in self.list():
             folder, slash, _ = name.partition("/")

@@ -103,7 +103,8 @@ class ReadingStore:
     def list(self, prefix: str = "") -> Iterator[str]:
         yield from sorted(self._names(prefix))
 
-    def folders(self) -> Iterator[str]:
+    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
+        del timeout
         with os.scandir(self._root) as entries:
             yield from sorted(
                 e.name for e in entries if e.is_dir(follow_symlinks=False)

@@ -129,8 +129,8 @@ class S3Store:
                     if each["path"].startswith(self._prefix + prefix):
                         yield each["path"][len(self._prefix) :]
 
-    def folders(self) -> Iterator[str]:
-        limit = Limit(None)
+    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
+        limit = Limit(timeout)
         with self._edge("list objects", limit, errors.CheckpointError):
             found = s3_client.wait(
                 lambda: obstore.list_with_delimiter_async(

@@ -84,7 +84,8 @@ class UrlStore:
     def list(self, prefix: str = "") -> Iterator[str]:
         yield from (n for n in reading.tree(self._root) if n.startswith(prefix))
 
-    def folders(self) -> Iterator[str]:
+    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
+        del timeout
         for name in sorted(reading.names(self._root)):
             if reading.is_dir(f"{self._root}/{name}"):
                 yield name

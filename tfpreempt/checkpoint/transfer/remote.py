@@ -94,13 +94,17 @@ def joined(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def scan(store: ObjectStore) -> list[Folder]:
+def scan(store: ObjectStore, timeout: float | None = None) -> list[Folder]:
     """All folders that look like ours, committed or not, highest sequence first.
+
+    Args:
+        store: the store.
+        timeout: seconds for the listing; None: the store's own limit.
 
     Raises:
         CheckpointError: the store cannot be listed, or lists too much.
     """
-    names = list(itertools.islice(store.folders(), MAX_FOLDERS + 1))
+    names = list(itertools.islice(store.folders(timeout=timeout), MAX_FOLDERS + 1))
     if len(names) > MAX_FOLDERS:
         raise errors.CheckpointError(
             f"{store.uri} has more than {MAX_FOLDERS} folders; expected the few of one "
