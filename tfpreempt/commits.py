@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfpreempt import errors
 from tfpreempt.arguments import check_timeout
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.mirror import MirrorStatus
+from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.keeper import Keeper
 
 

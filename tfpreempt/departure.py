@@ -107,11 +107,9 @@ class Departure:
         """
         if member.wait_for_mirror(timeout):
             return
-        if not self._is_noticed():
-            why = "the copy of the last commit was not whole in time; it is local only"
-            log.error("tfpreempt: %s", why)
-            member.record(Fault(where="mirror", error=why))
-        elif not member.finish_mirror(max(0.0, self._left())):
+        is_noticed = self._is_noticed()
+        left = max(0.0, self._left()) if is_noticed else 0.0
+        if not member.finish_mirror(left) and is_noticed:  # which says what is missing
             self.leave(Outcome.COMMITTED, "training is over, its copy is not whole")
 
     def come_back(self) -> None:

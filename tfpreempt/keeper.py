@@ -13,10 +13,10 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.mirror import MirrorStatus
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import State
+from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.cluster import Cluster
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.events import Commit, Event, Exit, Fault, Outcome, Restored
@@ -209,7 +209,10 @@ class Keeper:
         """Gives the newest commit's copy so much time; whether it is whole."""
         if self._remote is None or self._remote.finish(seconds):
             return True
-        where = f"the copy in {self._remote.store.uri} was not whole in time"
+        status = self._remote.status
+        what = "the copy" if status is None else f"the copy of step {status.newest}"
+        why = f": {status.fault}" if status is not None and status.fault else ""
+        where = f"{what} in {self._remote.store.uri} was not whole in time{why}"
         self.record(Fault(where="mirror", error=where))
         return False
 

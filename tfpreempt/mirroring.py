@@ -12,7 +12,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Committed
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.mirror import Mirror, MirrorStatus
+from tfpreempt.checkpoint.mirror import Mirror
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.storage.files import LocalFiles
@@ -21,6 +21,7 @@ from tfpreempt.checkpoint.storage.limits import RETRY_SECONDS
 from tfpreempt.checkpoint.storage.opening import is_uri, open_store
 from tfpreempt.checkpoint.transfer import remote, tidy, upload
 from tfpreempt.checkpoint.transfer.exchange import ShardExchange
+from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.events import Fault
 
 _log = logging.getLogger(__name__)
@@ -313,21 +314,29 @@ class Remote:
             self._mirror.hurry()
 
     def finish(self, seconds: float) -> bool:
-        """Whether the newest commit is in the store by then; says so if not."""
-        if self._mirror is None or self._mirror.finish(seconds):
+        """Whether the newest commit is in the store by then; says so, or what is."""
+        if self._mirror is None:
             return True
+        is_whole = self._mirror.finish(seconds)
         status = self._mirror.status
+        if is_whole:
+            if status.newest is not None:
+                _log.warning(
+                    "tfpreempt: the copy of step %s in %s is whole",
+                    status.newest,
+                    self.store.uri,
+                )
+            return True
         there = "no commit" if status.mirrored is None else f"step {status.mirrored}"
         _log.error(
             "tfpreempt: the copy of step %s in %s was not whole when the time was up "
-            "(%d of %d bytes; %s). The commit stands in the local directory, and a "
-            "start there finishes the copy; a start on another machine goes on from "
-            "%s.",
+            "(%s; %s). The commit stands in %s, and a start there finishes the copy; a "
+            "start on another machine goes on from %s.",
             status.newest,
             self.store.uri,
-            status.sent_bytes,
-            status.total_bytes,
+            status.progress,
             status.fault or "no fault, too little time",
+            self._directory or "the local directory",
             there,
         )
         return False

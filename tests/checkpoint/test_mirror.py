@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import threading
@@ -10,7 +11,9 @@ import pytest
 
 from tests.checkpoint.uploads import commit, folders, uploaded
 from tfpreempt import errors
+from tfpreempt.checkpoint import mirror as mirroring
 from tfpreempt.checkpoint.mirror import Mirror
+from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.testing.storage import FaultyStore, SimulatedCrash
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
@@ -83,6 +86,26 @@ def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):
     assert any("works again" in r.message for r in caplog.records)
     assert mirror.status.faults == 2
     assert mirror.status.fault is None
+
+
+def test_progress_in_words():
+    status = MirrorStatus(uri="memory://")
+    assert status.progress == "not begun"
+    half = {"uploading": 5, "sent_bytes": 1 << 20, "total_bytes": 3 << 20}
+    assert dataclasses.replace(status, **half).progress == "1.0 of 3.0 MiB"
+
+
+def test_the_end_does_not_wait_for_a_pause_to_be_over(
+    tmp_path, make_mirror, monkeypatch
+):
+    monkeypatch.setattr(mirroring, "FIRST_PAUSE", 3600.0)
+    told = threading.Event()
+    store = FaultyStore({0: errors.SaveError("503")})
+    mirror = make_mirror(store, record=lambda fault: told.set())
+    mirror.add(commit(tmp_path, 5))
+    assert told.wait(PATIENCE)
+    assert mirror.wait()
+    assert folders(store) != []
 
 
 def test_when_the_machine_goes_the_newest_comes_first(tmp_path, store, make_mirror):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.handler.program import Program
-from tests.handler.test_mirror import train
+from tests.handler.test_mirror import LIMIT, steps, train
 from tfpreempt import errors
+from tfpreempt.checkpoint import mirror
 from tfpreempt.testing.storage import FaultyStore
 
 pytestmark = pytest.mark.tensorflow
@@ -61,3 +63,43 @@ def test_what_only_a_person_mends_is_not_asked_for_twice(
     assert "does not answer" not in caplog.text
     assert "no such bucket" in caplog.text
     handler.close()
+
+
+def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
+    program: Program,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mirror, "REFUSED", 0.2)
+    monkeypatch.setattr(mirror, "SILENT", 0.0)
+    store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
+    error = errors.SaveError("no such bucket")
+    error.is_permanent = True
+    handler = program.handler(remote_checkpoint_dir=store)
+    store.fail_from(0, error)
+    handler.run(program.step)
+    handler.close()  # not for as long as a store may be away
+    assert f"waiting for the copy of step 1 in {store.uri} (" in caplog.text
+    (said,) = [r.message for r in caplog.records if r.levelno == logging.ERROR]
+    assert f"the copy of step 1 in {store.uri} was not whole" in said
+    assert "SaveError: no such bucket)" in said
+    assert f"The commit stands in {program.directory}" in said
+    assert "no such bucket" in program.events("fault")[-1]["error"]
+    store.revive()
+    with program.handler(remote_checkpoint_dir=store) as handler:
+        assert handler.wait_for_mirror(LIMIT)
+    assert steps(store) == [1]
+
+
+def test_the_way_out_says_that_the_copy_is_whole(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
+    handler = program.handler(remote_checkpoint_dir=store, config={"exit_fn": None})
+    handler.run(program.step)
+    program.button.press()
+    with pytest.raises(SystemExit):
+        handler.run(program.step)
+    (said,) = [r.message for r in caplog.records if "whole" in r.message]
+    assert said == f"tfpreempt: the copy of step 1 in {store.uri} is whole"
+    handler._keeper.put_away()

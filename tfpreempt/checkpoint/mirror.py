@@ -19,6 +19,7 @@ from tfpreempt._threads import OwnedThread
 from tfpreempt.checkpoint.catalog import Committed
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import tidy, upload
+from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.events import Fault
 
@@ -29,37 +30,8 @@ FIRST_PAUSE = 1.0  # seconds after a fault; doubles
 LONGEST_PAUSE = 60.0
 HURRIED_PAUSE = 0.5  # while a machine goes away
 STALLED = 300.0  # seconds without a byte after which an end without a limit gives up
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorStatus:
-    """How far the mirror is, at one moment.
-
-    Attributes:
-        uri: where commits are copied to.
-        newest: step of the newest local commit; None before the first.
-        mirrored: step of the newest commit that this process knows to be whole there.
-        is_complete: whether that is the newest local one.
-        pending: commits that wait or are under way.
-        uploading: step of the one under way; None while there is none.
-        sent_bytes: of that one.
-        total_bytes: of that one.
-        fault: what went wrong at the last try; None while all is well.
-        faults: how many tries went wrong so far.
-        dropped: commits that went before they were copied.
-    """
-
-    uri: str
-    newest: int | None = None
-    mirrored: int | None = None
-    is_complete: bool = True
-    pending: int = 0
-    uploading: int | None = None
-    sent_bytes: int = 0
-    total_bytes: int = 0
-    fault: str | None = None
-    faults: int = 0
-    dropped: int = 0
+REFUSED = 10.0  # likewise, where trying again is of no use
+SILENT = 2.0  # seconds of waiting after which it is said
 
 
 class Mirror:
@@ -93,6 +65,8 @@ class Mirror:
         self._newest: Committed | None = None
         self._is_busy = False
         self._is_hurried = False
+        self._is_refused = False  # by what only a person can mend
+        self._is_awaited = False  # a pause is to end, and the next try to begin
         self._pause = FIRST_PAUSE
         self._moved_at = self._clock.monotonic()
         self._tried: Committed | None = None  # by the newest try
@@ -159,21 +133,46 @@ class Mirror:
         """Waits until every commit is copied and the store is in order.
 
         Args:
-            timeout: seconds; None waits as long as it gets on, and `STALLED` after.
+            timeout: seconds; None waits as long as it gets on, and `STALLED` after;
+                `REFUSED` where trying again is of no use.
 
         Returns:
             Whether the newest one is there.
         """
-        limit = None if timeout is None else self._clock.monotonic() + timeout
         with self._changed:
-            self._moved_at = self._clock.monotonic()
+            began = self._moved_at = self._clock.monotonic()
+            is_said = False
+            self._is_awaited = timeout is None
+            self._changed.notify_all()
             while self._pending or self._errands or self._is_busy:
                 now = self._clock.monotonic()
-                end = self._moved_at + STALLED if limit is None else limit
+                stalled = self._moved_at + self._patience
+                end = stalled if timeout is None else began + timeout
                 if now >= end or not self._thread.is_alive or self._is_hurried:
                     break
-                self._changed.wait(end - now)
+                if not is_said and now >= began + SILENT:
+                    is_said = True
+                    self._say_waiting(timeout)
+                self._changed.wait((end if is_said else min(end, began + SILENT)) - now)
             return self._status.is_complete
+
+    @property
+    def _patience(self) -> float:
+        return REFUSED if self._is_refused else STALLED
+
+    def _say_waiting(self, timeout: float | None) -> None:
+        status = self._status
+        if status.is_complete:
+            return  # only old copies are cleared away
+        limit = f"until {self._patience:g} s bring nothing new"
+        _log.warning(
+            "tfpreempt: waiting for the copy of step %s in %s (%s), %s%s",
+            status.newest,
+            status.uri,
+            status.progress,
+            limit if timeout is None else f"for {timeout:g} s",
+            f"; the last try failed: {status.fault}" if status.fault else "",
+        )
 
     def hurry(self) -> None:
         """A machine goes away: ends a `wait`, also one that only begins.
@@ -282,7 +281,7 @@ class Mirror:
         with self._changed:
             if self._status.fault is not None:
                 _log.warning("tfpreempt: the mirror in %s works again", self._store.uri)
-            self._pause = FIRST_PAUSE
+            self._pause, self._is_refused = FIRST_PAUSE, False
             is_newest = entry is self._newest
             mirrored = max(step, self._status.mirrored or 0)
             self._tell(
@@ -323,7 +322,7 @@ class Mirror:
             sent = self._status.sent_bytes + count
             self._tell(sent_bytes=sent)
             if sent > self._most_sent:  # the same bytes again are no progress
-                self._most_sent = sent
+                self._most_sent, self._is_refused = sent, False
                 self._moved_at = self._clock.monotonic()
 
     def _put_back(self, job: Committed | Callable[[], None]) -> None:
@@ -348,6 +347,7 @@ class Mirror:
         text = f"{type(error).__name__}: {error}"
         with self._changed:
             before = self._status.fault
+            self._is_refused = getattr(error, "is_permanent", False)
             self._tell(fault=text, faults=self._status.faults + 1)
         if before is not None and before.split(":")[0] == type(error).__name__:
             return  # said already
@@ -366,6 +366,9 @@ class Mirror:
         began = self._clock.monotonic()
         with self._changed:
             while not self._thread.stop_event.is_set():
+                if self._is_awaited:  # there may be no later try
+                    self._is_awaited = False
+                    return
                 if self._is_hurried:
                     until = min(until, began + HURRIED_PAUSE)
                 left = until - self._clock.monotonic()
