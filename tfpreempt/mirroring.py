@@ -18,7 +18,8 @@ from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.storage.files import LocalFiles
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.storage.limits import RETRY_SECONDS
-from tfpreempt.checkpoint.storage.opening import is_uri, open_store
+from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.checkpoint.storage.opening import check_apart, is_uri, open_store
 from tfpreempt.checkpoint.transfer import remote, tidy, upload
 from tfpreempt.checkpoint.transfer.exchange import ShardExchange
 from tfpreempt.checkpoint.transfer.status import MirrorStatus
@@ -55,6 +56,8 @@ def open_remote(given: Any, checkpoint_dir: Any) -> ObjectStore | None:
         return None
     if hasattr(place, "put_if_absent"):
         store: ObjectStore = place
+        if checkpoint_dir and isinstance(store, LocalStore):
+            check_apart(store.uri, os.fsdecode(checkpoint_dir))
         return store
     if not isinstance(place, str | os.PathLike):
         raise errors.ConfigurationError(
@@ -67,6 +70,8 @@ def open_remote(given: Any, checkpoint_dir: Any) -> ObjectStore | None:
             f"{place!r}; commits of a local directory can be copied, those of a URI "
             "are in object storage already. Leave one of the two out."
         )
+    if checkpoint_dir:
+        check_apart(os.fspath(place), os.fsdecode(checkpoint_dir))
     return open_store(os.fspath(place))
 
 

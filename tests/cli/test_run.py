@@ -327,6 +327,10 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
         (["--restart-code", "0", "--", "true"], "0 is not in the range"),
         (["--log-dir", "file/logs", "--", "true"], "Cannot write the log file"),
         (["--checkpoint-dir", "file", "--", "true"], "Cannot use --checkpoint-dir"),
+        (
+            ["--checkpoint-dir", "c", "--remote-checkpoint-dir", "c/m", "--", "true"],
+            "or one lies in the other",
+        ),
         (["--", "./train.py"], "write: python ./train.py"),
         (["--no-such-option", "--", "true"], "No such option"),
     ],

@@ -13,6 +13,7 @@ from tests.handler.program import Program
 from tests.handler.test_mirror import LIMIT, steps, train
 from tfpreempt import errors
 from tfpreempt.checkpoint import mirror
+from tfpreempt.checkpoint.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore
 
 pytestmark = pytest.mark.tensorflow
@@ -103,3 +104,15 @@ def test_the_way_out_says_that_the_copy_is_whole(
     (said,) = [r.message for r in caplog.records if "whole" in r.message]
     assert said == f"tfpreempt: the copy of step 1 in {store.uri} is whole"
     handler._keeper.put_away()
+
+
+@pytest.mark.parametrize("beside", ["", "inside", "..", "link"])
+def test_a_mirror_that_shares_files_with_the_directory(
+    program: Program, tmp_path: Path, beside: str
+) -> None:
+    program.directory.mkdir(exist_ok=True)
+    (tmp_path / "link").symlink_to(program.directory)
+    place = tmp_path / "link" if beside == "link" else program.directory / beside
+    for given in (f"file://{place}", str(place), LocalStore(str(place))):
+        with pytest.raises(errors.ConfigurationError, match="lies in the other"):
+            program.handler(remote_checkpoint_dir=given)

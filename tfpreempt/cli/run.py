@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.storage.opening import local_path, split
+from tfpreempt.checkpoint.storage.opening import check_apart, local_path, split
 from tfpreempt.cli._cluster import read_given_task
 from tfpreempt.cli._policy import Limits
 from tfpreempt.cli._settings import Settings
@@ -232,6 +232,8 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
             f"--checkpoint-dir {checkpoint_dir} is in object storage already; leave "
             "--remote-checkpoint-dir out, or name a local directory."
         )
+    if checkpoint_dir is not None:
+        check_apart(given, checkpoint_dir)
     path = local_path(given)
     if path is not None:
         return Path(path).as_uri()  # the workers may have another current directory

@@ -58,6 +58,27 @@ def local_path(place: str) -> str | None:
     return os.path.abspath(urllib.parse.unquote(parts.path))
 
 
+def check_apart(mirror: str, checkpoint_dir: str) -> None:
+    """Refuses a local place for copies that shares files with what is copied.
+
+    Args:
+        mirror: a path or a URI.
+        checkpoint_dir: likewise.
+
+    Raises:
+        ConfigurationError: they are one directory, or one lies in the other.
+    """
+    places = [local_path(mirror), local_path(checkpoint_dir)]
+    real = [os.path.realpath(place) for place in places if place is not None]
+    if len(real) == 2 and os.path.commonpath(real) in real:
+        raise errors.ConfigurationError(
+            f"Commits in {checkpoint_dir!r} cannot be copied to {mirror!r}: they are "
+            "one directory, or one lies in the other, and the copies would be taken "
+            "for something to clear away. Name a place outside of it, best on another "
+            "disk."
+        )
+
+
 def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectStore:
     """The store at a place. No request is made.
 
