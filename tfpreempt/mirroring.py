@@ -332,7 +332,8 @@ class Remote:
                     self.store.uri,
                 )
             return True
-        there = "no commit" if status.mirrored is None else f"step {status.mirrored}"
+        known = status.mirrored
+        there = "what was there before" if known is None else f"step {known}"
         _log.error(
             "tfpreempt: the copy of step %s in %s was not whole when the time was up "
             "(%s; %s). The commit stands in %s, and a start there finishes the copy; a "
@@ -340,7 +341,7 @@ class Remote:
             status.newest,
             self.store.uri,
             status.progress,
-            status.fault or "no fault, too little time",
+            (status.fault or "no fault, too little time").rstrip("."),
             self._directory or "the local directory",
             there,
         )

@@ -74,7 +74,7 @@ def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
     monkeypatch.setattr(mirror, "REFUSED", 0.2)
     monkeypatch.setattr(mirror, "SILENT", 0.0)
     store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
-    error = errors.SaveError("no such bucket")
+    error = errors.SaveError("no such bucket.")
     error.is_permanent = True
     handler = program.handler(remote_checkpoint_dir=store)
     store.fail_from(0, error)
@@ -84,6 +84,7 @@ def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
     (said,) = [r.message for r in caplog.records if r.levelno == logging.ERROR]
     assert f"the copy of step 1 in {store.uri} was not whole" in said
     assert "SaveError: no such bucket)" in said
+    assert said.endswith("goes on from what was there before.")
     assert f"The commit stands in {program.directory}" in said
     assert "no such bucket" in program.events("fault")[-1]["error"]
     store.revive()
