@@ -22,7 +22,7 @@ help:
 	@echo "make test-fast  the tests that need no TensorFlow (about a minute)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
-	@echo "make bench      measurements against TensorFlow's handler, as JSON lines"
+	@echo "make bench      measurements against what others have, as JSON lines"
 	@echo "make campaign   100,000 random schedules of the simulated cluster"
 	@echo "make clean      remove .venv and everything that was built"
 
