@@ -183,7 +183,7 @@ def late(schedule: Schedule, report: RunReport) -> list[str]:
 def mixed(schedule: Schedule, report: RunReport) -> list[str]:
     """One leaves normally, another restarts although it neither died nor froze."""
     host = report.workers[0]
-    if host.was_frozen or host.ending is not Ending.LEFT:
+    if host.was_frozen or host.is_overdue or host.ending is not Ending.LEFT:
         return []  # the store fell silent, and some may not have read the outcome
     finished = [w for w in report.workers if w.outcome is Outcome.FINISHED]
     restarts = [w for w in report.workers if restarts_in_health(w)]

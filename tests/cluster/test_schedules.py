@@ -249,6 +249,6 @@ def test_a_cluster_moves_one_event_at_a_time():
     assert not cluster.step()
 
 
-@pytest.mark.parametrize("seed", [780, 9727, 503899, 617758])
+@pytest.mark.parametrize("seed", [780, 9727, 215063, 503899, 617758])
 def test_schedules_that_broke_a_promise_once(seed: int) -> None:
     run(draw(random.Random(seed)))
