@@ -9,51 +9,16 @@ import threading
 
 import pytest
 
-from tests.checkpoint.uploads import commit, folders, uploaded
+from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
 from tfpreempt import errors
 from tfpreempt.checkpoint import mirror as mirroring
-from tfpreempt.checkpoint.mirror import Mirror
 from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.testing.storage import FaultyStore, SimulatedCrash
-
-PATIENCE = 20.0  # seconds after which a test that hangs is told so
-
-
-class Gate:
-    """A store whose puts wait until they are let through."""
-
-    def __init__(self, store):
-        self.store = store
-        self.entered = threading.Semaphore(0)
-        self.open = threading.Event()
-
-    def __getattr__(self, name):
-        return getattr(self.store, name)
-
-    def put_if_absent(self, name, source, **kwargs):
-        self.entered.release()
-        while not self.open.wait(0.01):
-            source.read(0)  # raises when the upload was cancelled
-        source.seek(0)
-        return self.store.put_if_absent(name, source, **kwargs)
 
 
 @pytest.fixture
 def store():
     return FaultyStore()
-
-
-@pytest.fixture
-def make_mirror(store):
-    made = []
-
-    def make(place=store, **kwargs):
-        made.append(Mirror(place, **({"max_to_keep": 2} | kwargs)))
-        return made[-1]
-
-    yield make
-    for mirror in made:
-        mirror.close()
 
 
 def test_it_copies_keeps_order_and_points(tmp_path, store, make_mirror):

@@ -9,9 +9,7 @@ import time
 
 import pytest
 
-from tests.checkpoint.test_mirror import PATIENCE, Gate
-from tests.checkpoint.uploads import commit, folders, uploaded
-from tfpreempt.checkpoint.mirror import Mirror
+from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
 from tfpreempt.checkpoint.transfer import tidy
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -19,19 +17,6 @@ from tfpreempt.testing.storage import FaultyStore, damage
 @pytest.fixture
 def store():
     return FaultyStore()
-
-
-@pytest.fixture
-def make_mirror(store):
-    made = []
-
-    def make(place=store, **kwargs):
-        made.append(Mirror(place, **({"max_to_keep": 2} | kwargs)))
-        return made[-1]
-
-    yield make
-    for mirror in made:
-        mirror.close()
 
 
 def test_commits_that_come_faster_than_they_are_copied_are_kept_in_order(

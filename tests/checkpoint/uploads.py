@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import threading
+
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.transfer import remote, upload
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
+
+PATIENCE = 20.0  # seconds after which a test that hangs is told so
+
+
+class Gate:
+    """A store whose puts wait until they are let through."""
+
+    def __init__(self, store):
+        self.store = store
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def put_if_absent(self, name, source, **kwargs):
+        self.entered.release()
+        while not self.open.wait(0.01):
+            source.read(0)  # raises when the upload was cancelled
+        source.seek(0)
+        return self.store.put_if_absent(name, source, **kwargs)
 
 
 def commit(directory, step):

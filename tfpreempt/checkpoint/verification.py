@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import io
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any, Generic, TypeVar, cast
@@ -206,23 +205,17 @@ def _compare(name: str, entry: FileEntry, size: int | None, crc: int) -> Fault |
     return Fault(name=name, text=f"{name!r} {text}.")
 
 
-class _Sum(io.RawIOBase):
-    """A file that keeps the checksum of what is written to it, and nothing else."""
+class _Sum(checksum.Sink):
+    """It also tells how many bytes there were."""
 
     def __init__(self, effort: Effort) -> None:
+        super().__init__()
         self._effort = effort
-        self.size = 0
-        self.crc32c = 0
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, data: Any) -> int:
-        piece = data if isinstance(data, bytes) else bytes(data)
-        self.crc32c = checksum.extended(self.crc32c, piece)
-        self.size += len(piece)
-        self._effort.add(len(piece))
-        return len(piece)
+        count = super().write(data)
+        self._effort.add(count)
+        return count
 
 
 # --- threads -------------------------------------------------------------------------

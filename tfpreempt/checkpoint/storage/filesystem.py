@@ -75,19 +75,16 @@ class FilesystemStore:
         path = self._path(name)
         with self._edge(f"read {name!r}", errors.CheckpointError):
             file = self._open(name, path)
-        copied = 0
+
+        def read(position: int, size: int) -> bytes:
+            del position  # one after the other: a seek may be a request
+            with self._edge(f"read {name!r}", errors.CheckpointError):
+                return bytes(file.read(size))
+
         with contextlib.closing(file):
             with self._edge(f"read {name!r}", errors.CheckpointError):
                 file.seek(offset)
-            while length is None or copied < length:
-                left = _PIECE if length is None else min(_PIECE, length - copied)
-                with self._edge(f"read {name!r}", errors.CheckpointError):
-                    piece = file.read(left)
-                if not piece:
-                    break
-                target.write(piece)
-                copied += len(piece)
-        return copied
+            return pieces.copy(read, target, offset=offset, length=length, size=_PIECE)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         with self._edge("list files", errors.CheckpointError):

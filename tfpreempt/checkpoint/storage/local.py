@@ -105,8 +105,16 @@ class LocalStore:
             ) from error
         except OSError as error:
             raise self._unreadable(name, error) from error
+
+        def read(position: int, size: int) -> bytes:
+            try:
+                file.seek(position)
+                return file.read(size)
+            except OSError as error:
+                raise self._unreadable(name, error) from error
+
         with file:
-            return self._copy(name, file, target, offset, length)
+            return pieces.copy(read, target, offset=offset, length=length, size=_PIECE)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         try:
@@ -192,29 +200,6 @@ class LocalStore:
                     _write_all(file, piece)
         with failure.translated(doing, self._root):
             self._files.sync_file(temporary)
-
-    def _copy(
-        self,
-        name: str,
-        file: io.FileIO,
-        target: IO[bytes],
-        offset: int,
-        length: int | None,
-    ) -> int:
-        """Copies up to so many bytes, in pieces; returns how many there were."""
-        copied = 0
-        while length is None or copied < length:
-            left = _PIECE if length is None else min(_PIECE, length - copied)
-            try:
-                file.seek(offset + copied)
-                piece = file.read(left)
-            except OSError as error:
-                raise self._unreadable(name, error) from error
-            if not piece:
-                break
-            target.write(piece)
-            copied += len(piece)
-        return copied
 
     def _sweep(self, now: float) -> None:
         """Deletes what killed puts left behind, once, at this store's first put.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 
@@ -36,3 +36,34 @@ def of(source: IO[bytes], size: int) -> Iterator[bytes]:
     """All that is left, so many bytes at a time; an empty file has no piece."""
     while piece := read(source, size):
         yield piece
+
+
+def copy(
+    read: Callable[[int, int], bytes],
+    target: IO[bytes],
+    *,
+    offset: int,
+    length: int | None,
+    size: int,
+) -> int:
+    """Copies bytes into a file, in pieces; what either side raises is raised.
+
+    Args:
+        read: gives, from a position on, so many bytes or fewer; none at the end.
+        target: written to.
+        offset: the first position.
+        length: bytes that are wanted; None: all that follow.
+        size: of a piece.
+
+    Returns:
+        How many there were.
+    """
+    copied = 0
+    while length is None or copied < length:
+        left = size if length is None else min(size, length - copied)
+        piece = read(offset + copied, left)
+        if not piece:
+            break
+        target.write(piece)
+        copied += len(piece)
+    return copied

@@ -16,6 +16,7 @@ from typing import IO
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint.storage import pieces
 from tfpreempt.checkpoint.storage.interface import (
     ObjectMissingError,
     ObjectStat,
@@ -86,19 +87,15 @@ class ReadingStore:
             CheckpointDamagedError: it is a link, no regular file, or unreadable.
         """
         del timeout
-        copied = 0
         with self._opened(name) as descriptor:
-            while length is None or copied < length:
-                left = _PIECE if length is None else min(_PIECE, length - copied)
+
+            def read(position: int, size: int) -> bytes:
                 try:
-                    piece = os.pread(descriptor, left, offset + copied)
+                    return os.pread(descriptor, size, position)
                 except OSError as error:
                     raise self._damaged(name, error) from error
-                if not piece:
-                    break
-                target.write(piece)
-                copied += len(piece)
-        return copied
+
+            return pieces.copy(read, target, offset=offset, length=length, size=_PIECE)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         yield from sorted(self._names(prefix))

@@ -12,7 +12,7 @@ from typing import IO, cast
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage import failure, reading
+from tfpreempt.checkpoint.storage import failure, pieces, reading
 from tfpreempt.checkpoint.storage.files import files_for
 from tfpreempt.checkpoint.storage.interface import (
     ObjectMissingError,
@@ -63,23 +63,22 @@ class UrlStore:
         timeout: float | None = None,
     ) -> int:
         del timeout
-        copied = 0
         try:
             with reading.open_file(self._path(name)) as file:
                 file.seek(offset)
-                while length is None or copied < length:
-                    left = _PIECE if length is None else min(_PIECE, length - copied)
-                    if not (piece := file.read(left)):
-                        break
-                    target.write(piece)
-                    copied += len(piece)
+                return pieces.copy(
+                    lambda position, size: file.read(size),
+                    target,
+                    offset=offset,
+                    length=length,
+                    size=_PIECE,
+                )
         except (FileNotFoundError, IsADirectoryError) as error:
             raise ObjectMissingError(
                 f"There is no object {name!r} in {self._root!r}."
             ) from error
         except OSError as error:
             raise self._unreadable(name, error) from error
-        return copied
 
     def list(self, prefix: str = "") -> Iterator[str]:
         yield from (n for n in reading.tree(self._root) if n.startswith(prefix))
