@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import http.server
 from collections.abc import Iterable, Iterator
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from tfpreempt.testing._loopback import Httpd, LoopbackServer
+from tfpreempt.testing._loopback import Handler, Httpd, LoopbackServer
 from tfpreempt.testing.gcs._faults import Faults, Orders, When, corrupted
 from tfpreempt.testing.gcs._service import Reply, Request, Service, error_reply
 
@@ -191,9 +189,7 @@ class GcsServer(LoopbackServer):
         )
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: no delay between the two
+class _Handler(Handler):
     disable_nagle_algorithm = True
 
     @property
@@ -202,22 +198,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         assert isinstance(self.server.fake, GcsServer)
         return self.server.fake
 
-    def do_GET(self) -> None:
-        self._serve()
+    def do_DELETE(self) -> None:  # noqa: N802  (the name that http.server calls)
+        self.serve()
 
-    def do_PUT(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def do_DELETE(self) -> None:
-        self._serve()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
         parts = urlsplit(self.path)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         length = int(self.headers.get("Content-Length") or 0)

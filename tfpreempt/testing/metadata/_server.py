@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import http.server
 from collections.abc import Iterator, Mapping
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from tfpreempt.testing._loopback import Httpd, LoopbackServer
+from tfpreempt.testing._loopback import Handler, Httpd, LoopbackServer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,29 +93,14 @@ class FakeServer(LoopbackServer):
         return Reply(status=status, body=b"try again\n")
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: no delay between the two
-
+class _Handler(Handler):
     @property
     def _fake(self) -> FakeServer:
         assert isinstance(self.server, Httpd)
         assert isinstance(self.server.fake, FakeServer)
         return self.server.fake
 
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_PUT(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
         parts = urlsplit(self.path)
         length = int(self.headers.get("Content-Length") or 0)
         request = Request(
