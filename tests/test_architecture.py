@@ -81,11 +81,6 @@ PURE = {
 PURE_STDLIB = {"__future__", "collections", "dataclasses", "enum", "typing"}
 
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "base.py", "manager2.py"}
-LINES = 400
-# Longer than that, and why.
-LONG = {
-    "tfpreempt/coordination/agreement.py": "one table in one file, searched whole",
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,13 +269,6 @@ def test_no_file_without_a_subject() -> None:
     tests = ROOT / "tests"
     paths = [*PACKAGE.rglob("*.py"), *tests.rglob("*.py")]
     assert [path for path in paths if path.name in FORBIDDEN_NAMES] == []
-
-
-def test_no_file_is_too_long() -> None:
-    paths = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
-    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in paths}
-    long = {str(path.relative_to(ROOT)) for path, n in lengths.items() if n > LINES}
-    assert long == LONG.keys(), {path: n for path, n in lengths.items() if n > LINES}
 
 
 @pytest.mark.parametrize(
