@@ -29,7 +29,7 @@ FLOORS = {
     "termination": 3, "platforms": 3, "remote_cluster": 3, "mirroring": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
     "deadline": 1, "journal": 1, "_threads": 1,
-    "arguments": 1, "cluster": 1, "participant": 1, "restarts": 1,
+    "arguments": 1, "cluster": 1, "participant": 1, "reach": 1, "restarts": 1,
     "tensorflow_side": 1,
     "errors": 0, "events": 0, "clock": 0,
 }  # fmt: skip

@@ -1,0 +1,94 @@
+"""What Python objects hold, found by a walk."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfpreempt import TerminationConfig, reach
+
+
+class Model:
+    """A user's object."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+def paths(wanted: Any, **roots: Any) -> list[str]:
+    """Where something is found."""
+    places = reach.walk(roots, lambda value: reach.is_of_program(type(value)))
+    return [place.path for place in places if place.value is wanted]
+
+
+@pytest.mark.parametrize(
+    ("holder", "path"),
+    [
+        (lambda it: [0, it], "root[1]"),
+        (lambda it: {"a": (it,)}, "root['a'][0]"),
+        (lambda it: {3: it}, "root[3]"),
+        (lambda it: {object(): it}, "root[key 0]"),
+        (lambda it: collections.deque([it]), "root[0]"),
+        (lambda it: Model(parts=[Model(one=it)]), "root.parts[0].one"),
+        (lambda it: types.SimpleNamespace(it=it), "root.it"),
+    ],
+)
+def test_a_thing_is_named_as_python_writes_it(holder: Any, path: str) -> None:
+    it = object()
+    assert paths(it, root=holder(it)) == [path]
+
+
+def test_slots_are_attributes() -> None:
+    @dataclasses.dataclass(slots=True)
+    class Slotted:
+        inner: Any
+
+    it = object()
+    assert paths(it, root=Slotted(inner=it)) == ["root.inner"]
+
+
+def test_the_shortest_and_the_public_way_come_first() -> None:
+    it = object()
+    model = Model(_all=[it], deep=Model(it=[it]), parts=[it])
+    assert paths(it, model=model) == [
+        "model.parts[0]",
+        "model._all[0]",
+        "model.deep.it[0]",
+    ]
+
+
+def test_circles_end() -> None:
+    one, other = Model(), []
+    one.other, one.itself = other, one
+    other.append(one)
+    assert paths(one, one=one) == ["one", "one.itself", "one.other[0]"]
+
+
+def test_a_place_says_who_holds_it() -> None:
+    numbers = [1, 2]
+    *_, last = reach.walk({"m": Model(numbers=numbers)}, lambda value: True)
+    assert last.owner is numbers
+    assert (last.key, last.value) == (1, 2)
+
+
+def test_properties_are_not_called() -> None:
+    class Careful(Model):
+        @property
+        def costly(self) -> Any:
+            raise AssertionError
+
+    careful = Careful()
+    vars(careful)["costly"] = it = object()
+    assert paths(it, root=careful) == ["root.costly"]
+
+
+def test_what_is_installed_is_not_the_programs() -> None:
+    assert reach.is_of_program(Model)
+    installed = (int, logging.Logger, np.random.Generator, TerminationConfig)
+    assert not any(map(reach.is_of_program, installed))

@@ -1,0 +1,108 @@
+"""What Python objects hold: a walk over attributes, lists, dicts and tuples.
+
+TensorFlow and Keras know what was assigned to an attribute under their eyes. What lies
+in a list of a Keras 3 model, or in an object of the program's own, they do not see.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+_PACKAGES = {"site-packages", "dist-packages"}
+_NOT_THE_PROGRAM = (
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),
+    os.path.join(sysconfig.get_path("stdlib"), ""),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where something lies.
+
+    Attributes:
+        path: as Python writes it, such as `model.parts['a'][0]`; equal in each run of a
+            program.
+        value: what lies there.
+        owner: what holds it; None for a root.
+        key: its attribute, index or dict key in the owner.
+    """
+
+    path: str
+    value: Any
+    owner: Any = None
+    key: Any = None
+
+
+def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool]) -> Iterator[Place]:
+    """Every place below some objects, and themselves, in a fixed order.
+
+    What can be had by several ways has the shortest one as its path, by names without
+    a leading underscore where there is a choice. Each object is entered once. Sets are
+    not looked into: their order is another in each run.
+
+    Args:
+        roots: by name.
+        enters: whether to go on to an object's attributes. Lists, tuples, dicts and
+            deques are always entered.
+    """
+    todo = collections.deque(Place(path=p, value=v) for p, v in roots.items())
+    entered: dict[int, Any] = {}
+    while todo:
+        place = todo.popleft()
+        yield place
+        value = place.value
+        if id(value) in entered or not (_is_container(value) or enters(value)):
+            continue
+        entered[id(value)] = value
+        for suffix, key, inner in _parts(value):
+            path = f"{place.path}{suffix}"
+            todo.append(Place(path=path, value=inner, owner=value, key=key))
+
+
+@functools.cache
+def is_of_program(kind: type) -> bool:
+    """Whether a class is of the program itself, not of Python or something installed.
+
+    Only then are its attributes known to be the user's own matter.
+    """
+    if kind is types.SimpleNamespace or kind.__module__ == "__main__":
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    is_installed = _PACKAGES & set(file.split(os.sep))
+    return bool(file) and not (is_installed or file.startswith(_NOT_THE_PROGRAM))
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, list | tuple | dict | collections.deque)
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any, Any]]:
+    if isinstance(value, dict):
+        for number, (key, inner) in enumerate(list(value.items())):
+            is_plain = isinstance(key, str | int)  # others may show their address
+            yield f"[{key!r}]" if is_plain else f"[key {number}]", key, inner
+    elif _is_container(value):
+        for number, inner in enumerate(list(value)):
+            yield f"[{number}]", number, inner
+    else:
+        held = {**getattr(value, "__dict__", {}), **_slots(value)}
+        for name in sorted(held, key=lambda each: each.startswith("_")):
+            yield f".{name}", name, held[name]
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    found = {}
+    for cls in type(value).__mro__:
+        names = vars(cls).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
