@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -133,15 +134,57 @@ def test_a_write_error_is_logged_once_and_not_raised(
     assert "Cannot write the journal" in caplog.text
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_does_not_reach_training(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "worker-0.jsonl").symlink_to("/dev/full")
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
     journal = Journal(tmp_path, 0)
     journal.record(EXIT)
     journal.close()
     assert "No space left" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["the file", "the directory"])
+def test_a_link_is_not_followed_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    mine, directory = tmp_path / "mine", tmp_path / "journal"
+    mine.mkdir()
+    (mine / "worker-0.jsonl").write_text("notes\n")
+    if place == "the file":
+        directory.mkdir()
+        (directory / "worker-0.jsonl").symlink_to(mine / "worker-0.jsonl")
+    else:
+        directory.symlink_to(mine)
+    journal = Journal(directory, 0)
+    journal.record(EXIT)
+    journal.record(EXIT)
+    assert (mine / "worker-0.jsonl").read_text() == "notes\n"
+    (said,) = caplog.messages
+    assert "Links are not followed" in said
+
+
+def test_a_pipe_in_its_place_blocks_neither_writer_nor_reader(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "worker-0.jsonl")
+    Journal(tmp_path, 0).record(EXIT)
+    assert "Not a regular file" in caplog.text
+    assert read_journal(tmp_path) == []
+
+
+def test_a_directory_that_is_gone_is_not_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file system that was unmounted: what lies below its place is another disk."""
+    journal = Journal(tmp_path / "run" / "journal", 0)
+    (tmp_path / "run").rename(tmp_path / "away")
+    journal.record(EXIT)
+    assert "No such file" in caplog.text
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_short_write_is_closed_off_by_the_next_record(

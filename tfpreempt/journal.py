@@ -8,10 +8,12 @@ could still commit elsewhere.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
     if "://" not in text:
         return Path(text) / "journal"
     told = os.environ.get("TFPREEMPT_JOURNAL_DIR")
-    path = Path(told or "tfpreempt-journal").absolute()
+    path = Path(told or "tfpreempt-journal").resolve()  # it may be a link
     if not told:
         _say_where(text, path)
     return path
@@ -55,7 +57,8 @@ class JsonLines:
     """One append-only file of JSON lines; any thread may append.
 
     The file is opened by the first record, and again by a record after `close()`: a
-    thread that reports late is still heard.
+    thread that reports late is still heard. Its directory is made now and never later,
+    when the disk that it lies on may be unmounted.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -64,6 +67,10 @@ class JsonLines:
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._has_warned = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._warn(error)
 
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
         """Appends one record, with the wall and monotonic time in front.
@@ -156,7 +163,7 @@ def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
         OSError: a file of the journal cannot be read.
     """
     records: list[dict[str, Any]] = []
-    for path in sorted(Path(directory).glob("*.jsonl")):
+    for path in filter(Path.is_file, sorted(Path(directory).glob("*.jsonl"))):
         skipped = 0
         for line in path.read_bytes().splitlines():
             record = parse_record(line)
@@ -181,11 +188,28 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
 
 
 def _open(path: Path) -> int:
-    """Opens for appending; a line torn by an earlier writer gets its line end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o644)
+    """Opens for appending; a line torn by an earlier writer gets its line end.
+
+    Links are not followed: they may lead to somebody else's file. A pipe or a device is
+    not waited for.
+    """
+    for each in (path.parent, path):
+        if each.is_symlink():
+            raise OSError(errno.ELOOP, "Links are not followed", str(each))
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | flags)
     try:
+        descriptor = os.open(
+            path.name,
+            os.O_RDWR | os.O_APPEND | os.O_CREAT | flags,
+            0o644,
+            dir_fd=folder,
+        )
+    finally:
+        os.close(folder)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             os.write(descriptor, b"\n")
