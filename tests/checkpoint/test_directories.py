@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pathlib
@@ -156,3 +157,43 @@ def test_a_url_that_cannot_be_a_directory(url, says):
 def test_bytes_are_no_path():
     with pytest.raises(errors.ConfigurationError, match=r"str or os\.PathLike"):
         failure.check_directory(b"/tmp/run")
+
+
+@pytest.mark.parametrize("name", ["x\udcffy", "x\0y"])
+def test_a_path_that_is_no_valid_text(tmp_path, name):
+    with pytest.raises(errors.ConfigurationError, match="no valid text"):
+        failure.check_directory(str(tmp_path / name))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("character", ["[", "*", "?", "\\"])
+def test_a_path_where_tensorflow_would_find_nothing_again(tmp_path, character):
+    directory = str(tmp_path / f"a{character}b")
+    with pytest.raises(errors.ConfigurationError, match="part of a pattern") as caught:
+        failure.check_directory(directory, name=layout.PAYLOAD)
+    assert repr(character) in str(caught.value)
+    assert os.listdir(tmp_path) == []
+    assert failure.check_directory(directory) == directory  # for States alone
+    with pytest.raises(errors.ConfigurationError, match="part of a pattern"):
+        failure.check_directory(tmp_path, name=f"ckpt{character}")
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENFILE, "fs.file-max"),
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the quota is used up"),
+    ],
+)
+def test_what_is_used_up_is_told_apart(number, says):
+    """TensorFlow calls all of these RESOURCE_EXHAUSTED; its words are the system's."""
+    said = os.strerror(number)
+    assert says in failure.advice_on(f"/run/5/ckpt; {said} [Op:SaveV2]")
+    with (
+        pytest.raises(errors.SaveError, match=says),
+        failure.translated("save", "/run"),
+    ):
+        raise OSError(number, said)
+    assert failure.advice_on("OOM when allocating tensor") is None

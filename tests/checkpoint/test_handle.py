@@ -142,6 +142,20 @@ def test_restore_calls_restore_with_the_prefix(any_handle, request):
         assert target.bytes == FILES["ckpt.index"]
 
 
+def test_a_path_that_tensorflow_takes_for_a_pattern_is_told(tmp_path):
+    place = save(make_saver(tmp_path / "lr=[1,2]", OwnPayload()), 1).path
+
+    class Restorable:
+        def restore(self, prefix):
+            raise AssertionError("nothing is there for TensorFlow")
+
+    with pytest.raises(errors.ConfigurationError, match="part of a pattern"):
+        Checkpoint(place).restore(Restorable())
+    assert Checkpoint(place).step == 1  # what needs no TensorFlow works
+    copy = Checkpoint(place).to_directory(tmp_path / "copy")
+    assert Checkpoint(copy).prefix == str(tmp_path / "copy" / "ckpt")
+
+
 def test_metadata(any_handle, request):
     if kind_of(request) == "foreign":
         with pytest.raises(errors.CheckpointError, match="to_directory"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 
 import pytest
 
@@ -138,6 +140,43 @@ def test_a_save_fn_that_writes_outside_the_directory_is_warned(tmp_path, caplog,
     (record,) = [r for r in caplog.records if "will not find it" in r.getMessage()]
     assert repr(str(tmp_path / "run")) in record.getMessage()
     assert repr(str(tmp_path / where)) in record.getMessage()
+
+
+@pytest.mark.parametrize("form", ["own", "manager"])
+def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path, form):
+    with pytest.raises(errors.ConfigurationError, match="part of a pattern"):
+        Job(tmp_path / "lr=[1,2]", form)
+    name = {"max_to_keep": 2, "checkpoint_name": "ckpt[1]"}
+    with pytest.raises(errors.ConfigurationError, match="part of a pattern"):
+        Job(tmp_path / "run", "manager", manager_args=name)
+    save(make_saver(tmp_path / "lr=[1,2]"), 1)  # States alone need no TensorFlow
+
+
+def test_too_many_open_files_are_no_full_disk(tmp_path):
+    job = Job(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+
+    def take_all():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+
+    class Greedy(LocalFiles):
+        def make_dirs(self, path):
+            super().make_dirs(path)
+            take_all()
+
+    job.saver._files = Greedy()
+    try:
+        with pytest.raises(errors.SaveError, match="ulimit -n") as caught:
+            job.save(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
+    assert "disk is full" not in str(caught.value)
 
 
 # --- another model -------------------------------------------------------------------

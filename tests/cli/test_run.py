@@ -327,6 +327,7 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
         (["--restart-code", "0", "--", "true"], "0 is not in the range"),
         (["--log-dir", "file/logs", "--", "true"], "Cannot write the log file"),
         (["--checkpoint-dir", "file", "--", "true"], "Cannot use --checkpoint-dir"),
+        (["--checkpoint-dir", "a[1]", "--", "true"], "has the character '['"),
         (
             ["--checkpoint-dir", "c", "--remote-checkpoint-dir", "c/m", "--", "true"],
             "or one lies in the other",

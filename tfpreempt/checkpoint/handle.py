@@ -196,7 +196,8 @@ class Checkpoint(moved.NamesOfRay):
             What its `restore` returns, such as to call `assert_consumed()` on.
 
         Raises:
-            ConfigurationError: the object is none.
+            ConfigurationError: the object is none; or the path has one of [, *, ? and
+                \\, and TensorFlow finds nothing there.
             CheckpointError: it holds no tf.train.Checkpoint, or cannot be read.
         """
         restoring.check_object(tf_checkpoint)

@@ -69,6 +69,41 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return text.rstrip("/") if is_url(text) else os.path.abspath(text)
 
 
+def check_text(path: str) -> None:
+    """Refuses a path that cannot be written down, in a manifest or a message.
+
+    Raises:
+        ConfigurationError: it has a NUL, or bytes that are not UTF-8.
+    """
+    try:
+        is_text = b"\0" not in path.encode()
+    except UnicodeEncodeError:
+        is_text = False
+    if not is_text:
+        raise errors.ConfigurationError(
+            f"The path {path!r} is no valid text: it has a NUL, or bytes that are not "
+            "UTF-8. Rename the directory or choose another one."
+        )
+
+
+def check_restorable(prefix: str) -> None:
+    """Refuses a prefix under which TensorFlow writes and finds nothing again.
+
+    It looks for the files by a pattern, and the pattern is the path itself.
+
+    Raises:
+        ConfigurationError: names the character.
+    """
+    for character in "[*?\\":
+        if character in prefix:
+            raise errors.ConfigurationError(
+                f"{prefix!r} has the character {character!r}, which TensorFlow takes "
+                "for a part of a pattern: it writes a checkpoint there and does not "
+                "find it again. Use a path without [, *, ? and \\. What lies there "
+                "already can be moved, or copied by Checkpoint(...).to_directory()."
+            )
+
+
 def is_commit_name(name: str) -> bool:
     """Whether a directory of this name can be a commit in the own form."""
     return is_step_name(name) or is_in_place_name(name)

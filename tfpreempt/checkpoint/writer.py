@@ -92,8 +92,11 @@ def make_saver(
             "Expected a tf.train.Checkpoint, a tf.train.CheckpointManager or None; got "
             f"{type(given).__name__}: {given!r}."
         )
-    is_flat = save_fn is not None or given is not checkpoint
-    directory = failure.check_directory(chief_directory or directory, is_flat=is_flat)
+    directory = failure.check_directory(
+        chief_directory or directory,
+        is_flat=save_fn is not None or given is not checkpoint,
+        name=None if checkpoint is None else _name_of_files(given),
+    )
     payload: Payload | None = None
     if save_fn is not None:
         payload = _FunctionPayload(save_fn, checkpoint, is_chief, io_device)
@@ -114,6 +117,12 @@ def make_saver(
         files=files,
         clock=clock,
     )
+
+
+def _name_of_files(given: Any) -> str:
+    """What TensorFlow's files of a checkpoint, or of a manager's, begin with."""
+    is_managed = isinstance(given, tf.train.CheckpointManager)
+    return os.path.basename(given._prefix) if is_managed else layout.PAYLOAD
 
 
 class _Tracked:
@@ -215,14 +224,13 @@ def _writing(what: str) -> Iterator[None]:
     try:
         with _checkpoint_context.preemption_save_context():
             yield
-    except tf.errors.ResourceExhaustedError as error:
-        raise errors.SaveError(
-            f"Could not write {what}: the disk is full: {_plain(error)}; free space, "
-            "or lower max_to_keep. No older checkpoint was touched."
-        ) from error
     except tf.errors.OpError as error:
+        said = _plain(error)
+        advice = failure.advice_on(said)
         raise errors.SaveError(
-            f"Could not write {what}: {type(error).__name__}: {_plain(error)}"
+            f"Could not write {what}: {type(error).__name__}: {said}"
+            + (f"; {advice}" if advice else "")
+            + ". No older checkpoint was touched."
         ) from error
 
 

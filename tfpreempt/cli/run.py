@@ -246,6 +246,8 @@ def _make_directory(given: str) -> str:
     if layout.is_url(given):
         return given
     path = Path(given).absolute()
+    layout.check_text(str(path))
+    layout.check_restorable(str(path))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt._threads import OwnedThread
-from tfpreempt.checkpoint import checksum
+from tfpreempt.checkpoint import checksum, layout
 from tfpreempt.checkpoint.handling import contents
 from tfpreempt.checkpoint.handling.contents import Contents
 
@@ -29,6 +29,7 @@ def checked_prefix(found: Contents, where: str) -> str:
 
     Raises:
         CheckpointError: it has none.
+        ConfigurationError: TensorFlow would not find it under this path.
     """
     prefix = prefix_of(found)
     if prefix is None:
@@ -37,6 +38,7 @@ def checked_prefix(found: Contents, where: str) -> str:
             "`.index` file. Name one of many by its prefix; named States are loaded by "
             "load_state()."
         )
+    layout.check_restorable(prefix)
     return prefix
 
 

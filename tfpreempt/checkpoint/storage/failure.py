@@ -26,8 +26,20 @@ _ADVICE = {
     "credentials",
     errno.ETIMEDOUT: "the storage service does not answer: check the network",
     errno.EMFILE: "too many open files: raise `ulimit -n`",
+    errno.ENFILE: "too many open files on this machine: raise fs.file-max",
 }
 _DAMAGED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def advice_on(said: str) -> str | None:
+    """The advice on the system's words in an error of TensorFlow; None without any.
+
+    TensorFlow's codes are coarser: RESOURCE_EXHAUSTED is a full disk, a quota, too many
+    open files, or memory.
+    """
+    found = [number for number in _ADVICE if os.strerror(number) in said]
+    longest = max(found, key=lambda number: len(os.strerror(number)), default=None)
+    return None if longest is None else _ADVICE[longest]
 
 
 @contextlib.contextmanager
@@ -51,20 +63,24 @@ def translated(doing: str, directory: str) -> Iterator[None]:
         ) from error
 
 
-def check_directory(directory: object, *, is_flat: bool = False) -> str:
+def check_directory(
+    directory: object, *, is_flat: bool = False, name: str | None = None
+) -> str:
     """Makes the checkpoint directory if need be and checks that it can be written.
 
     Args:
         directory: what the user gave as checkpoint directory.
         is_flat: whether a CheckpointManager or a save_fn writes there, whose files and
             ours become one commit by a rename.
+        name: what TensorFlow's files there begin with; None where it writes none.
 
     Returns:
         Its absolute path; a URL that TensorFlow serves as it is.
 
     Raises:
-        ConfigurationError: it is missing, a URL that TensorFlow doesn't serve, a file,
-            or not writable; or a URL for what is_flat.
+        ConfigurationError: it is missing, no valid text, a URL that TensorFlow doesn't
+            serve, a file, or not writable; a URL for what is_flat; or TensorFlow would
+            not find a checkpoint there.
     """
     if directory is None or directory == "":
         raise errors.ConfigurationError(
@@ -77,6 +93,9 @@ def check_directory(directory: object, *, is_flat: bool = False) -> str:
             f"checkpoint_dir must be a path (str or os.PathLike); got {directory!r}."
         )
     text = os.fsdecode(os.fspath(directory))
+    layout.check_text(os.path.abspath(text))
+    if name is not None:
+        layout.check_restorable(os.path.join(layout.absolute(text), name))
     if layout.is_url(text):
         return _check_url(text, is_flat)
     if "://" in text or _DAMAGED_URL.match(text):
