@@ -138,6 +138,16 @@ def test_a_download_goes_on_where_it_was_cut(server, store):
     assert starts[-1] <= 3 * MIB + 12
 
 
+def test_a_cut_download_goes_on_in_an_answer_that_begins_anew(server, store):
+    """A server may ignore that only the rest was asked for."""
+    put(store, "x", LARGE)
+    server.cut_download(3 * MIB + 5)
+    server.ignore_ranges(2)
+    assert get(store, "x") == LARGE
+    server.ignore_ranges(1)
+    assert get(store, "x", offset=5 * MIB, length=MIB) == LARGE[5 * MIB : 6 * MIB]
+
+
 def test_an_upload_sends_only_what_is_missing(server, store):
     for after in (5 * MIB + 7, 3 * MIB):
         server.cut_upload(after)
@@ -328,28 +338,77 @@ def test_python_s_own_generator_is_left_alone(server, store, size):
     assert random.getstate() == before
 
 
-def test_a_proxy_that_drops_ranges(monkeypatch):
-    """No more than was asked for is taken, and nothing from the wrong place."""
+TEN = b"0123456789"
+ANSWERS = {  # to a question for the bytes from 4 on
+    "all": (200, None, TEN),
+    "some that nobody counts": (206, "bytes 4-9/*", TEN[4:]),
+    "from an earlier byte": (206, "bytes 2-9/10", TEN[2:]),
+}
+LIES = {
+    "from a later byte": (206, "bytes 5-9/10", TEN[5:]),
+    "up to an earlier byte": (206, "bytes 0-2/10", TEN[:3]),
+    "who knows which": (206, None, TEN),
+    "seconds": (206, "seconds 4-9/10", TEN[4:]),
+}
 
-    class Deaf(http.server.BaseHTTPRequestHandler):
+
+@contextlib.contextmanager
+def answering(monkeypatch, *answers):
+    """A server that gives its answers in turn, whatever it is asked."""
+
+    class Answering(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Length", "10")
+            status, part, data = left.pop(0)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            if part:
+                self.send_header("Content-Range", part)
             self.end_headers()
-            self.wfile.write(b"0123456789")
+            self.wfile.write(data)
 
         def log_message(self, *args):
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Deaf) as deaf:
-        threading.Thread(target=deaf.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{deaf.server_port}"
+    left = list(answers)
+    with http.server.HTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        store = open_store("gs://bucket/run")
-        assert get(store, "x", length=4) == b"0123"
-        with pytest.raises(errors.CheckpointError, match="Range headers"):
-            get(store, "x", offset=4)
-        deaf.shutdown()
+        yield open_store("gs://bucket/run")
+        server.shutdown()
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize("length", [3, None])
+def test_bytes_that_nobody_asked_for_are_passed_over(monkeypatch, answer, length):
+    """No more than was asked for is taken, and nothing from the wrong place."""
+    end = None if length is None else 4 + length
+    with answering(monkeypatch, answer) as store:
+        assert get(store, "x", offset=4, length=length) == TEN[4:end]
+
+
+def test_what_an_answer_leaves_out_is_asked_for(monkeypatch):
+    parts = (206, "bytes 4-5/10", b"45"), (206, "bytes 6-9/10", b"6789")
+    with answering(monkeypatch, *parts) as store:
+        assert get(store, "x", offset=4) == TEN[4:]
+
+
+@pytest.mark.parametrize("answer", LIES.values(), ids=LIES)
+def test_an_answer_that_cannot_be_placed_is_refused(monkeypatch, answer):
+    with (
+        answering(monkeypatch, answer) as store,
+        pytest.raises(errors.CheckpointError, match="asked for its bytes from 4 on"),
+    ):
+        get(store, "x", offset=4)
+
+
+def test_an_empty_object_whose_range_is_refused(server, store):
+    put(store, "x", b"")
+    assert get(store, "x", offset=0, length=9) == b""
+    server.leave_out_zeros()
+    assert store.stat("x").size == 0
+    server.drop_request(0, when="after")
+    assert put(store, "y", b"")  # the one in the way is ours
 
 
 def test_a_connection_waits_no_longer_than_the_call_has_left():

@@ -41,9 +41,9 @@ def put(store, name, data, timeout=60.0):
     return store.put_if_absent(name, io.BytesIO(data), timeout=timeout)
 
 
-def get(store, name):
+def get(store, name, **kwargs):
     target = io.BytesIO()
-    store.get(name, target, timeout=60.0)
+    store.get(name, target, timeout=60.0, **kwargs)
     return target.getvalue()
 
 
@@ -59,6 +59,14 @@ def test_what_passes_by_itself_is_tried_again(server, store, data):
     assert list(store.list()) == ["x"]
     server.failures = [503]
     assert store.delete("x")
+
+
+def test_a_server_that_ignores_ranges(server, store, monkeypatch):
+    put(store, "x", LARGE)
+    monkeypatch.setattr(server, "ignores_ranges", True)
+    assert get(store, "x") == LARGE
+    start, length = 3 * MIB - 7, 10 * MIB + 13
+    assert get(store, "x", offset=start, length=length) == LARGE[start:][:length]
 
 
 @pytest.fixture

@@ -64,6 +64,11 @@ def _gcs(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
     return open_store(_fresh())
 
 
+def _gcs_of_others(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    _with(servers.gcs_of_others().environment(), patch)
+    return open_store(_fresh())
+
+
 def _emulator(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
     patch.setenv("STORAGE_EMULATOR_HOST", servers.emulator())
     return open_store(_fresh())
@@ -105,6 +110,7 @@ PLACES = [
         name="prefixed", opens=lambda path, _: PrefixedStore(FaultyStore(), "below/it")
     ),
     Place(name="gcs", opens=_gcs, has_server=True),
+    Place(name="gcs without ranges", opens=_gcs_of_others, has_server=True),
     Place(
         name="gcp-storage-emulator",
         opens=_emulator,
@@ -143,6 +149,7 @@ class MotoServer:
                 pass
 
         self.failures: list[int] = []
+        self.ignores_ranges = False
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=Silent
@@ -176,6 +183,8 @@ class MotoServer:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(f"{self.failures.pop()} Ordered", [])
             return [b""]
+        if self.ignores_ranges:
+            environ.pop("HTTP_RANGE", None)
         return self._app(environ, start_response)
 
 
@@ -185,6 +194,7 @@ class Servers:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._gcs: GcsServer | None = None
+        self._gcs_of_others: GcsServer | None = None
         self._s3: MotoServer | None = None
         self._emulator = ""
 
@@ -192,6 +202,15 @@ class Servers:
         if self._gcs is None:
             self._gcs = self._stack.enter_context(GcsServer(max_page=PAGE))
         return self._gcs
+
+    def gcs_of_others(self) -> GcsServer:
+        """One that does as little as HTTP and JSON allow."""
+        if self._gcs_of_others is None:
+            server = self._stack.enter_context(GcsServer(max_page=PAGE))
+            server.ignore_ranges()
+            server.leave_out_zeros()
+            self._gcs_of_others = server
+        return self._gcs_of_others
 
     def s3(self) -> MotoServer:
         if self._s3 is None:

@@ -160,7 +160,10 @@ class GcsStore:
             return None
         crc = gcs_transfer.decoded(blob.crc32c) if blob.crc32c else self._crc_of(name)
         return ObjectStat(
-            name=name, size=blob.size, crc32c=crc, generation=str(blob.generation)
+            name=name,
+            size=blob.size or 0,  # zeros may be left out
+            crc32c=crc,
+            generation=str(blob.generation),
         )
 
     def delete(self, name: str, *, timeout: float | None = None) -> bool:
@@ -249,9 +252,8 @@ class GcsStore:
         blob = self._reloaded(key, limit)
         if blob is None or (blob.metadata or {}).get(_TOKEN) != token:
             return False
-        return bool(
-            blob.size == sent.size and gcs_transfer.decoded(blob.crc32c) == sent.crc32c
-        )
+        crc = gcs_transfer.decoded(blob.crc32c)
+        return (blob.size or 0, crc) == (sent.size, sent.crc32c)
 
     def _reloaded(self, key: str, limit: Limit) -> Any:
         """What the service knows of an object; None if there is none."""

@@ -29,6 +29,7 @@ from tfpreempt.checkpoint.storage.limits import Limit
 # What a call holds in memory.
 _PIECE = 1 << 20
 _RANGE = re.compile(r"bytes=0-(\d+)")
+_ANSWERED = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _BROKEN = (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError)
 
 
@@ -244,13 +245,17 @@ class Download:
             if response is None:
                 return True
             with response, _EndedBy(limit, response):
+                start, end = self._answered(response)
+                self._skip(response, self._offset + self._copied - start, limit)
                 self._pump(response, limit)
         except _BROKEN:
             limit.check()
             if self._copied == before:
                 raise
             return False
-        return True
+        if end is None or self._copied == before:
+            return True
+        return self._offset + self._copied >= end
 
     def _open(self) -> requests.Response | None:
         start = self._offset + self._copied
@@ -269,18 +274,40 @@ class Download:
             return None
         if opened.status_code not in (200, 206):
             raise refusal(opened)
-        if start and opened.status_code != 206:
-            opened.close()
-            raise errors.CheckpointError(
-                f"{self._url} was asked for its bytes from {start} on and answered "
-                "with all of them. Is there a proxy that drops Range headers?"
-            )
         self._generation = opened.headers.get("X-Goog-Generation")
         for each in opened.headers.get("X-Goog-Hash", "").split(","):
             kind, _, text = each.strip().partition("=")
             if kind == "crc32c":
                 self._announced = text
         return opened
+
+    def _answered(self, response: requests.Response) -> tuple[int, int | None]:
+        """Where the answer begins, and where the object ends; None if nobody says.
+
+        A server may ignore what was asked for and send all, or send less of it.
+        """
+        if response.status_code == 200:
+            return 0, None
+        asked = self._offset + self._copied
+        text = response.headers.get("Content-Range", "")
+        match = _ANSWERED.fullmatch(text)
+        first, last = (int(match[1]), int(match[2])) if match else (-1, -1)
+        # Of nothing, as behind the end, some say that it ends before it begins.
+        if match is None or not first <= asked <= max(first, last + 1):
+            raise errors.CheckpointError(
+                f"{self._url} was asked for its bytes from {asked} on and answered "
+                f"with {text or 'some bytes'!r}. Look at the server, and at proxies on "
+                "the way."
+            )
+        return first, None if match[3] == "*" else int(match[3])
+
+    def _skip(self, response: requests.Response, count: int, limit: Limit) -> None:
+        """Passes over what is there already."""
+        while count and (
+            piece := response.raw.read(min(_PIECE, count), decode_content=False)
+        ):
+            count -= len(piece)
+            limit.check()
 
     def _pump(self, response: requests.Response, limit: Limit) -> None:
         while (wanted := self._wanted()) and (

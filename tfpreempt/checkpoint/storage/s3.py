@@ -35,6 +35,7 @@ PIECE = 8 << 20
 _MOST_PARTS = 9_000  # S3 takes 10,000
 _ATTEMPTS = 4
 _PAGE = 1000
+_IGNORED = "non-partial response"  # obstore tells it by its words only
 _TOKEN, _CRC = "tfpreempt-writer", "tfpreempt-crc32c"
 
 
@@ -103,11 +104,12 @@ class S3Store:
         size, tag = int(found.meta["size"]), found.meta["e_tag"]
         end = size if length is None else min(size, offset + length)
         crc, at = 0, offset
-        while at < end:
-            options = {"range": (at, min(at + PIECE, end))}
-            options |= {"if_match": tag} if tag else {}
+        found_pieces = self._pieces(key, tag, offset, end, limit)
+        while True:
             with self._edge(f"read {name!r}", limit, errors.CheckpointError):
-                piece = self._bytes(key, options, limit)
+                piece = next(found_pieces, None)
+            if piece is None:
+                break
             target.write(piece)
             crc, at = checksum.extended(crc, piece), at + len(piece)
         announced = found.attributes.get(_CRC)
@@ -217,6 +219,39 @@ class S3Store:
                     raise feed.failure from None
                 raise
 
+    def _pieces(
+        self, key: str, tag: str | None, at: int, end: int, limit: Limit
+    ) -> Iterator[bytes]:
+        """An object's bytes from one to another, of a known version."""
+        version = {"if_match": tag} if tag else {}
+        try:
+            while at < end:
+                options = {"range": (at, min(at + PIECE, end)), **version}
+                piece = self._bytes(key, options, limit)
+                at += len(piece)
+                yield piece
+        except said.GenericError as error:
+            if _IGNORED not in str(error):
+                raise
+            yield from self._out_of_all(key, version, at, end, limit)
+
+    def _out_of_all(
+        self, key: str, options: Any, at: int, end: int, limit: Limit
+    ) -> Iterator[bytes]:
+        """The same from a server that sends all, whatever part is asked for."""
+        got = s3_client.wait(
+            lambda: obstore.get_async(self._store, key, options=options), limit
+        )
+        stream = got.stream(min_chunk_size=PIECE)
+        start = 0
+
+        async def read() -> bytes:
+            return bytes(await anext(stream, b""))
+
+        while start < end and (piece := s3_client.wait(read, limit)):
+            yield piece[max(at - start, 0) : end - start]
+            start += len(piece)
+
     def _bytes(self, key: str, options: Any, limit: Limit) -> bytes:
         """A range of an object; a connection that breaks in it is made anew."""
 
@@ -227,8 +262,8 @@ class S3Store:
         for left in reversed(range(_ATTEMPTS)):
             try:
                 return s3_client.wait(read, limit)
-            except said.GenericError:
-                if not left:
+            except said.GenericError as error:
+                if not left or _IGNORED in str(error):
                     raise
         raise AssertionError("the last attempt returns or raises")
 

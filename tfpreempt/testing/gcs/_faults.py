@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Literal, TypeVar
@@ -25,6 +26,7 @@ class Orders:
         corrupts_upload: a bit of the request's body is.
         stalls: no reply comes before `up()`.
         stalls_inside: where the reply's body is cut, the connection stays.
+        ignores_range: the whole object is sent, whatever part was asked for.
     """
 
     status: int | None = None
@@ -35,6 +37,7 @@ class Orders:
     corrupts_upload: bool = False
     stalls: bool = False
     stalls_inside: bool = False
+    ignores_range: bool = False
 
 
 class Faults:
@@ -49,6 +52,7 @@ class Faults:
         self.cut_downloads: list[tuple[int, bool]] = []
         self.corruptions = 0
         self.upload_corruptions = 0
+        self.ignored_ranges = 0.0
         self.stalls = 0
 
     def arrive(
@@ -60,6 +64,8 @@ class Faults:
             stalls, self.stalls = self.stalls > 0, max(self.stalls - 1, 0)
             corrupts = is_media and self.corruptions > 0
             self.corruptions -= corrupts
+            ignores = is_media and self.ignored_ranges > 0
+            self.ignored_ranges -= ignores
             changes = is_chunk and length > 0 and self.upload_corruptions > 0
             self.upload_corruptions -= changes
             cut = _next(self.cut_downloads) if is_media else None
@@ -71,6 +77,7 @@ class Faults:
                 stalls_inside=cut[1] if cut else False,
                 corrupts=corrupts,
                 corrupts_upload=changes,
+                ignores_range=ignores,
                 stalls=stalls,
             )
 
@@ -102,6 +109,10 @@ class Faults:
             else:
                 self.corruptions = count
 
+    def order_whole(self, count: int | None) -> None:
+        with self._lock:
+            self.ignored_ranges = math.inf if count is None else count
+
     def order_cut(self, after: int, *, of_upload: bool, stalls: bool = False) -> None:
         with self._lock:
             if of_upload:
@@ -115,6 +126,7 @@ class Faults:
             self.failures, self.drops = [], {}
             self.cut_uploads, self.cut_downloads = [], []
             self.corruptions = self.upload_corruptions = self.stalls = 0
+            self.ignored_ranges = 0
 
 
 def corrupted(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

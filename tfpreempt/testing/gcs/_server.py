@@ -96,6 +96,19 @@ class GcsServer(LoopbackServer):
         """Flips one bit in each of the next bodies of resumable uploads."""
         self._faults.order_corruptions(count, of_uploads=True)
 
+    def ignore_ranges(self, count: int | None = None) -> None:
+        """Answers downloads of a range with the whole object, as HTTP allows.
+
+        Args:
+            count: how many downloads, those of whole objects among them; None: all.
+        """
+        self._faults.order_whole(count)
+
+    def leave_out_zeros(self) -> None:
+        """Says no `size` of an empty object, as servers do that write no zeros."""
+        with self._service.lock:
+            self._service.leaves_out_zeros = True
+
     def damage(self, bucket: str, name: str, offset: int = 0) -> None:
         """Flips one bit of a stored object, whose checksums stay as they were."""
         with self._service.lock:
@@ -165,6 +178,9 @@ class GcsServer(LoopbackServer):
             return error_reply(orders.status, _REASON)
         if orders.corrupts_upload:
             body = tuple(bytes(piece) for piece in corrupted(body))
+        if orders.ignores_range:
+            headers = {k: v for k, v in request.headers.items() if k != "range"}
+            request = dataclasses.replace(request, headers=headers)
         reply = self._service.answer(
             request, body, is_cut=orders.cut_upload is not None
         )

@@ -67,6 +67,7 @@ class Service:
         self.lock = threading.Lock()
         self.objects = Objects(buckets, max_page)
         self.uploads = Uploads(self.objects)
+        self.leaves_out_zeros = False
         self._url = url
 
     def answer(
@@ -109,7 +110,7 @@ class Service:
         stored = self.objects.get(bucket, name, request.query)
         if request.query.get("alt") == "media":
             return media_reply(stored, request.headers.get("range", ""))
-        return json_reply(stored.resource())
+        return self._shown(stored)
 
     def _upload(
         self, bucket: str, request: Request, body: tuple[bytes, ...], is_cut: bool
@@ -131,7 +132,7 @@ class Service:
         if kind == "multipart":
             joined = b"".join(body)
             stored = self.uploads.multipart(bucket, joined, content_type, request.query)
-            return json_reply(stored.resource())
+            return self._shown(stored)
         if kind == "media":
             return self._put(bucket, request.query["name"], request, body)
         raise RefusedError(400, f"Unknown uploadType {kind!r}")
@@ -149,6 +150,8 @@ class Service:
             hashes_of(request.headers.get("x-goog-hash", "")),
             is_cut=is_cut,
         )
+        if session.done is not None:
+            return self._shown(session.done)
         return _progress(session)
 
     def _put(
@@ -163,7 +166,7 @@ class Service:
         if "md5" in hashes:
             resource["md5Hash"] = hashes["md5"]
         stored = self.objects.put(bucket, resource, body, request.query)
-        return json_reply(stored.resource())
+        return self._shown(stored)
 
     def _plain(
         self, bucket: str, name: str, request: Request, body: tuple[bytes, ...]
@@ -174,6 +177,12 @@ class Service:
             stored = self.objects.get(bucket, name, request.query)
             return media_reply(stored, request.headers.get("range", ""))
         raise RefusedError(405, f"{request.method} is not served here.")
+
+    def _shown(self, stored: StoredObject) -> Reply:
+        resource = stored.resource()
+        if self.leaves_out_zeros and not stored.size:
+            del resource["size"]
+        return json_reply(resource)
 
 
 def json_reply(value: Mapping[str, Any], status: int = 200) -> Reply:
@@ -232,8 +241,6 @@ def _wanted(asked: str, size: int) -> tuple[int, int]:
 
 
 def _progress(session: Session) -> Reply:
-    if session.done is not None:
-        return json_reply(session.done.resource())
     headers = {}
     if session.received:
         headers["Range"] = f"bytes=0-{session.received - 1}"
