@@ -31,7 +31,7 @@ from tfpreempt.session import session_for
 from tfpreempt.start import Start, make_store
 from tfpreempt.tensorflow_side import (
     DirectoryRequiredError,
-    attach_counter,
+    attach_counters,
     check_checkpoint,
 )
 from tfpreempt.termination import TerminationConfig
@@ -125,7 +125,7 @@ class PreemptionCheckpointHandler(Commits):
         self._noticed = threading.Event()
         self.runs = 0
         check_checkpoint(given)
-        counter = attach_counter(given)
+        counter = attach_counters(given)
         start = Start(
             given,
             checkpoint_dir,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tfpreempt import errors
+
+T = TypeVar("T")
 
 COUNTER = "checkpointed_runs"
 """The name under which TensorFlow's own handler saves the number of runs."""
@@ -61,19 +65,33 @@ def check_checkpoint(given: Any) -> None:
         )
 
 
-def attach_counter(given: Any) -> Any:
-    """Attaches the variable that counts runs to the user's checkpoint.
+def attach_counters(given: Any) -> Any:
+    """Attaches the variables that a save counts by to the user's checkpoint.
 
     Args:
         given: a tf.train.Checkpoint, a CheckpointManager, or None.
 
     Returns:
-        The variable, int64; None where there is no checkpoint.
+        The variable that counts runs, int64; None where there is no checkpoint.
     """
     checkpoint = getattr(given, "checkpoint", given)
     if checkpoint is None:
         return None
+    out_of_scope(lambda: checkpoint.save_counter)
     if not hasattr(checkpoint, COUNTER):
-        counter = tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
+        counter = out_of_scope(
+            lambda: tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
+        )
         setattr(checkpoint, COUNTER, counter)
     return getattr(checkpoint, COUNTER)
+
+
+def out_of_scope(make: Callable[[], T]) -> T:
+    """Makes a variable of ours outside any strategy's scope that the caller is in.
+
+    In the scope of MultiWorkerMirroredStrategy a variable is made by a broadcast from
+    worker 0, so all would have to make it at the same moment, and no wait of one worker
+    for another could come between. A scope belongs to the thread that entered it.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()

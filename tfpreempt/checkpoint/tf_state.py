@@ -14,6 +14,7 @@ files hold JSON and raw bytes only, no pickles, and come back bit for bit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import random
@@ -39,6 +40,7 @@ from tfpreempt.checkpoint.encoding import (
     write_parts,
 )
 from tfpreempt.checkpoint.state import State
+from tfpreempt.tensorflow_side import out_of_scope
 
 _log = logging.getLogger(__name__)
 
@@ -260,9 +262,10 @@ def _load_generator(record: Any) -> None:
     if generator is None:
         # The saved program had one, so this one will ask for it.
         state = decode(record["states"][0])
-        tf.random.set_global_generator(
-            tf.random.Generator.from_state(state, alg=record["algorithm"])
+        make = functools.partial(
+            tf.random.Generator.from_state, state, alg=record["algorithm"]
         )
+        tf.random.set_global_generator(out_of_scope(make))
         return
     load_generator_record(generator, record)
 

@@ -144,8 +144,6 @@ class _Tracked:
                 raise errors.UsageError(
                     "tfpreempt needs eager execution (TensorFlow 2)."
                 )
-            # Made now, on all workers: under a strategy's scope that is collective.
-            _ = checkpoint.save_counter
             self._states.append(PerReplicaState(checkpoint))
             if not is_chief:
                 self._states.append(IteratorState(checkpoint))

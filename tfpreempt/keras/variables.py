@@ -21,12 +21,9 @@ from tfpreempt.keras.fit import Fit
 def checkpoint_of(model: Any) -> tf.train.Checkpoint:
     """What a save writes, and stock TensorFlow restores: weights and optimizer."""
     tracked = {"model": model, "optimizer": model.optimizer}
-    checkpoint = tf.train.Checkpoint(
+    return tf.train.Checkpoint(
         **{name: each for name, each in tracked.items() if each is not None}
     )
-    # Made here, by all workers at once: in the scope of tf_keras' fit it is collective.
-    _ = checkpoint.save_counter
-    return checkpoint
 
 
 def count_slots(model: Any) -> int:

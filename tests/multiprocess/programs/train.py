@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import datetime
 import os
@@ -36,6 +37,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fail-at", type=int, help="on worker 1")
     parser.add_argument("--fail-with", choices=FAILURES)
     parser.add_argument("--config", default="ours")
+    parser.add_argument("--in-scope", default="nothing")
     parser.add_argument("--own-disk", action="store_true", help="not a shared one")
     options = parser.parse_args()
     if options.own_disk:
@@ -98,11 +100,19 @@ def make_handler(options: argparse.Namespace, model: Model) -> Any:
     )
 
 
+def in_scope(options: argparse.Namespace, model: Model, *parts: str) -> Any:
+    """The strategy's scope, for the parts of the program that are to be in it."""
+    if options.in_scope in parts:
+        return model.strategy.scope()
+    return contextlib.nullcontext()
+
+
 def main() -> None:
     options = parse()
     log_to_stdout()
     model = Model(make_strategy(options.strategy))
-    handler = make_handler(options, model)
+    with in_scope(options, model, "handler", "loop"):
+        handler = make_handler(options, model)
     slow = SlowState("slow", per_worker=True) if options.hold_in_save == INDEX else None
     say("pid", os.getpid())
     say("restored", handler.total_run_calls, int(model.trained.numpy()))
@@ -116,7 +126,7 @@ def main() -> None:
             raise FAILURES[options.fail_with]
         model.step()
 
-    with handler:
+    with handler, in_scope(options, model, "loop"):
         while model.trained < options.steps:
             if options.style == "run":
                 handler.run(train_step)
