@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.checkpoint.fakes import Words, content, names, save
+from tests.checkpoint.fakes import Later, Words, content, names, save
 from tfpreempt import errors
 from tfpreempt.checkpoint import probe
 from tfpreempt.checkpoint.catalog import Kind
@@ -224,7 +224,7 @@ def test_the_probe(url):
     probe.remove_probe(url, token)
     assert tree(url) == []
     probe.write_probe(url)
-    probe.remove_stale_probes(url)
+    probe.remove_stale_probes(url, Later())
     assert tree(url) == []
 
 

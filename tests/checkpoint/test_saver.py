@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, Words, make_saver, save
+from tests.checkpoint.fakes import Later, OwnPayload, Words, make_saver, save
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.testing.storage import damage
@@ -124,6 +124,8 @@ def test_start_removes_what_dead_saves_left(tmp_path):
     (tmp_path / ".tfpreempt-probe-aa").write_text("")
     make_saver(tmp_path, OwnPayload()).start()
     assert os.listdir(tmp_path / ".tfpreempt-staging") == ["keep me"]
+    assert (tmp_path / ".tfpreempt-probe-aa").exists()  # somebody may be looking at it
+    make_saver(tmp_path, OwnPayload(), clock=Later()).start()
     assert not (tmp_path / ".tfpreempt-probe-aa").exists()
     assert saver.newest().step == 1
 

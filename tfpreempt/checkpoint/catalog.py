@@ -183,33 +183,46 @@ def highest_sequence(directory: str) -> int:
     return max(sequences)
 
 
-def uncommitted(directory: str) -> list[str]:
-    """Directories of the own form that have a manifest of ours and no marker."""
-    return [
-        path
-        for kind, path, holder in _holders(directory)
-        if kind is Kind.OWN
-        and not reading.is_there(os.path.join(holder, layout.MARKER))
-        and read_manifest(holder) is not None
-    ]
+def uncommitted(directory: str) -> dict[str, str]:
+    """Directories of the own form that have a manifest of ours and no marker.
+
+    Returns:
+        By path where each was staged.
+    """
+    found = {}
+    for kind, path, holder in _holders(directory):
+        is_marked = reading.is_there(os.path.join(holder, layout.MARKER))
+        manifest = read_manifest(holder)
+        if kind is Kind.OWN and not is_marked and manifest is not None:
+            attempt = manifest.metadata.get("attempt")
+            is_named = isinstance(attempt, str) and layout.ATTEMPT.fullmatch(attempt)
+            found[path] = (
+                layout.staging_directory(directory, str(attempt)) if is_named else path
+            )
+    return found
 
 
-def leftovers(directory: str) -> list[str]:
-    """What saves staged and never committed, and left without a manifest.
+def staged(directory: str) -> dict[str, list[str]]:
+    """What saves staged and have not committed, and that has no manifest.
 
     A staging directory is ours whole. One that was staged under its last name is taken
     for ours if every file in it is one that a save of ours writes: the name alone could
     be somebody else's.
+
+    Returns:
+        By the path where a save stages, the directories of it that are there.
     """
     staging = os.path.join(directory, layout.STAGING)
-    found = []
+    found: dict[str, list[str]] = {}
     if _is_real_directory(staging):
         for name in sorted(_names(staging)):
             path = os.path.join(staging, name)
             if name.startswith(layout.FETCH):
                 continue  # a download that goes on; `fetch` removes old ones
             if layout.ATTEMPT.fullmatch(name) and not reading.is_link(path):
-                found.append(path)
+                stem = path.removesuffix(layout.DONE_SUFFIX)
+                parts = found.setdefault(stem.removesuffix(layout.CLAIM_SUFFIX), [])
+                parts += [path] if reading.is_dir(path) else []
     for name in sorted(_names(directory)):
         path = os.path.join(directory, name)
         if (
@@ -218,7 +231,7 @@ def leftovers(directory: str) -> list[str]:
             and not reading.is_there(os.path.join(path, layout.MARKER))
             and all(map(layout.is_saved_name, reading.tree(path)))
         ):
-            found.append(path)
+            found[path] = [path]
     return found
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from tfpreempt.checkpoint import catalog, checksum, layout, pointer, retention
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
 from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import Files, remove_if_empty, write_durably
+from tfpreempt.checkpoint.storage.files import Files, write_durably
 from tfpreempt.clock import Clock
 from tfpreempt.events import Commit
 
@@ -121,7 +121,7 @@ def publish(
     )
     data = to_json(manifest)
     write_durably(files, os.path.join(staged, layout.MANIFEST), data)
-    target = _settle(files, directory, staged, number, manifest.sequence)
+    target = _settle(files, clock, directory, staged, number, manifest.sequence)
     mark(files, target, data, manifest.sequence)
     finish(files, directory, max_to_keep, damaged, is_pinned)
     return target, manifest
@@ -205,7 +205,6 @@ def finish(
         for path in dropped:
             if not is_pinned(path):
                 retention.delete(files, path)
-        remove_if_empty(files, os.path.join(directory, layout.STAGING))
     except OSError as error:
         _log.warning("Tidying %s after a commit failed: %s", directory, error)
 
@@ -252,18 +251,20 @@ def point(files: Files, directory: str, kept: list[str], dropped: list[str]) -> 
 
 
 def _settle(
-    files: Files, directory: str, staged: str, number: int, sequence: int
+    files: Files, clock: Clock, directory: str, staged: str, number: int, sequence: int
 ) -> str:
     """Gives what was staged its last name, unless it was staged under that one."""
     if os.path.dirname(staged) == directory:
         return staged
-    target = free_target(files, directory, number, sequence)
+    target = free_target(files, clock, directory, number, sequence)
     files.rename(staged, target)
     files.sync_dir(directory)
     return target
 
 
-def free_target(files: Files, directory: str, number: int, sequence: int) -> str:
+def free_target(
+    files: Files, clock: Clock, directory: str, number: int, sequence: int
+) -> str:
     """Where a commit goes: an older commit of this number stays until retention.
 
     Raises:
@@ -272,10 +273,9 @@ def free_target(files: Files, directory: str, number: int, sequence: int) -> str
     plain = os.path.join(directory, layout.step_name(number))
     if not reading.is_there(plain):
         return plain
-    if plain in catalog.uncommitted(directory):
-        retention.delete(files, plain)
-        if not reading.is_there(plain):
-            return plain
+    retention.delete_uncommitted(files, directory, plain, clock)
+    if not reading.is_there(plain):
+        return plain
     return f"{plain}.{sequence}"
 
 

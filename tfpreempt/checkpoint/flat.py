@@ -16,13 +16,15 @@ checkpoint is gone: at the next commit.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import logging
 import os
+from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, commit, layout, retention
+from tfpreempt.checkpoint import catalog, claims, commit, layout, retention
 from tfpreempt.checkpoint.manifest import Manifest, to_json
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, write_durably
@@ -31,31 +33,31 @@ from tfpreempt.clock import Clock
 _log = logging.getLogger(__name__)
 
 
-def declare(files: Files, prefix: str) -> None:
+def declare(files: Files, prefix: str, staged: str) -> None:
     """Writes the intent, before TensorFlow writes anything under the prefix.
+
+    Args:
+        files: the file operations.
+        prefix: TensorFlow's prefix.
+        staged: the staging directory of the save, whose claim the intent shares.
 
     Raises:
         OSError: as the file system says.
     """
-    record = {"format": 1, "before": _stamp(prefix)}
+    attempt = os.path.basename(staged)
+    record = {"format": 1, "attempt": attempt, "before": _stamp(prefix)}
     write_durably(files, layout.intent(prefix), json.dumps(record).encode())
 
 
 def is_half_written(prefix: str) -> bool:
     """Whether a save of ours died while it wrote this checkpoint."""
-    try:
-        with reading.open_file(layout.intent(prefix)) as file:
-            record = json.load(file)
-    except FileNotFoundError:
+    record = _intent(prefix)
+    if record is None:
         return False
-    except (OSError, ValueError, RecursionError):
-        return True
-    if not isinstance(record, dict):
-        return True
     now = _stamp(prefix)
     if "half" in record:
         return bool(record["half"] == now)
-    return bool(record.get("before") != now)
+    return "before" not in record or bool(record["before"] != now)
 
 
 def publish(
@@ -139,23 +141,23 @@ def payload_files(prefix: str) -> list[str]:
     return [path for path in found if os.path.isfile(path)]
 
 
-def sweep(files: Files, directory: str, current: str | None = None) -> None:
+def sweep(files: Files, directory: str) -> None:
     """Removes sidecars and intents whose checkpoint is gone; on the chief.
 
     Args:
         files: the file operations.
         directory: the directory to sweep.
-        current: a prefix to leave alone, because a save of it is under way.
 
     Raises:
         OSError: as the file system says.
     """
     for prefix, holder in catalog.sidecars(directory):
-        if prefix != current and not _is_there(prefix):
+        if not _is_there(prefix):
             retention.delete(files, holder)
     for prefix in _intents(directory):
-        if prefix != current and not _is_there(prefix):
-            files.remove(layout.intent(prefix))
+        with _left_over(prefix) as is_left:
+            if is_left and not _is_there(prefix):
+                files.remove(layout.intent(prefix))
 
 
 def settle(files: Files, directory: str) -> None:
@@ -167,15 +169,47 @@ def settle(files: Files, directory: str) -> None:
     Raises:
         OSError: as the file system says.
     """
-    sweep(files, directory)
     for prefix in _intents(directory):
-        retention.delete_staging(files, prefix + "_temp")  # TensorFlow's, of our save
-        marked = reading.is_there(os.path.join(layout.sidecar(prefix), layout.MARKER))
-        if is_half_written(prefix) and not marked:
-            record = {"format": 1, "half": _stamp(prefix)}
-            write_durably(files, layout.intent(prefix), json.dumps(record).encode())
-        else:
-            files.remove(layout.intent(prefix))
+        with _left_over(prefix) as is_left:
+            if is_left:
+                _close(files, prefix)
+    sweep(files, directory)
+
+
+def _close(files: Files, prefix: str) -> None:
+    retention.delete_staging(files, _temporary(prefix))
+    marked = reading.is_there(os.path.join(layout.sidecar(prefix), layout.MARKER))
+    if is_half_written(prefix) and not marked:
+        record = {"format": 1, "half": _stamp(prefix)}
+        write_durably(files, layout.intent(prefix), json.dumps(record).encode())
+    else:
+        files.remove(layout.intent(prefix))
+
+
+def _left_over(prefix: str) -> contextlib.AbstractContextManager[bool]:
+    """Whether who declared this is dead; see `claims.left_over`."""
+    attempt = (_intent(prefix) or {}).get("attempt")
+    if not isinstance(attempt, str) or not layout.ATTEMPT.fullmatch(attempt):
+        return contextlib.nullcontext(True)
+    staged = layout.staging_directory(os.path.dirname(prefix), attempt)
+    return claims.left_over(staged, _temporary(prefix), layout.intent(prefix))
+
+
+def _temporary(prefix: str) -> str:
+    """Where TensorFlow writes before it gives the files their names."""
+    return prefix + "_temp"
+
+
+def _intent(prefix: str) -> dict[str, Any] | None:
+    """What was declared; empty where it cannot be read, None where nothing was."""
+    try:
+        with reading.open_file(layout.intent(prefix)) as file:
+            record = json.load(file)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _make_room(files: Files, holder: str) -> None:

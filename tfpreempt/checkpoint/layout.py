@@ -12,6 +12,7 @@ Own form, in `<dir>`:
         COMMITTED                   the marker; it alone makes this a checkpoint
         .metadata.json              what a user noted about it with a handle, later
     .tfpreempt-staging/<attempt>/   the same before the commit
+    .tfpreempt-staging/<attempt>.claim  locked by who writes there
     .tfpreempt-fetch.lock           held while a plain program fetches a commit
 
 In a directory that is a URL (gs://bucket/run), where nothing can be renamed, a commit
@@ -46,6 +47,8 @@ PAYLOAD = "ckpt"
 STATES = "states"
 SIDECAR_SUFFIX = ".tfpreempt"
 INTENT_SUFFIX = ".tfpreempt-intent"
+CLAIM_SUFFIX = ".claim"
+DONE_SUFFIX = ".done"  # ends the directory in which workers say that they have staged
 
 _IN_PLACE = "commit-"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -159,6 +162,11 @@ def staging_directory(directory: str, attempt: str) -> str:
     if is_url(directory):
         return os.path.join(directory, _IN_PLACE + attempt)
     return os.path.join(directory, STAGING, attempt)
+
+
+def claim(staged: str) -> str:
+    """The file that whoever writes in a staging directory holds a lock on."""
+    return staged + CLAIM_SUFFIX
 
 
 def worker_name(worker: int) -> str:

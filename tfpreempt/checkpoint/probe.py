@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import secrets
 
+from tfpreempt.checkpoint import claims
 from tfpreempt.checkpoint.storage import failure, reading
 from tfpreempt.checkpoint.storage.files import files_for
+from tfpreempt.clock import Clock
 
 _PREFIX = ".tfpreempt-probe-"
 
@@ -51,15 +53,16 @@ def remove_probe(directory: str, token: str) -> None:
     try:
         files_for(directory).remove(os.path.join(directory, _PREFIX + token))
     except OSError:
-        pass  # a leftover of 32 bytes; the next start removes it
+        pass  # a leftover of 32 bytes; a later start removes it
 
 
-def remove_stale_probes(directory: str) -> None:
-    """Removes probe files of runs that died while probing; on the chief."""
-    try:
-        names = reading.names(directory)
-    except OSError:
-        return
-    for name in names:
-        if name.startswith(_PREFIX):
+def remove_stale_probes(directory: str, clock: Clock) -> None:
+    """Removes probe files of runs that died while probing; on the chief.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    for name in reading.names(directory):
+        path = os.path.join(directory, name)
+        if name.startswith(_PREFIX) and claims.is_quiet(clock.wall(), path):
             remove_probe(directory, name[len(_PREFIX) :])

@@ -14,9 +14,10 @@ import os
 from collections.abc import Collection
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint import catalog, claims, layout
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, remove_if_empty
+from tfpreempt.clock import Clock
 
 
 def check_max_to_keep(max_to_keep: object) -> None:
@@ -107,7 +108,7 @@ def delete_staging(files: Files, path: str) -> None:
     files.remove_dir(path)
 
 
-def clean(files: Files, directory: str) -> list[str]:
+def clean(files: Files, directory: str, clock: Clock) -> list[str]:
     """Removes what dead saves of ours left; on the chief, before any save starts.
 
     Returns:
@@ -116,13 +117,36 @@ def clean(files: Files, directory: str) -> list[str]:
     Raises:
         OSError: as the file system says.
     """
-    removed = catalog.leftovers(directory)
-    for path in removed:
-        delete_staging(files, path)
+    removed = []
+    for staged, paths in catalog.staged(directory).items():
+        with claims.left_over(staged, clock=clock) as is_left:
+            for path in paths if is_left else ():
+                delete_staging(files, path)
+                removed.append(path)
+            if is_left:
+                claims.forget(files, staged)
     staging = os.path.join(directory, layout.STAGING)
     if reading.is_dir(staging) and not reading.is_link(staging):
         remove_if_empty(files, staging)
     for path in catalog.uncommitted(directory):
-        delete(files, path)
-        removed.append(path)
+        if delete_uncommitted(files, directory, path, clock):
+            removed.append(path)
     return removed
+
+
+def delete_uncommitted(files: Files, directory: str, path: str, clock: Clock) -> bool:
+    """Deletes what a save renamed and did not live to mark; not that of a living one.
+
+    Returns:
+        Whether it did.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    staged = catalog.uncommitted(directory).get(path)
+    if staged is None:
+        return False
+    with claims.left_over(staged, path, clock=clock) as is_left:
+        if is_left:
+            delete(files, path)
+        return is_left

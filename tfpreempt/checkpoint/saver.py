@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfpreempt import errors, events
-from tfpreempt.checkpoint import catalog, flat, layout, probe, retention
+from tfpreempt.checkpoint import catalog, claims, flat, layout, probe, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Committed
+from tfpreempt.checkpoint.claims import Claim
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Payload, Staged, Written, versions
 from tfpreempt.checkpoint.state import (
@@ -26,7 +27,7 @@ from tfpreempt.checkpoint.state import (
     write_states,
 )
 from tfpreempt.checkpoint.storage import failure, reading
-from tfpreempt.checkpoint.storage.files import Files, files_for, remove_if_empty
+from tfpreempt.checkpoint.storage.files import Files, files_for
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.restarts import num_restarts
@@ -84,6 +85,7 @@ class CheckpointSaver(CheckpointLoader):
         self._clock = clock or SystemClock()
         self.above: Callable[[], int] = lambda: 0  # a sequence taken elsewhere
         self.is_pinned: Callable[[str], bool] = lambda path: False  # not to be deleted
+        self._claim: Claim | None = None  # of the newest save, until it is over
         self._restart = num_restarts()  # read now: a save must not fail on it
 
     # --- saving ----------------------------------------------------------------------
@@ -91,12 +93,13 @@ class CheckpointSaver(CheckpointLoader):
     def start(self) -> None:
         """Removes what dead saves left; on the chief, once, before any save or restore.
 
+        What a living process has staged is not touched: see `claims`.
         A failure is logged: leftovers cost space, never correctness.
         """
         try:
-            removed = retention.clean(self._files, self.directory)
+            removed = retention.clean(self._files, self.directory, self._clock)
             flat.settle(self._files, self.directory)
-            probe.remove_stale_probes(self.directory)
+            probe.remove_stale_probes(self.directory, self._clock)
         except OSError as error:
             _log.warning("Cleaning up in %s failed: %s", self.directory, error)
         else:
@@ -177,7 +180,9 @@ class CheckpointSaver(CheckpointLoader):
             failure.translated(f"commit step {staged.step}", self.directory),
         ):
             present = self._keep_shards(staged.directory, workers)
-            return self._publish(staged, self._draft(staged, because, present))
+            commit = self._publish(staged, self._draft(staged, because, present))
+        self._let_go(staged.directory)
+        return commit
 
     def discard(self, staged: Staged) -> None:
         """Removes a staged save that will not be committed. Never raises."""
@@ -196,16 +201,29 @@ class CheckpointSaver(CheckpointLoader):
     def _undo(self, staged: str) -> None:
         try:
             retention.delete_staging(self._files, staged)
+            self._let_go(staged)
             flat.settle(self._files, self.directory)
-            remove_if_empty(self._files, os.path.join(self.directory, layout.STAGING))
         except OSError as error:
             _log.warning("Could not remove %s: %s", staged, error)
+
+    def _begin(self, staged: str) -> None:
+        """From here on no start takes what is staged for left over."""
+        self._claim = claims.take(self._files, staged)
+
+    def _let_go(self, staged: str) -> None:
+        """The save is over, whether it was committed or not."""
+        try:
+            claims.forget(self._files, staged)
+        except OSError as error:
+            _log.warning("Could not remove the claim of %s: %s", staged, error)
+        self._claim = None
 
     def _write_payload(
         self, directory: str, step: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Written:
         def prepare() -> None:
             if self.is_chief:
+                self._begin(directory)
                 self._files.make_dirs(directory)
 
         if self._payload is None:
@@ -214,7 +232,7 @@ class CheckpointSaver(CheckpointLoader):
             return Written(number=step if number is None else int(number))
 
         def declare(prefix: str) -> None:
-            flat.declare(self._files, prefix)
+            flat.declare(self._files, prefix, directory)
 
         return self._payload.write(directory, step, prepare, declare, args, kwargs)
 
@@ -225,7 +243,10 @@ class CheckpointSaver(CheckpointLoader):
             replicated = [state for state in states if not state.per_worker]
             write_states(os.path.join(directory, layout.STATES), replicated)
         folder = os.path.join(directory, layout.worker_name(self.worker))
-        count = write_states(folder, self._shard_states(states))
+        own = self._shard_states(states)
+        if own and not self.is_chief:
+            self._begin(directory)
+        count = write_states(folder, own)
         if count and not self.is_chief:
             # The chief can't sync what another machine still has in its cache.
             for name in sorted(reading.names(folder)):
@@ -250,7 +271,7 @@ class CheckpointSaver(CheckpointLoader):
             started_at=staged.started_at,
             above=self.above(),
             versions=versions(),
-            metadata={"restart": self._restart},
+            metadata={"restart": self._restart, "attempt": staged.attempt},
         )
 
     def _publish(self, staged: Staged, draft: committing.Draft) -> events.Commit:
@@ -283,7 +304,6 @@ class CheckpointSaver(CheckpointLoader):
             flat.sweep(self._files, directory)
             for path in retention.plan(self.directory, 1)[1]:  # fetched once
                 retention.delete(self._files, path)
-            remove_if_empty(self._files, os.path.join(self.directory, layout.STAGING))
         except OSError as error:
             _log.warning("Tidying %s after a commit failed: %s", directory, error)
 

@@ -165,7 +165,7 @@ class Meeting:
         remove_if_empty(self._files, self._staging)
 
     def _done(self, attempt: str) -> str:
-        return os.path.join(self._staging, f"{attempt}.done")
+        return os.path.join(self._staging, attempt + layout.DONE_SUFFIX)
 
     # --- files -----------------------------------------------------------------------
 

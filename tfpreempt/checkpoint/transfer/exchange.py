@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, layout, retention
+from tfpreempt.checkpoint import checksum, claims, layout, retention
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files
@@ -84,6 +84,7 @@ class ShardExchange:
         """The chief commits elsewhere, and clears up only there."""
         try:
             retention.delete_staging(self._files, directory)
+            claims.forget(self._files, directory)
         except OSError as error:
             _log.warning("Could not remove %s: %s", directory, error)
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout, retention
+from tfpreempt.checkpoint import catalog, claims, layout, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.restore import Candidate
@@ -22,6 +22,7 @@ from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.checkpoint.transfer.download import download
 from tfpreempt.checkpoint.transfer.remote import RemoteCommit
+from tfpreempt.clock import SystemClock
 
 _log = logging.getLogger(__name__)
 
@@ -133,12 +134,13 @@ def bring(
     )
     with failure.translated(f"fetch step {manifest.step}", directory):
         _drop_others(files, staged)
+        claim = claims.take(files, staged)
         download(store, commit, staged, progress=True)
         for entry in catalog.scan(directory)[0]:
             if entry.token == commit.token and entry.kind is Kind.OWN:
                 retention.delete(files, entry.path)  # damaged, or it were not fetched
         target = committing.free_target(
-            files, directory, manifest.step, manifest.sequence
+            files, SystemClock(), directory, manifest.step, manifest.sequence
         )
         files.rename(staged, target)
         files.sync_dir(directory)
@@ -147,6 +149,9 @@ def bring(
         if saved_at is not None:  # checkpoints of others rank by the marker's time
             os.utime(os.path.join(target, layout.MARKER), (saved_at, saved_at))
         committing.finish(files, directory, max_to_keep, is_pinned=target.__eq__)
+        claims.forget(files, staged)
+        if claim is not None:
+            claim.release()
     return target
 
 
@@ -175,13 +180,12 @@ def _is_newer(commit: RemoteCommit, local: Candidate | None) -> bool:
 
 def _drop_others(files: Files, staged: str) -> None:
     """Removes what was fetched in part and is not wanted any more."""
-    parent, wanted = os.path.split(staged)
+    parent = os.path.dirname(staged)
     names = os.listdir(parent) if os.path.isdir(parent) else []
-    for name in names:
-        path = os.path.join(parent, name)
-        if (
-            name.startswith(layout.FETCH)
-            and name != wanted
-            and not os.path.islink(path)
-        ):
-            retention.delete_staging(files, path)
+    found = (os.path.join(parent, n) for n in names if n.startswith(layout.FETCH))
+    for path in {path.removesuffix(layout.CLAIM_SUFFIX) for path in found} - {staged}:
+        with claims.left_over(path) as is_left:
+            if is_left and not os.path.islink(path):
+                if os.path.isdir(path):
+                    retention.delete_staging(files, path)
+                claims.forget(files, path)
