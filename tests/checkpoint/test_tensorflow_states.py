@@ -59,7 +59,11 @@ def test_iterators_without_a_position():
         yield from range(5)
 
     generated = tf.data.Dataset.from_generator(numbers, output_types=tf.int64)
-    state = DatasetIteratorState("data", iter(generated), registry=None)
+    for data in (generated, generated.shuffle(2)):
+        with pytest.raises(errors.ConfigurationError, match=r"'data'.*generator"):
+            DatasetIteratorState("data", iter(data), registry=None)
+    state = DatasetIteratorState("data", iter(pipeline()), registry=None)
+    state.iterator = iter(generated)
     next(state.iterator)
     with pytest.raises(errors.SaveError, match=r"'data'.*from_generator"):
         saved(state)

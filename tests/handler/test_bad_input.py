@@ -118,6 +118,69 @@ def test_what_never_was_a_commit_keeps_nobody_from_beginning(
     assert "; it is passed over" in caplog.text
 
 
+def by_python(value: Any) -> Any:
+    return tf.py_function(lambda given: given, [value], tf.int64)
+
+
+def at_random(value: Any) -> Any:
+    return value + tf.random.uniform([], maxval=3, dtype=tf.int64)
+
+
+@pytest.mark.parametrize("is_managed", [False, True])
+@pytest.mark.parametrize(
+    ("pipeline", "why"),
+    [
+        (lambda data: data.map(by_python), "PyFunc is stateful"),
+        (lambda data: data.map(by_python).shuffle(8).batch(2), "PyFunc is stateful"),
+        (lambda data: data.take(1).concatenate(data.map(at_random)), "RandomUniform"),
+        (
+            lambda data: tf.data.Dataset.from_generator(
+                lambda: range(9), output_signature=tf.TensorSpec([], tf.int64)
+            ).prefetch(2),
+            "Python generator",
+        ),
+    ],
+)
+def test_an_iterator_without_a_position_is_refused_at_the_start(
+    program: Program, is_managed: bool, pipeline: Any, why: str
+) -> None:
+    """Else every save fails, and each restart begins at step 0."""
+    iterator = iter(pipeline(tf.data.Dataset.range(9)))
+    inner = tf.train.Checkpoint(data=iterator)
+    given: Any = tf.train.Checkpoint(variable=program.variable, inner=inner)
+    if is_managed:
+        given = tf.train.CheckpointManager(given, str(program.directory), 1)
+    with pytest.raises(errors.ConfigurationError, match=f"'inner/data'.*{why}") as e:
+        program.handler(given)
+    assert "dataset.skip(handler.total_run_calls)" in str(e.value)
+
+
+def test_what_is_tried_at_the_start_stays_as_it_was(program: Program) -> None:
+    """Endless or empty, an iterator is not read; nor does a shuffle draw."""
+    options = tf.data.Options()
+    ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
+    options.experimental_external_state_policy = ignore
+    calls = []
+
+    def seen(value: Any) -> Any:
+        calls.append(int(value))
+        return value
+
+    def endless() -> Any:
+        return tf.data.Dataset.range(9).shuffle(9, seed=1).repeat()
+
+    by_us = endless().map(lambda x: tf.py_function(seen, [x], tf.int64)).shuffle(3)
+    given = tf.train.Checkpoint(
+        endless=iter(endless()),
+        empty=iter(endless().take(0)),
+        allowed=iter(by_us.with_options(options)),
+    )
+    with program.handler(given):
+        assert calls == []
+        order = [int(next(given.endless)) for _ in range(9)]
+        assert order == [int(x) for x in endless().take(9)]
+
+
 def test_a_parameter_server_cluster(program: Program) -> None:
     """F: also a NotImplementedError, as TensorFlow's handler raises."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -233,14 +233,20 @@ def said(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(m for m in messages if any(word in m for word in kept))
 
 
+@pytest.mark.parametrize("is_behind", [False, True])
 @LINES
 def test_a_stateful_map_is_named(
-    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+    on: Machine, line: str, is_behind: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every sample comes once and in order, but what the op draws is lost."""
+    """Every sample comes once and in order, but what the op draws is lost.
+
+    TensorFlow itself sees what lies behind a shuffle once it was read.
+    """
 
     def data() -> Any:
         noise = lambda value: value + tf.cast(tf.random.uniform([], 0, 0.5), tf.int64)  # noqa: E731
+        if is_behind:
+            return numbers().map(noise).shuffle(SAMPLES, seed=3).batch(4)
         return numbers().shuffle(SAMPLES, seed=3).map(noise).batch(4)
 
     with caplog.at_level(logging.WARNING):

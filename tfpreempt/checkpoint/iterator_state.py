@@ -1,4 +1,4 @@
-"""Positions in tf.data pipelines: states of dataset iterators as bytes."""
+"""Positions in tf.data pipelines: states of dataset iterators, and who has none."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import IO, Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops as _iterator_ops
+from tensorflow.python.ops import gen_dataset_ops as _gen_dataset_ops
 
+from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import read_parts, write_parts
 from tfpreempt.checkpoint.state import State
-from tfpreempt.checkpoint.tf_state import walk
+from tfpreempt.checkpoint.tf_state import plain_message, walk
+
+_POLICIES = tf.data.experimental.ExternalStatePolicy
 
 
 def pack(state: Any) -> list[bytes]:
@@ -31,6 +35,124 @@ def unpack(parts: Sequence[bytes]) -> Any:
     return tf.stack([tf.io.parse_tensor(part, tf.variant) for part in parts])
 
 
+def iterators(checkpoint: tf.train.Checkpoint) -> Iterator[tuple[str, Any]]:
+    """Path and iterator of the dataset iterators in a checkpoint, in a fixed order."""
+    for path, obj in walk(checkpoint):
+        if isinstance(obj, _iterator_ops.OwnedIterator):
+            yield path, obj
+
+
+# --- who has no position -------------------------------------------------------------
+
+
+def check_position(iterator: Any, where: str) -> None:
+    """Refuses a dataset iterator whose position cannot be saved; it is not advanced.
+
+    Args:
+        iterator: `iter(dataset)`.
+        where: what it is, for the error.
+
+    Raises:
+        ConfigurationError: says why, and what to write instead.
+    """
+    dataset = iterator._dataset
+    found = [] if dataset is None else [dataset]
+    if reads_generator(*found):
+        why, instead = "it reads a Python generator", ""
+    elif said := _refusal(iterator) or hidden_state(*found):
+        why = f"an op in it may keep a state of its own: {said.rstrip('.')}"
+        instead = (
+            " If what the op gives depends on nothing but its arguments, say so: "
+            "options = tf.data.Options(); options.experimental_external_state_policy "
+            "= tf.data.experimental.ExternalStatePolicy.IGNORE; dataset = "
+            "dataset.with_options(options)."
+        )
+    else:
+        return
+    raise errors.ConfigurationError(
+        f"{where} has no position that can be saved: {why}. Every save would fail, and "
+        "each restart begin anew. Keep it out of what is saved, and derive the batch "
+        "from the step, or begin behind what was read: "
+        "iter(dataset.skip(handler.total_run_calls)). tfpreempt.keras.data makes "
+        f"datasets whose position is saved.{instead}"
+    )
+
+
+def reads_generator(*datasets: Any) -> bool:
+    """Whether a Python generator feeds a pipeline: it can't be put back.
+
+    TensorFlow says so only once the pipeline was read.
+    """
+    return any(
+        op.type == "GeneratorDataset"
+        for wrapper in _functions(*datasets)
+        for op in wrapper.function.graph.get_operations()
+    )
+
+
+def hidden_state(*datasets: Any) -> str | None:
+    """What in a pipeline keeps a state that is not in its iterators' state.
+
+    Python functions, random ops and variables do, unless an option of the pipeline says
+    that they don't matter. An iterator that was not read yet knows nothing of what lies
+    behind a shuffle, so each function is asked alone, in a pipeline that is never read.
+    """
+    if any(map(_is_lenient, datasets)):
+        return None
+    nothing = tf.data.Dataset.range(0)
+    for wrapper in _functions(*datasets):
+        function = wrapper.function
+        held = [  # as light as can be: the values count for nothing
+            each
+            if each.dtype in (tf.resource, tf.variant)
+            else tf.zeros([], each.dtype)
+            for each in function.captured_inputs
+        ]
+        alone = _gen_dataset_ops.map_dataset(
+            nothing._variant_tensor,
+            held,
+            f=function,
+            output_types=[tf.int64],
+            output_shapes=[[]],
+        )
+        try:
+            _gen_dataset_ops.dataset_to_graph_v2(
+                alone, external_state_policy=_POLICIES.FAIL.value
+            )
+        except tf.errors.FailedPreconditionError as error:
+            return plain_message(error).rpartition("graph: ")[2]
+    return None
+
+
+def parts(*datasets: Any) -> Iterator[Any]:
+    """Pipelines and all that they are built of."""
+    for dataset in datasets:
+        yield dataset
+        yield from parts(*dataset._inputs())
+
+
+def _functions(*datasets: Any) -> Iterator[Any]:
+    return (each for part in parts(*datasets) for each in part._functions())
+
+
+def _is_lenient(dataset: Any) -> bool:
+    options = dataset.options()
+    policy = options.experimental_external_state_policy
+    is_strict = policy is None or policy == _POLICIES.FAIL
+    return not is_strict or bool(options.experimental_symbolic_checkpoint)
+
+
+def _refusal(iterator: Any) -> str | None:
+    try:
+        iterator._serialize_to_tensors()
+    except tf.errors.OpError as error:
+        return plain_message(error)
+    return None
+
+
+# --- saved apart ---------------------------------------------------------------------
+
+
 class IteratorState(State):
     """The positions of a non-chief worker's dataset iterators.
 
@@ -46,18 +168,12 @@ class IteratorState(State):
         super().__init__(name, per_worker=True, registry=None)
         self._checkpoint = checkpoint
 
-    def iterators(self) -> Iterator[tuple[str, Any]]:
-        """Path and iterator, in a fixed order."""
-        for path, obj in walk(self._checkpoint):
-            if isinstance(obj, _iterator_ops.OwnedIterator):
-                yield path, obj
-
     def is_wanted(self) -> bool:
-        return any(True for _ in self.iterators())
+        return any(True for _ in iterators(self._checkpoint))
 
     def save(self, fileobj: IO[bytes]) -> None:
         header, parts = [], []
-        for path, iterator in self.iterators():
+        for path, iterator in iterators(self._checkpoint):
             elements = pack(iterator._serialize_to_tensors()["_STATE"])
             parts += elements
             header.append({"path": path, "elements": len(elements)})
@@ -70,7 +186,7 @@ class IteratorState(State):
             entry["path"]: [next(left) for _ in range(entry["elements"])]
             for entry in header
         }
-        for path, iterator in self.iterators():
+        for path, iterator in iterators(self._checkpoint):
             if path in saved:
                 iterator._restore_from_tensors({"_STATE": unpack(saved[path])})
 
@@ -78,11 +194,11 @@ class IteratorState(State):
 @contextlib.contextmanager
 def positions_kept(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
     """Leaves dataset iterators where they are while a checkpoint is restored."""
-    iterators = [it for _, it in IteratorState(checkpoint).iterators()]
-    for iterator in iterators:
+    kept = [iterator for _, iterator in iterators(checkpoint)]
+    for iterator in kept:
         iterator._restore_from_tensors = lambda restored: []
     try:
         yield
     finally:
-        for iterator in iterators:
+        for iterator in kept:
             del iterator._restore_from_tensors  # uncovers the class's own

@@ -86,6 +86,11 @@ def variable_shape(obj: Any) -> tuple[int | None, ...] | None:
     return None if shape.rank is None else tuple(shape.as_list())
 
 
+def plain_message(error: tf.errors.OpError) -> str:
+    """What an op's error says, without the names of ops and nodes."""
+    return str(error.message).rpartition("}} ")[2].split(" [Op:")[0].strip()
+
+
 # --- restoring -----------------------------------------------------------------------
 
 

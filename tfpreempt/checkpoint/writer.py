@@ -18,7 +18,12 @@ from tensorflow.python.checkpoint import checkpoint_context as _checkpoint_conte
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, retention, structure
-from tfpreempt.checkpoint.iterator_state import IteratorState, positions_kept
+from tfpreempt.checkpoint.iterator_state import (
+    IteratorState,
+    check_position,
+    iterators,
+    positions_kept,
+)
 from tfpreempt.checkpoint.payload import (
     Payload,
     Written,
@@ -37,6 +42,7 @@ from tfpreempt.checkpoint.tf_state import (
     explain_later_mismatches,
     gathering,
     is_on_read,
+    plain_message,
     variable_shape,
     walk,
 )
@@ -97,6 +103,9 @@ def make_saver(
         is_flat=save_fn is not None or given is not checkpoint,
         name=None if checkpoint is None else _name_of_files(given),
     )
+    if checkpoint is not None and (save_fn is None or not is_chief):
+        for path, iterator in iterators(checkpoint):
+            check_position(iterator, f"The iterator {path!r} of the Checkpoint")
     payload: Payload | None = None
     if save_fn is not None:
         payload = _FunctionPayload(save_fn, checkpoint, is_chief, io_device)
@@ -174,7 +183,7 @@ class _Tracked:
                 status = checkpoint.restore(prefix, options=self._options)
         except tf.errors.OpError as error:
             raise errors.CheckpointDamagedError(
-                f"TensorFlow could not read {prefix!r}: {_plain(error)}"
+                f"TensorFlow could not read {prefix!r}: {plain_message(error)}"
             ) from error
         status.expect_partial()
         explain_later_mismatches(status, prefix)
@@ -223,18 +232,13 @@ def _writing(what: str) -> Iterator[None]:
         with _checkpoint_context.preemption_save_context():
             yield
     except tf.errors.OpError as error:
-        said = _plain(error)
+        said = plain_message(error)
         advice = failure.advice_on(said)
         raise errors.SaveError(
             f"Could not write {what}: {type(error).__name__}: {said}"
             + (f"; {advice}" if advice else "")
             + ". No older checkpoint was touched."
         ) from error
-
-
-def _plain(error: tf.errors.OpError) -> str:
-    """The message without the name of the op's node."""
-    return str(error.message).rpartition("}} ")[2]
 
 
 class _OwnPayload(_Tracked):

@@ -19,11 +19,21 @@ Found by trying on TensorFlow 2.21; tests/keras/test_position.py tries again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import shuffle_op as _shuffle_op
+
+from tfpreempt.checkpoint.iterator_state import parts
+
+
+def roots(dataset: Any) -> list[Any]:
+    """The tf.data pipelines below a dataset, which may be a distributed one."""
+    original = getattr(dataset, "_original_dataset", None)
+    if original is not None:
+        return [original]
+    each_worker = getattr(dataset, "_datasets", [dataset])
+    return [part for part in each_worker if isinstance(part, tf.data.Dataset)]
 
 
 def late_shuffles(dataset: Any) -> list[Any]:
@@ -33,14 +43,14 @@ def late_shuffles(dataset: Any) -> list[Any]:
         dataset: a tf.data.Dataset, or a distributed one over it.
     """
     found: list[Any] = []
-    for root in _roots(dataset):
+    for root in roots(dataset):
         _walk(root, False, found)
     return found
 
 
 def shuffles(dataset: Any) -> bool:
     """Whether a pipeline gives another order each time that it is read."""
-    return any(map(_reshuffles, _parts(*_roots(dataset))))
+    return any(map(_reshuffles, parts(*roots(dataset))))
 
 
 def draw(dataset: Any, count: int) -> None:
@@ -52,15 +62,15 @@ def draw(dataset: Any, count: int) -> None:
 
 def is_endless(dataset: Any) -> bool:
     """Whether one iterator serves all epochs: no end is ever met."""
-    return any(_is_endless(root) for root in _roots(dataset))
+    return any(_is_endless(root) for root in roots(dataset))
 
 
 def _is_endless(node: Any) -> bool:
     count = int(node.cardinality())
     if count != tf.data.UNKNOWN_CARDINALITY:
         return bool(count == tf.data.INFINITE_CARDINALITY)
-    parts = node._inputs()  # of a filter, say
-    return bool(parts) and all(_is_endless(part) for part in parts)
+    inputs = node._inputs()  # of a filter, say
+    return bool(inputs) and all(map(_is_endless, inputs))
 
 
 def repeated_shuffles(dataset: Any) -> bool:
@@ -69,8 +79,8 @@ def repeated_shuffles(dataset: Any) -> bool:
     Then the seeds drawn depend on how far each iterator was read, which is not kept.
     """
     return any(
-        int(node._count) > 1 and any(map(_reshuffles, _parts(node)))
-        for node in _parts(*_roots(dataset))
+        int(node._count) > 1 and any(map(_reshuffles, parts(node)))
+        for node in parts(*roots(dataset))
         if type(node).__name__ == "_RepeatDataset"
     )
 
@@ -78,8 +88,8 @@ def repeated_shuffles(dataset: Any) -> bool:
 def concatenated_shuffles(dataset: Any) -> bool:
     """Whether a shuffle begins only where another part of the data has ended."""
     return any(
-        any(map(_reshuffles, _parts(node._inputs()[1])))
-        for node in _parts(*_roots(dataset))
+        any(map(_reshuffles, parts(node._inputs()[1])))
+        for node in parts(*roots(dataset))
         if _concatenates(node)
     )
 
@@ -88,36 +98,8 @@ def caches_in_memory(dataset: Any) -> bool:
     """Whether a pipeline keeps its elements in memory; they are in its state."""
     return any(
         type(node).__name__ == "CacheDataset" and not node._filename.numpy()
-        for node in _parts(*_roots(dataset))
+        for node in parts(*roots(dataset))
     )
-
-
-def uses_generator(dataset: Any) -> bool:
-    """Whether a Python generator feeds the pipeline: it can't be put back.
-
-    TensorFlow says so only once the pipeline was read.
-    """
-    return any(
-        op.type == "GeneratorDataset"
-        for node in _parts(*_roots(dataset))
-        for wrapper in node._functions()
-        for op in wrapper.function.graph.get_operations()
-    )
-
-
-def _roots(dataset: Any) -> list[Any]:
-    original = getattr(dataset, "_original_dataset", None)
-    if original is not None:
-        return [original]
-    parts = getattr(dataset, "_datasets", [dataset])
-    return [part for part in parts if isinstance(part, tf.data.Dataset)]
-
-
-def _parts(*nodes: Any) -> Iterator[Any]:
-    """Pipelines and all that they are built of."""
-    for node in nodes:
-        yield node
-        yield from _parts(*node._inputs())
 
 
 def _walk(node: Any, is_below: bool, found: list[Any]) -> None:

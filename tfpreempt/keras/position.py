@@ -333,16 +333,11 @@ def _set_states(iterator: Any, states: Sequence[Sequence[bytes]]) -> None:
             ) from error
 
 
-def serialize(iterator: Any, *, is_strict: bool = False) -> Any:
-    """The state of a tf.data iterator.
-
-    Args:
-        iterator: an ordinary one.
-        is_strict: whether ops with a state of their own, which is lost, are refused.
+def serialize(iterator: Any) -> Any:
+    """The state of an ordinary tf.data iterator; what ops in it keep is left out.
 
     Raises:
         tf.errors.OpError: it has none.
     """
-    policies = tf.data.experimental.ExternalStatePolicy
-    policy = (policies.FAIL if is_strict else policies.IGNORE).value
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE.value
     return _gen_dataset_ops.serialize_iterator(iterator._iterator_resource, policy)

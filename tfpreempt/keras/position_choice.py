@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfpreempt.checkpoint.iterator_state import hidden_state, reads_generator
+from tfpreempt.checkpoint.tf_state import plain_message
 from tfpreempt.keras import pipeline
 from tfpreempt.keras.fit import Fit
 from tfpreempt.keras.host_iterator import owned_iterators
@@ -56,13 +58,14 @@ def _choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
         return ReplayPosition(fit, feed), f'{AGAIN} (shuffle="batch")'
     if not (owned := list(owned_iterators(iterator))):
         return ReplayPosition(fit, feed), f"{AGAIN} ({type(iterator).__name__})"
-    if pipeline.uses_generator(feed.dataset):
+    roots = pipeline.roots(feed.dataset)
+    if reads_generator(*roots):
         return ReplayPosition(fit, feed), f"{AGAIN} (a Python generator)"
     if pipeline.concatenated_shuffles(feed.dataset):
         return ReplayPosition(fit, feed), f"{AGAIN} (a shuffle within concatenate)"
-    if problem := _refusal(owned, is_strict=False):
+    if problem := _refusal(owned):
         return ReplayPosition(fit, feed), f"{AGAIN} ({problem})"
-    if fit.array_way is None and (problem := _refusal(owned, is_strict=True)):
+    if fit.array_way is None and (problem := hidden_state(*roots)):
         return IteratorPosition(feed), f"{_RANDOM} ({problem})"
     if pipeline.repeated_shuffles(feed.dataset):
         return IteratorPosition(feed), _REPEATED
@@ -112,11 +115,11 @@ _CACHED = (
 )
 
 
-def _refusal(iterators: Sequence[Any], *, is_strict: bool) -> str | None:
+def _refusal(iterators: Sequence[Any]) -> str | None:
     """Why a state cannot be had; None if it can."""
     for iterator in iterators:
         try:
-            serialize(iterator, is_strict=is_strict)
+            serialize(iterator)
         except tf.errors.OpError as error:
-            return str(error.message).rpartition("}} ")[2].split(" [Op:")[0].strip()
+            return plain_message(error)
     return None

@@ -10,7 +10,7 @@ from tensorflow.python.data.ops import iterator_ops as _iterator_ops
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import read_parts, readable, write_parts
-from tfpreempt.checkpoint.iterator_state import pack, unpack
+from tfpreempt.checkpoint.iterator_state import check_position, pack, unpack
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.tf_state import (
     generator_record,
@@ -84,7 +84,8 @@ class DatasetIteratorState(State):
         iterator: the iterator; assign the new one after each `iter(dataset)`.
 
     Raises:
-        ConfigurationError: it isn't an iterator of tf.data.
+        ConfigurationError: it isn't an iterator of tf.data, or it has no position that
+            can be saved.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class DatasetIteratorState(State):
                 "`iter(dataset)` of a tf.data.Dataset. (The position of a distributed "
                 "or a NumPy iterator cannot be had.)"
             )
+        check_position(iterator, f"The iterator of DatasetIteratorState {name!r}")
         super().__init__(name, per_worker, registry=registry)
         self.iterator = iterator
 
