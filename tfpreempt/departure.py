@@ -117,17 +117,17 @@ class Departure:
         self.left = False
         REGISTRY.stay()
 
-    def overrun(self) -> None:
-        """No boundary came before the deadline: ends the process from this thread."""
+    def overrun(self, why: str) -> None:
+        """No boundary comes in time: ends the process from this thread."""
         members = self._members()
         if self._is_over or not members:
             return
         log.error(
-            "tfpreempt: no boundary was reached before the deadline; the process ends "
-            "now and the last commit stands. If steps or evaluations take this long, "
-            "call save_checkpoint_if_preempted() within them."
+            "tfpreempt: %s; the process ends now and the last commit stands. If steps "
+            "or evaluations take this long, call save_checkpoint_if_preempted() within "
+            "them.",
+            why,
         )
-        why = "no boundary came before the deadline"
         try:  # storage that hangs is what may have kept the boundary from coming
             bounded(lambda: self._record(members, Outcome.LOST, why), 0.5, "recording")
         except WaitTimeoutError as error:

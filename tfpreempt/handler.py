@@ -68,7 +68,8 @@ class PreemptionCheckpointHandler(Commits):
             notices, `save()` and at the end.
         restore: False starts afresh although there are commits.
         save_timeout: seconds that any wait for other workers may take where the notice
-            came without a grace period.
+            came without a grace period. A step or a save of this worker's own has no
+            limit then: the platform ends it, if it must.
         max_to_keep: commits kept in `checkpoint_dir`; None keeps all. A manager keeps
             its own number.
         remote_checkpoint_dir: gs://bucket/run or s3://bucket/run, a place of this run's
@@ -392,9 +393,11 @@ class PreemptionCheckpointHandler(Commits):
         self._noticed.set()
         self._keeper.hurry_mirror()
         self._keeper.record(notice)
+        grace = notice.grace_seconds
         log.warning(
-            "tfpreempt: notice from %s (%s), grace %s s",
+            "tfpreempt: notice from %s (%s), %s; the commit waits for %s",
             notice.source,
             notice.detail,
-            notice.grace_seconds,
+            f"grace {grace:g} s" if grace else "nobody says how long it leaves",
+            "the step that runs" if self._gate.busy else "the next boundary",
         )

@@ -190,6 +190,57 @@ def test_where_no_deadline_is_known_a_long_save_is_let_finish(world):
     assert outcomes(run(schedule)) == {Outcome.COMMITTED}
 
 
+TEN_MINUTES = (600_000, 600_000)
+SECOND = (1000, 1000)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_step_of_ten_minutes_is_let_finish_where_nobody_told_a_deadline(world: int):
+    schedule = Schedule(
+        lengths=(5,) * world,
+        step_ms=(TEN_MINUTES,),
+        faults=(Preempt(at_step=2, grace_seconds=None),),
+    )
+    report = run(schedule)
+    assert {w.ending for w in report.workers} == {Ending.LEFT}
+    assert outcomes(report) == {Outcome.COMMITTED}
+    assert [m.workers for m in report.markers] == [tuple(range(world))]
+
+
+def test_a_save_of_ten_minutes_is_let_finish_where_nobody_else_waits():
+    preempt = Preempt(at_step=2, grace_seconds=None)
+    schedule = Schedule(lengths=(5,), save_ms=TEN_MINUTES, faults=(preempt,))
+    assert outcomes(run(schedule)) == {Outcome.COMMITTED}
+
+
+def test_a_step_of_ten_minutes_ends_before_a_deadline_that_was_told():
+    schedule = Schedule(
+        lengths=(5,), step_ms=(TEN_MINUTES,), faults=(Preempt(grace_seconds=20),)
+    )
+    (worker,) = run(schedule).workers
+    assert worker.ending is Ending.OVERRUN
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_whoever_waits_for_a_long_step_waits_no_longer_than_save_timeout(slow: int):
+    """The others leave; who is in the step follows, and nobody stays for ever."""
+    steps = [SECOND, SECOND]
+    steps[slow] = TEN_MINUTES
+    schedule = Schedule(
+        lengths=(5, 5),
+        collectives=False,
+        collective_save=False,
+        step_ms=tuple(steps),
+        faults=(Preempt(worker=0, at_step=1, grace_seconds=None),),
+    )
+    cluster = SimulatedCluster(schedule)
+    report = cluster.run()
+    assert wrong(schedule, report) == []
+    waiting = report.workers[1 - slow]
+    assert waiting.ending is Ending.LEFT
+    assert waiting.ended_at_ms < 70_000
+
+
 def test_a_told_deadline_counts_after_one_that_was_not_told():
     faults = (
         Preempt(at_step=4, grace_seconds=0),

@@ -37,7 +37,7 @@ class Member:
             CLOCK,
             save_timeout=save_timeout,
             record=self.records.put,
-            on_overrun=self.overran.set,
+            on_overrun=lambda why: self.overran.set(),
         )
         self.gate = self.coordinator.gate
         self.coordinator.start()
@@ -182,6 +182,7 @@ def test_a_wait_ends_at_the_deadline(store):
         threading.Event().wait(0.001)
     alone.boundary(1)
     assert alone.coordinator.wait() == ev.Leave(Outcome.LOST)
+    assert "worker(s) [0]" in alone.coordinator.lost_because
 
 
 def test_a_wait_is_woken_when_its_deadline_comes_to_be_known(store):

@@ -18,19 +18,23 @@ class Alarms:
         pass
 
 
-@pytest.mark.parametrize(("grace", "end"), [(60.0, 60.0), (None, 30.0)])
-def test_a_machine_that_was_told_may_be_going_until_some_time_after_its_deadline(
-    grace: float | None, end: float
-) -> None:
-    """Also where the notice was served, and training goes on."""
-    clock = FakeClock()
-    deadlines = Deadlines(
+def deadlines_on(clock: FakeClock) -> Deadlines:
+    return Deadlines(
         Alarms(),  # type: ignore[arg-type]  # all that it uses
         clock,
         30.0,
         lambda: None,
         lambda is_told: True,
     )
+
+
+@pytest.mark.parametrize(("grace", "end"), [(60.0, 60.0), (None, 30.0)])
+def test_a_machine_that_was_told_may_be_going_until_some_time_after_its_deadline(
+    grace: float | None, end: float
+) -> None:
+    """Also where the notice was served, and training goes on."""
+    clock = FakeClock()
+    deadlines = deadlines_on(clock)
     assert not deadlines.may_go
     deadlines.shorten(clock.monotonic(), grace, None)
     deadlines.forget()
@@ -38,3 +42,16 @@ def test_a_machine_that_was_told_may_be_going_until_some_time_after_its_deadline
     assert deadlines.may_go
     clock.advance(2)
     assert not deadlines.may_go
+
+
+@pytest.mark.parametrize(("step", "left"), [(10.0, 18.8), (600.0, 29.8)])
+def test_after_a_step_that_outlived_the_wait_the_copy_has_the_whole_time(
+    step: float, left: float
+) -> None:
+    """Before that somebody may count from the notice."""
+    clock = FakeClock()
+    deadlines = deadlines_on(clock)
+    deadlines.shorten(clock.monotonic(), None, None)
+    clock.advance(step)
+    deadlines.arrive(None)
+    assert deadlines.left == pytest.approx(left)

@@ -162,7 +162,7 @@ def boundary(settings: Settings, state: State, event: ev.Boundary) -> Moved:
         return ended(set_(state, outcome=Outcome.LOST))
     if isinstance(state.own, Tombstone) and state.notice is not None:
         return excluded(settings, state)
-    if state.commit is not None and not was_dropped(state):
+    if has_ended(state):
         return outcome_known(settings, state)  # committed without this worker's share
     if state.decision is not None:
         return act(settings, state)
@@ -267,6 +267,16 @@ def was_dropped(state: State) -> bool:
     periodic = state.notice is NoticeKind.PERIODIC
     agreed = state.decision is not None and state.decision.boundary is not None
     return periodic and agreed and state.commit is CommitKind.NONE
+
+
+def has_ended(state: State) -> bool:
+    """Whether the round has come to its commit, or to nothing; all leave or go on."""
+    return state.commit is not None and not was_dropped(state)
+
+
+def is_over(state: State) -> bool:
+    """Whether the others leave without what main still does."""
+    return has_ended(state) or state.watch in {Watch.EXCLUDED, Watch.GONE}
 
 
 def outcome_known(settings: Settings, state: State) -> Moved:

@@ -27,7 +27,7 @@ from tfpreempt.events import Decision, Event, Fault, Notice, Outcome
 log = logging.getLogger(__name__)
 
 PREEMPTION = frozenset({NoticeKind.FINAL, NoticeKind.TRAIN_ON})
-PATIENCE = 10  # save_timeouts that a save may take where no deadline is known
+PATIENCE = 10  # save_timeouts that a save with others may take, no deadline being told
 FOREVER = 3600.0  # a wait without a deadline is a chain of such waits
 
 
@@ -39,9 +39,9 @@ class Coordinator:
         incarnation: namespace of the keys; equal on all workers.
         runtime: access to the store, and alarms.
         clock: for deadlines.
-        save_timeout: seconds that a round may take where no deadline is known.
+        save_timeout: seconds that a wait for others may take where no deadline is told.
         record: is given the events that belong in the journal.
-        on_overrun: called just before the deadline if the process is still here.
+        on_overrun: called if the process has to end where it is, with the reason.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Coordinator:
         *,
         save_timeout: float,
         record: Callable[[Event], None],
-        on_overrun: Callable[[], None],
+        on_overrun: Callable[[str], None],
     ) -> None:
         self.settings = settings
         self.gate = Gate()
@@ -183,12 +183,23 @@ class Coordinator:
     def feed(self, event: ev.Event) -> None:
         """Moves the agreement on and performs what it says."""
         with self._lock:
+            if isinstance(event, ev.DeadlinePassed):
+                self.lost_because = self.lost_because or self._waited_for()
             self._state, actions = agreement.step(self.settings, self._state, event)
-            if isinstance(event, ev.Saved | ev.Committed):
-                self.deadlines.extend()
+            if isinstance(event, ev.Boundary):
+                self.deadlines.arrive(self.save_seconds)
+            elif isinstance(event, ev.Saved | ev.Committed):
+                self.deadlines.extend(self.save_seconds)
             for action in actions:
                 self._perform(action)
             self._changed.notify_all()  # the deadline of a wait may be another now
+
+    def _waited_for(self) -> str:
+        """Whom main waits for."""
+        main, state = self._state.main, self._state
+        values = state.dones if main is Main.COLLECTING else state.counts
+        missing = [j for j, value in enumerate(values) if value is None]
+        return f"waited in vain for worker(s) {missing or [0]}, maybe in a long step"
 
     # --- performing ------------------------------------------------------------------
 
@@ -277,6 +288,8 @@ class Coordinator:
             extra["remaining"] = remaining
         if action.value == ev.Decided(None):
             extra["reason"] = self.lost_because or "a worker did not answer"
+        if action.value is ev.CommitKind.NONE:
+            extra.setdefault("reason", self.lost_because)
         if isinstance(action.value, Tombstone):
             extra |= {"by": self.settings.worker, "reason": self.lost_because}
         self._runtime.insert(
@@ -376,20 +389,33 @@ class Coordinator:
                 self.feed(ev.LocalNotice(NoticeKind.FINAL))
 
     def _guard(self, is_told: bool) -> bool:
-        """Just before the deadline; returns whether that was the end.
-
-        Where nobody told a deadline, a save that is under way is let finish.
-        """
+        """Just before the deadline; returns whether that was the end."""
         with self._lock:
-            main = self._state.main
-            if main in agreement.WAITS:
+            if self._state.main in agreement.WAITS:
                 stays = self._state.outcome is Outcome.FINISHED
                 self.feed(ev.DeadlinePassed())
                 return not stays
-            saving = self.is_saving or main in (Main.SAVING, Main.COMMITTING)
-            self._patience -= 1
-            if saving and not is_told and self._patience > 0:
+            why = "no boundary was reached before the deadline"
+            if not is_told:
+                why = self._why_ended()
+        if why:
+            self._on_overrun(why)
+        return bool(why)
+
+    def _why_ended(self) -> str:
+        """Why main is not let finish what it does; "" lets it.
+
+        Where nobody told a deadline it is for the platform to end a step or a save. But
+        a save of many may hang in what the others do not do any more, and a step that
+        they have not waited for leads nowhere.
+        """
+        main, is_alone = self._state.main, self.settings.world == 1
+        if self.is_saving or main in (Main.SAVING, Main.COMMITTING):
+            self._patience -= not is_alone
+            if self._patience > 0:
                 log.warning("tfpreempt: the save takes long; waiting for it")
-                return False
-        self._on_overrun()
-        return True
+                return ""
+            return "the save with the other workers did not end"
+        if main is Main.TRAINING and not agreement.is_over(self._state):
+            return ""
+        return f"the others leave without this worker ({self.lost_because or 'saved'})"

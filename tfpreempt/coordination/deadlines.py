@@ -24,7 +24,8 @@ class Deadlines:
         clock: for the alarms.
         save_timeout: seconds to wait where no deadline is known.
         on_last_call: opens the final round; called when a long grace is almost over.
-        on_guard: called just before the deadline, with whether one was really told.
+        on_guard: called just before the deadline, with whether one was really told;
+            says whether that was the end, or it is to be called again.
     """
 
     def __init__(
@@ -107,11 +108,30 @@ class Deadlines:
         self._goes_by = max(self._goes_by, end + dl.LATE)
         return before is None or end < before
 
-    def extend(self) -> None:
-        """Main has saved: a deadline that nobody told allows another full wait."""
+    def extend(self, save: float | None) -> None:
+        """Main begins to wait: a deadline that nobody told allows a full wait.
+
+        Args:
+            save: measured seconds of a save.
+        """
         if self._soft is not None:
-            self._soft = max(self._soft, self._clock.monotonic() + self.save_timeout)
+            now = self._clock.monotonic()
+            self._soft = max(self._soft, now + dl.patience(self.save_timeout, save))
             self._set_guard(self._soft, self._soft)
+
+    def arrive(self, save: float | None) -> None:
+        """Main stands at a boundary.
+
+        A step that outlived a deadline that nobody told shows that nobody counts from
+        the notice: the time for what comes after the commit begins here.
+
+        Args:
+            save: measured seconds of a save.
+        """
+        now = self._clock.monotonic()
+        if self._told is None and self._ends is not None and self._ends <= now:
+            self._ends = now + self.save_timeout
+        self.extend(save)
 
     def pays_twice(self, save: float, step: float) -> bool:
         """Whether to train on after a commit, and commit again at the end."""

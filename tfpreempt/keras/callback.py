@@ -52,7 +52,8 @@ class PreemptionCallback:
             SIGTERM and leaves with exit code 143.
         restore: False trains from the beginning although there is a checkpoint.
         save_timeout: seconds that any wait for other workers may take where the notice
-            came without a grace period.
+            came without a grace period. A step, an evaluation or a hook of this
+            worker's own has no limit then: the platform ends it, if it must.
         max_to_keep: commits to keep; None keeps all.
         remote_checkpoint_dir: gs://bucket/run or s3://bucket/run: commits are copied
             there in the background, and a start whose directory has nothing newer goes

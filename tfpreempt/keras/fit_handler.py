@@ -44,7 +44,7 @@ class FitHandler(PreemptionCheckpointHandler):
     def _received(self, notice: Notice) -> None:
         super()._received(notice)
         if not self._is_fitting():  # it died, and no boundary will come any more
-            self._session.departure.overrun()
+            self._session.departure.overrun("the fit has died")
 
     @property
     def has_checkpoint(self) -> bool:

@@ -167,7 +167,7 @@ class Worker(Process):
             self.outcome = None
         self.cluster.process_ended(self)
 
-    def _overrun(self) -> None:
+    def _overrun(self, why: str) -> None:
         if not self.left and self._open:
             self.outcome = Outcome.LOST
             self.end(Ending.OVERRUN)
