@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,8 @@ class Departure:
         self.detached = False  # raised; peers were told
         self._cluster = cluster
         self._members = members
+        self._last_steps: weakref.WeakKeyDictionary[Participant, int]
+        self._last_steps = weakref.WeakKeyDictionary()
         self._left = left
         self._is_noticed = is_noticed
         self._process = os.getpid()
@@ -70,6 +73,7 @@ class Departure:
                 members[0].step,
             )
         self.left = True
+        self._last_steps.update({member: member.step for member in members})
         notice_was_served()
         REGISTRY.leave()
         atexit.register(skip_last_collections)
@@ -116,6 +120,14 @@ class Departure:
         """The process is not on its way out any more."""
         self.left = False
         REGISTRY.stay()
+
+    def has_left(self, member: Participant) -> bool:
+        """Whether its exit was served, and it has not trained on since.
+
+        SystemExit was caught, or the exit function came back: another handler may go
+        on from its commit.
+        """
+        return self._last_steps.get(member) == member.step
 
     def overrun(self, why: str) -> None:
         """No boundary comes in time: ends the process from this thread."""

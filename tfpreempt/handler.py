@@ -81,7 +81,9 @@ class PreemptionCheckpointHandler(Commits):
         runs: calls of `run()` that came back in this process.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument cannot work, or another handler of this process
+            is open in the directory. (One whose exit was served, and that has not
+            trained on since, is closed: this one goes on from its commit.)
         DirectoryNotSharedError: workers see different storage under the directory.
         CheckpointDamagedError: there are commits in the directory, and none is whole.
         CheckpointMismatchError: the newest commit belongs to another model.
@@ -136,6 +138,7 @@ class PreemptionCheckpointHandler(Commits):
             save_fn=self._config.save_fn,
             io_device=None if self._connection is None else self._connection.device,
             remote_checkpoint_dir=remote_checkpoint_dir,
+            in_use=self._session.in_use(),
         )
         start.agree(self._session.store, self._session.next_prefix(), START_TIMEOUT)
         self._keeper = Keeper(

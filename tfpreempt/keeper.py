@@ -40,6 +40,9 @@ class Handler(Protocol):
     def close(self, timeout: float | None = None) -> None:
         """The last boundary."""
 
+    def _quiet(self) -> None:
+        """Closes without one."""
+
 
 class Keeper:
     """Restores when its handler says so, saves when the session does. A `Participant`.
@@ -225,6 +228,12 @@ class Keeper:
         handler = self._handler()
         if handler is not None:
             handler.close(timeout)
+
+    def give_way(self) -> None:
+        """Another handler goes on in the directory."""
+        handler = self._handler()
+        if handler is not None:
+            handler._quiet()
 
     def _runs(self) -> int:
         """The handler's runs in this process; any thread."""

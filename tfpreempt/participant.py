@@ -61,3 +61,6 @@ class Participant(Protocol):
 
     def close(self, timeout: float | None = None) -> None:
         """The last boundary."""
+
+    def give_way(self) -> None:
+        """Closes without a last boundary: another handler goes on in its directory."""

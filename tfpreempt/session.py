@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from tfpreempt.checkpoint.layout import is_same
 from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import events as ev
@@ -95,14 +96,16 @@ class Session:
     def join(self, member: Participant) -> None:
         """A handler opens."""
         self.come_back()
-        if any(other.directory == member.directory for other in self._kept):
-            log.warning(
-                "tfpreempt: another handler of this process is open in %s and trains; "
-                "the commits of the two will be taken for one another's. Close the "
-                "first, or give each a directory of its own",
-                member.directory,
-            )
+        for other in self.members():
+            is_over = self.departure.has_left(other)
+            if is_over and is_same(other.directory, member.directory):
+                other.give_way()
         self._members.append(weakref.ref(member))
+
+    def in_use(self) -> list[str]:
+        """Directories of open handlers; no other handler can have them."""
+        has_left = self.departure.has_left
+        return [each.directory for each in self.members() if not has_left(each)]
 
     def keep(self, member: Participant, handler: object) -> None:
         """Training has begun: a handler that nobody holds any more, in a program that

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt import errors
@@ -41,6 +41,7 @@ class Start:
         save_fn: the user's, or None.
         io_device: where TensorFlow's files are written; None: where the variables are.
         remote_checkpoint_dir: the user's.
+        in_use: directories of this process's other open handlers.
 
     Attributes:
         saver: set by `agree`.
@@ -61,6 +62,7 @@ class Start:
         save_fn: Callable[..., Any] | None,
         io_device: str | None = None,
         remote_checkpoint_dir: Any = None,
+        in_use: Sequence[str] = (),
     ) -> None:
         self.saver: CheckpointSaver
         self.remote: Remote | None = None
@@ -74,8 +76,9 @@ class Start:
         self._max_to_keep = max_to_keep
         self._save_fn = save_fn
         self._io_device = io_device
-        own = getattr(given, "directory", own_directory)
-        self._store = open_remote(remote_checkpoint_dir, own)
+        self._own = getattr(given, "directory", own_directory)
+        self._store = open_remote(remote_checkpoint_dir, self._own)
+        self._in_use = in_use
 
     def agree(self, store: KeyValueStore, prefix: str, timeout: float) -> None:
         """Runs the rendezvous; main thread of every worker, in the same order.
@@ -148,6 +151,7 @@ class Start:
         return APART
 
     def _build(self, directory: str | None) -> CheckpointSaver:
+        self._check_unused(directory or self._own)
         self.saver = make_saver(
             self._given,
             self._own_directory,
@@ -160,6 +164,17 @@ class Start:
             io_device=self._io_device,
         )
         return self.saver
+
+    def _check_unused(self, directory: str | os.PathLike[str] | None) -> None:
+        mine = layout.absolute(directory) if directory else ""
+        for other in self._in_use:
+            if layout.is_same(other, mine):
+                raise errors.ConfigurationError(
+                    f"checkpoint_dir {mine!r}: another handler of this process is open "
+                    f"in {other!r}, and the commits of the two would be taken for one "
+                    "another's. Close that one first (its close(), or the end of its "
+                    "`with` block), or give each a directory of its own"
+                )
 
     def _propose(self) -> rendezvous.Plan:
         saver = self._build(None)
@@ -188,9 +203,8 @@ class Start:
         directory = self._shared_directory(plan)
         is_apart = self.remote is not None and self.remote.is_apart
         if directory is None and not is_apart:
-            own = getattr(self._given, "directory", self._own_directory)
             return (
-                f"{NOT_SHARED}{own!r} here is not the same storage as worker 0's "
+                f"{NOT_SHARED}{self._own!r} here is not the same storage as worker 0's "
                 f"{plan['directory']!r} (a file that worker 0 wrote there is not to be "
                 "seen). Use a directory that all machines mount; or, where there is "
                 "none, give all workers a remote_checkpoint_dir in object storage, by "
@@ -215,8 +229,8 @@ class Start:
 
     def _shared_directory(self, plan: rendezvous.Plan) -> str | None:
         """Where this worker sees what worker 0 wrote; None if nowhere."""
-        own = getattr(self._given, "directory", self._own_directory)
-        for directory in (plan["directory"], layout.absolute(own) if own else None):
+        own = layout.absolute(self._own) if self._own else None
+        for directory in (plan["directory"], own):
             if directory and probe.check_probe(directory, plan["probe"]):
                 return str(directory)
         return None

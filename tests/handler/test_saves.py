@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program
+from tfpreempt.errors import ConfigurationError, HandlerClosedError
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -46,11 +49,12 @@ def test_a_save_fn_that_returns_a_path(program: Program) -> None:
         calls.append((name, suffix))
         return program.checkpoint.write(str(program.directory / f"{name}-{suffix}"))
 
-    handler = program.handler(config={"save_fn": save_fn})
+    handler = program.handler(config={"save_fn": save_fn, "exit_fn": None})
     handler.run(program.step)
     program.button.press()
-    handler.save_checkpoint_if_preempted("mine", suffix="a")
-    assert (calls, program.exits) == ([("mine", "a")], 1)
+    with pytest.raises(SystemExit):
+        handler.save_checkpoint_if_preempted("mine", suffix="a")
+    assert calls == [("mine", "a")]
     prefix = program.directory / "mine-a"
     assert (Path(f"{prefix}.tfpreempt") / "COMMITTED").exists()
     again = Program(program.directory)
@@ -178,15 +182,54 @@ def test_a_save_that_fails_leaves_the_last_commit(program: Program) -> None:
     assert handler.latest_checkpoint.path.endswith("1")
 
 
-def test_a_second_handler_in_the_directory_of_one_that_trains(
-    program: Program, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_second_handler_in_the_directory_of_an_open_one_is_refused(
+    program: Program, tmp_path: Path, is_used: bool
 ) -> None:
-    """It goes on from the last commit, and the first one's steps are not in that."""
+    """One would restore the other's numbers, whether anybody trains by then or not."""
     first = program.handler()
-    program.handler().close()  # nobody trains yet
-    assert "is open in" not in caplog.text
+    if is_used:
+        first.run(program.step)
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    before = signal.getsignal(signal.SIGUSR1), threading.active_count()
+    for place in (program.directory, tmp_path / "link" / program.directory.name):
+        with pytest.raises(ConfigurationError, match=f"open in '{program.directory}'"):
+            program.handler(checkpoint_dir=place, config={"signals": ("USR1",)})
+    assert (signal.getsignal(signal.SIGUSR1), threading.active_count()) == before
     first.run(program.step)
+    first.close()
+    with program.handler() as second:
+        assert second.total_run_calls == first.total_run_calls
+
+
+def test_a_handler_that_was_dropped_is_in_nobodys_way(program: Program) -> None:
+    program.handler()
+    program.handler().close()
+
+
+def test_a_handler_whose_exit_was_caught_makes_way(program: Program) -> None:
+    """A notebook's cell is run again, and its old handler is still there."""
+    first = program.handler(config={"exit_fn": None})
+    first.run(program.step)
+    program.button.press()
+    with pytest.raises(SystemExit):
+        first.run(program.step)
     second = program.handler()
-    assert f"is open in {program.directory} and trains" in caplog.text
+    assert second.total_run_calls == 1
+    with pytest.raises(HandlerClosedError):
+        first.run(program.step)
+    second.run(program.step)
     second.close()
+    assert [r["step"] for r in program.events("commit")] == [1, 2]
+
+
+def test_a_handler_that_trained_on_after_its_exit_does_not(program: Program) -> None:
+    first = program.handler(config={"exit_fn": None})
+    first.run(program.step)
+    program.button.press()
+    with pytest.raises(SystemExit):
+        first.run(program.step)
+    first.run(program.step)
+    with pytest.raises(ConfigurationError, match="is open in"):
+        program.handler()
     first.close()

@@ -107,6 +107,14 @@ def check_restorable(prefix: str) -> None:
             )
 
 
+def is_same(one: str, other: str) -> bool:
+    """Whether two directories are one, by whatever links or mounts they are named."""
+    try:
+        return one == other or os.path.samefile(one, other)
+    except OSError:
+        return False  # one of them is not there, or a URL
+
+
 def is_commit_name(name: str) -> bool:
     """Whether a directory of this name can be a commit in the own form."""
     return is_step_name(name) or is_in_place_name(name)
