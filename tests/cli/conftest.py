@@ -54,6 +54,7 @@ class Run:
         *options: str,
         environment: dict[str, str] | None = None,
         command: Sequence[str] | None = None,
+        wrapper: Sequence[str] = (),
     ) -> None:
         """Starts the supervisor; `program` follows the prelude in every worker."""
         (self.directory / "worker.py").write_text(_PRELUDE + program)
@@ -62,7 +63,7 @@ class Run:
         supervisor = [sys.executable, "-m", "tfpreempt", "run", "--backoff", "0.01"]
         supervisor += ["--log-dir", "logs", "--checkpoint-dir", "ckpt", *options, "--"]
         self.process = subprocess.Popen(
-            [*supervisor, *worker],
+            [*wrapper, *supervisor, *worker],
             cwd=self.directory,
             env={**inherited, "PYTHONPATH": str(_ROOT), **(environment or {})},
             stdout=subprocess.PIPE,

@@ -119,6 +119,8 @@ def make_settings(task: GivenTask | None) -> Settings:
         checkpoint_dir="/c",
         remote_checkpoint_dir="gs://b/run",
         log_dir=Path("/l"),
+        log_size=1,
+        log_files=1,
         journal_dir=Path("/j"),
         task=task,
         has_echo=False,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tfpreempt.cli._logs import Echo, WorkerLog
+from tfpreempt.cli import _echo
+from tfpreempt.cli._echo import Echo
+from tfpreempt.cli._logs import Pump, WorkerLog
 from tfpreempt.errors import ConfigurationError
 
 TRACE = """Traceback (most recent call last):
@@ -18,14 +23,52 @@ ValueError: boom
 """
 
 
+class Logs:
+    """Makes logs in a directory; keeps what they could not write."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "logs" / "worker-0.log"
+        self.lost: list[str] = []
+        self.made: list[WorkerLog] = []
+
+    def make(
+        self, *, size: int = 1 << 30, files: int = 3, echo: Echo | None = None
+    ) -> WorkerLog:
+        log = WorkerLog(
+            self.path,
+            size=size,
+            files=files,
+            lost=lambda path, error: self.lost.append(f"{path.name}: {error.strerror}"),
+            echo=echo,
+        )
+        self.made.append(log)
+        return log
+
+    def texts(self) -> list[str]:
+        """The files' contents, the oldest first."""
+        names = sorted(self.path.parent.glob("worker-0.log*"), reverse=True)
+        return [name.read_text() for name in names]
+
+
 @pytest.fixture
-def log(tmp_path: Path) -> WorkerLog:
-    return WorkerLog(tmp_path / "logs" / "worker-0.log")
+def logs(tmp_path: Path) -> Iterator[Logs]:
+    logs = Logs(tmp_path)
+    yield logs
+    for log in logs.made:
+        log.close()
+
+
+@pytest.fixture
+def log(logs: Logs) -> WorkerLog:
+    return logs.make()
 
 
 def write(log: WorkerLog, text: str) -> None:
-    with log.path.open("a", encoding="utf-8") as file:
-        file.write(text)
+    """As the worker does."""
+    data = text.encode()
+    while data:
+        data = data[os.write(log.writing, data[:60_000]) :]
+        log.take()
 
 
 def test_parts_begin_on_a_line_of_their_own(log: WorkerLog) -> None:
@@ -36,7 +79,12 @@ def test_parts_begin_on_a_line_of_their_own(log: WorkerLog) -> None:
     assert lines[0].endswith(" first ===")
     assert lines[1] == "torn"
     assert lines[2].endswith(" second ===")
-    assert log.start == log.path.stat().st_size
+
+
+def test_a_later_supervisor_begins_on_a_line_of_its_own(logs: Logs) -> None:
+    write(logs.make(), "torn")
+    logs.make().mark("next")
+    assert logs.path.read_text().startswith("torn\n=== ")
 
 
 def test_the_last_traceback_of_this_part_is_found(log: WorkerLog) -> None:
@@ -79,33 +127,113 @@ def test_a_silent_worker_has_no_error_lines(log: WorkerLog) -> None:
     assert log.error_line() == ""
 
 
-def test_a_log_file_that_vanished_is_not_an_error(log: WorkerLog) -> None:
+def test_the_error_lines_need_no_file(log: WorkerLog) -> None:
+    write(log, TRACE)
     log.path.unlink()
-    assert log.error_lines() == []
+    assert log.error_line() == "ValueError: boom"
+
+
+def test_a_log_that_is_full_becomes_an_older_one(logs: Logs) -> None:
+    log = logs.make(size=100, files=3)
+    lines = [f"line {i:02}\n" for i in range(50)]
+    write(log, "".join(lines[:25]))
+    for line in lines[25:]:
+        write(log, line)
+    texts = logs.texts()
+    assert len(texts) == 3
+    assert "".join(lines).endswith("".join(texts))
+    assert [len(text) for text in texts] == [96, 96, 16]
+    assert logs.lost == []
+
+
+def test_a_line_longer_than_a_log_is_cut(logs: Logs) -> None:
+    write(logs.make(size=100, files=9), "x" * 250 + "\nend\n")
+    assert "".join(logs.texts()) == "x" * 250 + "\nend\n"
+    assert max(map(len, logs.texts())) == 100
+
+
+def test_one_log_begins_anew_when_it_is_full(logs: Logs) -> None:
+    write(logs.make(size=10, files=1), "one\ntwo\nthree\n")
+    assert logs.texts() == ["three\n"]
+
+
+def test_a_full_disk_takes_nothing_from_a_worker(logs: Logs) -> None:
+    logs.path.parent.mkdir()
+    logs.path.symlink_to("/dev/full")
+    log = logs.make()
+    log.mark("part")
+    write(log, "a\n" * 100_000 + TRACE)
+    assert set(logs.lost) == {"worker-0.log: No space left on device"}
+    assert log.error_line() == "ValueError: boom"
+    logs.path.unlink()  # room again
+    write(log, "more\n")
+    gap, more = logs.path.read_text().splitlines()
+    assert "bytes were left out here" in gap
+    assert more == "more"
+
+
+def test_the_pump_empties_pipes_until_it_is_closed(logs: Logs) -> None:
+    log = logs.make()
+    pump = Pump([log])
+    for _ in range(100):
+        os.write(log.writing, b"x" * 9_999 + b"\n")  # more than a pipe holds
+    pump.close()
+    log.take()
+    assert log.path.stat().st_size == 1_000_000
 
 
 def test_an_unwritable_log_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="--log-dir"):
-        WorkerLog(tmp_path / "file" / "worker-0.log")
+        Logs(tmp_path / "file").make()
 
 
-def test_whole_lines_are_copied_with_a_prefix(log: WorkerLog) -> None:
-    write(log, "before\n")
+def test_whole_lines_are_copied_with_a_prefix(logs: Logs) -> None:
     console = io.StringIO()
-    echo = Echo(log.path, log.path.stat().st_size, "[w] ", console)
+    echo = Echo("[w] ", console)
+    log = logs.make(echo=echo)
+    log.mark("part")
     write(log, "one\ntw")
-    echo.pump()
+    echo.flush()
     assert console.getvalue() == "[w] one\n"
     write(log, "o\n10%\r20%\r\nend")
-    echo.close()
+    log.mark("another part")
     assert console.getvalue() == "[w] one\n[w] two\n[w] 20%\n[w] end\n"
-
-
-def test_a_closed_console_ends_nothing(log: WorkerLog) -> None:
-    console = io.StringIO()
-    echo = Echo(log.path, 0, "", console)
-    console.close()
-    write(log, "line\n")
-    echo.pump()
+    write(log, "last")
     echo.close()
+    assert console.getvalue().endswith("[w] end\n[w] last\n")
+
+
+def test_a_closed_console_ends_nothing() -> None:
+    console = io.StringIO()
+    echo = Echo("", console)
+    console.close()
+    echo.feed(b"line\n")
+    echo.close()
+
+
+def test_a_console_that_stands_still_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stopped(io.StringIO):
+        def write(self, text: str) -> int:
+            going_on.wait(60)
+            return super().write(text)
+
+    going_on = threading.Event()
+    monkeypatch.setattr(_echo, "_STALL_SECONDS", 0.01)
+    console = Stopped()
+    echo = Echo("", console)
+    for _ in range(20):
+        echo.feed(b"x" * 999_999 + b"\n")
+    going_on.set()
+    monkeypatch.undo()
+    echo.flush()
+    echo.feed(b"more\n")
+    echo.close()
+    shown = console.getvalue().splitlines()
+    assert 3 < shown.count("x" * 999_999) < 20
+    assert [each for each in shown if each[:1] not in ("x", "")] == [
+        "(tfpreempt: the console stands still; what is missing is in the log)",
+        "more",
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -243,16 +244,75 @@ def test_a_program_behind_a_shell_is_told_and_waited_for(supervised: Run) -> Non
 @pytest.mark.parametrize("is_deaf", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_worker_outlives_a_killed_supervisor(supervised: Run, is_deaf: bool) -> None:
     program = f"""
+import atexit
 if {is_deaf}:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tell(f"ready-{{me}}-0")
     time.sleep(60)
+atexit.register(lambda: print("x" * 200_000, "last words"))
 until_told()
 """
     supervised.start(program, "--workers", "2", "--grace", "0.3")
     pids = [supervised.wait_told(f"ready-{i}-0") for i in range(2)]
     supervised.signal(signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, pids)), "the workers to be ended")
+    wait_until(lambda: is_deaf or "last words" in supervised.log(1), "the last words")
+
+
+def test_a_full_disk_ends_no_training(supervised: Run) -> None:
+    """Neither the workers' nor the supervisor's, whose journal lies there too."""
+    disk = supervised.directory / "disk"
+    disk.mkdir()
+    on_disk = 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'
+    wrapper = ["unshare", "--mount", "sh", "-c", on_disk, str(disk)]
+    if subprocess.run([*wrapper, "true"], check=False).returncode:
+        pytest.skip("a file system of its own needs CAP_SYS_ADMIN")
+    program = """
+for i in range(2000):
+    print(i, "x" * 100, flush=True)
+sys.exit(143 if restart == 0 else 0)
+"""
+    options = ["--workers", "2", "--checkpoint-dir", "disk", "--log-dir", "disk/logs"]
+    code, out, err = supervised.run(program, *options, wrapper=wrapper)
+    assert code == 0
+    assert err.count("cannot write the log") == 1
+    assert "No space left on device. Training goes on" in err
+    assert out.count("[worker-0] ") == 4000
+
+
+def test_logs_are_rotated(supervised: Run) -> None:
+    program = "[print(me, i, 'x' * 100) for i in range(1000)]"
+    options = ["--workers", "2", "--log-size", "20KB", "--log-files", "3"]
+    assert supervised.run(program, *options)[0] == 0
+    names = sorted(path.name for path in (supervised.directory / "logs").iterdir())
+    kinds = [".log", ".log.1", ".log.2"]
+    assert names == [f"worker-{i}{kind}" for i in (0, 1) for kind in kinds]
+    assert "1 999 xxx" in supervised.log(1)
+    assert supervised.log(1).splitlines()[-1].endswith("ended: exit code 0 ===")
+
+
+def test_a_child_that_keeps_the_output_open_is_not_waited_for(supervised: Run) -> None:
+    program = """
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+tell("child", str(child.pid))
+print("done")
+os._exit(sys.stdout.flush() or 0)
+"""
+    code, out, _ = supervised.run(program)
+    assert (code, out) == (0, "[worker-0] done\n")
+    os.kill(int(supervised.wait_told("child")), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("closed", [[1], [0, 1, 2]])
+def test_a_supervisor_started_with_closed_streams(
+    supervised: Run, closed: list[int]
+) -> None:
+    shut = " ".join(f"{number}>&-" for number in closed)
+    wrapper = ["sh", "-c", f'exec "$@" {shut}', "sh"]
+    code, _, _ = supervised.run("print('said')", "--workers", "2", wrapper=wrapper)
+    assert code == 0
+    assert "said" in supervised.log(0)
+    assert "said" in supervised.log(1)
 
 
 def test_a_given_tf_config_is_left_alone(supervised: Run) -> None:
@@ -325,6 +385,8 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
         (["--grace", "inf", "--", "true"], "inf is not a finite number"),
         (["--backoff", "-1", "--", "true"], "is not in the range"),
         (["--restart-code", "0", "--", "true"], "0 is not in the range"),
+        (["--log-size", "0", "--", "true"], "'0' is no size"),
+        (["--log-files", "0", "--", "true"], "0 is not in the range"),
         (["--log-dir", "file/logs", "--", "true"], "Cannot write the log file"),
         (["--checkpoint-dir", "file", "--", "true"], "Cannot use --checkpoint-dir"),
         (["--checkpoint-dir", "a[1]", "--", "true"], "has the character '['"),

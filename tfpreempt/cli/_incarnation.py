@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Sequence
 
 from tfpreempt.cli import _policy
 from tfpreempt.cli._cluster import Ports
-from tfpreempt.cli._logs import Echo, WorkerLog
+from tfpreempt.cli._logs import WorkerLog
 from tfpreempt.cli._policy import Situation, Tally, WorkerExit
 from tfpreempt.cli._processes import Ended, Fleet
 from tfpreempt.cli._record import Record
@@ -17,7 +16,6 @@ from tfpreempt.cli._settings import Settings
 from tfpreempt.cli._signals import SignalBox
 from tfpreempt.clock import Clock
 
-_ECHO_SECONDS = 0.2  # how far the console may lag behind worker 0's log
 _LEFTOVER_SECONDS = 0.05  # nobody tells when the last child of a dead worker goes
 
 
@@ -59,7 +57,6 @@ class Incarnation:
         self.started_at = clock.monotonic()
         self._ends = contextlib.ExitStack()
         record.started(name, restart, self._start(restart))
-        self._echo = self._open_echo()
 
     def follow(self, tally: Tally) -> Situation:
         """Does what the policy says until it has a verdict; returns what it is on."""
@@ -101,15 +98,12 @@ class Incarnation:
             now = self._clock.monotonic()
 
     def wait(self, seconds: float | None) -> None:
-        """Waits for a signal or a worker's end; keeps the console up to date.
+        """Waits for a signal or a worker's end.
 
         Args:
             seconds: how long at most; None is without limit.
         """
         times = [] if seconds is None else [max(0.0, seconds)]
-        if self._echo is not None:
-            self._echo.pump()
-            times.append(_ECHO_SECONDS)
         if self._fleet.has_leftovers:
             times.append(_LEFTOVER_SECONDS)
         self._signals.wait(min(times, default=None))
@@ -119,8 +113,7 @@ class Incarnation:
             self._record.told_to_stop(stop.signal.name, self._settings.limits.grace)
 
     def close(self) -> None:
-        """Gives up the ports and the console."""
-        self._close_echo()
+        """Gives up the ports."""
         self._ends.close()
 
     def _start(self, restart: int) -> list[int | None]:
@@ -139,20 +132,8 @@ class Incarnation:
                 worker, self.name, restart, ports
             )
             command = self._settings.command
-            pids.append(self._fleet.start(worker, command, environment, log.path))
+            pids.append(self._fleet.start(worker, command, environment, log.writing))
         return pids
-
-    def _open_echo(self) -> Echo | None:
-        log = self._logs[0]
-        if not self._settings.has_echo or not log.path.exists():
-            return None
-        prefix = f"[{self._settings.label(0)}] "
-        return Echo(log.path, log.start, prefix, sys.stdout)
-
-    def _close_echo(self) -> None:
-        if self._echo is not None:
-            self._echo.close()
-            self._echo = None
 
     def _look(self, seen: Situation) -> Situation:
         """Adds the workers that have ended, and a stop, to what was seen."""
@@ -175,8 +156,7 @@ class Incarnation:
     def _end_log(self, ended: Ended, one: WorkerExit) -> str:
         """Keeps a failure's error lines, ends the part; returns a hint for people."""
         log = self._logs[ended.worker]
-        if ended.worker == 0:
-            self._close_echo()  # before a line of our own is added
+        log.take()  # what it wrote last
         hint = ""
         if one.code not in (0, *self._settings.limits.restart_codes):
             lines = [ended.detail] if ended.detail else log.error_lines()

@@ -1,22 +1,32 @@
 """The workers' log files: one per worker over all restarts, with a line at each start.
 
 Who looks for the reason at night opens one file and reads upwards; `tail -F` on it goes
-on through restarts.
+on through restarts. A worker writes into a pipe and not into the file: a disk that is
+full must end no training because `print` raises. What cannot be written is left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import errno
+import itertools
 import os
 import re
-from collections.abc import Sequence
+import select
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from tfpreempt._threads import OwnedThread
+from tfpreempt.cli._echo import Echo
 from tfpreempt.errors import ConfigurationError
 
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 20  # no pipe holds more, so that one read empties it
 _TAIL_BYTES = 1 << 16
+_JOIN_SECONDS = 5.0
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _TRACEBACK = "Traceback (most recent call last)"
 # Not within a word in small letters: a fit ends with `mean_squared_error: 0.12`.
 _ERROR = re.compile(
@@ -26,47 +36,83 @@ _ERROR = re.compile(
 
 
 class WorkerLog:
-    """One worker's log file.
+    """One worker's output: a pipe, and the file that it is emptied into. Any thread.
+
+    Both ends of the pipe stay open, so that it breaks for no child that outlives its
+    worker, and nothing waits for such a child either.
 
     Args:
         path: the file; it is appended to.
+        size: bytes at which it becomes `<path>.1`, that `<path>.2`, and so on.
+        files: how many there are then at most.
+        lost: told the path and the error whenever text cannot be written.
+        echo: gets a copy of what the worker writes.
 
     Raises:
-        ConfigurationError: the file cannot be written.
+        ConfigurationError: the file cannot be written, other than for want of space.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        size: int,
+        files: int,
+        lost: Callable[[Path, OSError], None],
+        echo: Echo | None = None,
+    ) -> None:
         self.path = path
-        self._start = 0
+        self._names = [path] + [Path(f"{path}.{n}") for n in range(1, files)]
+        self._size = size
+        self._lost = lost
+        self._echo = echo
+        self._lock = threading.Lock()
+        self._tail = bytearray()  # of the current part; it needs no disk
+        self._left_out = 0
+        self._is_torn = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab"):
-                pass
+            with path.open("ab+") as file:
+                size_now = file.tell()
+                self._is_torn = size_now > 0 and not _ends_line(file, size_now)
         except OSError as error:
-            raise ConfigurationError(
-                f"Cannot write the log file {path} ({error.strerror}). With --log-dir "
-                "name a directory that can be written."
-            ) from error
+            if error.errno not in _NO_SPACE:
+                raise ConfigurationError(
+                    f"Cannot write the log file {path} ({error.strerror}). With "
+                    "--log-dir name a directory that can be written."
+                ) from error
+            lost(path, error)
+        self.reading, self.writing = os.pipe()
+        os.set_blocking(self.reading, False)
 
-    @property
-    def start(self) -> int:
-        """Where the output of the current incarnation begins, in bytes."""
-        return self._start
+    def take(self) -> None:
+        """Empties the pipe, as far as it is filled now."""
+        with self._lock:
+            try:
+                data = os.read(self.reading, _READ_BYTES)
+            except BlockingIOError:
+                return
+            self._tail += data
+            if len(self._tail) > 2 * _TAIL_BYTES:
+                del self._tail[:-_TAIL_BYTES]
+            self._append(data)
+            if self._echo is not None:
+                self._echo.feed(data)
 
     def mark(self, text: str) -> None:
-        """Appends a line of the supervisor's own; what follows is a new part.
+        """Appends a line of the supervisor's own; what follows is a new part."""
+        with self._lock:
+            if self._tail and not self._tail.endswith(b"\n") and self._echo is not None:
+                self._echo.feed(b"\n")
+            self._tail.clear()
+            self._append(self._own_line(text))
+        if self._echo is not None:
+            self._echo.flush()
 
-        A line that cannot be written (a full disk) is left out.
-        """
-        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        try:
-            with self.path.open("ab+") as file:
-                size = file.seek(0, os.SEEK_END)
-                torn = b"\n" if size and not _ends_line(file, size) else b""
-                file.write(torn + f"=== {now} {text} ===\n".encode())
-                self._start = file.seek(0, os.SEEK_END)
-        except OSError:
-            return
+    def close(self) -> None:
+        """Closes the pipe."""
+        os.close(self.reading)
+        os.close(self.writing)
 
     def error_lines(self, limit: int = 25) -> list[str]:
         """The last traceback of the current part, otherwise its last lines."""
@@ -91,57 +137,82 @@ class WorkerLog:
         return last if _ERROR.search(last) else ""
 
     def _last_lines(self) -> list[str]:
-        try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._start, size - _TAIL_BYTES))
-                text = file.read().decode("utf-8", errors="replace")
-        except OSError:
-            return []  # somebody removed it
+        with self._lock:
+            text = self._tail[-_TAIL_BYTES:].decode("utf-8", errors="replace")
         return [line for line in text.splitlines() if line.strip()]
 
+    def _own_line(self, text: str) -> bytes:
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        return b"\n" * self._is_torn + f"=== {now} {text} ===\n".encode()
 
-class Echo:
-    """Copies a growing log file to the console, whole lines with a prefix.
+    def _append(self, data: bytes) -> None:
+        """Writes what can be written, after a word about what could not."""
+        try:
+            if self._left_out:
+                said = f"up to {self._left_out} bytes were left out here: no room"
+                self._write(self._own_line(said))
+                self._left_out = 0
+            self._write(data)
+        except OSError as error:
+            self._left_out += len(data)
+            self._lost(self.path, error)
+
+    def _write(self, data: bytes) -> None:
+        """Opened each time: the file may be moved, or removed, by others meanwhile."""
+        while data:
+            with self.path.open("ab", buffering=0) as file:
+                count = self._fitting(data, file.tell())
+                piece, data = data[:count], data[count:]
+                while piece:
+                    self._is_torn = not piece.endswith(b"\n")
+                    piece = piece[file.write(piece) :]
+            if data:
+                self._rotate()
+
+    def _fitting(self, data: bytes, at: int) -> int:
+        """How much of it goes into a file that has `at` bytes: whole lines, if any."""
+        if at + len(data) <= self._size:
+            return len(data)
+        lines = data.rfind(b"\n", 0, max(0, self._size - at)) + 1
+        return self._size if at == 0 and lines == 0 else lines
+
+    def _rotate(self) -> None:
+        if len(self._names) == 1:
+            self.path.unlink()
+        for newer, older in reversed(list(itertools.pairwise(self._names))):
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(older)
+
+
+class Pump:
+    """The thread that empties the workers' pipes, however slow the disk is.
 
     Args:
-        path: the file.
-        start: where to begin, in bytes.
-        prefix: put before each line.
-        console: where to; when it is gone (a closed pipe) the echo ends in silence.
+        logs: whose pipes.
     """
 
-    def __init__(self, path: Path, start: int, prefix: str, console: IO[str]) -> None:
-        self._file = path.open("rb")
-        self._file.seek(start)
-        self._prefix = prefix
-        self._console = console
-        self._torn = b""
-
-    def pump(self) -> None:
-        """Copies what has come since the last call."""
-        while data := self._file.read(_READ_BYTES):
-            *lines, self._torn = (self._torn + data).split(b"\n")
-            self._print(lines)
+    def __init__(self, logs: Sequence[WorkerLog]) -> None:
+        self._logs = {log.reading: log for log in logs}
+        self._woken, self._waker = os.pipe()
+        self._thread = OwnedThread("tfpreempt-logs", self._run)
+        self._thread.start()
 
     def close(self) -> None:
-        """Copies the rest, whole line or not."""
-        self.pump()
-        if self._torn:
-            self._print([self._torn])
-            self._torn = b""
-        self._file.close()
+        """Ends the thread; a disk that hangs is not waited for."""
+        self._thread.stop()
+        os.write(self._waker, b".")
+        if self._thread.join(_JOIN_SECONDS):
+            os.close(self._woken)
+            os.close(self._waker)
 
-    def _print(self, lines: list[bytes]) -> None:
-        # A progress bar rewrites its line; its last state is the one to show.
-        texts = [x.rstrip(b"\r").rpartition(b"\r")[2] for x in lines]
-        try:
-            for text in texts:
-                line = text.decode("utf-8", errors="replace")
-                self._console.write(f"{self._prefix}{line}\n")
-            self._console.flush()
-        except (OSError, ValueError):
-            pass  # training goes on without anyone looking
+    def _run(self) -> None:
+        poll = select.poll()
+        for descriptor in (*self._logs, self._woken):
+            poll.register(descriptor, select.POLLIN)
+        while not self._thread.stop_event.is_set():
+            for descriptor, _ in poll.poll():
+                if descriptor in self._logs:
+                    self._logs[descriptor].take()
 
 
 def _find_trace(lines: Sequence[str]) -> range | None:

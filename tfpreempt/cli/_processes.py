@@ -41,11 +41,14 @@ class Guard:
 
     Args:
         grace_seconds: what it then gives the workers to commit and leave.
+        outputs: the reading ends of their pipes, and the files to empty them into then.
     """
 
-    def __init__(self, grace_seconds: float) -> None:
+    def __init__(self, grace_seconds: float, outputs: Mapping[int, Path]) -> None:
+        pairs = [str(each) for pair in outputs.items() for each in pair]
         self._process = subprocess.Popen(
-            [*_SCRIPT, str(_HERE / "_guard.py"), str(grace_seconds)],
+            [*_SCRIPT, str(_HERE / "_guard.py"), str(grace_seconds), *pairs],
+            pass_fds=tuple(outputs),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -105,12 +108,9 @@ class Fleet:
         worker: int,
         command: Sequence[str],
         environment: Mapping[str, str],
-        log: Path,
+        output: int,
     ) -> int | None:
-        """Starts a worker that appends its output to a file.
-
-        A file and not a pipe, because a pipe would break when the supervisor is killed,
-        in the middle of the worker's commit.
+        """Starts a worker that writes to a descriptor.
 
         Returns:
             Its process id; None where it could not be started, which `reap` reports as
@@ -118,16 +118,15 @@ class Fleet:
         """
         launcher = [*_SCRIPT, str(_HERE / "_launch.py"), str(os.getpid()), *command]
         try:
-            with log.open("ab") as output:
-                process = subprocess.Popen(
-                    launcher,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    start_new_session=True,
-                )
-        except OSError as error:  # no log directory any more, no memory, no process
+            process = subprocess.Popen(
+                launcher,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:  # no memory, no process
             self._not_started.append(
                 Ended(worker=worker, returncode=_CANNOT_START, detail=str(error))
             )

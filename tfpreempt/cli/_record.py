@@ -44,7 +44,7 @@ class Summary:
 
 
 class Record:
-    """Writes what happens to `supervisor.jsonl` and to the console. One thread.
+    """Writes what happens to `supervisor.jsonl` and to the console. Any thread.
 
     Args:
         journal: the file.
@@ -59,6 +59,7 @@ class Record:
         self._lines = JsonLines(journal, clock)
         self._supervisor = supervisor
         self._console = console
+        self._has_told_loss = False
 
     def started(
         self, incarnation: str, restart: int, pids: Sequence[int | None]
@@ -140,6 +141,16 @@ class Record:
         self.say(f"worker {failed.worker} failed ({failed.describe()}), from {log}:")
         for line in lines:
             self._print(f"  | {line}")
+
+    def log_lost(self, log: Path, error: OSError) -> None:
+        """A worker's output cannot be written; the first time is told."""
+        if not self._has_told_loss:
+            self._has_told_loss = True
+            self._add("log_lost", log=str(log), error=str(error))
+            self.say(
+                f"cannot write the log {log}: {error}. Training goes on, and what the "
+                "workers write is left out until there is room."
+            )
 
     def say(self, text: str) -> None:
         """A line for people."""

@@ -21,6 +21,8 @@ class Settings:
         checkpoint_dir: absolute, or a URL; handed on to the workers.
         remote_checkpoint_dir: handed on to the workers, which copy their commits there.
         log_dir: for the workers' output.
+        log_size: bytes of a log file, after which the next one begins.
+        log_files: how many of a worker's are kept.
         journal_dir: for the supervisor's own record.
         task: this machine's task where TF_CONFIG was given; then workers is 1.
         has_echo: whether worker 0's output is copied to the console.
@@ -33,6 +35,8 @@ class Settings:
     checkpoint_dir: str | None
     remote_checkpoint_dir: str | None
     log_dir: Path
+    log_size: int
+    log_files: int
     journal_dir: Path
     task: GivenTask | None
     has_echo: bool

@@ -1,18 +1,22 @@
 """The supervisor: one incarnation of the workers after the other, to the exit code.
 
-One thread does everything: the kernel ties a worker's parent-death signal to the thread
-that started it, and Python receives signals on the main thread only.
+One thread decides and acts: the kernel ties a worker's parent-death signal to it, as it
+starts them, and Python receives signals on the main thread only. Two others take in
+what the workers write, and print it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import sys
+from typing import TextIO
 
 from tfpreempt.cli import _policy
+from tfpreempt.cli._echo import Echo
 from tfpreempt.cli._incarnation import Incarnation
-from tfpreempt.cli._logs import WorkerLog
+from tfpreempt.cli._logs import Pump, WorkerLog
 from tfpreempt.cli._policy import Cause, Leave, Restart, Situation, Tally
 from tfpreempt.cli._processes import Fleet, Guard, adopt_orphans
 from tfpreempt.cli._record import Record, Summary
@@ -36,11 +40,15 @@ class Supervisor:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._id = secrets.token_hex(4)
-        labels = [settings.label(worker) for worker in range(settings.workers)]
-        self._logs = [WorkerLog(settings.log_dir / f"{x}.log") for x in labels]
         self._record = Record(
-            settings.journal_path, self._clock, self._id, console=sys.stderr
+            settings.journal_path, self._clock, self._id, console=_open(sys.stderr)
         )
+        self._echo = (
+            Echo(f"[{settings.label(0)}] ", _open(sys.stdout))
+            if settings.has_echo
+            else None
+        )
+        self._logs = [self._open_log(worker) for worker in range(settings.workers)]
         self._tally = Tally()
         self._restart = 0
         self._down_at: float | None = None  # since when not all workers are there
@@ -58,8 +66,14 @@ class Supervisor:
         began = self._clock.monotonic()
         adopt_orphans()
         with watch_signals(self._clock) as signals, contextlib.ExitStack() as ends:
+            if self._echo is not None:
+                ends.callback(self._echo.close)
+            for log in self._logs:
+                ends.callback(log.close)
+            ends.callback(Pump(self._logs).close)
             # However this ends, the guard ends the workers that are left.
-            guard = Guard(self._settings.limits.grace)
+            outputs = {log.reading: log.path for log in self._logs}
+            guard = Guard(self._settings.limits.grace, outputs)
             ends.callback(guard.close)
             while True:
                 verdict = self._run_once(guard, signals)
@@ -68,6 +82,16 @@ class Supervisor:
                 self._restart += 1
         self._record.left(self._sum_up(verdict, self._clock.monotonic() - began))
         return verdict.code
+
+    def _open_log(self, worker: int) -> WorkerLog:
+        settings = self._settings
+        return WorkerLog(
+            settings.log_dir / f"{settings.label(worker)}.log",
+            size=settings.log_size,
+            files=settings.log_files,
+            lost=self._record.log_lost,
+            echo=self._echo if worker == 0 else None,
+        )
 
     def _run_once(self, guard: Guard, signals: SignalBox) -> Restart | Leave:
         """One incarnation, and the pause after it."""
@@ -116,3 +140,8 @@ class Supervisor:
             seconds=seconds,
             seconds_lost=self._seconds_lost,
         )
+
+
+def _open(stream: TextIO | None) -> TextIO:
+    """The stream, or nowhere: a program may be started with its streams closed."""
+    return stream or open(os.devnull, "w")

@@ -15,6 +15,7 @@ from tfpreempt.checkpoint.storage.opening import check_apart, local_path, split
 from tfpreempt.cli._cluster import read_given_task
 from tfpreempt.cli._policy import Limits
 from tfpreempt.cli._settings import Settings
+from tfpreempt.cli._sizes import Size
 from tfpreempt.cli._supervisor import Supervisor
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.journal import journal_directory
@@ -124,6 +125,20 @@ _SECONDS = _Seconds(min=0)
     help="A run of so many seconds starts the back-off afresh.",
 )
 @click.option(
+    "--log-size",
+    type=Size(),
+    default="64MiB",
+    show_default=True,
+    help="A worker's log of this size becomes worker-<i>.log.1, that .2, and so on.",
+)
+@click.option(
+    "--log-files",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Log files to keep of each worker; the oldest goes.",
+)
+@click.option(
     "--tail/--quiet",
     "has_echo",
     default=True,
@@ -138,6 +153,8 @@ def run(
     checkpoint_dir: str | None,
     remote_checkpoint_dir: str | None,
     log_dir: Path | None,
+    log_size: int,
+    log_files: int,
     has_echo: bool,
     command: tuple[str, ...],
     **limits: object,
@@ -159,6 +176,8 @@ def run(
             checkpoint_dir,
             remote_checkpoint_dir,
             log_dir,
+            log_size,
+            log_files,
             has_echo,
             _make_limits(limits),
         )
@@ -178,6 +197,8 @@ def _make_settings(
     checkpoint_dir: str | None,
     remote_checkpoint_dir: str | None,
     log_dir: Path | None,
+    log_size: int,
+    log_files: int,
     has_echo: bool,
     limits: Limits,
 ) -> Settings:
@@ -200,6 +221,8 @@ def _make_settings(
         checkpoint_dir=directory,
         remote_checkpoint_dir=_checked_remote(remote_checkpoint_dir, directory),
         log_dir=logs,
+        log_size=log_size,
+        log_files=log_files,
         journal_dir=journal_directory(directory or logs),
         task=task,
         has_echo=has_echo,

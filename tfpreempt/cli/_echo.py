@@ -1,0 +1,91 @@
+"""The copy of worker 0's output on the console."""
+
+from __future__ import annotations
+
+import threading
+from typing import IO
+
+from tfpreempt._threads import OwnedThread
+
+_MOST_BYTES = 4 << 20  # that wait for the console
+_LONGEST_LINE = 1 << 20  # what is longer is shown in parts
+_STALL_SECONDS = 1.0
+_LEFT_OUT = b"\n(tfpreempt: the console stands still; what is missing is in the log)\n"
+
+
+class Echo:
+    """Prints what a worker writes, whole lines with a prefix, in a thread of its own.
+
+    A console that is slow slows the worker; one that stands still (a stopped terminal)
+    does not stop it, and nothing else either: what it does not take is left out.
+
+    Args:
+        prefix: put before each line.
+        console: where to; when it is gone (a closed pipe) the echo ends in silence.
+    """
+
+    def __init__(self, prefix: str, console: IO[str]) -> None:
+        self._prefix = prefix
+        self._console = console
+        self._waiting = bytearray()
+        self._is_stalled = False
+        self._changed = threading.Condition()
+        self._thread = OwnedThread("tfpreempt-echo", self._run)
+        self._thread.start()
+
+    def feed(self, data: bytes) -> None:
+        """Adds what a worker has written. Any thread."""
+        with self._changed:
+            patience = 0.0 if self._is_stalled else _STALL_SECONDS
+            if self._changed.wait_for(self._has_room, patience):
+                self._is_stalled = False
+                self._waiting += data
+            elif not self._is_stalled:
+                self._is_stalled = True
+                self._waiting += _LEFT_OUT
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Waits until all that was fed is printed, unless the console stands still."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, _STALL_SECONDS)
+
+    def close(self) -> None:
+        """Prints the rest, whole line or not, and ends the thread."""
+        self.flush()
+        with self._changed:
+            self._thread.stop()
+            self._changed.notify_all()
+        self._thread.join(_STALL_SECONDS)
+
+    def _has_room(self) -> bool:
+        return len(self._waiting) < _MOST_BYTES
+
+    def _is_due(self) -> bool:
+        return bool(self._waiting) or self._thread.stop_event.is_set()
+
+    def _run(self) -> None:
+        torn = b""
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._is_due)
+                data = bytes(self._waiting)
+            *lines, torn = (torn + data).split(b"\n")
+            if len(torn) > _LONGEST_LINE or (torn and not data):
+                lines, torn = [*lines, torn], b""
+            self._print(lines)
+            with self._changed:
+                del self._waiting[: len(data)]
+                self._changed.notify_all()
+            if not data:
+                return
+
+    def _print(self, lines: list[bytes]) -> None:
+        # A progress bar rewrites its line; its last state is the one to show.
+        shown = [x.rstrip(b"\r").rpartition(b"\r")[2] for x in lines]
+        texts = [x.decode("utf-8", errors="replace") for x in shown]
+        try:
+            self._console.write("".join(f"{self._prefix}{x}\n" for x in texts))
+            self._console.flush()
+        except (OSError, ValueError):
+            pass  # training goes on without anyone looking
