@@ -22,6 +22,9 @@ SECONDS = 5.0
 class Member:
     """A participant that only remembers what it was asked."""
 
+    token = "token"
+    step = 1
+
     def __init__(self) -> None:
         self.staged: list[str] = []
         self.present: list[Sequence[int]] = []
@@ -61,14 +64,19 @@ def pair() -> list[JointSaves]:
 
 
 def save_both(pair: list[JointSaves], name: str) -> Member:
-    chief, other = Member(), Member()
+    return save_these(pair, name, Member(), Member())
+
+
+def save_these(
+    pair: list[JointSaves], name: str, chief: Member, other: Member
+) -> Member:
     thread = threading.Thread(
         target=lambda: pair[1].save(other, name, "save", SECONDS)  # type: ignore[arg-type]
     )
     thread.start()
     pair[0].save(chief, name, "save", SECONDS)  # type: ignore[arg-type]
     thread.join(SECONDS)
-    assert other.staged == [name]
+    assert other.staged[-1] == name
     return chief
 
 
@@ -107,3 +115,35 @@ def test_the_last_state_is_committed_with_whoever_is_there(
     chief = Member()
     pair[0].save(chief, "finished-1", "finished", 0.1)  # type: ignore[arg-type]
     assert chief.present == [(0,)]
+
+
+def test_all_know_whether_the_newest_save_stands(pair: list[JointSaves]) -> None:
+    """A notice at its step is served by it; at another step it is not."""
+    chief, other = Member(), Member()
+
+    def stands() -> list[bool]:
+        return [
+            saves.stands(member, SECONDS)  # type: ignore[arg-type]
+            for saves, member in zip(pair, (chief, other), strict=True)
+        ]
+
+    assert stands() == [False, False]
+    save_these(pair, "save-1", chief, other)
+    assert stands() == [True, True]
+    chief.step = other.step = 2
+    assert stands() == [False, False]
+
+
+def test_a_save_that_failed_on_the_chief_stands_nowhere(
+    pair: list[JointSaves],
+) -> None:
+    chief, other = Member(), Member()
+
+    def fail(*args: Any) -> None:
+        raise SaveError("no room")
+
+    chief.commit = fail  # type: ignore[assignment,method-assign]
+    with pytest.raises(SaveError):
+        save_these(pair, "save-1", chief, other)
+    assert not pair[0].stands(chief, SECONDS)  # type: ignore[arg-type]
+    assert not pair[1].stands(other, SECONDS)  # type: ignore[arg-type]

@@ -250,6 +250,9 @@ class PreemptionCheckpointHandler(Commits):
     def save(self) -> Checkpoint | None:
         """Commits now; every worker calls it at the same place of its loop.
 
+        A notice that is served before the next `run()` leaves with this commit: what is
+        changed in between is done again, as after any restart from it.
+
         Returns:
             The commit on the chief, None elsewhere (where it may not be complete yet).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ class JointSaves:
         self._final: set[int] = set()  # workers that are through (on the chief)
         self._listens = False
         self._gathering: Gathering | None = None
+        self._newest: dict[str, tuple[str, int]] = {}  # by token: its name and step
 
     def finishing(self) -> None:
         """This worker is through: the chief's saves do not wait for it any more."""
@@ -62,9 +64,15 @@ class JointSaves:
             SaveError: (chief) a worker's part did not come in time.
             CheckpointError: this worker's part could not be written.
         """
-        if self._cluster.is_chief:
-            return self._lead(member, name, because, timeout)
+        self._newest[member.token] = name, member.step
         done = False
+        if self._cluster.is_chief:
+            try:
+                commit = self._lead(member, name, because, timeout)
+                done = commit is not None
+            finally:
+                self._tell(member, name, done)
+            return commit
         try:
             member.stage(name)
             done = True
@@ -73,6 +81,37 @@ class JointSaves:
             wait = min(timeout, 5.0)  # the process may end right after this
             publish(self._runtime, key, keys.encode(done), wait)
         return None
+
+    def _tell(self, member: Participant, name: str, done: bool) -> None:
+        """What came of a save, which a notice at the same step asks."""
+        if not done:
+            del self._newest[member.token]
+        if self._cluster.world > 1:
+            key = f"{self._prefix}/{name}/commit"
+            self._runtime.insert(key, keys.encode(done), lambda held: None)
+
+    def stands(self, member: Participant, timeout: float) -> bool:
+        """Whether the newest save of this handler is a commit of the step it is at.
+
+        Equal on all workers: the chief has the word, the others wait for it.
+
+        Args:
+            member: the handler.
+            timeout: seconds to wait for the chief, which may not be through with it.
+        """
+        name, step = self._newest.get(member.token, ("", None))
+        if step != member.step or self._cluster.is_chief:
+            return step == member.step
+        told: list[bool] = []
+        is_told = threading.Event()
+
+        def then(_: int, text: str) -> None:
+            told.append(keys.decode(Key.DONE, text)[0])
+            is_told.set()
+
+        self._runtime.get_each([f"{self._prefix}/{name}/commit"], then)
+        is_told.wait(timeout)
+        return told == [True]
 
     def _lead(
         self, member: Participant, name: str, because: str, timeout: float

@@ -208,9 +208,12 @@ class Session:
         name = f"round-{self.coordinator.state.round}"
         self._save_started = self.clock.monotonic()
         members = self.members()
-        moved = [member for member in members if member.has_moved]
+        due = [member for member in members if member.has_moved]
+        if not due:
+            limit = max(0.0, self.coordinator.deadlines.left)
+            due = [each for each in members if not self._joint.stands(each, limit)]
         try:
-            return [(member, member.stage(name)) for member in moved or members]
+            return [(member, member.stage(name)) for member in due]
         except Exception as error:  # noqa: BLE001 - told to all workers; all leave
             self._save_failed(error)
             return None

@@ -161,6 +161,37 @@ def test_what_a_plain_manager_wrote_is_restored(program: Program) -> None:
         assert third.variable.numpy().tolist() == [6.0, 7.0]
 
 
+def test_a_save_just_before_a_notice_is_its_commit(program: Program) -> None:
+    """The state is durable already: nothing is written twice."""
+    handler = program.handler(config={"exit_fn": None})
+    handler.run(program.step)
+    handler.save()
+    program.button.press()
+    with pytest.raises(SystemExit) as left:
+        handler.run(program.step)
+    assert left.value.code == 143
+    commits = [(r["step"], r["because"]) for r in program.events("commit")]
+    assert commits == [(1, "save")]
+    [exit] = program.events("exit")
+    assert (exit["outcome"], exit["code"], exit["step"]) == ("committed", 143, 1)
+    assert [p.name for p in program.directory.iterdir() if p.name.isdigit()] == ["1"]
+
+
+def test_a_save_that_failed_just_before_a_notice_is_tried_again(
+    program: Program,
+) -> None:
+    handler = program.handler()
+    handler.run(program.step)
+    payload = handler._keeper._saver._payload
+    write, payload.write = payload.write, lambda *args: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        handler.save()
+    payload.write = write
+    program.button.press()
+    handler.run(program.step)
+    assert [r["because"] for r in program.events("commit")] == ["preemption"]
+
+
 def test_a_save_that_fails_leaves_the_last_commit(program: Program) -> None:
     """A notice whose save fails: exit all the same, outcome lost, the commit stands."""
 
