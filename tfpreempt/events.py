@@ -61,7 +61,7 @@ class Commit:
         save_seconds: from the start of writing to the marker, on the chief.
         bytes: total size of its files.
         because: "preemption", "periodic" or "save".
-        notice_to_commit_seconds: on a worker that held the notice itself.
+        notice_to_commit_seconds: of a preemption, from the first notice on any worker.
     """
 
     step: int

@@ -42,13 +42,13 @@ class Member:
         self.gate = self.coordinator.gate
         self.coordinator.start()
 
-    def notice(self, grace=None):
+    def notice(self, grace=None, ago=0.0):
         self.coordinator.notice(
             Notice(
                 source="test",
                 worker=self.coordinator.settings.worker,
                 grace_seconds=grace,
-                received_at=CLOCK.monotonic(),
+                received_at=CLOCK.monotonic() - ago,
             )
         )
 
@@ -222,6 +222,24 @@ def test_a_peers_deadline_is_taken_over_with_a_margin(members):
     mine = members[0].coordinator.deadline
     assert mine is not None
     assert mine < members[2].coordinator.deadline
+
+
+def test_a_peers_notice_carries_its_age(members):
+    """The chief says how long after it the commit came, whoever was told to go."""
+    members[2].notice(ago=60.0)
+    together(Member.decision, members)
+    for member in members:
+        assert member.coordinator.deadlines.since_notice >= 60.0
+
+
+def test_the_commit_at_the_end_of_a_grace_counts_from_its_notice_too(members):
+    stand(members, 1, 1, 1)
+    members[2].notice(grace=600, ago=60.0)
+    together(Member.decision, members)
+    for member in members:
+        member.boundary(1)
+    assert together(Member.save, members) == [ev.Resume()] * 3
+    assert members[2].coordinator.deadlines.since_notice >= 60.0
 
 
 def test_a_gone_store_ends_every_wait(members, store):

@@ -262,6 +262,8 @@ class Coordinator:
         if remaining is not None:
             remaining = dl.after_travel(max(0.1, float(remaining)))
         self.deadlines.shorten(now, remaining, self.save_seconds)
+        if self.deadlines.noticed_at is None:
+            self.deadlines.noticed_at = now - float(extra.get("age", 0.0))
 
     def commit_kind(self) -> ev.CommitKind:
         """The chief's word on how the round ends, once its marker is written."""
@@ -283,9 +285,10 @@ class Coordinator:
         if action.key is Key.BYE:
             self._leave_by = dl.byes_by(self._clock.monotonic(), self.deadline)
         extra = dict(self._extra.get(action.key, {}))
-        remaining = self.deadlines.remaining
-        if action.key is Key.NOTICE and remaining is not None:
-            extra["remaining"] = remaining
+        if action.key is Key.NOTICE:
+            remaining, age = self.deadlines.remaining, self.deadlines.since_notice
+            extra |= {} if remaining is None else {"remaining": remaining}
+            extra |= {} if age is None else {"age": age}
         if action.value == ev.Decided(None):
             extra["reason"] = self.lost_because or "a worker did not answer"
         if action.value is ev.CommitKind.NONE:
@@ -374,7 +377,6 @@ class Coordinator:
         self._leave_by = None
         self._extra.pop(Key.COMMIT, None)
         self.lost_because = ""
-        self.deadlines.noticed_at = None
         if self._state.held is None:
             self.deadlines.forget()
             self._patience = PATIENCE

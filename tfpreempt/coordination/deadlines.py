@@ -77,7 +77,7 @@ class Deadlines:
 
     @property
     def since_notice(self) -> float | None:
-        """Seconds since this machine's own first notice of the round; None without."""
+        """Seconds since the notice that is served, wherever it came; None without."""
         if self.noticed_at is None:
             return None
         return self._clock.monotonic() - self.noticed_at
@@ -158,6 +158,7 @@ class Deadlines:
     def forget(self) -> None:
         """The notice was served, and the process stays."""
         self._told = self._soft = self._ends = self.grace = self._last_call_at = None
+        self.noticed_at = None
 
     def _last_call(self, when: float) -> None:
         if self._last_call_at == when:
