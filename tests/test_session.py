@@ -18,7 +18,12 @@ from tfpreempt.clock import SystemClock
 from tfpreempt.cluster import LOCAL, Cluster, read_cluster
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Threads
-from tfpreempt.errors import ConfigurationError, UnsupportedClusterError, UsageError
+from tfpreempt.errors import (
+    ConfigurationError,
+    SaveError,
+    UnsupportedClusterError,
+    UsageError,
+)
 from tfpreempt.events import Commit, Event, Exit, Notice
 
 pytestmark = pytest.mark.timeout(30)
@@ -225,6 +230,24 @@ def test_an_exit_from_another_thread_ends_the_process(
     with os.fdopen(told) as output:
         assert output.read() == "said before the end"
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
+
+
+def test_an_end_that_is_not_saved_is_no_success() -> None:
+    """Where the end of the interpreter has to close the handler."""
+
+    class Full(Participant):
+        def close(self, timeout: float | None = None) -> None:
+            raise SaveError("the disk is full")
+
+    pid = os.fork()
+    if pid == 0:
+        members = [Full()]
+        way_out = departure.Departure(
+            LOCAL, lambda: members, left=lambda: 0.0, is_noticed=lambda: False
+        )
+        way_out.at_exit(lambda error: None, LIMIT)
+        os._exit(97)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
 def test_an_exit_function_that_returns_ends_nothing() -> None:

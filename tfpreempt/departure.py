@@ -243,8 +243,15 @@ class Departure:
             return
 
         def close() -> None:
+            is_saved = True
             for member in members:
-                member.close(limit)
+                try:
+                    member.close(limit)
+                except Exception as error:
+                    log.error("tfpreempt: the end is not saved", exc_info=error)
+                    is_saved = False
+            if not is_saved:
+                sys.exit(1)
 
         exit_hard(close)
 

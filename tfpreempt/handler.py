@@ -280,6 +280,7 @@ class PreemptionCheckpointHandler(Commits):
 
         Raises:
             UsageError: inside `run()`.
+            SaveError: the final state could not be committed; the handler is closed.
             SystemExit: a notice was served instead.
         """
         check_timeout(timeout)
@@ -290,15 +291,18 @@ class PreemptionCheckpointHandler(Commits):
                 "close() was called inside run(); call it after the loop"
             )
         self._arm()
+        failure = None
         if not self._session.departure.detached:
-            if self._session.members() == [self._keeper]:
-                if self._session.finish(timeout):
-                    self._commit_final()
+            # With others open no boundary: workers may differ in those never used.
+            is_last = self._session.members() == [self._keeper]
+            if not is_last or self._session.finish(timeout):
+                failure = self._commit_final()
+            if is_last and failure is None:
                 self._keeper.finished()
-            else:  # no boundary: workers may differ in handlers that they never used
-                self._commit_final()
             self._session.departure.finish_copy(self._keeper, timeout)
         self._quiet()
+        if failure is not None:
+            raise failure
 
     def __enter__(self) -> PreemptionCheckpointHandler:
         self._check_open()
@@ -362,12 +366,26 @@ class PreemptionCheckpointHandler(Commits):
         return NEVER
 
     def _save_periodically(self) -> None:
-        self._session.try_to_save(self._keeper, "periodic")
+        self._session.try_to_save(self._keeper)
 
-    def _commit_final(self) -> None:
-        """The state at the normal end, so that a restart has nothing left to do."""
+    def _commit_final(self) -> Exception | None:
+        """The state at the normal end, so that a restart has nothing left to do.
+
+        Returns:
+            Why it could not be saved, to be raised when all is put away.
+        """
         if self._keeper.has_moved:
-            self._session.try_to_save(self._keeper, "finished")
+            try:
+                self._session.save_together(self._keeper, "finished")
+            except Exception as error:  # noqa: BLE001 - of a State, say; raised later
+                self._session.departure.fault("the final save", error)
+                error.add_note(
+                    "Training is over, and its end is not committed. Mend what the "
+                    "error names and start the program again: it repeats the steps "
+                    "after the last commit."
+                )
+                return error
+        return None
 
     def _check_open(self, what: str = "run()") -> None:
         if self._closed:

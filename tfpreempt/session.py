@@ -31,8 +31,6 @@ from tfpreempt.saving import JointSaves, repeat
 
 log = logging.getLogger(__name__)
 
-_SAVES = {"periodic": "periodic save", "finished": "the final save"}
-
 
 class Session:
     """The agreement as the main thread sees it.
@@ -289,12 +287,12 @@ class Session:
             self.coordinator.save_seconds = commit.save_seconds
         return commit
 
-    def try_to_save(self, member: Participant, because: str) -> None:
-        """The same, but training survives a failure, which is logged and recorded."""
+    def try_to_save(self, member: Participant) -> None:
+        """A periodic save. A failure is logged and recorded, and training goes on."""
         try:
-            self.save_together(member, because)
+            self.save_together(member, "periodic")
         except CheckpointError as error:
-            self.departure.fault(_SAVES[because], error)
+            self.departure.fault("periodic save", error)
 
     def save_each(self, seconds: float, member: Participant) -> None:
         """On the chief: asks all for a commit every so many seconds."""

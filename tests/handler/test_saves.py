@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program
-from tfpreempt.errors import ConfigurationError, HandlerClosedError
+from tfpreempt import State, errors
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -125,6 +126,45 @@ def test_a_complete_run_started_again_has_nothing_to_do(program: Program) -> Non
     assert afresh.variable.numpy().tolist() == [1.0, 2.0]
 
 
+def test_a_final_save_that_fails_is_no_success(program: Program) -> None:
+    """E.1: an exit with 0 would not be started again, and nothing may be durable."""
+    handler = program.handler(save_every=2)
+    in_the_way = program.directory / ".tfpreempt-staging"
+    in_the_way.write_text("a file")
+    for _ in range(3):
+        handler.run(program.step)  # a periodic save that fails is survived
+    with pytest.raises(errors.SaveError, match="step 3") as raised:
+        handler.close()
+    assert "start the program again" in str(raised.value.__notes__)
+    faults = [record["where"] for record in program.events("fault")]
+    assert faults == ["periodic save", "the final save"]
+    assert program.events("exit") == []
+    handler.close()  # it is closed
+    in_the_way.unlink()
+    with program.handler() as handler:
+        assert handler.total_run_calls == 0
+
+
+def test_a_state_that_fails_in_the_final_save(program: Program) -> None:
+    """What it raises passes through, and the handler is closed all the same."""
+
+    class Broken(State):
+        def save(self, fileobj: IO[bytes]) -> None:
+            raise TypeError("cannot pickle")
+
+        def load(self, fileobj: IO[bytes]) -> None:
+            pass
+
+    broken = Broken("broken")
+    handler = program.handler()
+    handler.run(program.step)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        handler.close()
+    broken.unregister()
+    with pytest.raises(errors.HandlerClosedError):
+        handler.run(program.step)
+
+
 def test_two_open_handlers_are_both_saved(program: Program) -> None:
     """FACTS 2.7: at a notice every open handler commits, and at its own `close()`."""
     other = Program(program.directory.with_name("other"))
@@ -224,7 +264,8 @@ def test_a_second_handler_in_the_directory_of_an_open_one_is_refused(
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     before = signal.getsignal(signal.SIGUSR1), threading.active_count()
     for place in (program.directory, tmp_path / "link" / program.directory.name):
-        with pytest.raises(ConfigurationError, match=f"open in '{program.directory}'"):
+        says = f"open in '{program.directory}'"
+        with pytest.raises(errors.ConfigurationError, match=says):
             program.handler(checkpoint_dir=place, config={"signals": ("USR1",)})
     assert (signal.getsignal(signal.SIGUSR1), threading.active_count()) == before
     first.run(program.step)
@@ -247,7 +288,7 @@ def test_a_handler_whose_exit_was_caught_makes_way(program: Program) -> None:
         first.run(program.step)
     second = program.handler()
     assert second.total_run_calls == 1
-    with pytest.raises(HandlerClosedError):
+    with pytest.raises(errors.HandlerClosedError):
         first.run(program.step)
     second.run(program.step)
     second.close()
@@ -261,6 +302,6 @@ def test_a_handler_that_trained_on_after_its_exit_does_not(program: Program) -> 
     with pytest.raises(SystemExit):
         first.run(program.step)
     first.run(program.step)
-    with pytest.raises(ConfigurationError, match="is open in"):
+    with pytest.raises(errors.ConfigurationError, match="is open in"):
         program.handler()
     first.close()

@@ -361,3 +361,20 @@ def test_data_that_became_shorter_unnoticed(on: Machine, line: str) -> None:
         program(12)
     words = ("end after 2 batches", "made after 4", "become shorter")
     refused(on, errors.CheckpointMismatchError, lambda: program(4), *words)
+
+
+# --- the end -------------------------------------------------------------------------
+
+
+@LINES
+def test_an_end_that_cannot_be_saved(on: Machine, line: str) -> None:
+    """The fit does not pass for a success; a start repeats what is not committed."""
+    in_the_way = on.checkpoints / ".tfpreempt-staging"
+    end = on.callback(on_train_end=lambda logs=None: in_the_way.write_text("a file"))
+    on.start()
+    model = on.model()
+    with pytest.raises(errors.SaveError, match="step"):
+        on.fit(model, end)
+    model.fit(**on.arrays(), verbose=0)  # nothing of ours is left in it
+    in_the_way.unlink()
+    assert on.run(lambda: on.fit()).epoch == list(range(EPOCHS))

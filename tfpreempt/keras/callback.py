@@ -189,7 +189,11 @@ class PreemptionCallback:
             self._training.validation_ends()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """A fit ends: commits its final state with all workers."""
+        """A fit ends: commits its final state with all workers.
+
+        Raises:
+            SaveError: it could not be committed.
+        """
         training = self._training
         if training is not None:
             try:

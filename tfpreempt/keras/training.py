@@ -351,7 +351,11 @@ class Training:
         self._ends = True
         if self._position is not None:
             self._position.epoch_begins()
-        self.handler.end()
+        try:
+            self.handler.end()
+        except Exception:
+            self.release()
+            raise
         self.release()
         rounds.ends(self._settings.checkpoint_dir, history)
 
