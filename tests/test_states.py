@@ -269,6 +269,18 @@ class Broken(Words):
         self._fail("sync")
 
 
+def test_a_directory_that_is_gone_is_not_made_anew(directory):
+    words = Words("words", "one")
+    tfpreempt.save_all_states()
+    directory.rename(directory.with_name("away"))
+    words.text = "two"
+    with pytest.raises(errors.SaveError, match="not the directory any more"):
+        tfpreempt.save_all_states()
+    assert not directory.exists()
+    directory.with_name("away").rename(directory)
+    tfpreempt.save_all_states()
+
+
 @pytest.mark.parametrize("method", ["save", "sync"])
 def test_a_state_that_fails_to_save_is_named_and_nothing_is_lost(method, directory):
     words = Words("words", "one")
@@ -281,11 +293,11 @@ def test_a_state_that_fails_to_save_is_named_and_nothing_is_lost(method, directo
     with pytest.raises(KeyError) as caught:
         tfpreempt.save_state(broken, directory)
     assert "'broken'" in caught.value.__notes__[0]
-    assert sorted(os.listdir(directory)) == ["1"]
+    assert sorted(os.listdir(directory)) == [".tfpreempt-directory", "1"]
     assert load(words) == "one"
     broken.unregister()
     tfpreempt.save_all_states()
-    assert sorted(os.listdir(directory)) == ["1", "2"]
+    assert sorted(os.listdir(directory)) == [".tfpreempt-directory", "1", "2"]
 
 
 def test_a_state_that_fails_to_load_is_named(directory):

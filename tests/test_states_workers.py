@@ -246,7 +246,8 @@ tfpreempt.save_all_states()
     lines = ends[0][1].splitlines()
     assert "from worker(s) 1 in" in lines[0]
     assert lines[1] == "True 1"
-    assert os.listdir(workers.directory / "ckpt") == ["1"]
+    left = sorted(os.listdir(workers.directory / "ckpt"))
+    assert left == [".tfpreempt-directory", "1"]
 
 
 def test_a_worker_that_cannot_save_is_heard_at_once(workers):

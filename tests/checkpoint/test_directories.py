@@ -52,7 +52,7 @@ def test_saving_below_a_file_is_a_save_error(tmp_path):
     saver = make_saver(tmp_path / "d", OwnPayload())
     os.rmdir(tmp_path / "d")
     (tmp_path / "d").write_text("")
-    with pytest.raises(errors.SaveError, match="save step 1"):
+    with pytest.raises(errors.SaveError, match="something else is there"):
         saver.stage(1, "a")
 
 

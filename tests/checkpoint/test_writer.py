@@ -186,6 +186,7 @@ def test_managers_retention_takes_our_sidecars_along(tmp_path):
         job.save(step)
     names = sorted(os.listdir(tmp_path))
     assert names == [
+        ".tfpreempt-directory",
         "checkpoint",
         "ckpt-3.data-00000-of-00001",
         "ckpt-3.index",
@@ -327,7 +328,7 @@ def test_save_fn_that_returns_none_commits_nothing(tmp_path, caplog):
     assert job.save(3) is None
     assert "save_fn returned None" in caplog.text
     assert job.saver.newest() is None
-    assert os.listdir(tmp_path) in ([], [".tfpreempt-staging"])
+    assert os.listdir(tmp_path) == [".tfpreempt-directory"]
 
 
 def test_bad_arguments():

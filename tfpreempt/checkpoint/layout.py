@@ -13,6 +13,7 @@ Own form, in `<dir>`:
         .metadata.json              what a user noted about it with a handle, later
     .tfpreempt-staging/<attempt>/   the same before the commit
     .tfpreempt-staging/<attempt>.claim  locked by who writes there
+    .tfpreempt-directory            a token: whoever reads it has the same storage
     .tfpreempt-fetch.lock           held while a plain program fetches a commit
 
 In a directory that is a URL (gs://bucket/run), where nothing can be renamed, a commit
@@ -40,6 +41,7 @@ MANIFEST = "MANIFEST.json"
 MARKER = "COMMITTED"
 METADATA = ".metadata.json"
 STAGING = ".tfpreempt-staging"
+TOKEN = ".tfpreempt-directory"
 FETCH = "fetch-"  # begins the staging directory of a download
 FETCH_LOCK = ".tfpreempt-fetch.lock"
 POINTER = "checkpoint"

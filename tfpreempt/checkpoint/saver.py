@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfpreempt import errors, events
-from tfpreempt.checkpoint import catalog, claims, flat, layout, probe, retention
+from tfpreempt.checkpoint import catalog, claims, flat, home, layout, probe, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Committed
 from tfpreempt.checkpoint.claims import Claim
+from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Payload, Staged, Written, versions
 from tfpreempt.checkpoint.state import (
@@ -85,6 +86,7 @@ class CheckpointSaver(CheckpointLoader):
         self._clock = clock or SystemClock()
         self.above: Callable[[], int] = lambda: 0  # a sequence taken elsewhere
         self.is_pinned: Callable[[str], bool] = lambda path: False  # not to be deleted
+        self._home = Home(directory)
         self._claim: Claim | None = None  # of the newest save, until it is over
         self._restart = num_restarts()  # read now: a save must not fail on it
 
@@ -100,6 +102,8 @@ class CheckpointSaver(CheckpointLoader):
             removed = retention.clean(self._files, self.directory, self._clock)
             flat.settle(self._files, self.directory)
             probe.remove_stale_probes(self.directory, self._clock)
+            home.sign(self._files, self.directory)
+            self._home = Home(self.directory)
         except OSError as error:
             _log.warning("Cleaning up in %s failed: %s", self.directory, error)
         else:
@@ -179,6 +183,7 @@ class CheckpointSaver(CheckpointLoader):
             self._undone_on_failure(staged.directory),
             failure.translated(f"commit step {staged.step}", self.directory),
         ):
+            self._home.check()
             present = self._keep_shards(staged.directory, workers)
             commit = self._publish(staged, self._draft(staged, because, present))
         self._let_go(staged.directory)
@@ -196,13 +201,15 @@ class CheckpointSaver(CheckpointLoader):
         except Exception:
             if self.is_chief:
                 self._undo(staged)
+            self._home.check()  # if it raises, that is why
             raise
 
     def _undo(self, staged: str) -> None:
         try:
             retention.delete_staging(self._files, staged)
             self._let_go(staged)
-            flat.settle(self._files, self.directory)
+            if self._home.is_same():
+                flat.settle(self._files, self.directory)
         except OSError as error:
             _log.warning("Could not remove %s: %s", staged, error)
 
@@ -222,6 +229,7 @@ class CheckpointSaver(CheckpointLoader):
         self, directory: str, step: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Written:
         def prepare() -> None:
+            self._home.check()
             if self.is_chief:
                 self._begin(directory)
                 self._files.make_dirs(directory)
@@ -239,6 +247,7 @@ class CheckpointSaver(CheckpointLoader):
     def _write_states(self, directory: str) -> int:
         states = self._registry.in_order()
         sync_states(states)
+        self._home.check()
         if self.is_chief:
             replicated = [state for state in states if not state.per_worker]
             write_states(os.path.join(directory, layout.STATES), replicated)
@@ -349,6 +358,7 @@ class CheckpointSaver(CheckpointLoader):
             SaveError: the disk.
         """
         with failure.translated(f"delete {path!r}", self.directory):
+            self._home.check()
             kept, _ = retention.plan(self.directory, None)
             rest = [each for each in kept if each != path]
             committing.point(self._files, self.directory, rest, [path])

@@ -61,7 +61,9 @@ def save_all_states() -> str:
             "--checkpoint-dir DIR` sets it; or set it to a directory that all workers "
             "share; or make a PreemptionCheckpointHandler first."
         )
-    key = (failure.check_directory(directory), cluster)
+    key = (layout.absolute(directory), cluster)
+    if key not in _alone:
+        failure.check_directory(directory)  # made once: later it must be the same one
     copies = _begin(key)
     if key not in _alone:
         _alone[key] = StatesAlone(*key, copies=copies)
