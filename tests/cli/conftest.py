@@ -97,6 +97,12 @@ class Run:
         journal = self.directory / "ckpt" / "journal" / "supervisor.jsonl"
         return [json.loads(line) for line in journal.read_text().splitlines()]
 
+    def wait_recorded(self, event: str) -> None:
+        """Waits for an event in the supervisor's journal."""
+        journal = self.directory / "ckpt" / "journal" / "supervisor.jsonl"
+        said = f'"event": "{event}"'
+        wait_until(lambda: journal.exists() and said in journal.read_text(), event)
+
     def log(self, worker: int) -> str:
         return (self.directory / "logs" / f"worker-{worker}.log").read_text()
 

@@ -26,6 +26,7 @@ from tfpreempt.cli._policy import (
 
 LIMITS = Limits(
     max_preemptions=2,
+    max_idle_preemptions=3,
     max_failures=1,
     grace=30.0,
     failure_grace=10.0,
@@ -99,6 +100,13 @@ def test_a_stop_asks_all_and_gives_them_the_grace_period() -> None:
     assert judge(stop_at=50.0, asked_at=50.0, now=80.0) == Kill()
 
 
+def test_who_is_urged_gives_no_more_time() -> None:
+    assert judge(stop_at=50.0, asked_at=50.0, is_urged=True) == Kill()
+    assert judge(143, stop_at=50.0, asked_at=50.0, is_urged=True) == Kill()
+    killed = judge(stop_at=50.0, asked_at=50.0, killed_at=50.0, is_urged=True)
+    assert killed == Wait(until=55.0)
+
+
 def test_a_stop_during_a_failure_leaves_time_to_commit() -> None:
     assert judge(1, now=61.0, asked_at=50.0, stop_at=55.0) == Wait(until=80.0)
 
@@ -133,15 +141,56 @@ def test_all_finished() -> None:
 
 @pytest.mark.parametrize("codes", [(143, 143), (0, 143), (143, 0), (42, 0), (-15, 143)])
 def test_a_preemption_restarts_at_once(codes: tuple[int, int]) -> None:
-    assert judge(*codes) == Restart(
+    assert judge(*codes, has_progressed=True) == Restart(
         cause=Cause.PREEMPTION, delay=0.0, tally=Tally(preemptions=1)
     )
 
 
-def test_a_program_that_is_preempted_at_once_does_not_spin() -> None:
-    action = judge(143, 143, started_at=49.9)
+@pytest.mark.parametrize("has_progressed", [True, False])
+def test_a_program_that_is_preempted_at_once_does_not_spin(
+    has_progressed: bool,
+) -> None:
+    action = judge(143, 143, started_at=49.9, has_progressed=has_progressed)
     assert isinstance(action, Restart)
     assert action.delay == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("idle", "lasted", "delay"),
+    [(0, 0.0, 1.0), (1, 0.0, 2.0), (2, 0.0, 4.0), (2, 3.0, 1.0), (2, 50.0, 0.0)],
+)
+def test_preemptions_that_gain_nothing_come_at_growing_distances(
+    idle: int, lasted: float, delay: float
+) -> None:
+    tally = Tally(idle_in_a_row=idle)
+    assert judge(143, 143, started_at=50.0 - lasted, tally=tally) == Restart(
+        cause=Cause.PREEMPTION,
+        delay=delay,
+        tally=Tally(preemptions=1, idle_in_a_row=idle + 1),
+    )
+
+
+def test_too_many_preemptions_in_a_row_that_gain_nothing() -> None:
+    limits = dataclasses.replace(LIMITS, max_preemptions=None)
+    tally = Tally(preemptions=9, idle_in_a_row=3)
+    assert judge(42, 143, limits=limits, tally=tally) == Leave(
+        cause=Cause.NO_PROGRESS,
+        code=42,
+        tally=Tally(preemptions=10, idle_in_a_row=4),
+        is_over_budget=True,
+    )
+    unlimited = dataclasses.replace(limits, max_idle_preemptions=None)
+    assert isinstance(judge(42, 143, limits=unlimited, tally=tally), Restart)
+
+
+@pytest.mark.parametrize("how", [{"has_progressed": True}, {"started_at": -550.0}])
+def test_a_newer_commit_or_a_long_run_forgets_those_that_gained_nothing(
+    how: dict[str, object],
+) -> None:
+    limits = dataclasses.replace(LIMITS, max_preemptions=None)
+    action = judge(143, 143, limits=limits, tally=Tally(idle_in_a_row=3), **how)
+    assert isinstance(action, Restart)
+    assert action.tally == Tally(preemptions=1)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +228,7 @@ def test_the_preemption_budget_ends_with_the_code_of_the_workers() -> None:
     assert action == Leave(
         cause=Cause.PREEMPTION,
         code=42,
-        tally=Tally(preemptions=3),
+        tally=Tally(preemptions=3, idle_in_a_row=1),
         is_over_budget=True,
     )
 
@@ -260,18 +309,20 @@ def test_a_stop_after_a_failure_that_had_budget_leaves_with_the_restart_code() -
 
 
 @pytest.mark.parametrize(
-    ("at", "asked", "preemptions"),
-    [(50.0, False, 4), (52.0, False, 3), (50.0, True, 3)],
+    ("at", "asked", "tally"),
+    [
+        (50.0, False, Tally(preemptions=4, idle_in_a_row=1)),
+        (52.0, False, Tally(preemptions=3)),
+        (50.0, True, Tally(preemptions=3)),
+    ],
 )
 def test_a_preemption_counts_if_it_came_before_the_stop(
-    at: float, asked: bool, preemptions: int
+    at: float, asked: bool, tally: Tally
 ) -> None:
     """Also the one too many: the stop's code is the same."""
     exits = (ended(0, 143, at=at, asked=asked), ended(1, 143, at=53.0, asked=True))
     action = judge(exits=exits, stop_at=51.0, asked_at=51.0, tally=Tally(preemptions=3))
-    assert action == Leave(
-        cause=Cause.STOPPED, code=143, tally=Tally(preemptions=preemptions)
-    )
+    assert action == Leave(cause=Cause.STOPPED, code=143, tally=tally)
 
 
 def test_a_stop_does_not_hide_the_failure_that_used_up_the_budget() -> None:

@@ -173,6 +173,48 @@ while True:
     assert (supervised.directory / "committed").exists()
 
 
+def test_a_second_ctrl_c_gets_a_word_and_a_third_ends_the_workers(
+    supervised: Run,
+) -> None:
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+tell(f"ready-{me}")
+time.sleep(60)
+"""
+    supervised.start(program, "--workers", "2")
+    pids = [supervised.wait_told(f"ready-{i}") for i in range(2)]
+    for event in ("told_to_stop", "urged", "left"):
+        supervised.signal(signal.SIGINT)
+        supervised.wait_recorded(event)
+    code, _, err = supervised.finish()
+    assert code == 143
+    assert "still waiting for worker(s) 0, 1, up to 3" in err
+    assert "sent SIGKILL to worker(s) 0, 1" in err
+    assert not any(map(is_alive, pids))
+
+
+def test_preemptions_without_a_newer_commit_have_an_end(supervised: Run) -> None:
+    limit = ["--max-idle-preemptions", "2"]
+    code, _, err = supervised.run("sys.exit(42)", *limit)
+    assert code == 42
+    assert "giving up: 3 preemptions in a row, and no newer commit" in err
+    assert "incarnations: 3, preemptions: 3" in err
+    assert supervised.records()[-1]["cause"] == "no_progress"
+
+
+def test_a_newer_commit_is_progress(supervised: Run) -> None:
+    program = f"""
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import site; site.main()
+from tests.checkpoint.fakes import OwnPayload, make_saver, save
+save(make_saver(os.environ["TFPREEMPT_CHECKPOINT_DIR"], OwnPayload()), restart + 1)
+sys.exit(143 if restart < 4 else 0)
+"""
+    code, _, err = supervised.run(program, "--max-idle-preemptions", "0")
+    assert code == 0, err
+    assert "preemptions: 4" in err
+
+
 @pytest.mark.slow
 def test_a_deaf_worker_is_killed_at_the_limit(supervised: Run) -> None:
     program = """
@@ -210,8 +252,7 @@ sys.exit(143 if restart == 0 else 0)
 @pytest.mark.slow
 def test_a_stop_in_the_back_off(supervised: Run) -> None:
     supervised.start("sys.exit(5)", "--backoff", "30")
-    journal = supervised.directory / "ckpt/journal/supervisor.jsonl"
-    wait_until(lambda: journal.exists() and "budget" in journal.read_text(), "back-off")
+    supervised.wait_recorded("budget")
     supervised.signal(signal.SIGTERM)
     assert supervised.finish()[0] == 143
 
@@ -380,6 +421,7 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
         ([], "No command was given"),
         (["--workers", "0", "--", "true"], "'--workers': 0 is not in the range"),
         (["--max-failures", "-1", "--", "true"], "-1 is not in the range"),
+        (["--max-idle-preemptions", "-1", "--", "true"], "-1 is not in the range"),
         (["--max-preemptions", "-1", "--", "true"], "-1 is not in the range"),
         (["--grace", "nan", "--", "true"], "nan is not a finite number"),
         (["--grace", "inf", "--", "true"], "inf is not a finite number"),

@@ -11,6 +11,7 @@ from tfpreempt.cli._cluster import Ports
 from tfpreempt.cli._logs import WorkerLog
 from tfpreempt.cli._policy import Situation, Tally, WorkerExit
 from tfpreempt.cli._processes import Ended, Fleet
+from tfpreempt.cli._progress import newest_step
 from tfpreempt.cli._record import Record
 from tfpreempt.cli._settings import Settings
 from tfpreempt.cli._signals import SignalBox
@@ -53,6 +54,8 @@ class Incarnation:
         self._signals = signals
         self._clock = clock
         self._is_stop_told = False
+        self._is_urge_told = False
+        self._first_step = newest_step(settings.checkpoint_dir)
         self.errors: dict[int, list[str]] = {}  # worker -> its last lines, if it failed
         self.started_at = clock.monotonic()
         self._ends = contextlib.ExitStack()
@@ -72,11 +75,11 @@ class Incarnation:
                 case _policy.Wait(until=until):
                     self.wait(None if until is None else until - seen.now)
                 case _policy.Ask():
-                    self._record.ended_others("SIGTERM", _running(seen))
+                    self._record.ended_others("SIGTERM", self._fleet.running)
                     self._fleet.ask()
                     seen = dataclasses.replace(seen, asked_at=seen.now)
                 case _policy.Kill():
-                    self._record.ended_others("SIGKILL", _running(seen))
+                    self._record.ended_others("SIGKILL", self._fleet.running)
                     self._fleet.kill()
                     seen = dataclasses.replace(seen, killed_at=seen.now)
                 case _policy.Restart() | _policy.Leave():
@@ -91,6 +94,8 @@ class Incarnation:
         due, gone_by = now + delay, now + limits.grace + limits.unkillable
         while True:
             self._fleet.reap(now)
+            if self._signals.is_urged:
+                self._fleet.kill()
             is_due = now >= due or self._signals.stop is not None
             if is_due and (not self._fleet.has_leftovers or now >= gone_by):
                 break
@@ -107,10 +112,16 @@ class Incarnation:
         if self._fleet.has_leftovers:
             times.append(_LEFTOVER_SECONDS)
         self._signals.wait(min(times, default=None))
-        stop = self._signals.stop
-        if stop is not None and not self._is_stop_told:
+        stop, grace = self._signals.stop, self._settings.limits.grace
+        if stop is None:
+            return
+        if not self._is_stop_told:
             self._is_stop_told = True
-            self._record.told_to_stop(stop.signal.name, self._settings.limits.grace)
+            self._record.told_to_stop(stop.signal.name, grace)
+        if self._signals.urges and not self._is_urge_told:
+            self._is_urge_told = True
+            left = max(0.0, stop.at + grace - self._clock.monotonic())
+            self._record.urged(self._fleet.running, left)
 
     def close(self) -> None:
         """Gives up the ports."""
@@ -149,8 +160,15 @@ class Incarnation:
             hint = self._end_log(ended, one)
             self._record.worker_ended(self.name, one, hint)
             exits.append(one)
+        is_over = len(exits) == seen.workers
+        step = newest_step(self._settings.checkpoint_dir) if is_over else None
         return dataclasses.replace(
-            seen, now=now, exits=tuple(exits), stop_at=stop.at if stop else None
+            seen,
+            now=now,
+            exits=tuple(exits),
+            stop_at=stop.at if stop else None,
+            is_urged=self._signals.is_urged,
+            has_progressed=step not in (None, self._first_step),
         )
 
     def _end_log(self, ended: Ended, one: WorkerExit) -> str:
@@ -166,8 +184,3 @@ class Incarnation:
             hint = (f" ({line})" if line else "") + f", see {log.path}"
         log.mark(f"{self._settings.label(ended.worker)} ended: {one.describe()}")
         return hint
-
-
-def _running(seen: Situation) -> list[int]:
-    ended = {each.worker for each in seen.exits}
-    return [worker for worker in range(seen.workers) if worker not in ended]

@@ -23,6 +23,7 @@ class Cause(enum.Enum):
     FINISHED = "finished"
     PREEMPTION = "preemption"
     FAILURE = "failure"
+    NO_PROGRESS = "no_progress"  # preempted again and again, with nothing gained
     STOPPED = "stopped"  # the supervisor itself was told to leave
 
 
@@ -31,6 +32,7 @@ class Limits:
     """What the user allows; times in seconds, None is without limit."""
 
     max_preemptions: int | None = None
+    max_idle_preemptions: int | None = 10  # in a row, without progress
     max_failures: int | None = 3
     restart_codes: tuple[int, ...] = (143, 42)
     grace: float = 35.0  # to commit and leave, on a preemption
@@ -38,16 +40,24 @@ class Limits:
     unkillable: float = 10.0  # how long a process may outlive SIGKILL
     backoff: float = 1.0
     backoff_max: float = 60.0
-    backoff_reset: float = 600.0  # a run this long starts the back-off afresh
+    backoff_reset: float = 600.0  # a run this long is progress, and ends the back-off
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What was spent so far; `in_a_row` counts failures without a long run between."""
+    """What was spent so far.
+
+    Attributes:
+        preemptions: in all.
+        failures: in all.
+        in_a_row: failures without a long run between.
+        idle_in_a_row: preemptions without progress between.
+    """
 
     preemptions: int = 0
     failures: int = 0
     in_a_row: int = 0
+    idle_in_a_row: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +105,8 @@ class Situation:
         stop_at: when the supervisor was told to leave.
         asked_at: when those still running were sent SIGTERM.
         killed_at: when they were sent SIGKILL.
+        is_urged: whoever told the supervisor to leave waits no longer.
+        has_progressed: the run has committed another step than it began with.
         tally: what earlier runs have spent.
     """
 
@@ -105,6 +117,8 @@ class Situation:
     stop_at: float | None = None
     asked_at: float | None = None
     killed_at: float | None = None
+    is_urged: bool = False
+    has_progressed: bool = False
     tally: Tally = Tally()
 
 
@@ -169,6 +183,8 @@ def leave_between_runs(limits: Limits, tally: Tally) -> Leave:
 def _while_some_run(limits: Limits, seen: Situation) -> Action:
     if seen.killed_at is not None:
         return _after_kill(limits, seen, seen.killed_at)
+    if seen.is_urged:
+        return Kill()
     if seen.asked_at is not None:
         # Told to stop, workers commit. After a failure or a preemption those that still
         # run can't be in a commit that all take part in, and get a short time.
@@ -238,27 +254,37 @@ def _after_failure(
         return Leave(
             cause=Cause.FAILURE, code=failure.code, tally=tally, is_over_budget=True
         )
-    # The exponent is capped because a float is not endless.
-    delay = min(limits.backoff_max, limits.backoff * 2.0 ** min(row - 1, 60))
-    return Restart(cause=Cause.FAILURE, delay=delay, tally=tally)
+    return Restart(cause=Cause.FAILURE, delay=_backoff(limits, row), tally=tally)
 
 
 def _after_preemption(
     limits: Limits, seen: Situation, preempted: WorkerExit
 ) -> Restart | Leave:
-    tally = dataclasses.replace(seen.tally, preemptions=seen.tally.preemptions + 1)
-    allowed = limits.max_preemptions
-    if allowed is not None and tally.preemptions > allowed:
-        return Leave(
-            cause=Cause.PREEMPTION,
-            code=preempted.code,
-            tally=tally,
-            is_over_budget=True,
-        )
-    # No back-off; but a program that leaves at once, every time, must not spin.
     lasted = preempted.at - seen.started_at
-    delay = max(0.0, limits.backoff - lasted)
+    has_gained = seen.has_progressed or lasted >= limits.backoff_reset
+    tally = dataclasses.replace(
+        seen.tally,
+        preemptions=seen.tally.preemptions + 1,
+        idle_in_a_row=0 if has_gained else seen.tally.idle_in_a_row + 1,
+    )
+    for cause, spent, allowed in (
+        (Cause.PREEMPTION, tally.preemptions, limits.max_preemptions),
+        (Cause.NO_PROGRESS, tally.idle_in_a_row, limits.max_idle_preemptions),
+    ):
+        if allowed is not None and spent > allowed:
+            return Leave(
+                cause=cause, code=preempted.code, tally=tally, is_over_budget=True
+            )
+    # The run's own time counts: what trains for a while is started again at once. But
+    # what leaves at once, every time, must not spin, whatever it commits.
+    delay = max(0.0, _backoff(limits, max(1, tally.idle_in_a_row)) - lasted)
     return Restart(cause=Cause.PREEMPTION, delay=delay, tally=tally)
+
+
+def _backoff(limits: Limits, row: int) -> float:
+    """How long the last of so many in a row is paused after."""
+    # The exponent is capped because a float is not endless.
+    return min(limits.backoff_max, limits.backoff * 2.0 ** min(row - 1, 60))
 
 
 def _first_preempted(limits: Limits, seen: Situation) -> WorkerExit | None:

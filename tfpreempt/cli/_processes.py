@@ -149,6 +149,11 @@ class Fleet:
         return ended
 
     @property
+    def running(self) -> list[int]:
+        """The workers that have not ended, as far as `reap` has seen."""
+        return list(self._running)
+
+    @property
     def has_leftovers(self) -> bool:
         """Whether children of ended workers still run; `reap` ends them in time."""
         return bool(self._left_behind)

@@ -15,6 +15,7 @@ _CAUSES = {
     Cause.FINISHED: "training is finished",
     Cause.PREEMPTION: "the preemption budget is used up",
     Cause.FAILURE: "the failure budget is used up",
+    Cause.NO_PROGRESS: "preempted again and again without a newer commit",
     Cause.STOPPED: "told to stop; the platform is expected to start the run again",
 }
 
@@ -91,6 +92,16 @@ class Record:
         self._add("told_to_stop", signal=signal_name)
         self.say(f"{signal_name}: waiting up to {grace:g} s for the workers to commit")
 
+    def urged(self, workers: Sequence[int], seconds: float) -> None:
+        """A Ctrl-C that came after the signal to leave."""
+        self._add("urged", workers=list(workers), seconds=seconds)
+        names = ", ".join(str(each) for each in workers)
+        whom = f"worker(s) {names}" if workers else "what the workers left behind"
+        self.say(
+            f"still waiting for {whom}, up to {seconds:.0f} s. Ctrl-C once more kills "
+            "them at once: what they have not committed is lost"
+        )
+
     def ended_others(self, signal_name: str, workers: Sequence[int]) -> None:
         """The supervisor sent a signal to the workers that still ran."""
         self._add("ended_others", signal=signal_name, workers=list(workers))
@@ -109,14 +120,25 @@ class Record:
             cause=verdict.cause.value,
             preemptions=tally.preemptions,
             max_preemptions=limits.max_preemptions,
+            idle_in_a_row=tally.idle_in_a_row,
+            max_idle_preemptions=limits.max_idle_preemptions,
             failures=tally.failures,
             max_failures=limits.max_failures,
             is_used_up=isinstance(verdict, Leave) and verdict.is_over_budget,
         )
         if isinstance(verdict, Restart):
             used = f"{tally.preemptions} preemption(s), {tally.failures} failure(s)"
+            if tally.idle_in_a_row > 1:
+                used += f", {tally.idle_in_a_row} in a row without a newer commit"
             delay = f" in {verdict.delay:.1f} s" if verdict.delay else ""
             self.say(f"{verdict.cause.value}: restarting{delay} ({used} so far)")
+        elif verdict.cause is Cause.NO_PROGRESS:
+            self.say(
+                f"giving up: {tally.idle_in_a_row} preemptions in a row, and no newer "
+                "commit. Either a notice stays up on this machine (`tfpreempt doctor` "
+                "shows what is asked), or the program leaves with a restart code by "
+                "itself; see its log. --max-idle-preemptions allows more"
+            )
 
     def left(self, summary: Summary) -> None:
         """The end: the last record, and the summary as a table or as plain lines."""

@@ -27,14 +27,21 @@ class SignalBox:
     """Made by `watch_signals`; main thread only.
 
     Attributes:
-        stop: None until the supervisor is told to leave; the first one stays, as a
-            second Ctrl-C must not cut short what the first has asked for.
+        stop: None until the supervisor is told to leave; the first one stays.
+        urges: each Ctrl-C that came after it. One must not cut short what was asked
+            for before; platforms repeat SIGTERM, which asks for nothing new.
     """
 
     def __init__(self, receiver: socket.socket, clock: Clock) -> None:
         self._receiver = receiver
         self._clock = clock
         self.stop: Stop | None = None
+        self.urges = 0
+
+    @property
+    def is_urged(self) -> bool:
+        """Whether to wait no longer: the first urge only asks what is waited for."""
+        return self.urges >= 2
 
     def wait(self, seconds: float | None) -> None:
         """Waits for any of the signals, the end of a child among them.
@@ -47,6 +54,8 @@ class SignalBox:
             if byte in _STOPS and self.stop is None:
                 number = signal.Signals(byte)
                 self.stop = Stop(signal=number, at=self._clock.monotonic())
+            elif byte == signal.SIGINT:
+                self.urges += 1
 
 
 @contextlib.contextmanager

@@ -55,6 +55,13 @@ _SECONDS = _Seconds(min=0)
     help="Preemptions to restart after (default: any number).",
 )
 @click.option(
+    "--max-idle-preemptions",
+    type=click.IntRange(min=0),
+    default=_LIMITS.max_idle_preemptions,
+    show_default=True,
+    help="Preemptions in a row to restart after without a newer commit between them.",
+)
+@click.option(
     "--max-failures",
     type=click.IntRange(min=0),
     default=_LIMITS.max_failures,
@@ -108,7 +115,8 @@ _SECONDS = _Seconds(min=0)
     type=_SECONDS,
     default=_LIMITS.backoff,
     show_default=True,
-    help="Seconds before the first restart after a failure; doubles with each.",
+    help="Seconds before the first restart after a failure; doubles with each. So it "
+    "does from start to start with preemptions that bring no newer commit.",
 )
 @click.option(
     "--backoff-max",
@@ -122,7 +130,7 @@ _SECONDS = _Seconds(min=0)
     type=_SECONDS,
     default=_LIMITS.backoff_reset,
     show_default=True,
-    help="A run of so many seconds starts the back-off afresh.",
+    help="A run of so many seconds starts the back-off afresh, as a newer commit does.",
 )
 @click.option(
     "--log-size",

@@ -1,0 +1,20 @@
+"""What a run has gained: the step of its newest commit."""
+
+from __future__ import annotations
+
+from tfpreempt.checkpoint import catalog, layout
+
+
+def newest_step(checkpoint_dir: str | None) -> int | None:
+    """The step of the newest commit; None where none is seen.
+
+    What lies behind a URL is not looked for: the supervisor's one thread has no time
+    for requests.
+    """
+    if checkpoint_dir is None or layout.is_url(checkpoint_dir):
+        return None
+    try:
+        commits, _ = catalog.scan(checkpoint_dir)
+    except OSError:
+        return None
+    return commits[0].manifest.step if commits else None
