@@ -185,8 +185,7 @@ def test_a_pipe_in_a_commit_is_damage(three, name):
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_for_a_state_file_is_a_clear_error(three):
-    (three / "checkpoint").unlink()
-    os.mkfifo(three / "checkpoint")
+def test_a_pipe_for_a_state_file_is_a_clear_error_where_no_commit_is(tmp_path):
+    os.mkfifo(tmp_path / "checkpoint")
     with pytest.raises(errors.CheckpointError, match="Not a regular file"):
-        restore.find_candidates(str(three))
+        restore.find_candidates(str(tmp_path))

@@ -223,7 +223,7 @@ def point(files: Files, directory: str, kept: list[str], dropped: list[str]) -> 
     if not ours:
         return
     gone = {f"{os.path.basename(path)}/{layout.PAYLOAD}" for path in dropped}
-    old = pointer.read(directory)
+    old = _listed(directory)
     times: dict[str, float] = {}
     if old is not None:
         stamps = old.timestamps or (0.0,) * len(old.paths)
@@ -277,6 +277,16 @@ def free_target(
     if not reading.is_there(plain):
         return plain
     return f"{plain}.{sequence}"
+
+
+def _listed(directory: str) -> pointer.Pointer | None:
+    """What the state file says; nothing where it is a pipe or a device."""
+    try:
+        return pointer.read(directory)
+    except OSError:
+        if reading.is_file(os.path.join(directory, layout.POINTER)):
+            raise
+        return None
 
 
 def _has_index(directory: str, name: str) -> bool:

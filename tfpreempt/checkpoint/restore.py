@@ -88,15 +88,9 @@ def find_candidates(
             lost(problem)
         current = [entry for entry in committed if not is_overwritten(entry)]
         taken = {entry.path for entry in current}
-        foreign = [p for p in foreign_prefixes(directory) if p not in taken]
-        dated = [
-            (
-                reading.stat(prefix + _INDEX).modified_ns / 1e9,
-                _from_foreign(directory, prefix),
-            )
-            for prefix in foreign
-            if _is_whole_save(prefix, skip)
-        ]
+        found = foreign_prefixes(directory, needs_pointer=not current)
+        foreign = [p for p in found if p not in taken and _is_whole_save(p, skip)]
+        dated = _dated(directory, foreign, lost)
     except OSError as error:
         raise errors.CheckpointError(
             f"The checkpoint directory {directory!r} cannot be read: {error}. Check "
@@ -241,6 +235,21 @@ def _from_foreign(directory: str, prefix: str) -> Candidate:
     )
 
 
+def _dated(
+    directory: str, foreign: list[str], lost: Callable[[str], None]
+) -> list[tuple[float, Candidate]]:
+    """Checkpoints of others, each with the time of its index."""
+    dated = []
+    for prefix in foreign:
+        index = prefix + _INDEX
+        try:
+            found = _from_foreign(directory, prefix)
+            dated.append((reading.stat(index).modified_ns / 1e9, found))
+        except OSError as error:
+            lost(f"{index!r} cannot be read: {error}")
+    return dated
+
+
 def _merge(
     committed: list[Committed], dated: list[tuple[float, Candidate]]
 ) -> list[Candidate]:
@@ -285,14 +294,33 @@ def _is_whole_save(prefix: str, skip: Callable[[str], None]) -> bool:
     return False
 
 
-def foreign_prefixes(directory: str) -> list[str]:
-    """Prefixes of flat checkpoints, and of those that the state file names."""
+def foreign_prefixes(directory: str, *, needs_pointer: bool = True) -> list[str]:
+    """Prefixes of flat checkpoints, and of those that the state file names.
+
+    Args:
+        directory: the checkpoint directory.
+        needs_pointer: whether the state file may name all that there is; otherwise one
+            that cannot be read is only said.
+
+    Raises:
+        OSError: the directory or its state file cannot be read.
+    """
     found = set()
     if reading.is_dir(directory):
         for name in reading.names(directory):
-            if name.endswith(_INDEX) and len(name) > len(_INDEX):
+            if name.endswith(_INDEX) and name != _INDEX:
                 found.add(os.path.join(directory, name[: -len(_INDEX)]))
-        listed = pointer.read(directory)
+        try:
+            listed = pointer.read(directory)
+        except OSError as error:
+            if needs_pointer:
+                raise
+            listed = None
+            _log.warning(
+                "TensorFlow's state file cannot be read: %s. It is only a pointer; the "
+                "commits are found without it.",
+                error,
+            )
         for name in (listed.latest, *listed.paths) if listed else ():
             relative = os.path.relpath(os.path.join(directory, name), directory)
             prefix = os.path.join(directory, relative)
@@ -305,6 +333,7 @@ def foreign_prefixes(directory: str) -> list[str]:
                 for name in (layout.MANIFEST, layout.MARKER)
             ):
                 continue  # a directory of our own form: there the markers rule
-            if reading.is_file(prefix + _INDEX):
-                found.add(prefix)
-    return sorted(p for p in found if not _TEMPORARY.search(p))
+            found.add(prefix)
+    return sorted(
+        p for p in found if not _TEMPORARY.search(p) and reading.is_file(p + _INDEX)
+    )

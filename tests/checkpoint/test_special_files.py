@@ -1,0 +1,153 @@
+"""Pipes, sockets, devices and directories where files are expected: nobody waits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+
+import pytest
+
+from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tfpreempt.checkpoint.state import StateRegistry
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def put_socket(path):
+    there = os.open(os.path.dirname(path), os.O_PATH)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(f"/proc/self/fd/{there}/{os.path.basename(path)}")
+    finally:
+        os.close(there)
+
+
+KINDS = {
+    "pipe": os.mkfifo,
+    "socket": put_socket,
+    "device": lambda path: os.symlink("/dev/zero", path),
+    "directory": os.mkdir,
+    "loop": lambda path: os.symlink(path, path),
+}
+
+
+@pytest.fixture(params=KINDS)
+def put(request):
+    def put(path):
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        KINDS[request.param](str(path))
+
+    return put
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Makes a file one that a bad disk does not give back."""
+    paths = set()
+    real = os.open
+
+    def open_unless_broken(path, *args, **kwargs):
+        if str(path) in paths:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", open_unless_broken)
+    return lambda path: paths.add(str(path))
+
+
+def job(directory, form="own"):
+    registry = StateRegistry()
+    word = Words("word", registry=registry)
+    payload = OwnPayload() if form == "own" else FlatPayload(str(directory))
+    saver = make_saver(directory, payload, registry=registry)
+    saver.start()
+    return saver, word
+
+
+def commit(directory, step, form="own"):
+    saver, word = job(directory, form)
+    word.text = str(step)
+    save(saver, step)
+
+
+def restored(directory, form="own"):
+    saver, word = job(directory, form)
+    candidate = saver.newest()
+    saver.restore(candidate)
+    assert word.text == str(candidate.step)
+    return candidate.step
+
+
+POINTLESS = [
+    "checkpoint",
+    ".tfpreempt-directory",
+    ".tfpreempt-staging",
+    ".tfpreempt-staging/dead.claim",
+    ".tfpreempt-probe-aa",
+    "faiss.index",
+    "7",
+    "9/MANIFEST.json",
+    "9/COMMITTED",
+    "ckpt-9.tfpreempt",
+    "ckpt-9.tfpreempt-intent",
+    "states/word.state",
+]
+
+
+@pytest.mark.parametrize("name", POINTLESS)
+def test_beside_whole_commits_they_stop_no_start(tmp_path, put, name):
+    commit(tmp_path, 1)
+    commit(tmp_path, 2)
+    put(tmp_path / name)
+    assert restored(tmp_path) == 2
+
+
+NEEDED = ["MANIFEST.json", "COMMITTED", "ckpt.index", "states/word.state"]
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_in_a_commit_they_are_damage(tmp_path, put, name):
+    commit(tmp_path, 1)
+    commit(tmp_path, 2)
+    put(tmp_path / "2" / name)
+    assert restored(tmp_path) == 1
+    commit(tmp_path, 3)
+    assert restored(tmp_path) == 3
+
+
+@pytest.mark.parametrize("name", ["ckpt-2.index", "ckpt-2.tfpreempt/COMMITTED"])
+def test_in_a_flat_commit_too(tmp_path, put, name):
+    for step in (1, 2):
+        commit(tmp_path, step, "flat")
+    put(tmp_path / name)
+    assert restored(tmp_path, "flat") == 1
+
+
+def test_a_state_file_that_cannot_be_read_is_said_and_made_anew(tmp_path, caplog):
+    commit(tmp_path, 1)
+    commit(tmp_path, 2)
+    (tmp_path / "checkpoint").unlink()
+    os.mkfifo(tmp_path / "checkpoint")
+    commit(tmp_path, 3)
+    assert (tmp_path / "checkpoint").read_text().startswith("model_checkpoint_path")
+    assert not (tmp_path / "1").exists()  # retention goes on
+    (tmp_path / "checkpoint").unlink()
+    os.mkfifo(tmp_path / "checkpoint")
+    caplog.clear()
+    assert restored(tmp_path) == 3
+    (said,) = caplog.messages
+    assert "state file cannot be read" in said
+    assert "only a pointer" in said
+
+
+def test_a_strangers_index_that_cannot_be_read_is_passed_over(tmp_path, caplog, broken):
+    commit(tmp_path, 1)
+    (tmp_path / "ckpt-9.index").write_bytes(b"index")
+    broken(tmp_path / "ckpt-9.index")
+    assert restored(tmp_path) == 1
+    assert "ckpt-9.index' cannot be read: [Errno 5]" in caplog.text
