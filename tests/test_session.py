@@ -250,6 +250,36 @@ def test_an_end_that_is_not_saved_is_no_success() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
+class FullDisk(io.StringIO):
+    """A stream whose disk is full."""
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+class Stuck(io.StringIO):
+    """A pipe that nobody reads."""
+
+    def flush(self) -> None:
+        threading.Event().wait()
+
+
+@pytest.mark.parametrize("stream", ["closed", None, FullDisk(), Stuck()])
+def test_who_prints_at_the_end_finds_a_stream(
+    stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if stream == "closed":
+        stream = io.StringIO()
+        stream.close()
+    monkeypatch.setattr(departure, "FLUSH_LIMIT", 0.1)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.delattr(sys, "stderr")
+    departure.keep_streams()
+    for each in (sys.stdout, sys.stderr):
+        print("the last word", file=each, flush=True)
+
+
 def test_an_exit_function_that_returns_ends_nothing() -> None:
     """Training goes on where the user's exit function returns."""
     departure.exit_hard(lambda: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread  # noqa: F401 - its own exit hook must come after ours
+import contextlib
 import gc
 import json
 import logging
@@ -26,6 +27,9 @@ from tfpreempt.participant import Participant
 from tfpreempt.remote_cluster import notice_was_served
 
 log = logging.getLogger(__name__)
+
+FLUSH_LIMIT = 1.0
+"""Seconds that a stream may take for what was printed."""
 
 
 class Departure:
@@ -60,6 +64,7 @@ class Departure:
         members = self._members()
         if outcome is Outcome.FINISHED or not members:
             return
+        keep_streams()
         committed = outcome is Outcome.COMMITTED
         if not committed:
             log.error(
@@ -134,6 +139,7 @@ class Departure:
         members = self._members()
         if self._is_over or not members:
             return
+        keep_streams()
         log.error(
             "tfpreempt: %s; the process ends now and the last commit stands. If steps "
             "or evaluations take this long, call save_checkpoint_if_preempted() within "
@@ -235,6 +241,7 @@ class Departure:
         members = self._members()
         if self.left or self._is_forked or not members:
             return
+        keep_streams()
         error = getattr(sys, "last_value", None)
         if error is not None and not self.detached:
             raised(error)
@@ -293,16 +300,32 @@ def on_interpreter_end(call: Callable[[], None]) -> None:
     register(call)
 
 
+def keep_streams() -> None:
+    """Whoever prints or logs from now on can, also where the streams were closed.
+
+    Test runners and daemons close them. A log record then raises, in the middle of the
+    way out; files that are opened get the closed descriptors' numbers, which C++ goes
+    on writing its messages to; and what cannot be flushed at the end (a full disk, a
+    pipe that nobody reads) has Python exit with 120.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # it has taken the number of one that was closed
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)
+        try:
+            bounded(lambda stream=stream: stream.flush(), FLUSH_LIMIT, "a flush")
+        except Exception:  # noqa: BLE001 - of whatever stands there as a stream
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
+
+
 def exit_hard(leave: Callable[[], Any]) -> None:
     """Runs what may raise SystemExit where that would not end the process."""
     try:
         leave()
     except SystemExit as exit:
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                pass  # a closed stream has nothing left to say
+        with contextlib.suppress(WaitTimeoutError):
+            bounded(logging.shutdown, FLUSH_LIMIT, "closing the logs")
+        keep_streams()
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         os._exit(code)

@@ -23,7 +23,7 @@ from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.runtime import Threads
 from tfpreempt.coordination.store import KeyValueStore
-from tfpreempt.departure import Departure, on_interpreter_end
+from tfpreempt.departure import Departure, keep_streams, on_interpreter_end
 from tfpreempt.errors import CheckpointError, SaveError, StoreGoneError, UsageError
 from tfpreempt.events import Commit, Event, Fault, Outcome
 from tfpreempt.participant import Participant
@@ -149,6 +149,7 @@ class Session:
         Returns:
             Whether all are through; False: given up, and the others were told.
         """
+        keep_streams()
         self.come_back()
         self._joint.finishing()
         verdict: type[ev.Verdict] | None = ev.Resume

@@ -121,6 +121,26 @@ os.kill(os.getpid(), 15); time.sleep(5)
     assert done.returncode == -15
 
 
+def test_a_program_without_standard_streams_leaves_with_the_restart_code(
+    tmp_path: Path,
+) -> None:
+    """A test runner, or a daemon, has closed them: nothing at the end needs one."""
+    done = python(
+        """
+h = make()
+h.run(step)
+os.kill(os.getpid(), 15); time.sleep(0.5)
+sys.stdout.close(); sys.stderr.close()
+for fd in (1, 2):
+    try: os.close(fd)
+    except OSError: pass
+""",
+        tmp_path,
+    )
+    assert done.returncode == 143
+    assert (tmp_path / "1" / "COMMITTED").exists()
+
+
 def test_an_exit_function_that_restarts_in_the_process_leaves_signals(
     tmp_path: Path,
 ) -> None:
