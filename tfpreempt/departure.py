@@ -312,9 +312,8 @@ def keep_streams() -> None:
         pass  # it has taken the number of one that was closed
     os.close(descriptor)
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name, None)
         try:
-            bounded(lambda stream=stream: stream.flush(), FLUSH_LIMIT, "a flush")
+            bounded(getattr(sys, name).flush, FLUSH_LIMIT, "a flush")
         except Exception:  # noqa: BLE001 - of whatever stands there as a stream
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
 
