@@ -194,7 +194,11 @@ class Logged(LocalStore):
 
 download._RANGE_BYTES = 10_000
 download.fetch.__kwdefaults__["threads"] = 1
-with Checkpoint(sys.argv[4], Logged(sys.argv[1])).as_directory() as path:
+handle = Checkpoint(sys.argv[4], Logged(sys.argv[1]))
+if len(sys.argv) > 5:
+    print(handle.to_directory(sys.argv[5] or None))
+    sys.exit()
+with handle.as_directory() as path:
     print(path, flush=True)
     sys.stdin.read()
 """
@@ -209,11 +213,14 @@ class Readers:
         self.log = tmp_path / "log"
         self.cache = str(tmp_path / "cache" / f"tfpreempt-{os.getuid()}")
         self.environ = {**os.environ, cache.CACHE_VARIABLE: str(tmp_path / "cache")}
+        self.environ["TMPDIR"] = str(tmp_path)
         self.folder = put_commit(LocalStore(self.root), CONTENTS).folder
         self.started = []
 
-    def start(self, die_at=-1):
+    def start(self, die_at=-1, to=None):
+        """With `to` it copies to that directory and ends; "" is a temporary one."""
         argv = [self.root, str(self.log), str(die_at), self.folder]
+        argv += [] if to is None else [str(to)]
         process = subprocess.Popen(
             [sys.executable, "-c", READER, *argv],
             stdin=subprocess.PIPE,
@@ -282,3 +289,31 @@ def test_a_killed_download_is_gone_on_with(readers):
     assert readers.fetched() == [number * 10_000 for number in asked]
     process.communicate("", timeout=DEADLINE)
     assert readers.copies() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["", "copy"])
+def test_processes_that_copy_to_one_directory_download_once(readers, tmp_path, where):
+    processes = [readers.start(to=where and tmp_path / where) for _ in range(4)]
+    said = [process.communicate(timeout=DEADLINE)[0].strip() for process in processes]
+    assert len(set(said)) == 1
+    assert os.path.dirname(said[0]) == str(tmp_path)
+    assert Checkpoint(said[0]).step == 7
+    assert pathlib.Path(said[0], "big").read_bytes() == CONTENTS["big"]
+    assert readers.fetched() == [number * 10_000 for number in range(RANGES)]
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_killed_process_is_finished_by_one_that_waits(readers, tmp_path):
+    killed = readers.start(die_at=7, to=tmp_path / "copy")
+    killed.communicate(timeout=DEADLINE)
+    assert killed.returncode == -signal.SIGKILL
+    with pytest.raises(errors.CheckpointError, match="no marker"):
+        Checkpoint(tmp_path / "copy").get_metadata()
+    others = [readers.start(to=tmp_path / "copy") for _ in range(3)]
+    for process in others:
+        process.communicate(timeout=DEADLINE)
+    assert [process.returncode for process in others] == [0, 0, 0]
+    assert Checkpoint(tmp_path / "copy").step == 7
+    asked = sorted([*range(7), *range(6, RANGES)])
+    assert readers.fetched() == [number * 10_000 for number in asked]

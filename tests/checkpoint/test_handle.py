@@ -17,7 +17,7 @@ from tests.checkpoint.test_download import read_tree
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.handling import cache, contents
+from tfpreempt.checkpoint.handling import cache, contents, turns
 from tfpreempt.checkpoint.storage.files import LocalFiles
 from tfpreempt.checkpoint.storage.local import LocalStore
 from tfpreempt.checkpoint.transfer import landing
@@ -26,6 +26,7 @@ from tfpreempt.testing.storage import FaultyStore, damage
 
 @pytest.fixture(autouse=True)
 def cache_root(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache" / f"tfpreempt-{os.getuid()}"
 
@@ -108,11 +109,10 @@ def test_to_directory_copies_every_file(any_handle, request, tmp_path):
     copy = Checkpoint(target)
     assert copy.step == any_handle.step == STEPS.get(kind)
     assert any_handle.to_directory(target) == target
-    again = copy.to_directory()
-    try:
-        assert read_tree(again) == read_tree(target)
-    finally:
-        cache.shutil.rmtree(again)
+    temporary = copy.to_directory()
+    assert read_tree(temporary) == read_tree(target)
+    assert os.path.dirname(temporary) == str(tmp_path)
+    assert copy.to_directory() == temporary
 
 
 def test_as_directory_has_every_file(any_handle, request, cache_root):
@@ -168,6 +168,50 @@ def test_metadata(any_handle, request):
     any_handle.set_metadata({})
     assert any_handle.get_metadata() == {}
     assert any_handle.step == STEPS.get(kind_of(request))
+
+
+def test_a_temporary_directory_is_of_one_content(own, plain, tmp_path):
+    first = plain.to_directory()
+    (tmp_path / "plain" / "more").touch()
+    assert len({first, plain.to_directory(), own.to_directory()}) == 3
+
+
+def test_a_temporary_directory_of_others_is_not_trusted(own, tmp_path):
+    os.chmod(own.to_directory(), 0o777)
+    with pytest.raises(errors.ConfigurationError, match=r"can't be trusted.*TMPDIR"):
+        own.to_directory()
+
+
+def test_a_refused_copy_leaves_no_directory(store, tmp_path):
+    put_hostile(store, [{"size": 10 << 40}])
+    with pytest.raises(errors.CheckpointError, match="claims to have"):
+        Checkpoint("", store).to_directory(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_threads_that_copy_to_one_place_wait_for_each_other(remote, tmp_path):
+    copied = []
+
+    def copy():
+        copied.append(remote.to_directory(tmp_path / "copy"))
+
+    threads = [threading.Thread(target=copy) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert copied == [str(tmp_path / "copy")] * 8
+    assert read_tree(copied[0]).keys() == FILES.keys() | CONTROLS
+
+
+def test_a_copy_waits_for_another_no_longer_than_it_may(remote, tmp_path):
+    (tmp_path / "copy").mkdir()
+    with (
+        turns.alone_in(str(tmp_path / "copy"), seconds=1),
+        pytest.raises(errors.CheckpointError, match="Another process has"),
+    ):
+        remote.to_directory(tmp_path / "copy", timeout=0.01)
+    assert os.listdir(tmp_path / "copy") == []
 
 
 def test_metadata_travels_with_a_copy(remote, tmp_path):
@@ -375,7 +419,7 @@ def test_repr_says_where(own, remote, tmp_path):
     assert repr(remote) == f"Checkpoint({remote.path!r}, remote in memory://)"
     assert remote.step == 7
     assert repr(remote) == f"Checkpoint({remote.path!r}, step=7, remote in memory://)"
-    assert repr(Checkpoint("gs://b/x/")) == "Checkpoint('gs://b/x', remote)"
+    assert repr(Checkpoint("gs://bucket/x/")) == "Checkpoint('gs://bucket/x', remote)"
 
 
 def test_equal_are_those_of_the_same_place(own, remote, store):
@@ -389,9 +433,12 @@ def test_equal_are_those_of_the_same_place(own, remote, store):
 
 def test_names_of_the_wrong_place(own, store, remote):
     with pytest.raises(errors.ConfigurationError, match="directory of this machine"):
-        Checkpoint.from_directory("gs://b/x")
+        Checkpoint.from_directory("gs://bucket/x")
     with pytest.raises(errors.ConfigurationError, match="directory of this machine"):
-        own.to_directory("gs://b/x")
+        own.to_directory("gs://bucket/x")
+    pathlib.Path(own.path + "-file").touch()
+    with pytest.raises(errors.CheckpointError, match="no directory; expected one"):
+        own.to_directory(own.path + "-file")
     with pytest.raises(errors.ConfigurationError, match="Object name"):
         Checkpoint("../x", store).get_metadata()
 

@@ -49,3 +49,11 @@ def test_a_timeout_that_is_none(handle, timeout, tmp_path):
 def test_a_scheme_is_no_file_system():
     with pytest.raises(errors.ConfigurationError, match="pass it whole"):
         Checkpoint("x", "gs")
+
+
+@pytest.mark.parametrize(
+    "uri", ["gs://", "s3://", "gs:///x", "gs://UPPER/x", "gs://bucket/a//b", "s3://b/x"]
+)
+def test_a_uri_that_can_be_no_place_is_refused_when_it_is_named(uri):
+    with pytest.raises(errors.ConfigurationError, match=uri):
+        Checkpoint(uri)

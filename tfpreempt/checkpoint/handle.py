@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -14,8 +14,10 @@ from tfpreempt import errors
 from tfpreempt.arguments import check_timeout
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.handling import contents, metadata, moved, restoring
-from tfpreempt.checkpoint.handling.cache import Cache, key_of
+from tfpreempt.checkpoint.handling.cache import Cache, key_of, private_directory
 from tfpreempt.checkpoint.handling.contents import Contents
+from tfpreempt.checkpoint.handling.turns import alone_in
+from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import LocalFiles, write_durably
 from tfpreempt.checkpoint.storage.interface import ObjectStore, check_name
 from tfpreempt.checkpoint.storage.opening import (
@@ -24,9 +26,12 @@ from tfpreempt.checkpoint.storage.opening import (
     is_uri,
     local_path,
     open_store,
+    split,
 )
 from tfpreempt.checkpoint.transfer import download
 
+_PATIENCE = 24 * 3600.0  # who copies gives up by itself when no byte comes
+_NOTE_SECONDS = 30.0
 _STORE_METHODS = ("put_if_absent", "get", "list", "stat", "delete")
 
 
@@ -73,6 +78,8 @@ class Checkpoint(moved.NamesOfRay):
             )
         self._filesystem = filesystem
         self._local = local_path(text) if filesystem is None else None
+        if filesystem is None and self._local is None:
+            _check_remote(text)
         self._path = self._local or text.rstrip("/")
         self._prefix = prefix
         self._step = step
@@ -127,12 +134,14 @@ class Checkpoint(moved.NamesOfRay):
     ) -> str:
         """Copies all files into a directory, and verifies them.
 
-        What a call that was killed left in the directory is used. Files of others
-        there stay; one that has a name of the checkpoint's is refused.
+        Of several processes of this node that name one directory, one copies, and the
+        others wait. What a call that was killed left in the directory is used. Files of
+        others there stay; one that has a name of the checkpoint's is refused.
 
         Args:
-            path: the directory, made if need be; by default a fresh temporary one,
-                which is yours to delete.
+            path: the directory, made if need be; by default a temporary one, the same
+                for all of this user's processes, which is yours to delete when the last
+                one needs it no more.
             timeout: seconds for all of it; None: as long as bytes keep coming.
 
         Returns:
@@ -144,17 +153,23 @@ class Checkpoint(moved.NamesOfRay):
                 a file that is in the way. Nothing was written over.
         """
         check_timeout(timeout)
+        began = time.monotonic()
         found = self._contents(with_sums=True)
-        with contextlib.ExitStack() as undo:
-            if path is None:
-                target = tempfile.mkdtemp(prefix="tfpreempt-checkpoint-")
-                undo.callback(shutil.rmtree, target, ignore_errors=True)
-            else:
-                target = _check_target(path)
-            _fill(found, target, timeout)
+        target = _temporary(found) if path is None else _check_target(path)
+        is_ours = path is None or not os.path.lexists(target)
+        with contextlib.ExitStack() as ends:
+            with failure.translated("copy a checkpoint", target):
+                patience = _PATIENCE if timeout is None else timeout
+                ends.enter_context(alone_in(target, seconds=patience, makes=True))
+            try:
+                _fill(found, target, _left(timeout, began))
+            except BaseException:
+                if is_ours:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(target)  # unless there is something in it
+                raise
             if (note := self._metadata_bytes(found)) is not None:
                 metadata.write_local(target, note)
-            undo.pop_all()
         return target
 
     @contextlib.contextmanager
@@ -294,7 +309,9 @@ class Checkpoint(moved.NamesOfRay):
                 f"{self!r} was written without tfpreempt, as flat files: there is no "
                 "directory of its own for metadata. Copy it with to_directory() first."
             )
-        with metadata.locked(found.holder):
+        with contextlib.ExitStack() as ends:
+            with failure.translated("write metadata", found.holder):
+                ends.enter_context(alone_in(found.holder, seconds=_NOTE_SECONDS))
             old = metadata.read_local(found.holder) if keep else None
             metadata.write_local(found.holder, _merged(old, values, where))
 
@@ -302,6 +319,17 @@ class Checkpoint(moved.NamesOfRay):
 def _merged(old: bytes | None, values: Mapping[str, Any], where: str) -> bytes:
     before = {} if old is None else metadata.decoded(old, where)
     return metadata.encoded({**before, **values})
+
+
+def _temporary(found: Contents) -> str:
+    """A directory whose name stands for the content: the same for all who want it."""
+    key = key_of(found.source.uri, found.folder, found.token)[:16]
+    name = f"tfpreempt-checkpoint-{os.getuid()}-{key}"
+    return private_directory(os.path.join(tempfile.gettempdir(), name), "TMPDIR")
+
+
+def _left(timeout: float | None, began: float) -> float | None:
+    return None if timeout is None else max(0.0, began + timeout - time.monotonic())
 
 
 def _fill(found: Contents, target: str, timeout: float | None) -> None:
@@ -344,6 +372,12 @@ def _check_path(path: object) -> str:
     return text
 
 
+def _check_remote(uri: str) -> None:
+    """Refuses what can be opened nowhere; no request is made."""
+    if not is_served_by_tensorflow(uri):
+        split(uri)
+
+
 def _check_target(path: object) -> str:
     """The directory to copy into; only its own links are followed."""
     local = local_path(_check_path(path))
@@ -351,7 +385,13 @@ def _check_target(path: object) -> str:
         raise errors.ConfigurationError(
             f"to_directory() writes into a directory of this machine; got {path!r}."
         )
-    return os.path.realpath(local)
+    target = os.path.realpath(local)
+    if os.path.lexists(target) and not os.path.isdir(target):
+        raise errors.CheckpointError(
+            f"{target!r} is no directory; expected one to copy into, or nothing. "
+            "Remove it or choose another directory; nothing was written."
+        )
+    return target
 
 
 def _is_store(filesystem: object) -> bool:

@@ -68,13 +68,17 @@ def default_root() -> str:
     return private_directory(os.path.join(tempfile.gettempdir(), own))
 
 
-def private_directory(path: str) -> str:
+def private_directory(path: str, variable: str = CACHE_VARIABLE) -> str:
     """Makes a directory that only this user can enter, or checks that it is one.
+
+    Args:
+        path: the directory.
+        variable: of the environment, that names another place.
 
     Raises:
         ConfigurationError: somebody else's, a link, or it cannot be made.
     """
-    advice = f"Set {CACHE_VARIABLE} to a directory of yours."
+    advice = f"Set {variable} to a directory of yours."
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -86,10 +90,10 @@ def private_directory(path: str) -> str:
             return path
     except OSError as error:
         raise errors.ConfigurationError(
-            f"The cache directory {path!r} cannot be made: {error}. {advice}"
+            f"The directory {path!r} cannot be made: {error}. {advice}"
         ) from error
     raise errors.ConfigurationError(
-        f"The cache directory {path!r} is a link, or can be written by others, "
+        f"The directory {path!r} is a link, or can be written by others, "
         f"or not by this user; what lies there can't be trusted. {advice}"
     )
 

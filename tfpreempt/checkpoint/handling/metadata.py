@@ -5,15 +5,10 @@ The manifest is vouched for by the marker and never changes; this may, at any ti
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import io
 import json
 import os
-import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tfpreempt import errors
@@ -24,8 +19,6 @@ from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectSto
 from tfpreempt.checkpoint.transfer import remote
 
 _MAX_BYTES = 4 << 20
-_LOCK_SECONDS = 30.0
-_POLL = 0.02
 
 
 def encoded(metadata: object) -> bytes:
@@ -91,7 +84,7 @@ def read_local(holder: str) -> bytes | None:
 
 
 def write_local(holder: str, data: bytes) -> None:
-    """Writes them, all or nothing; the directory is locked by `locked`.
+    """Writes them, all or nothing; whoever does is `turns.alone_in` the directory.
 
     Raises:
         SaveError: the directory cannot be written.
@@ -99,29 +92,6 @@ def write_local(holder: str, data: bytes) -> None:
     path = os.path.join(holder, layout.METADATA)
     with failure.translated("write metadata", holder):
         write_durably(LocalFiles(), path, data)
-
-
-@contextlib.contextmanager
-def locked(holder: str) -> Iterator[None]:
-    """One at a time may change the metadata in a directory.
-
-    Raises:
-        CheckpointError: somebody else takes too long, or the directory is gone.
-    """
-    with failure.translated("write metadata", holder):
-        descriptor = os.open(holder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        limit = time.monotonic() + _LOCK_SECONDS
-        while not _try_lock(descriptor):
-            if time.monotonic() > limit:
-                raise errors.CheckpointError(
-                    f"The metadata in {holder!r} was being changed by another process "
-                    f"for {_LOCK_SECONDS:g} s. Try again."
-                )
-            threading.Event().wait(_POLL)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def read_remote(store: ObjectStore, folder: str) -> bytes | None:
@@ -138,12 +108,3 @@ def read_remote(store: ObjectStore, folder: str) -> bytes | None:
 def write_remote(store: ObjectStore, folder: str, data: bytes) -> None:
     """Writes them, all or nothing; whoever is last wins."""
     store.replace(remote.joined(folder, layout.METADATA), data)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        # Some network file systems can't lock a directory; a rename is atomic anyway.
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-    return True
