@@ -45,6 +45,9 @@ class OwnPayload:
     def restored(self, candidate):
         pass
 
+    def check(self, prefix):
+        pass
+
     def needs_peers(self):
         return False
 

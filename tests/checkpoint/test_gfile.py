@@ -69,6 +69,9 @@ class ObjectPayload:
     def restore(self, prefix, with_data=True):
         self.restored_from = get(prefix + ".index")
 
+    def check(self, prefix):
+        pass
+
     def needs_peers(self):
         return False
 

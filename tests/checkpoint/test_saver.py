@@ -9,6 +9,7 @@ import pytest
 from tests.checkpoint.fakes import Later, OwnPayload, Words, make_saver, save
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.states.values import ArrayDictState, JsonState, StepCounter
 from tfpreempt.testing.storage import damage
 
 
@@ -128,6 +129,40 @@ def test_start_removes_what_dead_saves_left(tmp_path):
     make_saver(tmp_path, OwnPayload(), clock=Later()).start()
     assert not (tmp_path / ".tfpreempt-probe-aa").exists()
     assert saver.newest().step == 1
+
+
+UNREADABLE = {
+    "json": (JsonState, "[" * 100_000),
+    "step": (StepCounter, "-1"),
+    "arrays": (ArrayDictState, "tfpbytes"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("per_worker", [False, True])
+def test_a_state_that_cannot_be_read_is_damage_though_its_bytes_are_right(
+    tmp_path, caplog, kind, per_worker
+):
+    """And it is found before anything is restored, also in another worker's shard."""
+    make, text = UNREADABLE[kind]
+
+    def job(made, step):
+        payload = OwnPayload()
+        saver = make_saver(tmp_path, payload, registry=made._registry)
+        if step is not None:
+            save(saver, step)
+        return saver, payload
+
+    good = make("x", per_worker=per_worker, registry=StateRegistry())
+    job(good, 1)
+    job(Words("x", text, per_worker=per_worker, registry=StateRegistry()), 2)
+    again = make("x", per_worker=per_worker, registry=StateRegistry())
+    saver, payload = job(again, None)
+    candidate = saver.newest()
+    assert candidate.step == 1
+    assert payload.restored_from is None
+    saver.restore(candidate)
+    assert "Passing over a checkpoint" in caplog.text
 
 
 def test_discard(tmp_path):

@@ -51,10 +51,11 @@ def broken(monkeypatch):
     paths = set()
     real = os.open
 
-    def open_unless_broken(path, *args, **kwargs):
-        if str(path) in paths:
+    def open_unless_broken(path, *args, dir_fd=None, **kwargs):
+        below = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+        if os.path.join(below, path) in paths:
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return real(path, *args, **kwargs)
+        return real(path, *args, dir_fd=dir_fd, **kwargs)
 
     monkeypatch.setattr(os, "open", open_unless_broken)
     return lambda path: paths.add(str(path))
@@ -151,3 +152,12 @@ def test_a_strangers_index_that_cannot_be_read_is_passed_over(tmp_path, caplog, 
     broken(tmp_path / "ckpt-9.index")
     assert restored(tmp_path) == 1
     assert "ckpt-9.index' cannot be read: [Errno 5]" in caplog.text
+
+
+@pytest.mark.parametrize("name", [*NEEDED, "ckpt.data-00001-of-00002"])
+def test_what_the_disk_does_not_give_back_is_damage(tmp_path, caplog, broken, name):
+    commit(tmp_path, 1)
+    commit(tmp_path, 2)
+    broken(tmp_path / "2" / name)
+    assert restored(tmp_path) == 1
+    assert "Input/output error" in caplog.text

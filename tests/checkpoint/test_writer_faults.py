@@ -9,7 +9,7 @@ import resource
 
 import pytest
 
-from tests.checkpoint.fakes import make_saver, save
+from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.storage.files import LocalFiles
@@ -180,6 +180,18 @@ def test_too_many_open_files_are_no_full_disk(tmp_path):
 
 
 # --- another model -------------------------------------------------------------------
+
+
+def test_an_index_that_tensorflow_cannot_read_is_passed_over(tmp_path, caplog):
+    """Its bytes are what the manifest says. It is tried before anything is assigned."""
+    Job(tmp_path).save(3)
+    save(make_saver(tmp_path, OwnPayload()), 4)
+    job = Job(tmp_path)
+    candidate = job.saver.newest()
+    assert candidate.step == 3
+    assert "TensorFlow cannot read" in caplog.text
+    assert float(job.weight[0]) == 0.0
+    assert job.restore()[1] == 3.0
 
 
 def test_what_the_model_no_longer_has_is_named(tmp_path, caplog):

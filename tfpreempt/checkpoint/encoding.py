@@ -33,6 +33,24 @@ def read_parts(fileobj: IO[bytes]) -> tuple[Any, list[bytes]]:
     Raises:
         CheckpointDamagedError: the file is something else or cut short.
     """
+    header, sizes = read_header(fileobj)
+    return header, [fileobj.read(size) for size in sizes]
+
+
+def begins(fileobj: IO[bytes]) -> bool:
+    """Whether it looks like what `write_parts` wrote; its position stays."""
+    start = fileobj.tell()
+    found = fileobj.read(len(_MAGIC))
+    fileobj.seek(start)
+    return found == _MAGIC
+
+
+def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
+    """Reads what comes before the parts: the header, and how long each part is.
+
+    Raises:
+        CheckpointDamagedError: the file is something else or cut short.
+    """
     try:
         start = fileobj.tell()
         left = fileobj.seek(0, os.SEEK_END) - start
@@ -50,12 +68,11 @@ def read_parts(fileobj: IO[bytes]) -> tuple[Any, list[bytes]]:
             raise ValueError("it has a part of an impossible size")
         if sum(sizes) != left:
             raise ValueError(f"its parts have {left} bytes, not {sum(sizes)}")
-        parts = [fileobj.read(size) for size in sizes]
     except _UNREADABLE as error:
         raise errors.CheckpointDamagedError(
             f"The state file {getattr(fileobj, 'name', '')!r} cannot be read: {error}"
         ) from error
-    return header, parts
+    return header, sizes
 
 
 def encode(value: Any) -> Any:

@@ -13,7 +13,12 @@ from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Payload
 from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.state import State, StateRegistry, read_state
+from tfpreempt.checkpoint.state import (
+    State,
+    StateRegistry,
+    check_state_file,
+    read_state,
+)
 from tfpreempt.checkpoint.storage.files import Files
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import fetch
@@ -69,6 +74,7 @@ class CheckpointLoader:
             self.directory,
             *on_skip,
             needs_prefix=self._needs_prefix,
+            check=self._check_readable,
             on_damaged=lambda candidate: self._damaged.add(candidate.token),
         )
 
@@ -182,6 +188,22 @@ class CheckpointLoader:
                 shard if state.per_worker else shared, state
             ):
                 _log.warning("%s has no State %r", candidate.path, state.name)
+
+    def _check_readable(self, candidate: Candidate) -> None:
+        """Tries, for all workers, what `restore` will read; assigns nothing.
+
+        Raises:
+            CheckpointDamagedError: something of it cannot be read.
+        """
+        if self._payload is not None and candidate.prefix is not None:
+            self._payload.check(candidate.prefix)
+        manifest = candidate.manifest
+        states = {each.name: each for each in self._registry.in_order()}
+        for entry in manifest.files if manifest is not None else ():
+            path = os.path.join(candidate.base, entry.name)
+            folder, name = os.path.split(path)
+            if os.path.dirname(folder) == candidate.shards:
+                check_state_file(path, states.get(name.removesuffix(".state")))
 
     def _has_my_data(self, candidate: Candidate) -> bool:
         """Whether TensorFlow's own files have this worker's iterators (the chief's)."""

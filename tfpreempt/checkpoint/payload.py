@@ -62,6 +62,17 @@ class Payload(Protocol):
         """Deletes what a user's manager no longer wants; on the chief."""
         ...
 
+    def check(self, prefix: str) -> None:
+        """Reads what `restore` reads first, and assigns nothing.
+
+        Args:
+            prefix: TensorFlow's files.
+
+        Raises:
+            CheckpointDamagedError: TensorFlow cannot read them.
+        """
+        ...
+
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         """Compares the structure, then restores this worker's objects.
 

@@ -132,6 +132,7 @@ def newest_verified(
     on_lost: Callable[[str], None] | None = None,
     *,
     needs_prefix: bool = False,
+    check: Callable[[Candidate], None] = lambda candidate: None,
     on_damaged: Callable[[Candidate], None] | None = None,
 ) -> Candidate | None:
     """The newest checkpoint that passes `verify`; None if the directory has none.
@@ -142,6 +143,7 @@ def newest_verified(
             damaged file; the default logs a warning.
         on_lost: the same of a damaged commit of ours; by default `on_skip`.
         needs_prefix: passes over commits that hold named States only.
+        check: raises CheckpointDamagedError for what is whole and yet no use.
         on_damaged: called with each that doesn't pass.
 
     Raises:
@@ -159,6 +161,7 @@ def newest_verified(
             continue
         try:
             verify(candidate)
+            check(candidate)
         except errors.CheckpointDamagedError as error:
             (skip if candidate.manifest is None else lost)(str(error))
             if on_damaged is not None:

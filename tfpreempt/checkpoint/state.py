@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, TypeVar
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint import encoding, layout
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import create
 
@@ -122,6 +122,16 @@ class State(abc.ABC, metaclass=_Complete):
     def load(self, fileobj: IO[bytes]) -> None:
         """Takes over what `save` wrote, on the main thread."""
 
+    def check_saved(self, fileobj: IO[bytes]) -> None:
+        """Reads what `load` would read, and changes nothing.
+
+        The start calls it on the chief, before anything is restored: a commit in which
+        a State cannot be read is passed over for an older one.
+
+        Raises:
+            CheckpointDamagedError: `load` could not read it.
+        """
+
     def sync(self) -> None:
         """Makes workers equal before `save`; called on all of them in name order."""
 
@@ -206,6 +216,29 @@ def read_state(directory: str, state: State) -> bool:
     with file, naming(state, "load"):
         state.load(file)
     return True
+
+
+def check_state_file(path: str, state: State | None) -> None:
+    """Tries whether a State's file can be read; nothing is changed.
+
+    Args:
+        path: the file.
+        state: what it was saved from, if that is known.
+
+    Raises:
+        CheckpointDamagedError: it cannot.
+    """
+    try:
+        with reading.open_file(path) as file:
+            if encoding.begins(file):
+                encoding.read_header(file)
+                file.seek(0)
+            if state is not None:
+                state.check_saved(file)
+    except OSError as error:
+        raise errors.CheckpointDamagedError(
+            f"The State in {path!r} cannot be read: {error}"
+        ) from error
 
 
 @contextlib.contextmanager

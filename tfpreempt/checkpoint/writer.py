@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 from tensorflow.python.checkpoint import checkpoint as _checkpoint_lib
 from tensorflow.python.checkpoint import checkpoint_context as _checkpoint_context
 
@@ -48,6 +49,7 @@ from tfpreempt.checkpoint.tf_state import (
 )
 from tfpreempt.clock import Clock
 
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
 _OPTIONAL = {"checkpointed_runs", "save_counter"}
 
 
@@ -170,6 +172,18 @@ class _Tracked:
 
     def committed(self) -> None:
         pass  # only a user's manager deletes by itself
+
+    def check(self, prefix: str) -> None:
+        if self._checkpoint is None:
+            return
+        try:
+            reader = tf.compat.v1.train.NewCheckpointReader(prefix)
+            if reader.has_tensor(_OBJECT_GRAPH):
+                _checkpoint_lib.object_metadata(prefix)
+        except (tf.errors.OpError, RuntimeError, ValueError, DecodeError) as error:
+            raise errors.CheckpointDamagedError(
+                f"TensorFlow cannot read {prefix!r}: {type(error).__name__}: {error}"
+            ) from error
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         checkpoint = self._checkpoint

@@ -64,6 +64,9 @@ class JsonState(State):
     def load(self, fileobj: IO[bytes]) -> None:
         self.value = _read_json(fileobj, self)
 
+    def check_saved(self, fileobj: IO[bytes]) -> None:
+        _read_json(fileobj, self)
+
 
 def _why_not_json(value: Any, path: str, depth: int) -> str | None:
     """Why a value would not come back as it is; None if it would."""
@@ -141,13 +144,19 @@ class StepCounter(State):
         fileobj.write(json.dumps(self._value).encode())
 
     def load(self, fileobj: IO[bytes]) -> None:
+        self._value = self._read(fileobj)
+
+    def check_saved(self, fileobj: IO[bytes]) -> None:
+        self._read(fileobj)
+
+    def _read(self, fileobj: IO[bytes]) -> int:
         value = _read_json(fileobj, self)
         if type(value) is not int or not 0 <= value < _MAX_STEP:
             raise errors.CheckpointDamagedError(
                 f"What was saved for {self!r} is {str(value)[:80]!r}; expected a "
                 "number of steps."
             )
-        self._value = value
+        return value
 
 
 def _check_step(value: object) -> int:
@@ -207,9 +216,17 @@ class ArrayDictState(State):
         write_parts(fileobj, header, parts)
 
     def load(self, fileobj: IO[bytes]) -> None:
+        loaded = self._read(fileobj)
+        self.arrays.clear()
+        self.arrays.update(loaded)
+
+    def check_saved(self, fileobj: IO[bytes]) -> None:
+        self._read(fileobj)
+
+    def _read(self, fileobj: IO[bytes]) -> dict[str, np.ndarray[Any, Any]]:
         header, parts = read_parts(fileobj)
         try:
-            loaded = {
+            return {
                 str(entry["name"]): _array(entry, part)
                 for entry, part in zip(header, parts, strict=True)
             }
@@ -217,8 +234,6 @@ class ArrayDictState(State):
             raise errors.CheckpointDamagedError(
                 f"What was saved for {self!r} cannot be read: {error}"
             ) from error
-        self.arrays.clear()
-        self.arrays.update(loaded)
 
 
 def _why_not_exact(name: object, array: object) -> str | None:
