@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
+import sys
 
 import pytest
 
@@ -155,6 +157,20 @@ def test_a_half_written_flat_one_counts_again_when_the_user_saves_it_anew(tmp_pa
     save(saver, 1)
     (candidate,) = restore.find_candidates(str(tmp_path))
     assert candidate.kind.value == "flat"
+
+
+def test_a_check_of_many_bytes_is_said_and_shown(three, monkeypatch, caplog):
+    restore.verify(restore.find_candidates(str(three))[0])
+    assert caplog.messages == []
+    monkeypatch.setattr(restore, "MUCH", 1000)
+    terminal, shown = pty.openpty()
+    with open(shown, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        found = restore.newest_verified(str(three))
+        assert f"checking step {found.step}" in os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    (said,) = caplog.messages
+    assert f"GiB of {found.path}, to see whether they are whole" in said
 
 
 RECORDS = [b"", b"[]", b"7", b"null", b'"half"', b"{", b"\xff", b"[" * 100_000]

@@ -7,11 +7,12 @@ file against the times of our markers, after a check that they are complete.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, catalog, checksum, flat, layout, pointer
@@ -20,11 +21,13 @@ from tfpreempt.checkpoint.manifest import Manifest
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.readonly import ReadingStore
 from tfpreempt.checkpoint.storage.url import UrlStore
+from tfpreempt.checkpoint.transfer.bar import Bar
 from tfpreempt.checkpoint.verification import Effort, check_bytes
 
 _log = logging.getLogger(__name__)
 _INDEX = ".index"
 _THREADS = 4
+MUCH = 2 << 30  # bytes that take so long to check that it is said
 _TEMPORARY = re.compile(r"_temp(/|$)")
 
 
@@ -116,7 +119,9 @@ def verify(candidate: Candidate) -> None:
         raise errors.CheckpointDamagedError(
             f"Checkpoint {candidate.path!r} is gone: {error}"
         ) from error
-    faults = check_bytes(store, "", candidate.manifest.files, Effort(_THREADS))
+    with _shown(candidate.path, candidate.manifest) as tick:
+        effort = Effort(_THREADS, tick)
+        faults = check_bytes(store, "", candidate.manifest.files, effort)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         path = os.path.join(candidate.base, faults[0].name)
@@ -124,6 +129,24 @@ def verify(candidate: Candidate) -> None:
             f"{path!r} of checkpoint {candidate.path!r} is damaged: "
             f"{faults[0].text}{more}"
         )
+
+
+@contextlib.contextmanager
+def _shown(path: str, manifest: Manifest) -> Iterator[Callable[[int], None]]:
+    """Says and shows what takes long; gives what is told how many bytes are read."""
+    if manifest.bytes < MUCH:
+        yield lambda done: None
+        return
+    _log.warning(
+        "tfpreempt: reading %.1f GiB of %s, to see whether they are whole",
+        manifest.bytes / (1 << 30),
+        path,
+    )
+    bar = Bar(f"checking step {manifest.step}", manifest.bytes)
+    try:
+        yield bar.show
+    finally:
+        bar.close()
 
 
 def newest_verified(
