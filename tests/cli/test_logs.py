@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,6 +171,15 @@ def test_a_full_disk_takes_nothing_from_a_worker(logs: Logs) -> None:
     gap, more = logs.path.read_text().splitlines()
     assert "bytes were left out here" in gap
     assert more == "more"
+
+
+def test_a_log_directory_that_vanishes_is_made_anew(logs: Logs) -> None:
+    log = logs.make()
+    shutil.rmtree(logs.path.parent)
+    write(log, "lost\n")
+    assert logs.lost == ["worker-0.log: No such file or directory"]
+    write(log, "there\n")
+    assert logs.path.read_text().endswith("===\nthere\n")
 
 
 def test_the_pump_empties_pipes_until_it_is_closed(logs: Logs) -> None:

@@ -8,6 +8,7 @@ from typing import IO
 from tfpreempt._threads import OwnedThread
 
 _MOST_BYTES = 4 << 20  # that wait for the console
+_BATCH_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20  # what is longer is shown in parts
 _STALL_SECONDS = 1.0
 _LEFT_OUT = b"\n(tfpreempt: the console stands still; what is missing is in the log)\n"
@@ -28,6 +29,7 @@ class Echo:
         self._prefix = prefix
         self._console = console
         self._waiting = bytearray()
+        self._shown = 0  # bytes so far
         self._is_stalled = False
         self._changed = threading.Condition()
         self._thread = OwnedThread("tfpreempt-echo", self._run)
@@ -48,7 +50,11 @@ class Echo:
     def flush(self) -> None:
         """Waits until all that was fed is printed, unless the console stands still."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting, _STALL_SECONDS)
+            end = self._shown + len(self._waiting)
+            while (before := self._shown) < end:
+                self._changed.wait_for(lambda: self._shown > before, _STALL_SECONDS)
+                if self._shown == before:
+                    return
 
     def close(self) -> None:
         """Prints the rest, whole line or not, and ends the thread."""
@@ -69,13 +75,14 @@ class Echo:
         while True:
             with self._changed:
                 self._changed.wait_for(self._is_due)
-                data = bytes(self._waiting)
+                data = bytes(self._waiting[:_BATCH_BYTES])
             *lines, torn = (torn + data).split(b"\n")
             if len(torn) > _LONGEST_LINE or (torn and not data):
                 lines, torn = [*lines, torn], b""
             self._print(lines)
             with self._changed:
                 del self._waiting[: len(data)]
+                self._shown += len(data)
                 self._changed.notify_all()
             if not data:
                 return

@@ -59,7 +59,8 @@ _SECONDS = _Seconds(min=0)
     type=click.IntRange(min=0),
     default=_LIMITS.max_idle_preemptions,
     show_default=True,
-    help="Preemptions in a row to restart after without a newer commit between them.",
+    help="Preemptions in a row to restart after without progress between them: a newer "
+    "commit in a local --checkpoint-dir, or a run of --backoff-reset.",
 )
 @click.option(
     "--max-failures",
