@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tfpreempt import departure, session
+from tfpreempt import departure, process_end, session
 from tfpreempt.clock import SystemClock
 from tfpreempt.cluster import LOCAL, Cluster, read_cluster
 from tfpreempt.coordination.memory import MemoryStore
@@ -224,7 +225,7 @@ def test_an_exit_from_another_thread_ends_the_process(
     if pid == 0:
         sys.stdout = io.TextIOWrapper(os.fdopen(tell, "wb"), write_through=False)
         print("said before the end", end="")
-        departure.exit_hard(lambda: sys.exit(code))
+        process_end.exit_hard(lambda: sys.exit(code))
         os._exit(99)
     os.close(tell)
     with os.fdopen(told) as output:
@@ -243,11 +244,56 @@ def test_an_end_that_is_not_saved_is_no_success() -> None:
     if pid == 0:
         members = [Full()]
         way_out = departure.Departure(
-            LOCAL, lambda: members, left=lambda: 0.0, is_noticed=lambda: False
+            LOCAL,
+            lambda: members,
+            left=lambda: 0.0,
+            linger=lambda: 0.0,
+            is_noticed=lambda: False,
         )
         way_out.at_exit(lambda error: None, LIMIT)
         os._exit(97)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def forked(program: Callable[[], None]) -> int:
+    """The exit code of a process that runs this; 99 if it comes to its end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            program()
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_way_out_that_never_ends_is_ended() -> None:
+    """With the code that it was to have, and another error on its way."""
+
+    def program() -> None:
+        exit = SystemExit(7)
+        process_end.LastExit(exit, 0.05)
+        try:
+            raise exit
+        finally:
+            try:
+                raise OSError("of a finally block")
+            except OSError:
+                threading.Event().wait(LIMIT)
+
+    assert forked(program) == 7
+
+
+def test_an_exit_that_was_caught_ends_nothing() -> None:
+    def program() -> None:
+        before = threading.active_count()
+        exit = SystemExit(7)
+        process_end.LastExit(exit, 0.05)
+        with contextlib.suppress(SystemExit):
+            raise exit
+        while threading.active_count() > before:
+            threading.Event().wait(0.001)
+
+    assert forked(program) == 99
 
 
 class FullDisk(io.StringIO):
@@ -271,25 +317,25 @@ def test_who_prints_at_the_end_finds_a_stream(
     if stream == "closed":
         stream = io.StringIO()
         stream.close()
-    monkeypatch.setattr(departure, "FLUSH_LIMIT", 0.1)
+    monkeypatch.setattr(process_end, "FLUSH_LIMIT", 0.1)
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.delattr(sys, "stderr")
-    departure.keep_streams()
+    process_end.keep_streams()
     for each in (sys.stdout, sys.stderr):
         print("the last word", file=each, flush=True)
 
 
 def test_an_exit_function_that_returns_ends_nothing() -> None:
     """Training goes on where the user's exit function returns."""
-    departure.exit_hard(lambda: None)
+    process_end.exit_hard(lambda: None)
 
 
 def test_the_last_boundary_can_still_start_threads() -> None:
     """The hook at the end of the program runs before Python refuses threads."""
     program = (
         "import threading\n"
-        "from tfpreempt.departure import on_interpreter_end\n"
+        "from tfpreempt.process_end import on_interpreter_end\n"
         "def end():\n"
         "    t = threading.Thread(target=print, args=('late',)); t.start(); t.join()\n"
         "on_interpreter_end(end)\n"
@@ -310,7 +356,11 @@ def test_the_first_failure_is_named_by_all() -> None:
         cluster = Cluster(worker=worker, jobs=(("worker", 2),))
         runtime = Threads(store, SystemClock(), lambda gone: None)
         way_out = departure.Departure(
-            cluster, list, left=lambda: 0.0, is_noticed=lambda: False
+            cluster,
+            list,
+            left=lambda: 0.0,
+            linger=lambda: 0.0,
+            is_noticed=lambda: False,
         )
 
         def send(message: str, code: int | None) -> None:

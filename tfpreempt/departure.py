@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401 - its own exit hook must come after ours
-import contextlib
-import gc
 import json
 import logging
 import os
@@ -13,7 +10,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import events as ev
@@ -24,12 +20,15 @@ from tfpreempt.errors import UsageError, WaitTimeoutError
 from tfpreempt.events import Exit, Fault, Outcome
 from tfpreempt.notice._signal_registry import REGISTRY
 from tfpreempt.participant import Participant
+from tfpreempt.process_end import (
+    LastExit,
+    exit_hard,
+    keep_streams,
+    skip_last_collections,
+)
 from tfpreempt.remote_cluster import notice_was_served
 
 log = logging.getLogger(__name__)
-
-FLUSH_LIMIT = 1.0
-"""Seconds that a stream may take for what was printed."""
 
 
 class Departure:
@@ -39,6 +38,7 @@ class Departure:
         cluster: who the workers are.
         members: the open handlers, oldest first.
         left: seconds that a notice leaves for what comes after the commit.
+        linger: seconds that it leaves the program for its own way out.
         is_noticed: whether there is a notice that was not served yet.
     """
 
@@ -47,6 +47,7 @@ class Departure:
         cluster: Cluster,
         members: Callable[[], list[Participant]],
         left: Callable[[], float],
+        linger: Callable[[], float],
         is_noticed: Callable[[], bool],
     ) -> None:
         self.left = False  # SystemExit is on its way
@@ -56,6 +57,8 @@ class Departure:
         self._last_steps: weakref.WeakKeyDictionary[Participant, int]
         self._last_steps = weakref.WeakKeyDictionary()
         self._left = left
+        self._linger = linger
+        self._last_exit: LastExit | None = None
         self._is_noticed = is_noticed
         self._process = os.getpid()
 
@@ -89,7 +92,8 @@ class Departure:
                 members[0].leave(committed, mirrored)
             else:  # SystemExit would end this thread alone, and the program with 0
                 exit_hard(lambda: members[0].leave(committed, mirrored))
-        except SystemExit:
+        except SystemExit as exit:
+            self._last_exit = LastExit(exit, self._linger())
             raise
         except BaseException:  # of an exit function that restarts in this process
             REGISTRY.stay()
@@ -124,6 +128,8 @@ class Departure:
     def come_back(self) -> None:
         """The process is not on its way out any more."""
         self.left = False
+        if self._last_exit is not None:
+            self._last_exit.cancel()
         REGISTRY.stay()
 
     def has_left(self, member: Participant) -> bool:
@@ -276,55 +282,3 @@ class Departure:
             member.record(
                 Exit(outcome=outcome, code=None, step=member.step, detail=why)
             )
-
-
-def skip_last_collections() -> None:
-    """Makes the interpreter's end quick: 0.1 s in place of 1 s of processor time.
-
-    At its end Python collects garbage again and again while it takes modules apart;
-    what TensorFlow leaves behind is much, and the system frees it anyway. All else of
-    an ordinary exit happens: `finally`, exit hooks, threads, ends by last references.
-    """
-    gc.disable()
-    gc.freeze()
-
-
-def on_interpreter_end(call: Callable[[], None]) -> None:
-    """Calls at the end of the program, while threads can still be started.
-
-    Python refuses new threads once its own exit hooks for threads have run, which is
-    before `atexit`; a last save needs some. concurrent.futures registers in the same
-    way; the hooks run in reverse order, so it is imported first.
-    """
-    register: Any = getattr(threading, "_register_atexit", atexit.register)
-    register(call)
-
-
-def keep_streams() -> None:
-    """Whoever prints or logs from now on can, also where the streams were closed.
-
-    Test runners and daemons close them. A log record then raises, in the middle of the
-    way out; files that are opened get the closed descriptors' numbers, which C++ goes
-    on writing its messages to; and what cannot be flushed at the end (a full disk, a
-    pipe that nobody reads) has Python exit with 120.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # it has taken the number of one that was closed
-    os.close(descriptor)
-    for name in ("stdout", "stderr"):
-        try:
-            bounded(getattr(sys, name).flush, FLUSH_LIMIT, "a flush")
-        except Exception:  # noqa: BLE001 - of whatever stands there as a stream
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
-
-
-def exit_hard(leave: Callable[[], Any]) -> None:
-    """Runs what may raise SystemExit where that would not end the process."""
-    try:
-        leave()
-    except SystemExit as exit:
-        with contextlib.suppress(WaitTimeoutError):
-            bounded(logging.shutdown, FLUSH_LIMIT, "closing the logs")
-        keep_streams()
-        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
-        os._exit(code)

@@ -23,10 +23,11 @@ from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.runtime import Threads
 from tfpreempt.coordination.store import KeyValueStore
-from tfpreempt.departure import Departure, keep_streams, on_interpreter_end
+from tfpreempt.departure import Departure
 from tfpreempt.errors import CheckpointError, SaveError, StoreGoneError, UsageError
 from tfpreempt.events import Commit, Event, Fault, Outcome
 from tfpreempt.participant import Participant
+from tfpreempt.process_end import keep_streams, on_interpreter_end
 from tfpreempt.saving import JointSaves, repeat
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Session:
             cluster,
             self.members,
             left=lambda: self.coordinator.deadlines.left,
+            linger=lambda: self.coordinator.deadlines.linger,
             is_noticed=lambda: self.coordinator.deadline is not None,
         )
         self._runtime = Threads(store, self.clock, self._store_gone)

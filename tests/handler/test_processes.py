@@ -121,6 +121,28 @@ os.kill(os.getpid(), 15); time.sleep(5)
     assert done.returncode == -15
 
 
+def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
+    """The restart code counts, and after the grace it would be SIGKILL's."""
+    done = python(
+        """
+forever = threading.Event()
+threading.Thread(target=forever.wait, name="uploader").start()
+h = make(termination_config=tfpreempt.TerminationConfig(grace_period=2))
+try:
+    h.run(step)
+    os.kill(os.getpid(), 15)
+    while True:
+        h.run(step); time.sleep(0.01)
+finally:
+    print("finally")
+""",
+        tmp_path,
+    )
+    assert done.returncode == 143, done.stderr
+    assert done.stdout == "finally\n"
+    assert "waits for the thread 'uploader'" in done.stderr
+
+
 def test_a_program_without_standard_streams_leaves_with_the_restart_code(
     tmp_path: Path,
 ) -> None:

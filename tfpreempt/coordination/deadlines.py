@@ -11,6 +11,8 @@ from tfpreempt.clock import Clock
 from tfpreempt.coordination.runtime import Runtime
 
 LEAVING = 0.2  # seconds that the way out itself takes
+LINGER = 30.0  # seconds that a program may take to end where no deadline was told
+SHORTEST = 0.5  # seconds that it may in any case
 
 
 class Deadlines:
@@ -69,6 +71,11 @@ class Deadlines:
         if self._ends is None:
             return self.save_timeout
         return self._ends - self._clock.monotonic() - LEAVING
+
+    @property
+    def linger(self) -> float:
+        """Seconds for what the program does between SystemExit and its end."""
+        return LINGER if self._told is None else max(SHORTEST, self.left)
 
     @property
     def may_go(self) -> bool:

@@ -22,9 +22,9 @@ from tfpreempt.checkpoint.storage.files import Files, LocalFiles
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import fetch
 from tfpreempt.cluster import Cluster
-from tfpreempt.departure import on_interpreter_end
 from tfpreempt.events import Fault
 from tfpreempt.mirroring import REMOTE_VARIABLE, Remote
+from tfpreempt.process_end import on_interpreter_end
 
 _log = logging.getLogger(__name__)
 

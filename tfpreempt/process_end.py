@@ -1,0 +1,137 @@
+"""The end of a process: with its code, whatever holds it up."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401 - its own exit hook must come after ours
+import contextlib
+import gc
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfpreempt._threads import OwnedThread
+from tfpreempt.coordination.rendezvous import bounded
+from tfpreempt.errors import WaitTimeoutError
+
+log = logging.getLogger(__name__)
+
+FLUSH_LIMIT = 1.0
+"""Seconds that a stream may take for what was printed."""
+
+
+def skip_last_collections() -> None:
+    """Makes the interpreter's end quick: 0.1 s in place of 1 s of processor time.
+
+    At its end Python collects garbage again and again while it takes modules apart;
+    what TensorFlow leaves behind is much, and the system frees it anyway. All else of
+    an ordinary exit happens: `finally`, exit hooks, threads, ends by last references.
+    """
+    gc.disable()
+    gc.freeze()
+
+
+def on_interpreter_end(call: Callable[[], None]) -> None:
+    """Calls at the end of the program, while threads can still be started.
+
+    Python refuses new threads once its own exit hooks for threads have run, which is
+    before `atexit`; a last save needs some. concurrent.futures registers in the same
+    way; the hooks run in reverse order, so it is imported first.
+    """
+    register: Any = getattr(threading, "_register_atexit", atexit.register)
+    register(call)
+
+
+def keep_streams() -> None:
+    """Whoever prints or logs from now on can, also where the streams were closed.
+
+    Test runners and daemons close them. A log record then raises, in the middle of the
+    way out; files that are opened get the closed descriptors' numbers, which C++ goes
+    on writing its messages to; and what cannot be flushed at the end (a full disk, a
+    pipe that nobody reads) has Python exit with 120.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # it has taken the number of one that was closed
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        try:
+            bounded(getattr(sys, name).flush, FLUSH_LIMIT, "a flush")
+        except Exception:  # noqa: BLE001 - of whatever stands there as a stream
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
+
+
+def exit_hard(leave: Callable[[], Any]) -> None:
+    """Runs what may raise SystemExit where that would not end the process."""
+    try:
+        leave()
+    except SystemExit as exit:
+        end_now(exit)
+
+
+def end_now(exit: SystemExit) -> None:
+    """Ends the process with this exit's code; any thread."""
+    with contextlib.suppress(WaitTimeoutError):
+        bounded(logging.shutdown, FLUSH_LIMIT, "closing the logs")
+    keep_streams()
+    code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+    os._exit(code)
+
+
+class LastExit:
+    """Sees to it that a process which is on its way out gets out.
+
+    The program's `finally` blocks, context managers and exit hooks run on that way, and
+    Python waits for threads and children that are no daemons. All that has so many
+    seconds. If SystemExit was caught by then, nothing happens.
+
+    Args:
+        exit: is about to be raised on the main thread.
+        seconds: what it may take.
+    """
+
+    def __init__(self, exit: SystemExit, seconds: float) -> None:
+        self._exit = exit
+        self._seconds = seconds
+        self._thread = OwnedThread("tfpreempt-last-exit", self._run)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """The process stays."""
+        self._thread.stop()
+
+    def _run(self) -> None:
+        if self._thread.stop_event.wait(self._seconds) or not self._is_under_way():
+            return
+        log.error(
+            "tfpreempt: the process was to leave %.1f s ago and waits for %s; it ends "
+            "now",
+            self._seconds,
+            ", ".join(holders()),
+        )
+        end_now(self._exit)
+
+    def _is_under_way(self) -> bool:
+        """Whether it passes through the main thread, or that one has ended."""
+        main = threading.main_thread()
+        found: Any = sys._current_exceptions().get(main.ident or 0)
+        error = found[1] if isinstance(found, tuple) else found  # until Python 3.11
+        while error is not None and error is not self._exit:
+            error = error.__context__  # another one, in a `finally` of the way out
+        return error is self._exit or not main.is_alive()
+
+
+def holders() -> Iterator[str]:
+    """What the end of this process waits for, for people."""
+    main = threading.main_thread()
+    frame = sys._current_frames().get(main.ident or 0)
+    if main.is_alive() and frame is not None:
+        yield f"line {frame.f_lineno} of {frame.f_code.co_filename}"
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not main:
+            yield f"the thread {thread.name!r}"
+    for child in multiprocessing.active_children():
+        yield f"the child {child.name!r} (pid {child.pid})"
