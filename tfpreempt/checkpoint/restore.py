@@ -314,7 +314,7 @@ def _is_whole_save(prefix: str, skip: Callable[[str], None]) -> bool:
     if not flat.is_half_written(prefix):
         return True
     skip(
-        f"{prefix!r} is half-written: a save of ours died before its commit. Its files "
+        f"{prefix!r} is half-written: a save of ours is under way or died. Its files "
         "are left alone and never restored."
     )
     return False
