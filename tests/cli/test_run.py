@@ -300,6 +300,17 @@ until_told()
     wait_until(lambda: is_deaf or "last words" in supervised.log(1), "the last words")
 
 
+def test_a_checkpoint_directory_that_is_gone_is_not_made_anew(supervised: Run) -> None:
+    """A file system that was unmounted: training would begin at 0 on the disk below."""
+    program = "os.rename('ckpt', 'away'); sys.exit(143)"
+    code, _, err = supervised.run(program, "--log-dir", "ckpt/logs")
+    assert code == 1
+    assert "the checkpoint directory is not the one of the start" in err
+    assert "put it back" in err
+    assert not (supervised.directory / "ckpt").exists()
+    assert (supervised.directory / "away" / "journal" / "supervisor.jsonl").exists()
+
+
 def test_a_full_disk_ends_no_training(supervised: Run) -> None:
     """Neither the workers' nor the supervisor's, whose journal lies there too."""
     disk = supervised.directory / "disk"

@@ -149,7 +149,7 @@ class WorkerLog:
         """Writes what can be written, after a word about what could not."""
         try:
             if self._left_out:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.path.parent.mkdir(exist_ok=True)
                 said = f"up to {self._left_out} bytes were left out here: no room"
                 self._write(self._own_line(said))
                 self._left_out = 0

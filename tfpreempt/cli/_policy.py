@@ -24,6 +24,7 @@ class Cause(enum.Enum):
     PREEMPTION = "preemption"
     FAILURE = "failure"
     NO_PROGRESS = "no_progress"  # preempted again and again, with nothing gained
+    MOVED = "moved"  # the checkpoint directory is another one than at the start
     STOPPED = "stopped"  # the supervisor itself was told to leave
 
 
@@ -178,6 +179,11 @@ def first_failure(limits: Limits, seen: Situation) -> WorkerExit | None:
 def leave_between_runs(limits: Limits, tally: Tally) -> Leave:
     """A stop while no worker runs (in the back-off)."""
     return Leave(cause=Cause.STOPPED, code=limits.restart_codes[0], tally=tally)
+
+
+def leave_without_directory(tally: Tally) -> Leave:
+    """A restart would begin anew, in what has taken the directory's place."""
+    return Leave(cause=Cause.MOVED, code=1, tally=tally)
 
 
 def _while_some_run(limits: Limits, seen: Situation) -> Action:

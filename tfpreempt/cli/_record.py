@@ -16,6 +16,7 @@ _CAUSES = {
     Cause.PREEMPTION: "the preemption budget is used up",
     Cause.FAILURE: "the failure budget is used up",
     Cause.NO_PROGRESS: "preempted again and again without a newer commit",
+    Cause.MOVED: "the checkpoint directory is not the one of the start",
     Cause.STOPPED: "told to stop; the platform is expected to start the run again",
 }
 
@@ -138,6 +139,12 @@ class Record:
                 "commit. Either a notice stays up on this machine (`tfpreempt doctor` "
                 "shows what is asked), or the program leaves with a restart code by "
                 "itself; see its log. --max-idle-preemptions allows more"
+            )
+        elif verdict.cause is Cause.MOVED:
+            self.say(
+                "giving up: the checkpoint directory is not the one of the start any "
+                "more; training would begin anew in what has taken its place. Mount it "
+                "again or put it back, and start this again"
             )
 
     def left(self, summary: Summary) -> None:

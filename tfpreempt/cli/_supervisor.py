@@ -13,6 +13,8 @@ import secrets
 import sys
 from typing import TextIO
 
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.home import Home
 from tfpreempt.cli import _policy
 from tfpreempt.cli._echo import Echo
 from tfpreempt.cli._incarnation import Incarnation
@@ -49,6 +51,9 @@ class Supervisor:
             else None
         )
         self._logs = [self._open_log(worker) for worker in range(settings.workers)]
+        self._home: Home | None = None  # a URL is the workers' matter
+        if settings.checkpoint_dir and not layout.is_url(settings.checkpoint_dir):
+            self._home = Home(settings.checkpoint_dir)
         self._tally = Tally()
         self._restart = 0
         self._down_at: float | None = None  # since when not all workers are there
@@ -121,6 +126,8 @@ class Supervisor:
         limits = self._settings.limits
         verdict = _policy.decide(limits, seen)
         assert isinstance(verdict, Restart | Leave)  # `follow` returns on these only
+        if isinstance(verdict, Restart) and self._home and not self._home.is_same():
+            verdict = _policy.leave_without_directory(verdict.tally)
         self._tally = verdict.tally
         self._down_at = next((e.at for e in seen.exits if e.code != 0), None)
         self._record.decided(verdict, limits)
