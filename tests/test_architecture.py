@@ -26,7 +26,7 @@ FLOORS = {
     # What the handler is made of: one process's part in the agreement.
     "session": 5, "keeper": 5, "watching": 5,
     "departure": 4, "saving": 4, "start": 4,
-    "process_end": 3,
+    "process_end": 3, "interrupts": 3,
     "termination": 3, "platforms": 3, "remote_cluster": 3, "mirroring": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
     "deadline": 1, "journal": 1, "_threads": 1,

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from tfpreempt.errors import (
     UsageError,
 )
 from tfpreempt.events import Commit, Event, Exit, Notice
+from tfpreempt.interrupts import held_back
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -199,6 +201,83 @@ def test_a_copy_that_is_not_whole_is_told_to_whoever_leaves(
     notify(current)
     boundary(current)
     assert first.calls[-1] == "leave True False"
+
+
+# --- Ctrl-C --------------------------------------------------------------------------
+
+
+class Pressed(Participant):
+    """A handler during whose save somebody presses Ctrl-C, once or twice."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def stage(self, name: str) -> str:
+        for _ in range(self.times):
+            signal.raise_signal(signal.SIGINT)
+        return super().stage(name)
+
+
+def leave(committed: bool, mirrored: bool = True) -> None:
+    sys.exit(143)
+
+
+def test_ctrl_c_in_the_save_of_a_preemption_changes_nothing(
+    current: session.Session,
+) -> None:
+    """The commit is what the grace is for, and the exit is on its way anyway."""
+    member, before = Pressed(1), signal.getsignal(signal.SIGINT)
+    member.leave = leave  # type: ignore[method-assign]
+    current.join(member)
+    notify(current)
+    with pytest.raises(SystemExit) as left:
+        boundary(current)
+    assert left.value.code == 143
+    assert "commit preemption [0]" in member.calls
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_gives_the_save_up(current: session.Session) -> None:
+    member, before = Pressed(2), signal.getsignal(signal.SIGINT)
+    current.join(member)
+    notify(current)
+    with pytest.raises(KeyboardInterrupt, match="since the last commit is lost"):
+        boundary(current)
+    assert member.calls == []
+    assert current.departure.detached
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_in_a_save_is_honoured_after_it(
+    current: session.Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = Pressed(1)
+    current.join(member)
+    with pytest.raises(KeyboardInterrupt):
+        current.save_together(member, "save")
+    assert "commit save [0]" in member.calls
+    assert "press it again to give that up" in caplog.text
+
+
+def test_a_programs_own_ctrl_c_is_called_after_the_save(
+    current: session.Session,
+) -> None:
+    seen: list[list[str]] = []
+    member = Pressed(1)
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append(list(member.calls)))
+    try:
+        current.join(member)
+        current.save_together(member, "save")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [member.calls]
+
+
+def test_ctrl_c_in_a_wait_without_end_is_honoured_at_once() -> None:
+    """Who is through waits for workers that may train for days."""
+    with pytest.raises(KeyboardInterrupt), held_back(lambda: False):
+        signal.raise_signal(signal.SIGINT)
 
 
 # --- the way out ---------------------------------------------------------------------

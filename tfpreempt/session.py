@@ -7,11 +7,12 @@ the coordinator and the way out; a handler its checkpoint and its notice sources
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpreempt.checkpoint.layout import is_same
@@ -26,6 +27,7 @@ from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.departure import Departure
 from tfpreempt.errors import CheckpointError, SaveError, StoreGoneError, UsageError
 from tfpreempt.events import Commit, Event, Fault, Outcome
+from tfpreempt.interrupts import held_back
 from tfpreempt.participant import Participant
 from tfpreempt.process_end import keep_streams, on_interpreter_end
 from tfpreempt.saving import JointSaves, repeat
@@ -134,12 +136,13 @@ class Session:
         Returns when that interval may start; ends the process if it must.
         """
         self.come_back()
-        while self.gate.flag:
-            self.gate.started -= 1
-            verdict = self._settle()
-            self.gate.started += 1
-            if verdict is ev.Proceed:
-                return
+        with self._undisturbed():
+            while self.gate.flag:
+                self.gate.started -= 1
+                verdict = self._settle()
+                self.gate.started += 1
+                if verdict is ev.Proceed:
+                    return
 
     def finish(self, limit: float | None) -> bool:
         """The last boundary: until all workers are through, or a notice is served.
@@ -155,13 +158,28 @@ class Session:
         self.come_back()
         self._joint.finishing()
         verdict: type[ev.Verdict] | None = ev.Resume
-        while verdict is ev.Resume:
-            verdict = self._settle(last=True, limit=limit)
+        with self._undisturbed():
+            while verdict is ev.Resume:
+                verdict = self._settle(last=True, limit=limit)
         if verdict is None:
-            self.coordinator.lost_because = f"worker {self.cluster.worker} left early"
-            self.departure.detached = True
-            self.coordinator.feed(ev.Detached())
+            self._give_up("left early")
         return verdict is not None
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Ctrl-C does not break off what the notice that is up has begun."""
+        with held_back(lambda: self.gate.flag):
+            try:
+                yield
+            except KeyboardInterrupt:
+                self._give_up("was interrupted")
+                raise
+
+    def _give_up(self, why: str) -> None:
+        """This worker takes part no more, and the others are told."""
+        self.coordinator.lost_because = f"worker {self.cluster.worker} {why}"
+        self.departure.detached = True
+        self.coordinator.feed(ev.Detached())
 
     def come_back(self) -> None:
         """SystemExit was caught (a notebook does): training goes on, as if the exit
@@ -279,16 +297,17 @@ class Session:
         if because != "finished":
             self._saves += 1
             number = self._saves
-        self.coordinator.is_saving = True
-        try:
-            # Two handlers may end in one round: a mark for one is none for the other.
-            name = f"{because}-{number}-{member.token}"
-            commit = self._joint.save(member, name, because, self.save_timeout)
-        finally:
-            self.coordinator.is_saving = False
-        if commit is not None:
-            self.coordinator.save_seconds = commit.save_seconds
-        return commit
+        # Two handlers may end in one round: a mark for one is none for the other.
+        name = f"{because}-{number}-{member.token}"
+        with held_back(lambda: True):
+            self.coordinator.is_saving = True
+            try:
+                commit = self._joint.save(member, name, because, self.save_timeout)
+            finally:
+                self.coordinator.is_saving = False
+            if commit is not None:
+                self.coordinator.save_seconds = commit.save_seconds
+            return commit
 
     def try_to_save(self, member: Participant) -> None:
         """A periodic save. A failure is logged and recorded, and training goes on."""

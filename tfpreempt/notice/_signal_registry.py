@@ -167,6 +167,10 @@ class SignalRegistry:
         if done is not None:
             done.stop()  # outside the lock: it waits for listeners that may want it
 
+    def is_watched(self, signum: int) -> bool:
+        """Whether somebody listens to it."""
+        return signum in self._watches
+
     def leave(self) -> None:
         """The process is on its way out, and from now on the last to listen leaves
         signals ignored: another SIGTERM must not change the exit code. Any thread.
