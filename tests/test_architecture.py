@@ -48,6 +48,8 @@ SAME_FLOOR = {
 TENSORFLOW = {
     "coordination/tf_service.py": "the store is TensorFlow's coordination service",
     "checkpoint/tf_state.py": "States for tf.train.Checkpoint, seeds and RNGs",
+    "checkpoint/per_replica.py": "the local parts of distributed variables",
+    "checkpoint/untracked.py": "what tf.train.Checkpoint does not see",
     "checkpoint/iterator_state.py": "States of tf.data iterators",
     "checkpoint/writer.py": "wraps tf.train.CheckpointManager",
     "checkpoint/storage/gfile.py": "paths that only tf.io.gfile can reach",

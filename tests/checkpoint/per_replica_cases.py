@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.checkpoint.fakes import save
-from tfpreempt.checkpoint import tf_state
+from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.checkpoint.writer import make_saver
 
@@ -65,7 +65,7 @@ def test_per_replica_values_are_bit_exact(strategy, name):
         component.assign(tf.constant(value))
     before = [component.numpy().tobytes() for component in variable.values]
     assert before[0] == values[0].tobytes()
-    state = tf_state.PerReplicaState(tf.train.Checkpoint(deep=[variable]))
+    state = PerReplicaState(tf.train.Checkpoint(deep=[variable]))
     data = saved(state)
     for component in variable.values:
         component.assign(tf.zeros([4], tf.as_dtype(name)))
@@ -94,10 +94,10 @@ def test_parts_survive_a_save_that_reduces(strategy, tmp_path):
 
 def test_another_number_of_replicas_keeps_the_reduced_value(strategy, caplog):
     variable = on_read(strategy, tf.float32)
-    state = tf_state.PerReplicaState(tf.train.Checkpoint(v=variable))
+    state = PerReplicaState(tf.train.Checkpoint(v=variable))
     data = saved(state)
     one = tf.distribute.MirroredStrategy(["CPU:0"])
     lonely = on_read(one, tf.float32)
-    state = tf_state.PerReplicaState(tf.train.Checkpoint(v=lonely))
+    state = PerReplicaState(tf.train.Checkpoint(v=lonely))
     load(state, data)
     assert "reduced value" in caplog.text

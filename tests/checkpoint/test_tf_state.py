@@ -19,6 +19,7 @@ from tensorflow.python.ops import stateful_random_ops  # noqa: E402
 from tfpreempt.checkpoint import tf_state  # noqa: E402
 from tfpreempt.checkpoint.encoding import decode, encode  # noqa: E402
 from tfpreempt.checkpoint.iterator_state import IteratorState  # noqa: E402
+from tfpreempt.checkpoint.per_replica import PerReplicaState  # noqa: E402
 
 
 def saved(state):
@@ -103,7 +104,7 @@ def test_a_position_outside_of_the_generators_memory(generator):
 
 def test_nothing_to_save_without_on_read_variables():
     checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
-    assert not tf_state.PerReplicaState(checkpoint).is_wanted()
+    assert not PerReplicaState(checkpoint).is_wanted()
     assert not IteratorState(checkpoint).is_wanted()
 
 

@@ -113,6 +113,48 @@ def two_optimizers(on: Machine) -> Made:
     return model, {}
 
 
+def gan(on: Machine) -> Made:
+    """Its optimizers, networks, losses and counts lie in lists and dicts."""
+    keras = on.keras
+
+    class Gan(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = keras.layers
+            self.nets = {
+                "make": keras.Sequential([layers.Dense(3), layers.Dropout(0.3)]),
+                "judge": [layers.Dense(2), layers.Dense(1)],
+            }
+            self.rates = [keras.optimizers.Adam(0.02)]
+            self.more = {"judge": (keras.optimizers.Adam(0.01),)}
+            self.seen = [tf.Variable(0.0, trainable=False)]
+
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            made = self.nets["make"](inputs, training=training)
+            for layer in self.nets["judge"]:
+                made = layer(made)
+            return made
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            makes = self.nets["make"].trainable_variables
+            judges = [v for net in self.nets["judge"] for v in net.trainable_variables]
+            for optimizer, weights in (
+                (self.rates[0], makes),
+                (self.more["judge"][0], judges),
+            ):
+                gradients = tape.gradient(loss, weights)
+                optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            self.seen[0].assign_add(loss)
+            return {"loss": loss, "seen": tf.convert_to_tensor(self.seen[0])}
+
+    model = Gan()
+    model.compile("sgd", "mse", jit_compile=False)
+    return model, {}
+
+
 def eager_python(on: Machine) -> Made:
     """Python in the train step, which needs values."""
     keras = on.keras
@@ -196,6 +238,7 @@ KINDS: dict[str, Callable[[Machine], Made]] = {
         mixed_precision,
         lazily_built,
         two_optimizers,
+        gan,
         eager_python,
         unseeded_ops,
         weighted,

@@ -109,6 +109,17 @@ def warn_of_unused(prefix: str, unused: Iterable[str], optional: set[str]) -> No
         )
 
 
+def warn_of_new(prefix: str, names: Iterable[str]) -> None:
+    """Says before a restore what the program has and the checkpoint has not."""
+    if new := sorted(names):
+        _log.warning(
+            "%s does not have %s, which lie in lists, dicts or objects of the program; "
+            "they stay as the program made them.",
+            prefix,
+            _list(new),
+        )
+
+
 def _list(names: list[str]) -> str:
     shown = ", ".join(names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

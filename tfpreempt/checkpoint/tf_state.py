@@ -1,4 +1,4 @@
-"""What is read out of TensorFlow: values that need peers, and per-worker States.
+"""What is read out of TensorFlow: values that need peers, and random generators.
 
 An ON_READ variable is reduced across all workers when it is read, so a save needs every
 worker at once, in the same order. The order is equal by construction: all workers call
@@ -18,6 +18,8 @@ import functools
 import json
 import logging
 import random
+import sys
+import weakref
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -31,18 +33,18 @@ from tensorflow.python.training.saving import saveable_object as _saveable_objec
 from tensorflow.python.util import object_identity as _object_identity
 
 from tfpreempt import errors
+from tfpreempt.checkpoint import structure
 from tfpreempt.checkpoint.encoding import (
     check_bit_generator,
     decode,
     encode,
-    read_parts,
     readable,
-    write_parts,
 )
 from tfpreempt.checkpoint.state import State
 from tfpreempt.tensorflow_side import out_of_scope
 
 _log = logging.getLogger(__name__)
+_KERAS_SEEDS = "keras.src.random.seed_generator"  # in sys.modules once Keras 3 is used
 
 # --- finding things in a checkpoint's object graph -----------------------------------
 
@@ -74,6 +76,15 @@ def is_on_read(obj: Any) -> bool:
         variable is not None
         and variable.synchronization == tf.VariableSynchronization.ON_READ
     )
+
+
+def local_parts(variable: Any) -> tuple[Any, ...]:
+    """The local tf.Variables of a variable of TensorFlow or Keras; none for others."""
+    found = distributed(variable)
+    if found is not None:
+        return tuple(found.values)
+    inner = getattr(variable, "_value", variable)
+    return (inner,) if isinstance(inner, tf.Variable) else ()
 
 
 def variable_shape(obj: Any) -> tuple[int | None, ...] | None:
@@ -112,6 +123,51 @@ def explain_later_mismatches(status: Any, prefix: str) -> None:
             ) from error
 
     coordinator.restore_saveables = restore_saveables
+
+
+class _Bound(weakref.WeakValueDictionary[int, Any]):
+    """The objects of a restored checkpoint by node, as TensorFlow matches them.
+
+    A Keras 3 model without a `build` of its own is traced to make its variables, and
+    they have no value yet when they are matched; to restore one then fails, which
+    Keras takes for its own trouble and goes on with a fresh value. So such a variable
+    gets the saved value as its first.
+
+    Args:
+        coordinator: of the restore, whose objects these are.
+        prefix: the checkpoint.
+    """
+
+    def __init__(self, coordinator: Any, prefix: str) -> None:
+        super().__init__(coordinator.object_by_proto_id)
+        self._uid = coordinator.restore_uid
+        self._graph = coordinator.object_graph_proto
+        self._prefix = prefix
+
+    def __setitem__(self, node: int, matched: Any) -> None:
+        key = structure.saved_key(self._graph, node)
+        is_of_keras = hasattr(matched, "_deferred_initialize")
+        if key is not None and is_of_keras and matched._value is None:
+            matched._initializer = functools.partial(self._read, key)
+            matched._update_uid = self._uid  # there is nothing left to restore
+        super().__setitem__(node, matched)
+
+    def _read(self, key: str, shape: Any, dtype: Any) -> Any:
+        reader = tf.compat.v1.train.NewCheckpointReader(self._prefix)
+        value = tf.constant(reader.get_tensor(key))
+        if (tuple(value.shape), value.dtype) != (tuple(shape), tf.as_dtype(dtype)):
+            raise errors.CheckpointMismatchError(
+                f"A layer that was built after the restore doesn't fit the checkpoint: "
+                f"{key} has shape {value.shape} and type {value.dtype.name} there, and "
+                f"{shape} and {dtype} here"
+            )
+        return value
+
+
+def restore_while_traced(status: Any, prefix: str) -> None:
+    """Variables that Keras makes later, while it traces a model, are restored then."""
+    if (coordinator := getattr(status, "_checkpoint", None)) is not None:
+        coordinator.object_by_proto_id = _Bound(coordinator, prefix)
 
 
 # --- the collective read -------------------------------------------------------------
@@ -193,12 +249,12 @@ def _may_need_peers(owner: Any, value: Any) -> bool:
 
 
 class RandomState(State):
-    """The generators of Python, NumPy (legacy, global) and TensorFlow.
+    """The generators of Python, NumPy (legacy, global), TensorFlow and Keras 3.
 
     Of TensorFlow: the global `tf.random.Generator` if the program made one (it is never
     made here), and the seed from which eager ops draw theirs. Ops with a seed of their
     own, and random ops inside a tf.function, keep their state in kernels where nobody
-    can read it.
+    can read it. Of Keras 3: what `keras.random` draws from without a seed.
     """
 
     _is_reserved = True
@@ -233,6 +289,7 @@ def tensorflow_record() -> dict[str, Any]:
         "tf_seed": None if seed is None else int(np.array(seed)),
         "tf_rng": None if rng is None else encode(rng.getstate()),
         "tf_generator": generator_record(_stateful_random.global_generator),
+        "keras_seed": _keras_record(),
     }
 
 
@@ -244,11 +301,55 @@ def load_tensorflow_record(record: Any) -> None:
         eager._rng.setstate(decode(record["tf_rng"]))
     if record["tf_generator"] is not None:
         _load_generator(record["tf_generator"])
+    if record.get("keras_seed") is not None:  # older commits have none
+        _load_keras_record(record["keras_seed"])
 
 
 def is_seeded() -> bool:
     """Whether the program has set a global seed (`tf.random.set_seed`)."""
     return _context.global_seed() is not None
+
+
+def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
+    """Names the layers of tf_keras that keep random state where nobody can read it."""
+    lost = [
+        path
+        for path, obj in walk(checkpoint)
+        if getattr(getattr(obj, "_random_generator", None), "_rng_type", None)
+        == "legacy_stateful"
+    ]
+    if lost:
+        _log.warning(
+            "tfpreempt: the layers %s of tf_keras draw random numbers from ops whose "
+            "state cannot be saved: after a restart they draw others than an "
+            "undisturbed run. Call tf_keras.backend.experimental."
+            "enable_tf_random_generator() before the model is made.",
+            ", ".join(lost),
+        )
+
+
+def _keras_record() -> Any:
+    """Keras 3's generator for ops without a seed; None where it was not used."""
+    if (keras := sys.modules.get(_KERAS_SEEDS)) is None:
+        return None
+    generator = keras.global_state.get_global_attribute(keras.GLOBAL_SEED_GENERATOR)
+    if generator is None:
+        return None
+    return [part.numpy().tolist() for part in local_parts(generator.state)]
+
+
+def _load_keras_record(seeds: Any) -> None:
+    if (keras := sys.modules.get(_KERAS_SEEDS)) is None:
+        return  # this program has not imported Keras
+    name, state = keras.GLOBAL_SEED_GENERATOR, keras.global_state
+    if state.get_global_attribute(name) is None:
+        # The saved program had one. Made with a seed, it draws none from Python's.
+        state.set_global_attribute(name, keras.SeedGenerator(0))
+    parts = local_parts(state.get_global_attribute(name).state)
+    if len(parts) != len(seeds):
+        seeds = [seeds[0]] * len(parts)
+    for part, seed in zip(parts, seeds, strict=True):
+        part.assign(seed)
 
 
 def generator_record(generator: Any) -> Any:
@@ -288,78 +389,3 @@ def load_generator_record(generator: Any, record: Any) -> None:
 def _components(variable: Any) -> tuple[Any, ...]:
     found = distributed(variable)
     return (variable,) if found is None else tuple(found.values)
-
-
-# --- per-replica values --------------------------------------------------------------
-
-
-class PerReplicaState(State):
-    """What each local replica holds of every ON_READ variable of a checkpoint.
-
-    TensorFlow saves the reduced value and hands back equal shares of it; totals that go
-    on from those differ in the last bits. So the parts themselves are kept, and are
-    assigned after the ordinary restore.
-    """
-
-    _is_reserved = True
-
-    def __init__(
-        self, checkpoint: tf.train.Checkpoint, name: str = "tfpreempt.per_replica"
-    ) -> None:
-        super().__init__(name, per_worker=True, registry=None)
-        self._checkpoint = checkpoint
-
-    def variables(self) -> Iterator[tuple[str, Any]]:
-        """Path and variable of every ON_READ variable, in a fixed order."""
-        for path, obj in walk(self._checkpoint):
-            if is_on_read(obj):
-                yield path, distributed(obj)
-
-    def is_wanted(self) -> bool:
-        return any(True for _ in self.variables())
-
-    def save(self, fileobj: IO[bytes]) -> None:
-        header, parts = [], []
-        for path, variable in self.variables():
-            arrays = [component.numpy() for component in variable.values]
-            header.append(
-                {
-                    "path": path,
-                    "dtype": variable.dtype.name,
-                    "shapes": [array.shape for array in arrays],
-                }
-            )
-            parts += [array.tobytes() for array in arrays]
-        write_parts(fileobj, header, parts)
-
-    def load(self, fileobj: IO[bytes]) -> None:
-        header, parts = read_parts(fileobj)
-        saved: dict[str, list[np.ndarray[Any, Any]]] = {}
-        left = iter(parts)
-        for entry in header:
-            dtype = tf.as_dtype(entry["dtype"]).as_numpy_dtype
-            saved[entry["path"]] = [
-                np.frombuffer(next(left), dtype).reshape(shape)
-                for shape in entry["shapes"]
-            ]
-        for path, variable in self.variables():
-            self._assign(path, variable, saved.get(path))
-
-    def _assign(
-        self, path: str, variable: Any, arrays: list[np.ndarray[Any, Any]] | None
-    ) -> None:
-        components = tuple(variable.values)
-        if arrays is None:
-            return  # newer than the checkpoint, as the ordinary restore found as well
-        if len(arrays) != len(components):
-            _log.warning(
-                "%s has %d local replicas here, the checkpoint has %d: its reduced "
-                "value is used, so totals may differ in the last bits.",
-                path,
-                len(components),
-                len(arrays),
-            )
-            return
-        for component, array in zip(components, arrays, strict=True):
-            with tf.device(component.device):
-                component.assign(tf.constant(array, dtype=variable.dtype))

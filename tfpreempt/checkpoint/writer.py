@@ -31,22 +31,25 @@ from tfpreempt.checkpoint.payload import (
     save_arguments,
     whole_number,
 )
+from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files
 from tfpreempt.checkpoint.tf_state import (
-    PerReplicaState,
     RandomState,
     distributed,
     explain_later_mismatches,
     gathering,
     is_on_read,
     plain_message,
+    restore_while_traced,
     variable_shape,
     walk,
+    warn_of_kernels,
 )
+from tfpreempt.checkpoint.untracked import NAME, attach
 from tfpreempt.clock import Clock
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
@@ -156,11 +159,15 @@ class _Tracked:
                     "tfpreempt needs eager execution (TensorFlow 2)."
                 )
             self._states.append(PerReplicaState(checkpoint))
+            warn_of_kernels(checkpoint)
             if not is_chief:
                 self._states.append(IteratorState(checkpoint))
 
     def needs_peers(self) -> bool:
-        return self._checkpoint is not None and any(
+        if self._checkpoint is None:
+            return False
+        attach(self._checkpoint)
+        return any(
             is_on_read(obj)
             and distributed(obj).aggregation  # type: ignore[union-attr]
             != tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -189,6 +196,7 @@ class _Tracked:
         checkpoint = self._checkpoint
         if checkpoint is None:
             return
+        attach(checkpoint)
         checkpoint.sync()
         unmoved = contextlib.nullcontext() if with_data else positions_kept(checkpoint)
         try:
@@ -201,6 +209,7 @@ class _Tracked:
             ) from error
         status.expect_partial()
         explain_later_mismatches(status, prefix)
+        restore_while_traced(status, prefix)
         structure.warn_of_unused(prefix, unused, _OPTIONAL)
 
     def _check_structure(self, prefix: str) -> list[str]:
@@ -210,7 +219,13 @@ class _Tracked:
         except ValueError:
             return []  # name-based, from TensorFlow 1: nothing to compare by
         values, unused = _compare(self._checkpoint, prefix, graph)
-        structure.check(prefix, values, unused, _OPTIONAL)
+        new = {
+            value.name
+            for value in values
+            if value.saved_dtype is None and value.name.startswith(f"{NAME}/")
+        }
+        structure.check(prefix, values, unused, _OPTIONAL | new)
+        structure.warn_of_new(prefix, new)
         return unused
 
     def restored(self, candidate: Candidate) -> None:
@@ -270,6 +285,7 @@ class _OwnPayload(_Tracked):
         del declare  # the staging directory hides what is half-written
         checkpoint = self._checkpoint
         assert checkpoint is not None
+        attach(checkpoint)
         with _writing(f"step {step}"), gathering(checkpoint):
             arguments = save_arguments(args, kwargs)
             number = arguments.get("checkpoint_number")
@@ -305,6 +321,7 @@ class _ManagedPayload(_Tracked):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Written:
+        attach(self._manager.checkpoint)
         with _writing(f"step {step}"), gathering(self._manager.checkpoint):
             prepare()
             return self._save(step, declare, args, kwargs)
@@ -403,6 +420,8 @@ class _FunctionPayload(_Tracked):
         kwargs: Mapping[str, Any],
     ) -> Written:
         del directory, declare
+        if self._checkpoint is not None:
+            attach(self._checkpoint)
         with _checkpoint_context.preemption_save_context():
             path = self._save_fn(*args, **kwargs)
             if self._checkpoint is not None:

@@ -64,7 +64,6 @@ class Capture:
             variables=header,
             values=tuple(values),
             random=snapshot.random_bytes(),
-            seed=self.fit.global_seed(),
             files=self.crowd.capture_files(),
             place=place,
         )

@@ -95,11 +95,10 @@ class Fit(Protocol):
     def distribute_arrays(self, batches: int) -> Any:
         """The dataset of arrays without its first batches, as `fit` would make it."""
 
-    def keep_generators(self) -> str | None:
+    def keep_generators(self) -> None:
         """Makes random layers draw from generators whose state can be saved.
 
-        Returns:
-            What stays inexact, for people; None: nothing.
+        Unless their step is traced already; then the handler will name them.
         """
 
     def loop_state(self) -> dict[str, Any]:
@@ -130,17 +129,8 @@ class Fit(Protocol):
     def build_test(self, iterator: Any) -> None:
         """Makes what only a test step makes, such as metrics; reads no data."""
 
-    def global_seed(self) -> list[int] | None:
-        """Keras' seed generator for ops without one; None where it was not used."""
-
-    def set_global_seed(self, seed: list[int] | None) -> None:
-        """Sets it to what `global_seed` gave."""
-
     def per_replica(self) -> list[Any]:
         """Variables that replicas have different values of: metrics and statistics."""
-
-    def other_variables(self) -> list[Any]:
-        """Variables that may be missing from a tf.train.Checkpoint of the model."""
 
     def settle(self) -> None:
         """Waits until callbacks that Keras runs in the background are through."""

@@ -13,17 +13,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state as _global_state
-from keras.src.random import seed_generator as _seed_generator
 
 from tfpreempt.checkpoint.tf_state import distributed, is_seeded
 from tfpreempt.keras.sequence import dataset_like
 
 log = logging.getLogger(__name__)
-
-_SEED_GENERATOR = _seed_generator.GLOBAL_SEED_GENERATOR
 
 
 class Keras3Fit:
@@ -115,8 +110,8 @@ class Keras3Fit:
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)
 
-    def keep_generators(self) -> str | None:
-        return None  # Keras 3 keeps its seeds in variables
+    def keep_generators(self) -> None:
+        pass  # Keras 3 keeps its seeds in variables
 
     def loop_state(self) -> dict[str, Any]:
         return {
@@ -202,15 +197,6 @@ class Keras3Fit:
         kinds = [type(layer) for layer in self.model._flatten_layers()]
         return all(kind.__module__.startswith("keras.") for kind in kinds)
 
-    def global_seed(self) -> list[int] | None:
-        generator = _global_state.get_global_attribute(_SEED_GENERATOR)
-        return None if generator is None else np.asarray(generator.state).tolist()
-
-    def set_global_seed(self, seed: list[int] | None) -> None:
-        if seed is not None:
-            generator = _seed_generator.global_seed_generator()
-            generator.state.assign(seed)
-
     def per_replica(self) -> list[Any]:
         # Keras 3 lets each replica assign its own batch statistics, though TensorFlow
         # takes such a variable for a mirrored one and saves the first replica's only.
@@ -220,10 +206,6 @@ class Keras3Fit:
             *self.model.metrics_variables,
             *(v for v in statistics if distributed(v) is not None),
         ]
-
-    def other_variables(self) -> list[Any]:
-        optimizer = getattr(self.model, "optimizer", None)
-        return [*self.model.variables, *(optimizer.variables if optimizer else [])]
 
     def settle(self) -> None:
         self.callbacks._flush_futures()

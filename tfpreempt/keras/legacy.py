@@ -154,30 +154,22 @@ class LegacyFit:
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)
 
-    def keep_generators(self) -> str | None:
+    def keep_generators(self) -> None:
         # By default dropout draws from ops that keep their state in kernels.
         layers = [
             layer
             for layer in self.model._flatten_layers()
             if getattr(_generator(layer), "_rng_type", None) == "legacy_stateful"
         ]
-        names = ", ".join(layer.name for layer in layers)
-        if not layers:
-            return None
-        if _is_traced(self.model.train_function):
-            return (
-                f"the layers {names} draw random numbers from ops whose state cannot "
-                "be saved, and the train step is traced already: after a restart they "
-                "draw others than an undisturbed run. Call tf_keras.backend."
-                "experimental.enable_tf_random_generator() before the model is made"
-            )
+        if not layers or _is_traced(self.model.train_function):
+            return
         with self.model.distribute_strategy.scope():
             for layer in layers:
                 generator = _generator(layer)
                 generator._rng_type, generator._built = "stateful", False
                 generator._maybe_init()
+        names = ", ".join(layer.name for layer in layers)
         log.info("tfpreempt: %s draw from tf.random.Generator, which is saved", names)
-        return None
 
     def loop_state(self) -> dict[str, Any]:
         return {
@@ -229,36 +221,8 @@ class LegacyFit:
         except Exception as error:  # noqa: BLE001 - what is missing will be named
             log.info("tfpreempt: the test step cannot be traced: %s", error)
 
-    def global_seed(self) -> list[int] | None:
-        return None  # ops of tf_keras without a seed draw from TensorFlow's
-
-    def set_global_seed(self, seed: list[int] | None) -> None:
-        pass
-
     def per_replica(self) -> list[Any]:
         return [v for metric in self.model.metrics for v in metric.variables]
-
-    def other_variables(self) -> list[Any]:
-        model = self.model
-        generators = [
-            getattr(_generator(layer), "_generator", None)
-            for layer in model._flatten_layers()
-        ]
-        optimizer = model.optimizer
-        slots = getattr(optimizer, "variables", [])
-        return [
-            model._train_counter,
-            model._test_counter,
-            *(generator.state for generator in generators if generator is not None),
-            *self._model_variables(),
-            *(slots() if callable(slots) else slots),
-        ]
-
-    def _model_variables(self) -> list[Any]:
-        try:
-            return list(self.model.variables)
-        except ValueError:  # nothing is built yet
-            return []
 
     def settle(self) -> None:
         pass  # tf_keras runs every callback on the main thread

@@ -34,7 +34,6 @@ class Own:
         variables: header of the variables that are kept apart.
         values: their bytes.
         random: the random generators, as `RandomState` writes them.
-        seed: Keras' own one; None where there is none.
         files: what callbacks keep in files.
         place: in the training data; None where the fit has taken none.
     """
@@ -42,7 +41,6 @@ class Own:
     variables: Any
     values: tuple[bytes, ...]
     random: bytes
-    seed: list[int] | None
     files: CallbackStates
     place: Place | None
 
@@ -95,7 +93,6 @@ class OwnState(State):
         place = () if own.place is None else own.place.parts
         header = {
             "variables": own.variables,
-            "seed": own.seed,
             "files": own.files.header,
             "place": None if own.place is None else own.place.to_json(),
             "counts": [len(own.values), len(own.files.arrays)],
@@ -110,7 +107,6 @@ class OwnState(State):
         place = header["place"]
         self.loaded = Own(
             variables=header["variables"],
-            seed=header.get("seed"),
             values=tuple(parts[:values]),
             files=CallbackStates(
                 header=header["files"], arrays=tuple(parts[values : values + files])

@@ -71,6 +71,7 @@ class Training:
         self._shared = snapshot.SharedState(self._take_shared)
         self._own = snapshot.OwnState(self._take_own)
         self._checkpoint = variables.checkpoint_of(model)
+        self.fit.keep_generators()
         try:
             self.handler = make_handler(settings, self.fit, self._checkpoint)
             self.function = TrainFunction(self, model.train_function, self.handler)
@@ -98,8 +99,7 @@ class Training:
         self.plan = make_plan(saved, rounds.ended(directory), self._epochs)
         if self.plan.note:
             log.warning("tfpreempt: %s", self.plan.note)
-        unkept = validation_problem(self.fit.validation_data)
-        for problem in filter(None, (self.fit.keep_generators(), unkept)):
+        if problem := validation_problem(self.fit.validation_data):
             log.warning("tfpreempt: %s.", problem)
         self._pending = self.plan.task.restores
         self._capture = Capture(
@@ -277,7 +277,6 @@ class Training:
     def _restore_own_variables(self, kept: list[Any]) -> None:
         if (own := self._own.loaded) is not None:
             variables.write(kept, own.variables, own.values)
-            self.fit.set_global_seed(own.seed)
 
     def _restore_callbacks(self) -> None:
         """What is not variables: callbacks and their files."""

@@ -1,8 +1,8 @@
 """Variables that a tf.train.Checkpoint of the model does not hold, or not exactly.
 
 Metrics are summed over replicas when they are read, and a restored sum does not go on
-bit for bit, so each worker keeps the parts of its own replicas. Seed generators, step
-counters and the like are kept in the same way.
+bit for bit, so each worker keeps the parts of its own replicas. Seed generators are
+kept in the same way.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.tf_state import distributed, walk
+from tfpreempt.checkpoint import per_replica
+from tfpreempt.checkpoint.tf_state import local_parts
+from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.keras.fit import Fit
 
 
@@ -36,18 +37,16 @@ def uncovered(fit: Fit, checkpoint: Any) -> list[Any]:
     """The variables to keep apart, in a fixed order.
 
     Args:
-        fit: knows the model's variables; all of them exist.
+        fit: knows what replicas differ in; all of the model's variables exist.
         checkpoint: what a save writes otherwise.
     """
-    written = {id(part) for _, obj in walk(checkpoint) for part in _parts(obj)}
     seen: set[int] = set()
     kept = []
-    for variables, also in ((fit.per_replica(), True), (fit.other_variables(), False)):
-        for variable in variables:
-            parts = {id(part) for part in _parts(variable)}
-            if parts and not parts & seen and (also or not parts & written):
-                seen |= parts
-                kept.append(variable)
+    for variable in [*fit.per_replica(), *attach(checkpoint).own]:
+        parts = {id(part) for part in local_parts(variable)}
+        if parts and not parts & seen:
+            seen |= parts
+            kept.append(variable)
     return kept
 
 
@@ -72,34 +71,15 @@ def matching(fit: Fit, checkpoint: Any, header: Any, iterator: Any) -> list[Any]
 
 
 def read(variables: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
-    """The values of all local replicas.
-
-    Returns:
-        A JSON header for each variable, and the bytes of each replica's value.
-    """
-    header, parts = [], []
-    for variable in variables:
-        arrays = [part.numpy() for part in _parts(variable)]
-        header.append(
-            {
-                "name": _name(variable),
-                "dtype": tf.as_dtype(variable.dtype).name,
-                "shapes": [array.shape for array in arrays],
-            }
-        )
-        parts += [array.tobytes() for array in arrays]
-    return header, parts
+    """The values of all local replicas; see `per_replica.read`."""
+    return per_replica.read((_name(variable), variable) for variable in variables)
 
 
 def write(variables: Sequence[Any], header: Any, parts: Sequence[bytes]) -> None:
     """Assigns what `read` gave, to variables that `check` has let pass."""
-    left = iter(parts)
-    for variable, entry in zip(variables, header, strict=True):
-        dtype = tf.as_dtype(entry["dtype"])
-        for part, shape in zip(_parts(variable), entry["shapes"], strict=True):
-            array = np.frombuffer(next(left), dtype.as_numpy_dtype).reshape(shape)
-            with tf.device(part.device):
-                part.assign(tf.constant(array, dtype=dtype))
+    values = per_replica.arrays_of(header, parts)
+    for variable, arrays in zip(variables, values, strict=True):
+        per_replica.assign(variable, arrays)
 
 
 def check(variables: Sequence[Any], header: Any) -> None:
@@ -109,7 +89,7 @@ def check(variables: Sequence[Any], header: Any) -> None:
         CheckpointMismatchError: it is of others.
     """
     now = [
-        (tf.as_dtype(v.dtype).name, [tuple(p.shape.as_list()) for p in _parts(v)])
+        (tf.as_dtype(v.dtype).name, [tuple(p.shape.as_list()) for p in local_parts(v)])
         for v in variables
     ]
     saved = [(entry["dtype"], [tuple(s) for s in entry["shapes"]]) for entry in header]
@@ -119,7 +99,7 @@ def check(variables: Sequence[Any], header: Any) -> None:
     raise errors.CheckpointMismatchError(
         "The metrics, seed generators or optimizer variables are others than in the "
         f"checkpoint. In the model: {_listed(names, now)}. In the checkpoint: "
-        f"{_listed([entry['name'] for entry in header], saved)}. Compile the model "
+        f"{_listed([entry['path'] for entry in header], saved)}. Compile the model "
         "as the interrupted run did (metrics, loss, optimizer, replicas on a worker), "
         "or use another checkpoint directory."
     )
@@ -134,12 +114,3 @@ def _listed(names: Sequence[str], kinds: Sequence[Any]) -> str:
 
 def _name(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
-
-
-def _parts(variable: Any) -> tuple[Any, ...]:
-    """The local tf.Variables of a variable of TensorFlow or Keras."""
-    found = distributed(variable)
-    if found is not None:
-        return tuple(found.values)
-    inner = getattr(variable, "_value", variable)
-    return (inner,) if isinstance(inner, tf.Variable) else ()

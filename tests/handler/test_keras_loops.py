@@ -1,0 +1,192 @@
+"""Loops of the user's own with a Keras model: all of the model comes back."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.handler.program import Button
+from tests.keras.both_lines import LINES
+from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+STEPS = 6
+X = tf.reshape(tf.range(12.0), (4, 3)) / 12
+
+
+class Loop:
+    """A program with a model, whose steps can be left and gone on with.
+
+    Args:
+        directory: of the checkpoints.
+        keras: either line.
+        make: the model, from the line.
+        step: what a step returns.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        keras: Any,
+        make: Callable[[Any], Any],
+        step: Callable[[Any], Any],
+    ) -> None:
+        self._directory = directory
+        self._keras = keras
+        self._make = make
+        self._step = step
+
+    def start(self, until: int) -> list[bytes]:
+        """A start of the program; what its steps returned."""
+        self._keras.backend.clear_session(*([False] if self._is_new else []))
+        self._keras.utils.set_random_seed(7)
+        model = self._make(self._keras)
+        if not self._is_new:
+            model.build((None, *X.shape[1:]))  # its Dropout makes the generator there
+        config = TerminationConfig(signals=(), sources=[Button])
+        checkpoint = tf.train.Checkpoint(m=model)
+        seen: list[bytes] = []
+        with PreemptionCheckpointHandler(
+            None, checkpoint, self._directory, config
+        ) as handler:
+            while handler.total_run_calls < until:
+                result = handler.run(self._step, model)
+                seen.append(tf.convert_to_tensor(result).numpy().tobytes())
+        return seen
+
+    @property
+    def _is_new(self) -> bool:
+        return self._keras.__name__ == "keras"
+
+
+@pytest.fixture
+def goes_on(tmp_path: Path, line: str) -> Iterator[Callable[..., None]]:
+    """Checks that a loop in two parts gives what one in a piece does."""
+
+    def check(make: Callable[[Any], Any], step: Callable[[Any], Any]) -> None:
+        keras = importlib.import_module(line)
+        whole = Loop(tmp_path / "whole", keras, make, step).start(STEPS)
+        parts = Loop(tmp_path / "parts", keras, make, step)
+        assert len(set(whole)) == STEPS, "the steps do not differ"
+        assert parts.start(2) + parts.start(STEPS) == whole
+
+    legacy = importlib.import_module("tf_keras").backend.experimental
+    legacy.enable_tf_random_generator()
+    yield check
+    legacy.disable_tf_random_generator()
+
+
+def call(model: Any) -> Any:
+    return model(X, training=True)
+
+
+def learn(model: Any) -> Any:
+    """A step of a model that has its optimizers in a list."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(X, training=True) ** 2)
+    weights = model.trainable_variables
+    model.optimizers[0].apply_gradients(
+        zip(tape.gradient(loss, weights), weights, strict=True)
+    )
+    return loss
+
+
+@LINES
+def test_masks_and_noise(goes_on: Callable[..., None], line: str) -> None:
+    def make(keras: Any) -> Any:
+        layers = keras.layers
+        noise = [layers.Dropout(0.5), layers.GaussianNoise(0.1)]
+        return keras.Sequential([layers.Dense(3), *noise])
+
+    goes_on(make, call)
+
+
+@LINES
+def test_images_are_turned(goes_on: Callable[..., None], line: str) -> None:
+    def make(keras: Any) -> Any:
+        layers = keras.layers
+        return keras.Sequential([layers.Reshape((3, 1, 1)), layers.RandomRotation(0.4)])
+
+    goes_on(make, call)
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_numbers_without_a_seed(goes_on: Callable[..., None], line: str) -> None:
+    def make(keras: Any) -> Any:
+        return keras.Sequential([keras.layers.Dense(3)])
+
+    def step(model: Any) -> Any:
+        return importlib.import_module(line).random.normal((2,))
+
+    goes_on(make, step)
+
+
+@LINES
+def test_layers_and_optimizers_in_lists(
+    goes_on: Callable[..., None], line: str
+) -> None:
+    """Nothing is built when the handler restores."""
+
+    def make(keras: Any) -> Any:
+        class Listed(keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                dense = [keras.layers.Dense(3), keras.layers.Dropout(0.5)]
+                self.blocks = {"first": dense}
+                self.optimizers = [keras.optimizers.Adam(0.1)]
+
+            def call(self, inputs: Any, training: bool = False) -> Any:
+                for layer in self.blocks["first"]:
+                    inputs = layer(inputs, training=training)
+                return inputs
+
+        return Listed()
+
+    goes_on(make, learn)
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_generators_in_lists(goes_on: Callable[..., None], line: str) -> None:
+    def make(keras: Any) -> Any:
+        class Listed(keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.seeds = [keras.random.SeedGenerator(1)]
+                self.counts = ({"a": tf.Variable(0.0)},)
+
+            def call(self, inputs: Any, training: bool = False) -> Any:
+                count = self.counts[0]["a"].assign_add(1.0)
+                return keras.random.normal((2,), seed=self.seeds[0]) + count
+
+        return Listed()
+
+    goes_on(make, call)
+
+
+@LINES
+def test_metrics_go_on(goes_on: Callable[..., None], line: str) -> None:
+    def make(keras: Any) -> Any:
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        model.train_step((X, X[:, :1]))  # makes the metrics
+        return model
+
+    goes_on(make, lambda model: model.train_step((X, X[:, :1]))["mae"])
+
+
+def test_dropout_whose_state_nobody_can_read_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The default of tf_keras."""
+    layers = importlib.import_module("tf_keras").layers
+    checkpoint = tf.train.Checkpoint(m=layers.Dropout(0.5), other=layers.Dense(1))
+    config = TerminationConfig(signals=())
+    with PreemptionCheckpointHandler(None, checkpoint, tmp_path, config):
+        assert "the layers m of tf_keras" in caplog.text
+        assert "enable_tf_random_generator()" in caplog.text

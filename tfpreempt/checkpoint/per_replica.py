@@ -1,0 +1,121 @@
+"""Variables of which each worker saves what its own replicas hold."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpreempt.checkpoint.encoding import read_parts, write_parts
+from tfpreempt.checkpoint.state import State
+from tfpreempt.checkpoint.tf_state import distributed, is_on_read, local_parts, walk
+from tfpreempt.checkpoint.untracked import attach
+
+_log = logging.getLogger(__name__)
+
+Arrays = list[np.ndarray[Any, Any]]
+
+
+def read(variables: Iterable[tuple[str, Any]]) -> tuple[list[Any], list[bytes]]:
+    """The values of all local replicas.
+
+    Args:
+        variables: with their paths.
+
+    Returns:
+        A JSON header for each variable, and the bytes of each replica's value.
+    """
+    header, parts = [], []
+    for path, variable in variables:
+        arrays = [part.numpy() for part in local_parts(variable)]
+        header.append(
+            {
+                "path": path,
+                "dtype": tf.as_dtype(variable.dtype).name,
+                "shapes": [array.shape for array in arrays],
+            }
+        )
+        parts += [array.tobytes() for array in arrays]
+    return header, parts
+
+
+def arrays_of(header: Any, parts: Sequence[bytes]) -> Iterator[Arrays]:
+    """What `read` gave, a list for each variable."""
+    left = iter(parts)
+    for entry in header:
+        dtype = tf.as_dtype(entry["dtype"]).as_numpy_dtype
+        yield [
+            np.frombuffer(next(left), dtype).reshape(shape) for shape in entry["shapes"]
+        ]
+
+
+def assign(variable: Any, arrays: Arrays) -> None:
+    """Sets all local replicas; there are as many, of the same shapes."""
+    for part, array in zip(local_parts(variable), arrays, strict=True):
+        with tf.device(part.device):
+            part.assign(tf.constant(array, dtype=part.dtype))
+
+
+class PerReplicaState(State):
+    """What a worker holds of its own of the variables behind a Checkpoint.
+
+    TensorFlow saves the reduced value of an ON_READ variable and hands back equal
+    shares of it; totals that go on from those differ in the last bits. So the parts
+    themselves are kept, and are assigned after the ordinary restore. Metrics and seed
+    generators of Keras, which TensorFlow saves nowhere, are kept as well.
+    """
+
+    _is_reserved = True
+
+    def __init__(
+        self, checkpoint: tf.train.Checkpoint, name: str = "tfpreempt.per_replica"
+    ) -> None:
+        super().__init__(name, per_worker=True, registry=None)
+        self._checkpoint = checkpoint
+        self._untracked = attach(checkpoint)
+
+    def variables(self) -> list[tuple[str, Any]]:
+        """Path and variable, in a fixed order."""
+        tracked = [
+            (path, distributed(obj))
+            for path, obj in walk(self._checkpoint)
+            if is_on_read(obj)
+        ]
+        return tracked + self._untracked.own
+
+    def is_wanted(self) -> bool:
+        return bool(self.variables())
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        write_parts(fileobj, *read(self.variables()))
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        header, parts = read_parts(fileobj)
+        paths = [entry["path"] for entry in header]
+        saved = dict(zip(paths, arrays_of(header, parts), strict=True))
+        for path, variable in self.variables():
+            if path in saved:
+                self._assign(path, variable, saved.pop(path))
+        if saved:
+            _log.warning(
+                "tfpreempt: the checkpoint has metrics or seed generators that nothing "
+                "here has yet, so they are not restored: %s. Make them before the "
+                "handler, by calling the model once, say.",
+                ", ".join(saved),
+            )
+
+    def _assign(self, path: str, variable: Any, arrays: Arrays) -> None:
+        here = [tuple(part.shape) for part in local_parts(variable)]
+        if here == [array.shape for array in arrays]:
+            assign(variable, arrays)
+            return
+        _log.warning(
+            "%s has %d local replicas here, the checkpoint has %d: its reduced "
+            "value is used, so totals may differ in the last bits.",
+            path,
+            len(here),
+            len(arrays),
+        )
