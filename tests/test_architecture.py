@@ -31,7 +31,7 @@ FLOORS = {
     "notice": 2, "coordination": 2, "checkpoint": 2,
     "deadline": 1, "journal": 1, "_threads": 1,
     "arguments": 1, "cluster": 1, "participant": 1, "reach": 1, "restarts": 1,
-    "tensorflow_side": 1,
+    "reading": 1, "tensorflow_side": 1,
     "errors": 0, "events": 0, "clock": 0,
 }  # fmt: skip
 # Same floor, one direction: platforms/ has the variants of what termination.py defines;

@@ -38,6 +38,7 @@ class Participant:
     """A handler that saves nothing and remembers what it was asked."""
 
     has_moved = True
+    is_amid = False
     step = 0
     directory = "/nowhere"
 

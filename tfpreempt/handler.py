@@ -26,10 +26,12 @@ from tfpreempt.commits import Commits
 from tfpreempt.events import Notice
 from tfpreempt.keeper import Keeper
 from tfpreempt.raised import was_preemption
+from tfpreempt.reading import is_before_all
 from tfpreempt.remote_cluster import connection, expect_to_go
 from tfpreempt.session import session_for
 from tfpreempt.start import Start, make_store
 from tfpreempt.tensorflow_side import (
+    END_OF_DATA,
     DirectoryRequiredError,
     attach_counters,
     check_checkpoint,
@@ -90,6 +92,8 @@ class PreemptionCheckpointHandler(Commits):
         WorkersDisagreeError: workers differ in world size.
         NotMainThreadError: signals can only be watched from the main thread.
     """
+
+    is_amid = False  # see `Participant`
 
     def __init__(
         self,
@@ -192,7 +196,13 @@ class PreemptionCheckpointHandler(Commits):
             result = fn(*args, **kwargs)
         except BaseException as error:
             gate.busy = False
-            self._raised(error)
+            is_end = isinstance(error, END_OF_DATA)  # equal on all workers, and counts
+            is_whole = not is_end and is_before_all(error)
+            if is_whole:
+                gate.started -= 1
+            elif not is_end:
+                gate.failed = gate.started
+            self._raised(error, is_whole)
             raise
         gate.busy = False
         self.runs += 1
@@ -233,6 +243,7 @@ class PreemptionCheckpointHandler(Commits):
         try:
             yield
         except BaseException as error:
+            self._gate.failed = self._gate.started  # steps may be bare in here
             if self._session.departure.left or not self._raised(error):
                 raise
             self._quiet()  # the exit function came back; the step is half done
@@ -315,7 +326,7 @@ class PreemptionCheckpointHandler(Commits):
             self.close()
         elif not self._closed:
             if not self._session.departure.left:
-                self._raised(error)
+                self._raised(error, self._session.is_whole)
                 self._session.departure.finish_mirrors([self._keeper])
             self._quiet()
         return False
@@ -406,9 +417,11 @@ class PreemptionCheckpointHandler(Commits):
             self._session.keep(self._keeper, self)
             self._keeper.load_random_state()
 
-    def _raised(self, error: BaseException) -> bool:
+    def _raised(self, error: BaseException, is_whole: bool = False) -> bool:
         """Whether it was a preemption, and was served; else peers are told."""
-        return was_preemption(error, self._session, self._connection, self._noticed)
+        return was_preemption(
+            error, self._session, self._connection, self._noticed, is_whole=is_whole
+        )
 
     def _received(self, notice: Notice) -> None:
         """A source speaks; on its thread."""
@@ -417,6 +430,7 @@ class PreemptionCheckpointHandler(Commits):
         self._noticed.set()
         self._keeper.hurry_mirror()
         self._keeper.record(notice)
+        self._session.name_killed_children()
         grace = notice.grace_seconds
         log.warning(
             "tfpreempt: notice from %s (%s), %s; the commit waits for %s",

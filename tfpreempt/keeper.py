@@ -31,6 +31,10 @@ class Handler(Protocol):
     """What a keeper needs of its handler."""
 
     @property
+    def is_amid(self) -> bool:
+        """Whether its state is not whole outside of steps too."""
+
+    @property
     def runs(self) -> int:
         """Calls that came back in this process."""
 
@@ -121,6 +125,12 @@ class Keeper:
     def has_moved(self) -> bool:
         """Whether there are steps since the newest save."""
         return self._runs() != self.saved_at
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether its state is not whole outside of steps too."""
+        handler = self._handler()
+        return handler is not None and handler.is_amid
 
     def stage(self, name: str) -> Staged:
         """Writes this worker's part of a save."""

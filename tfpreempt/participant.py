@@ -27,6 +27,10 @@ class Participant(Protocol):
     def has_moved(self) -> bool:
         """Whether there are steps since its newest save; equal on all workers."""
 
+    @property
+    def is_amid(self) -> bool:
+        """Whether its state is not whole outside of steps too, as within a fit."""
+
     def stage(self, name: str) -> Any:
         """Writes this worker's part of the save of that name."""
 

@@ -1,19 +1,15 @@
-"""An error leaves a step: peers are told, or it was a preemption all along."""
+"""An error leaves a step or the loop: peers are told, or it was a preemption."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 
-from tfpreempt.coordination.coordinator import PREEMPTION
 from tfpreempt.events import Outcome
 from tfpreempt.remote_cluster import Connection, is_expected_to_go
 from tfpreempt.session import Session
 from tfpreempt.tensorflow_side import END_OF_DATA, PEER_GONE, is_lost_worker
 from tfpreempt.watching import NATIVE_DELAY
-
-OPENS_WITHIN = 1.0
-"""Seconds from a notice until its round is open; it takes milliseconds."""
 
 _served: weakref.ref[BaseException] | None = None
 
@@ -23,6 +19,8 @@ def was_preemption(
     session: Session,
     connection: Connection | None,
     noticed: threading.Event,
+    *,
+    is_whole: bool,
 ) -> bool:
     """Deals with an error that is about to be raised. Main thread.
 
@@ -31,6 +29,7 @@ def was_preemption(
         session: of this process; leaves, if it was the end of a preempted worker.
         connection: to remote workers, if there is one.
         noticed: set when a notice comes.
+        is_whole: whether the state is that of a boundary.
 
     Returns:
         Whether it was no error but a preemption, and was served: the exit function came
@@ -44,9 +43,11 @@ def was_preemption(
             return False
         _served = weakref.ref(error)
         return True
-    if session.cluster.world == 1 or isinstance(error, END_OF_DATA):
+    if isinstance(error, END_OF_DATA) or session.departure.detached:
         return False
-    if not session.departure.detached:
+    if isinstance(error, Exception) and session.serve(error, is_whole):
+        return False  # the exit function came back
+    if session.cluster.world > 1:
         from tfpreempt.coordination import tf_service
 
         gone = isinstance(error, PEER_GONE)
@@ -65,24 +66,11 @@ def _lost_workers(
         noticed.wait(2 * NATIVE_DELAY)
     if not is_expected_to_go():
         return False
-    if _is_round_open(session):
+    if session.is_noticed():
         session.raised(error, peer_is_gone=True)
         return not session.departure.detached
     # It was served with a commit, and training went on: within the grace, or because
     # the exit function came back, perhaps with another connection.
     why = f"a remote worker went, as it had told ({type(error).__name__})"
     session.departure.leave(Outcome.LOST, why)
-    return True
-
-
-def _is_round_open(session: Session) -> bool:
-    """Whether a preemption is to be served; of a new one other threads tell soon."""
-    coordinator = session.coordinator
-    end, never = session.clock.monotonic() + OPENS_WITHIN, threading.Event()
-    while coordinator.state.notice not in PREEMPTION:
-        since = coordinator.deadlines.since_notice
-        is_new = since is not None and since < OPENS_WITHIN
-        if not is_new or session.clock.monotonic() >= end:
-            return False
-        never.wait(0.01)
     return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import weakref
@@ -20,7 +21,7 @@ from tfpreempt.clock import Clock, SystemClock
 from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination import keys
-from tfpreempt.coordination.coordinator import Coordinator
+from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
 from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.runtime import Threads
 from tfpreempt.coordination.store import KeyValueStore
@@ -28,11 +29,22 @@ from tfpreempt.departure import Departure
 from tfpreempt.errors import CheckpointError, SaveError, StoreGoneError, UsageError
 from tfpreempt.events import Commit, Event, Fault, Outcome
 from tfpreempt.interrupts import held_back
+from tfpreempt.notice.children import killed_children
 from tfpreempt.participant import Participant
-from tfpreempt.process_end import keep_streams, on_interpreter_end
+from tfpreempt.process_end import exit_hard, keep_streams, on_interpreter_end
+from tfpreempt.reading import is_of_data
 from tfpreempt.saving import JointSaves, repeat
 
 log = logging.getLogger(__name__)
+
+OPENS_WITHIN = 1.0
+"""Seconds from a notice until its round is open; it takes milliseconds."""
+
+HEARD_WITHIN = 0.05
+"""Seconds from a signal until its source has told of it; it takes milliseconds."""
+
+DIES_WITHIN = 0.05
+"""Seconds in which a signal to a group has ended those who do not handle it."""
 
 
 class Session:
@@ -332,6 +344,74 @@ class Session:
             ask,
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no interval was left half done, while main is outside of one."""
+        return self.gate.failed != self.gate.started
+
+    def is_noticed(self, within: float = 0.0) -> bool:
+        """Whether a preemption is to be served; main thread.
+
+        Args:
+            within: seconds in which it may still be heard of. Of one that was heard of
+                other threads tell soon.
+        """
+        start, never = self.clock.monotonic(), threading.Event()
+        while self.coordinator.state.notice not in PREEMPTION:
+            since = self.coordinator.deadlines.since_notice
+            is_opening = since is not None and since < OPENS_WITHIN
+            if not is_opening and self.clock.monotonic() - start >= within:
+                return False
+            never.wait(0.01)
+        return bool(self.members())
+
+    def serve(self, error: Exception, is_whole: bool) -> bool:
+        """Serves the notice that an error came under, if there is one.
+
+        No interval can follow, so a state that is whole is committed here, if no other
+        worker is to begin one. Data that fail in the middle of a step are as good as
+        a lost worker.
+
+        Args:
+            error: of a step, or from outside of steps.
+            is_whole: whether the state is that of a boundary.
+
+        Returns:
+            Whether it was served, and the exit function came back.
+        """
+        killed, is_alone = killed_children(), self.cluster.world == 1
+        if killed:
+            error.add_note(f"children of this process were killed: {', '.join(killed)}")
+        is_reading = bool(killed) or is_of_data(error)
+        within = OPENS_WITHIN if killed else HEARD_WITHIN if is_reading else 0.0
+        if not (is_whole or (is_alone and is_reading)) or not self.is_noticed(within):
+            return False
+        log.error("tfpreempt: taken for a consequence of the notice", exc_info=error)
+        verdict = None
+        if is_whole:
+            self.coordinator.step_seconds = lambda: math.inf  # no second commit follows
+            with self._undisturbed():
+                verdict = self._settle(last=is_alone)
+            self.coordinator.step_seconds = self._step_seconds
+        if verdict is not ev.Leave:
+            self.raised(error, peer_is_gone=True)
+        return True
+
+    def name_killed_children(self) -> None:
+        """A notice has come, perhaps by a signal to others too; any thread."""
+
+        def look() -> None:
+            if killed := ", ".join(killed_children()):
+                log.warning(
+                    "tfpreempt: killed with the notice: %s, children of this process. "
+                    "A step that waits for their data hangs or fails. Have the signal "
+                    "sent to the main process alone (docs/platforms.md)",
+                    killed,
+                )
+                self.record(Fault(where="children", error=f"killed: {killed}"))
+
+        self._runtime.at(self.clock.monotonic() + DIES_WITHIN, look)
+
     def raised(
         self,
         error: BaseException,
@@ -345,7 +425,14 @@ class Session:
             self.departure.report(self._runtime, key, error, send)
 
     def _at_exit(self) -> None:
-        self.departure.at_exit(self.raised, self.save_timeout)
+        self.departure.at_exit(self._died, self.save_timeout)
+
+    def _died(self, error: BaseException) -> None:
+        """The program ends by an error that passed no handler."""
+        is_whole = self.is_whole and not any(m.is_amid for m in self.members())
+        if isinstance(error, Exception):
+            exit_hard(lambda: self.serve(error, is_whole))
+        self.raised(error)
 
     def _store_gone(self, error: StoreGoneError) -> None:
         self.coordinator.store_gone(error)

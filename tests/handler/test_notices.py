@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -151,3 +152,92 @@ def test_a_dropped_handler_puts_the_signals_back(program: Program) -> None:
     gc.collect()
     assert signal.getsignal(signal.SIGUSR1) is before
     assert session._current.members() == []
+
+
+# --- errors under a notice -----------------------------------------------------------
+
+
+class LostReader:
+    """Data whose reader was killed."""
+
+    def __init__(self, at_once: Callable[[], None] = lambda: None) -> None:
+        self._at_once = at_once
+
+    def __iter__(self) -> LostReader:
+        return self
+
+    def __next__(self) -> float:
+        self._at_once()
+        raise BrokenPipeError("the reader is gone")
+
+
+def train(program: Program, act: Callable[[Any], Any], **config: Any) -> None:
+    with program.handler(config={"exit_fn": None, **config}) as handler:
+        handler.run(program.step)
+        act(handler)
+
+
+@pytest.mark.parametrize("grace", [None, 60])
+def test_an_error_between_two_runs_under_a_notice_commits_and_leaves(
+    program: Program, grace: float | None
+) -> None:
+    """No step can follow, so a grace of a minute is not used up."""
+    data = LostReader(program.button.press)
+    with pytest.raises(SystemExit) as left:
+        train(program, lambda handler: next(data), grace_period=grace)
+    assert left.value.code == 143
+    assert [r["step"] for r in program.events("commit")] == [1]
+    assert program.events("exit")[0]["outcome"] == "committed"
+
+
+def test_data_that_fail_first_in_a_step_commit_what_was_before_it(
+    program: Program,
+) -> None:
+    """Although the interval was counted already when the notice came."""
+    data = LostReader(program.button.press)
+
+    def step() -> None:
+        batch = next(data)
+        program.variable.assign_add([batch, batch])
+
+    with pytest.raises(SystemExit) as left:
+        train(program, lambda handler: handler.run(step))
+    assert left.value.code == 143
+    assert [r["step"] for r in program.events("commit")] == [1]
+
+
+def test_data_that_fail_within_a_step_commit_nothing(program: Program) -> None:
+    """What was assigned before is half a step; the platform starts it again."""
+    data = LostReader(program.button.press)
+
+    def step() -> None:
+        program.step()
+        next(data)
+
+    with pytest.raises(SystemExit) as left:
+        train(program, lambda handler: handler.run(step))
+    assert left.value.code == 143
+    assert program.events("commit") == []
+    [exit] = program.events("exit")
+    assert (exit["outcome"], "BrokenPipeError" in exit["detail"]) == ("lost", True)
+
+
+def test_an_error_in_a_step_under_a_notice_is_raised(program: Program) -> None:
+    def step() -> None:
+        program.button.press()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(program, lambda handler: handler.run(step))
+    assert program.events("commit") == []
+
+
+def test_without_a_notice_lost_data_are_an_error(program: Program) -> None:
+    reads: list[Any] = [
+        lambda handler: next(LostReader()),
+        lambda handler: handler.run(next, LostReader()),
+    ]
+    for read in reads:
+        with pytest.raises(BrokenPipeError):
+            train(program, read)
+    assert program.events("commit") == []

@@ -231,3 +231,25 @@ h.save()
     assert "ValueError: a bug" in done.stderr
     assert done.returncode == 1
     assert len(list(tmp_path.glob("ckpt-copy/*/COMMITTED"))) == 1
+
+
+def test_a_reader_that_dies_with_the_group_ends_the_program_as_a_preemption(
+    tmp_path: Path,
+) -> None:
+    """The error passes no handler, and may come before the notice is heard of."""
+    done = python(
+        """
+os.setsid()
+ours, theirs = multiprocessing.Pipe(False)
+reader = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+reader.start(); theirs.close()
+h = make()
+h.run(step)
+os.killpg(0, 15)
+ours.recv()
+""",
+        tmp_path,
+    )
+    assert done.returncode == 143, done.stderr
+    assert "SIGTERM" in done.stderr.partition("children of this process were killed")[2]
+    assert (tmp_path / "1" / "COMMITTED").exists()

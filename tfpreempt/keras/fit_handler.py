@@ -31,6 +31,8 @@ class FitHandler(PreemptionCheckpointHandler):
         **kwargs: for the handler.
     """
 
+    is_amid = True  # between two of its hooks
+
     def __init__(
         self, *args: Any, is_fitting: Callable[[], bool], **kwargs: Any
     ) -> None:
