@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.test_claims import Other
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.transfer import upload
@@ -53,6 +54,33 @@ def test_of_two_machines_commits_of_one_sequence_the_later_is_restored(
         assert catalog.scan(str(first))[0][0].token == later.token
     mirrored(store, commit(first, 40, wall=400.0))
     assert start(second, store) == 40
+
+
+FETCHING = """
+import sys
+from tfpreempt.checkpoint import claims
+from tfpreempt.checkpoint.storage.files import LocalFiles
+claim = claims.take(LocalFiles(), sys.argv[1] + "/.tfpreempt-staging/fetch-other")
+print("fetching", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_a_living_program_fetches_is_left_alone(tmp_path):
+    store, here, there = FaultyStore(), tmp_path / "here", tmp_path / "there"
+    mirrored(store, commit(there, 10))
+    part = here / ".tfpreempt-staging" / "fetch-other" / "ckpt.index"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"half")
+    other = Other(here, FETCHING)
+    try:
+        assert start(here, store) == 10
+        assert part.exists()
+    finally:
+        other.kill()
+    mirrored(store, commit(there, 20))
+    assert start(here, store) == 20
+    assert not (here / ".tfpreempt-staging").exists()
 
 
 def test_too_small_a_disk_is_no_reason_to_go_on_from_an_older_commit(

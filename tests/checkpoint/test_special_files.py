@@ -10,6 +10,7 @@ import socket
 import pytest
 
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tfpreempt import errors
 from tfpreempt.checkpoint.state import StateRegistry
 
 pytestmark = pytest.mark.timeout(20)
@@ -48,17 +49,18 @@ def put(request):
 @pytest.fixture
 def broken(monkeypatch):
     """Makes a file one that a bad disk does not give back."""
-    paths = set()
+    paths = {}
     real = os.open
 
     def open_unless_broken(path, *args, dir_fd=None, **kwargs):
         below = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
         if os.path.join(below, path) in paths:
-            raise OSError(errno.EIO, "Input/output error", str(path))
+            number = paths[os.path.join(below, path)]
+            raise OSError(number, os.strerror(number), str(path))
         return real(path, *args, dir_fd=dir_fd, **kwargs)
 
     monkeypatch.setattr(os, "open", open_unless_broken)
-    return lambda path: paths.add(str(path))
+    return lambda path, number=errno.EIO: paths.update({str(path): number})
 
 
 def job(directory, form="own"):
@@ -161,3 +163,14 @@ def test_what_the_disk_does_not_give_back_is_damage(tmp_path, caplog, broken, na
     broken(tmp_path / "2" / name)
     assert restored(tmp_path) == 1
     assert "Input/output error" in caplog.text
+
+
+@pytest.mark.parametrize("name", [*NEEDED, "ckpt.data-00001-of-00002"])
+def test_too_many_open_files_are_no_damage(tmp_path, broken, name):
+    """Otherwise an older commit were restored, and the newest deleted."""
+    commit(tmp_path, 1)
+    commit(tmp_path, 2)
+    broken(tmp_path / "2" / name, errno.EMFILE)
+    with pytest.raises(errors.CheckpointError, match="Too many open files") as caught:
+        restored(tmp_path)
+    assert not isinstance(caught.value, errors.CheckpointDamagedError)

@@ -6,6 +6,7 @@ is imported with the first one. Changes go through `files.py`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -13,6 +14,7 @@ import stat as modes
 from collections.abc import Iterator
 from typing import IO, Protocol
 
+from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 
 
@@ -62,6 +64,27 @@ class Reading(Protocol):
         ...
 
 
+@contextlib.contextmanager
+def telling_shortage(path: str) -> Iterator[None]:
+    """What a process or machine is short of says nothing of a file.
+
+    An OSError would pass for an absent or damaged file, and the newest commit for one
+    that can go.
+
+    Raises:
+        CheckpointError: too many files are open, or there is no memory.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        raise errors.CheckpointError(
+            f"{path!r} cannot be opened: {error.strerror}. Raise the limit (`ulimit "
+            "-n`), or find what uses them up; nothing is known of the file."
+        ) from error
+
+
 class LocalReading:
     """The file system of this machine."""
 
@@ -85,7 +108,8 @@ class LocalReading:
         return os.path.islink(path)
 
     def open(self, path: str, buffering: int) -> IO[bytes]:
-        return open(path, "rb", buffering=buffering, opener=_open_regular)
+        with telling_shortage(path):
+            return open(path, "rb", buffering=buffering, opener=_open_regular)
 
 
 def _open_regular(path: str, flags: int) -> int:
@@ -144,6 +168,7 @@ def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
 
     Raises:
         OSError: as the storage says; or it is a pipe or a device.
+        CheckpointError: too many files are open; see `telling_shortage`.
     """
     return _of(path).open(path, buffering)
 

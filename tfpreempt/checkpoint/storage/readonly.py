@@ -22,6 +22,7 @@ from tfpreempt.checkpoint.storage.interface import (
     ObjectStat,
     check_name,
 )
+from tfpreempt.checkpoint.storage.reading import telling_shortage
 
 # Small enough to be in the processor's cache still when it is summed up; smaller ones
 # cost more, because the sum holds the interpreter's lock.
@@ -148,7 +149,8 @@ class ReadingStore:
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[int]:
         try:
-            descriptor = self._open(check_name(name))
+            with telling_shortage(os.path.join(self._root, name)):
+                descriptor = self._open(check_name(name))
         except OSError as error:
             if error.errno == errno.ENOENT:
                 raise ObjectMissingError(
