@@ -30,13 +30,14 @@ FLOORS = {
     "termination": 3, "platforms": 3, "remote_cluster": 3, "mirroring": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
     "deadline": 1, "journal": 1, "_threads": 1,
-    "arguments": 1, "cluster": 1, "participant": 1, "reach": 1, "restarts": 1,
-    "reading": 1, "tensorflow_side": 1,
+    "arguments": 1, "at_hand": 1, "cluster": 1, "participant": 1, "reach": 1,
+    "reading": 1, "restarts": 1, "tensorflow_side": 1,
     "errors": 0, "events": 0, "clock": 0,
 }  # fmt: skip
 # Same floor, one direction: platforms/ has the variants of what termination.py defines;
 # `tfpreempt notify` serves the public fakes.
 SAME_FLOOR = {
+    ("at_hand", "reach"),  # a walk over code ends in one over objects
     ("platforms", "termination"),
     ("__main__", "cli"),
     ("cli", "testing"),
@@ -51,6 +52,7 @@ TENSORFLOW = {
     "checkpoint/per_replica.py": "the local parts of distributed variables",
     "checkpoint/untracked.py": "what tf.train.Checkpoint does not see",
     "checkpoint/iterator_state.py": "States of tf.data iterators",
+    "checkpoint/unsaved.py": "reads variables to see which a step changes",
     "checkpoint/writer.py": "wraps tf.train.CheckpointManager",
     "checkpoint/storage/gfile.py": "paths that only tf.io.gfile can reach",
     "handler.py": "takes strategies, checkpoints and cluster resolvers",

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.arguments import check_save_every, check_seconds, check_timeout
 from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.unsaved import Unsaved
 from tfpreempt.cluster import read_cluster
 from tfpreempt.commits import Commits
 from tfpreempt.events import Notice
@@ -153,6 +154,7 @@ class PreemptionCheckpointHandler(Commits):
             counter,
             handler=self,
         )
+        self._unsaved = Unsaved(getattr(given, "checkpoint", given))
         self._restore()
         self._slow_at = self._next_stop()
         self._watcher = watch(
@@ -191,6 +193,8 @@ class PreemptionCheckpointHandler(Commits):
         gate.started += 1
         if gate.flag or gate.busy or self.runs >= self._slow_at:
             self._enter()
+            if self.runs == 1:
+                self._look_at(fn, args, kwargs)
         gate.busy = True
         try:
             result = fn(*args, **kwargs)
@@ -302,6 +306,7 @@ class PreemptionCheckpointHandler(Commits):
                 "close() was called inside run(); call it after the loop"
             )
         self._arm()
+        self._unsaved.compare()
         failure = None
         if not self._session.departure.detached:
             # With others open no boundary: workers may differ in those never used.
@@ -343,6 +348,12 @@ class PreemptionCheckpointHandler(Commits):
         """What is restored when a handler is made."""
         self._keeper.restore()
 
+    def _look_at(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Watches what one call of a step changes."""
+        self._unsaved.look(fn, args, kwargs)
+
     # --- boundaries, the slow path ---------------------------------------------------
 
     def _enter(self) -> None:
@@ -357,6 +368,7 @@ class PreemptionCheckpointHandler(Commits):
         self._session.look()
         if self.runs == 1:
             self._session.begin_measuring()
+        self._unsaved.compare()
         every, new = self._save_every, self._keeper.has_moved
         if isinstance(every, int) and new and self.total_run_calls % every == 0:
             self._save_periodically()
@@ -369,7 +381,7 @@ class PreemptionCheckpointHandler(Commits):
 
     def _next_stop(self) -> int:
         """The number of runs at which the slow path must be taken next."""
-        if self.runs < 2:
+        if self.runs < 3:
             return self.runs
         if isinstance(self._save_every, int):
             done = self.total_run_calls // self._save_every

@@ -67,15 +67,20 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool]) -> Iterator[Pl
             todo.append(Place(path=path, value=inner, owner=value, key=key))
 
 
-@functools.cache
 def is_of_program(kind: type) -> bool:
     """Whether a class is of the program itself, not of Python or something installed.
 
     Only then are its attributes known to be the user's own matter.
     """
-    if kind is types.SimpleNamespace or kind.__module__ == "__main__":
+    return kind is types.SimpleNamespace or is_module_of_program(kind.__module__)
+
+
+@functools.cache
+def is_module_of_program(name: str) -> bool:
+    """The same of a module."""
+    if name == "__main__":
         return True
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
     is_installed = _PACKAGES & set(file.split(os.sep))
     return bool(file) and not (is_installed or file.startswith(_NOT_THE_PROGRAM))
 

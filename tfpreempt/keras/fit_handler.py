@@ -43,6 +43,9 @@ class FitHandler(PreemptionCheckpointHandler):
     def _restore(self) -> None:
         self._keeper.load_states()
 
+    def _look_at(self, *call: Any) -> None:
+        """Nothing: the callback keeps what a fit changes."""
+
     def _received(self, notice: Notice) -> None:
         super()._received(notice)
         if not self._is_fitting():  # it died, and no boundary will come any more

@@ -1,0 +1,308 @@
+"""What a step changes and no commit holds is named once, and nothing else is."""
+
+from __future__ import annotations
+
+import functools
+import random
+import types
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.handler.program import Program
+from tfpreempt import State
+from tfpreempt.states import JsonState
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+COUNT = 0
+SETTINGS = {"seen": 0, "rate": 0.5, "last": 0.0}
+
+
+class Trainer:
+    """A user's object, whose methods are steps."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.number = 0
+        self.loss = 0.0
+        vars(self).update(attributes)
+
+    def count(self) -> None:
+        self.number += 1
+
+    def step(self) -> None:
+        self.count()
+        self.loss = random.random()  # said, never read
+
+    @tf.function
+    def compiled(self) -> None:
+        self.parts["forgotten"].assign_add(1.0)
+
+    def __call__(self) -> None:
+        self.parts["forgotten"].assign_add(1.0)
+
+
+def optimizer() -> Any:
+    return keras.optimizers.SGD(0.1)
+
+
+def apply(made: Any, kept: tf.Variable) -> None:
+    made.apply_gradients([(tf.ones_like(kept), kept)])
+
+
+def an_optimizer(kept: tf.Variable) -> Callable[[], Any]:
+    forgotten = optimizer()
+    return lambda: apply(forgotten, kept)
+
+
+def functions_in_a_list(kept: tf.Variable) -> Callable[[], Any]:
+    steps = [an_optimizer(kept), a_nonlocal(kept), a_nonlocal(kept)]
+
+    def step() -> None:
+        for each in steps:
+            each()
+
+    return step
+
+
+def in_a_list(kept: tf.Variable) -> Callable[[], Any]:
+    forgotten = [optimizer(), {"one": optimizer()}]
+
+    def step() -> None:
+        for made in (forgotten[0], forgotten[1]["one"]):
+            apply(made, kept)
+
+    return step
+
+
+def compiled(kept: tf.Variable) -> Callable[[], Any]:
+    forgotten = tf.Variable(0.0)
+
+    @tf.function
+    def inner() -> None:
+        forgotten.assign_add(1.0)
+
+    return lambda: inner()
+
+
+def a_metric(kept: tf.Variable) -> Callable[[], Any]:
+    forgotten = keras.metrics.Mean()
+    return lambda: forgotten.update_state(kept)
+
+
+def a_nonlocal(kept: tf.Variable) -> Callable[[], Any]:
+    forgotten = 0
+
+    def step() -> None:
+        nonlocal forgotten
+        forgotten += 1
+
+    return step
+
+
+def a_global(kept: tf.Variable) -> Callable[[], Any]:
+    def step() -> None:
+        global COUNT
+        COUNT = COUNT + 1
+        SETTINGS["last"] = kept.numpy().sum()
+        SETTINGS["seen"] += 1
+
+    return step
+
+
+def a_compiled_method(kept: tf.Variable) -> Callable[[], Any]:
+    trainer = Trainer(parts={"forgotten": tf.Variable(0.0)})
+    step = trainer.compiled  # which does not keep its object alive
+    return lambda: (trainer, step())
+
+
+def numbers(kept: tf.Variable) -> Callable[[], Any]:
+    rng, forgotten = np.random.default_rng(0), np.zeros(3)
+
+    def step() -> None:
+        forgotten[:] += rng.normal(size=3)
+
+    return step
+
+
+def an_average(kept: tf.Variable) -> Callable[[], Any]:
+    holder = types.SimpleNamespace(average=tf.zeros([]))
+
+    def step() -> None:
+        holder.average = 0.9 * holder.average + tf.reduce_sum(kept)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (an_optimizer, "forgotten"),
+        (in_a_list, "forgotten[0], forgotten[1]['one']"),
+        (
+            functions_in_a_list,
+            "forgotten, forgotten (2), forgotten (3)",
+        ),
+        (compiled, "forgotten"),
+        (a_metric, "forgotten"),
+        (a_nonlocal, "forgotten"),
+        (a_global, "COUNT, SETTINGS['seen']"),
+        (numbers, "forgotten, rng"),
+        (an_average, "holder.average"),
+        (lambda kept: Trainer().step, "self.number"),
+        (a_compiled_method, "trainer.parts['forgotten']"),
+        (
+            lambda kept: Trainer(parts={"forgotten": tf.Variable(0.0)}),
+            "self.parts['forgotten']",
+        ),
+        (
+            lambda kept: functools.partial(apply, optimizer(), kept=kept),
+            "made",
+        ),
+    ],
+)
+def test_what_is_forgotten_is_named_once(
+    program: Program, make: Any, names: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = make(program.variable)
+    with program.handler() as handler:
+        handler.run(step)
+        handler.run(step)
+        assert caplog.text == ""
+        for _ in range(3):
+            handler.run(step)
+    [said] = [r.getMessage() for r in caplog.records if "no commit" in r.getMessage()]
+    assert f"holds: {names}. " in said
+
+
+def read(iterator: Any) -> Any:
+    return next(iterator)
+
+
+def numbers_to(count: int) -> Any:
+    return tf.data.Dataset.range(count).shuffle(3)
+
+
+def test_a_step_that_a_strategy_runs_is_looked_into(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy, forgotten = tf.distribute.get_strategy(), tf.Variable(0.0)
+
+    def step(iterator: Any) -> None:
+        forgotten.assign_add(next(iterator))
+
+    data = iter(tf.data.Dataset.from_tensors(1.0).repeat())
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(strategy.run, step, args=(data,))
+    assert "holds: forgotten. " in caplog.text
+    assert "reads from args[0], " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "is_named"),
+    [
+        (lambda: iter(numbers_to(9)), True),
+        (lambda: numbers_to(9).as_numpy_iterator(), True),
+        (
+            lambda: iter(
+                tf.distribute.MirroredStrategy(
+                    ["CPU:0"]
+                ).experimental_distribute_dataset(numbers_to(9).batch(1))
+            ),
+            True,
+        ),
+        (lambda: iter(numbers_to(9).skip(0).prefetch(1)), False),
+        (lambda: iter(tf.data.Dataset.range(3, 9)), False),
+    ],
+)
+def test_an_iterator_that_begins_anew_is_named(
+    program: Program, make: Any, is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that begins behind what was read is as good as a kept one."""
+    iterator = make()
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(read, iterator)
+    assert ("reads from iterator" in caplog.text) == is_named
+    assert ("total_run_calls" in caplog.text) == is_named
+
+
+class Seen(State):
+    """A user's State, of what lies in another object."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__("seen")
+        self.trainer = trainer
+
+    def save(self, fileobj: Any) -> None:
+        fileobj.write(f"{self.trainer.number} {COUNT}".encode())
+
+    def load(self, fileobj: Any) -> None:
+        pass
+
+
+def test_nothing_is_said_of_what_is_held_or_stays(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    global COUNT
+    layers = [keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    made, rate, teacher = optimizer(), tf.Variable(0.5), tf.Variable([1.0])
+    losses, trainer = JsonState("losses", {"all": []}), Trainer()
+    batches = np.random.default_rng(0).normal(size=(9, 1, 2)).astype("float32")
+    data = iter(numbers_to(9))
+    seen = Seen(trainer)
+    log: dict[str, Any] = {}
+    given = tf.train.Checkpoint(
+        inner=tf.train.Checkpoint(net=model, optimizers=[made]), data=data
+    )
+
+    @tf.function
+    def update(batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(batch, training=True) * teacher)
+        weights = model.trainable_variables
+        made.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss * rate
+
+    def step(number: int) -> None:
+        global COUNT
+        COUNT += 1
+        trainer.step()
+        next(data)
+        log["loss"] = float(update(batches[number]))
+        losses.value["all"].append(log["loss"])
+        losses.value["newest"] = number
+
+    with program.handler(given) as handler:
+        for number in range(4):
+            handler.run(step, number)
+    assert handler.runs == 4
+    assert caplog.text == ""
+    for state in (losses, seen):
+        state.unregister()
+
+
+def test_what_cannot_be_looked_at_hinders_no_training(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Shy:
+        number = 0
+
+        def step(self) -> None:
+            self.number += 1
+
+        @property
+        def __dict__(self) -> Any:
+            raise TypeError
+
+    caplog.set_level("INFO")
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(Shy().step)
+    assert "cannot see" in caplog.text

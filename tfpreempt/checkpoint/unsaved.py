@@ -1,0 +1,241 @@
+"""What a step changes and no commit holds: told once, by name.
+
+A forgotten optimizer, a metric beside the model, `self.n += 1`: after a restart they
+begin anew, and nothing shows it. So what the step function has at hand is compared
+before and after one call of it; what differs, and is not saved, is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpreempt import reach
+from tfpreempt.at_hand import AtHand
+from tfpreempt.checkpoint.iterator_state import parts
+from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.tf_state import local_parts, walk
+from tfpreempt.checkpoint.untracked import attach
+from tfpreempt.reach import Place
+
+_log = logging.getLogger(__name__)
+
+_SAMPLES = 1 << 16  # of a larger variable or array this many elements are compared
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """Something that a step may change.
+
+    Attributes:
+        path: what it is called.
+        thing: kept alive, so that its id stays its own.
+        mark: equal as long as its value is.
+    """
+
+    path: str
+    thing: Any
+    mark: Any
+
+
+class Unsaved:
+    """Watches one call of the step function. Main thread; never raises.
+
+    Args:
+        checkpoint: what a save writes; None for named States alone.
+        registry: the named States that go along.
+    """
+
+    def __init__(
+        self,
+        checkpoint: tf.train.Checkpoint | None,
+        registry: StateRegistry = REGISTRY,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._registry = registry
+        self._call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = None
+        self._before: dict[Any, _Seen] = {}
+
+    def look(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Before a call. The first one is not the one to watch: it traces, and makes
+        variables."""
+        try:
+            hand, held = _at_hand(function, args, kwargs), self._held()
+            self._before = _seen(hand, lambda key: key not in held)
+            self._call = function, args, kwargs
+        except Exception as error:  # noqa: BLE001 - of an object of the user's
+            _log.info("tfpreempt: cannot see what the step changes", exc_info=error)
+
+    def compare(self) -> None:
+        """After that call: warns, once, of what it changed and no commit holds."""
+        if self._call is None:
+            return
+        call, self._call = self._call, None
+        before, self._before = self._before, {}
+        try:
+            hand, held = _at_hand(*call), self._held()
+            after = _seen(hand, lambda key: key in before and key not in held)
+            changed = [
+                seen.path
+                for key, seen in after.items()
+                if seen.mark != before[key].mark
+            ]
+            unread = [place.path for place in hand.places if _is_lost(place, held)]
+        except Exception as error:  # noqa: BLE001 - of an object of the user's
+            _log.info("tfpreempt: cannot see what the step changes", exc_info=error)
+            return
+        _warn(list(dict.fromkeys(changed)), list(dict.fromkeys(unread)))
+
+    def _held(self) -> set[Any]:
+        """The keys of what a commit takes along."""
+        places: list[Place] = []
+        roots: list[Any] = list(self._registry.in_order())
+        for state in roots:
+            places += _at_hand(state.save, (), {}).places
+        saved: list[tuple[str, Any]] = []
+        if self._checkpoint is not None:
+            saved += attach(self._checkpoint).own
+            saved += walk(self._checkpoint)
+        held: set[Any] = set()
+        for _, obj in saved:
+            held |= {id(obj), *map(id, local_parts(obj))}
+            if isinstance(obj, tf.train.experimental.PythonState):
+                roots.append(obj)
+        own = {str(number): root for number, root in enumerate(roots)}
+        places += reach.walk(own, lambda value: value in roots or _enters(value))
+        for place in places:
+            held |= {id(place.value), (id(place.owner), place.key)}
+            held |= set(map(id, _variables(place.value)))
+        return held
+
+
+def _at_hand(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> AtHand:
+    return AtHand(function, args, kwargs, enters=_enters)
+
+
+def _enters(value: Any) -> bool:
+    return not isinstance(value, State)
+
+
+def _seen(hand: AtHand, wants: Callable[[Any], bool]) -> dict[Any, _Seen]:
+    found: dict[Any, _Seen] = {}
+    for place in hand.places:
+        for key, thing in _things(hand, place):
+            if wants(key) and key not in found:
+                found[key] = _Seen(path=place.path, thing=thing, mark=_mark(thing))
+    return found
+
+
+def _things(hand: AtHand, place: Place) -> Iterator[tuple[Any, Any]]:
+    """What lies in a place and may change: by its identity, or, where another value
+    takes the place of the old one, by the place."""
+    value = place.value
+    if isinstance(value, np.ndarray):
+        if value.flags.writeable and not isinstance(value, np.memmap):
+            yield id(value), value
+    elif isinstance(value, _GENERATORS):
+        yield id(value), value
+    elif isinstance(value, (*_SCALARS, tf.Tensor)):
+        if hand.changes(place):
+            yield (id(place.owner), place.key), value
+    else:
+        yield from ((id(part), part) for part in _variables(value))
+
+
+def _variables(value: Any) -> Sequence[Any]:
+    """The local tf.Variables of a variable, model, optimizer, metric or generator."""
+    if found := local_parts(value):
+        return found
+    if isinstance(value, type):
+        return []
+    if hasattr(type(value), "variables"):
+        try:
+            all_of_it = value.variables
+            many = all_of_it() if callable(all_of_it) else all_of_it
+        except ValueError:  # a layer that is not built
+            return []
+        return [part for each in many for part in local_parts(each)]
+    if isinstance(value, tf.random.Generator):
+        return local_parts(value.state)
+    return local_parts(getattr(value, "__dict__", {}).get("state"))
+
+
+def _mark(thing: Any) -> Any:
+    """Equal as long as the value is; of what is large a sample."""
+    if isinstance(thing, np.random.Generator):
+        return repr(thing.bit_generator.state)
+    if isinstance(thing, np.random.RandomState):
+        return repr(thing.get_state())
+    if isinstance(thing, random.Random):
+        return hash(thing.getstate())
+    if isinstance(thing, _SCALARS):
+        return type(thing), repr(thing)
+    if not isinstance(thing, np.ndarray):
+        flat = tf.reshape(thing, [-1])
+        thing = flat[:: max(1, len(flat) // _SAMPLES)].numpy()
+    sample = np.asarray(thing.flat[:: max(1, thing.size // _SAMPLES)])
+    if sample.dtype.hasobject:
+        return thing.shape, repr(sample.tolist())
+    return thing.shape, zlib.crc32(sample.tobytes())
+
+
+# --- iterators -----------------------------------------------------------------------
+
+
+def _is_lost(place: Place, held: set[Any]) -> bool:
+    """Whether it is a dataset iterator that begins anew after a restart."""
+    iterator = place.value
+    if id(iterator) in held:
+        return False
+    if isinstance(iterator, tf.distribute.DistributedIterator):
+        found = [each._dataset for each in iterator._iterators]
+    elif isinstance(iterator, tf.data.Iterator | tf.data.NumpyIterator):
+        found = [getattr(iterator, "_iterator", iterator)._dataset]
+    else:
+        return False
+    return None not in found and not any(map(_begins_late, parts(*found)))
+
+
+def _begins_late(dataset: Any) -> bool:
+    """Whether a part of a pipeline leaves out what comes first: the steps before."""
+    kind = type(dataset).__name__
+    return kind == "_SkipDataset" or (kind == "_RangeDataset" and dataset._start != 0)
+
+
+# --- words ---------------------------------------------------------------------------
+
+
+def _warn(changed: Sequence[str], unread: Sequence[str]) -> None:
+    problems = []
+    if changed:
+        problems.append(
+            f"The step changes what no commit holds: {', '.join(changed)}. A restarted "
+            "run begins with these anew. Put variables, models, optimizers and metrics "
+            "into the tf.train.Checkpoint, numbers and arrays into a named State "
+            "(tfpreempt.states) or a tf.Variable there."
+        )
+    if unread:
+        problems.append(
+            f"The step reads from {', '.join(unread)}, and no commit holds the place "
+            "in these data: a restarted run reads them from the beginning. Put the "
+            "iterator into the tf.train.Checkpoint, or let it begin behind what was "
+            "read: iter(dataset.skip(handler.total_run_calls))."
+        )
+    if problems:
+        _log.warning("tfpreempt: %s", " ".join(problems))
