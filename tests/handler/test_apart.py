@@ -183,3 +183,32 @@ def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(
     )
     with pytest.raises(errors.WaitTimeoutError, match="worker 1 took longer"):
         start.agree(MemoryStore(), "start", 0.2)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_directory_that_a_worker_has_open_is_refused_by_all(
+    tmp_path: Path, which: int
+) -> None:
+    """Also where the others have dropped their handler of it."""
+    keys, refused = MemoryStore(), []
+
+    def begin(worker: int) -> None:
+        start = Start(
+            None,
+            tmp_path,
+            cluster=Cluster(worker=worker, jobs=(("worker", 2),)),
+            restore=True,
+            max_to_keep=2,
+            save_fn=None,
+            in_use=[str(tmp_path)] if worker == which else [],
+        )
+        with pytest.raises(errors.ConfigurationError, match="is open in"):
+            start.agree(keys, "start", LIMIT)
+        refused.append(worker)
+
+    threads = [threading.Thread(target=begin, args=(worker,)) for worker in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert sorted(refused) == [0, 1]

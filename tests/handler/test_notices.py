@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import tensorflow as tf
@@ -60,6 +61,53 @@ def test_a_program_that_catches_the_exit_goes_on(program: Program) -> None:
     handler.run(program.step)
     handler.close()
     assert [r["step"] for r in program.events("commit")] == [1, 2, 3]
+
+
+def train_on(handler: Any, step: Callable[[], None]) -> NoReturn:
+    while True:
+        handler.run(step)
+
+
+@pytest.mark.parametrize("grace", [None, 1.0])
+def test_a_signal_that_was_served_is_not_served_again(
+    program: Program, grace: float | None
+) -> None:
+    """By a handler made within the grace, nor when it is said again on the way out."""
+    config = {"signals": ("USR1",), "sources": (), "grace_period": grace}
+    first = program.handler(config=config | {"exit_fn": None})
+    first.run(program.step)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    with pytest.raises(SystemExit):
+        train_on(first, program.step)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    wait_until(lambda: len(program.events("notice")) == 2)
+    with program.handler(config=config) as second:
+        for _ in range(3):
+            second.run(program.step)
+    assert program.exits == 0
+    assert second.total_run_calls == first.total_run_calls + 3
+
+
+def test_a_notice_that_is_still_up_is_served_again(
+    program: Program, tmp_path: Path
+) -> None:
+    """A file that is there says of this moment that the machine goes."""
+    file = tmp_path / "preempted"
+    config = {"signals": (), "sources": (), "notice_file": file, "exit_fn": None}
+    first = program.handler(config=config)
+    first.run(program.step)
+    file.touch()
+    wait_until(lambda: session._current.gate.flag)
+    with pytest.raises(SystemExit):
+        first.run(program.step)
+    second = program.handler(config=config)
+    wait_until(lambda: session._current.gate.flag)
+    file.unlink()
+    with pytest.raises(SystemExit):
+        second.run(program.step)
+    with program.handler(config=config) as third:
+        third.run(program.step)
+    assert third.total_run_calls == 2
 
 
 def test_a_notice_that_is_up_at_close_is_served(program: Program) -> None:
