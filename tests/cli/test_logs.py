@@ -199,23 +199,23 @@ def test_an_unwritable_log_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_whole_lines_are_copied_with_a_prefix(logs: Logs) -> None:
-    console = io.StringIO()
+    console = io.BytesIO()
     echo = Echo("[w] ", console)
     log = logs.make(echo=echo)
     log.mark("part")
     write(log, "one\ntw")
     echo.flush()
-    assert console.getvalue() == "[w] one\n"
+    assert console.getvalue() == b"[w] one\n"
     write(log, "o\n10%\r20%\r\nend")
     log.mark("another part")
-    assert console.getvalue() == "[w] one\n[w] two\n[w] 20%\n[w] end\n"
+    assert console.getvalue() == b"[w] one\n[w] two\n[w] 20%\n[w] end\n"
     write(log, "last")
     echo.close()
-    assert console.getvalue().endswith("[w] end\n[w] last\n")
+    assert console.getvalue().endswith(b"[w] end\n[w] last\n")
 
 
 def test_a_closed_console_ends_nothing() -> None:
-    console = io.StringIO()
+    console = io.BytesIO()
     echo = Echo("", console)
     console.close()
     echo.feed(b"line\n")
@@ -225,8 +225,8 @@ def test_a_closed_console_ends_nothing() -> None:
 def test_a_console_that_stands_still_stops_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Stopped(io.StringIO):
-        def write(self, text: str) -> int:
+    class Stopped(io.BytesIO):
+        def write(self, text: bytes) -> int:  # type: ignore[override]
             going_on.wait(60)
             return super().write(text)
 
@@ -241,7 +241,7 @@ def test_a_console_that_stands_still_stops_nobody(
     echo.flush()
     echo.feed(b"more\n")
     echo.close()
-    shown = console.getvalue().splitlines()
+    shown = console.getvalue().decode().splitlines()
     assert 3 < shown.count("x" * 999_999) < 20
     assert [each for each in shown if each[:1] not in ("x", "")] == [
         "(tfpreempt: the console stands still; what is missing is in the log)",

@@ -285,15 +285,17 @@ def test_a_program_behind_a_shell_is_told_and_waited_for(supervised: Run) -> Non
 @pytest.mark.parametrize("is_deaf", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_worker_outlives_a_killed_supervisor(supervised: Run, is_deaf: bool) -> None:
     program = f"""
-import atexit
-if {is_deaf}:
+def commit(*_):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    tell(f"ready-{{me}}-0")
-    time.sleep(60)
-atexit.register(lambda: print("x" * 200_000, "last words"))
-until_told()
+    print("x" * 200_000, "last words", flush=True)
+    os._exit(143)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if {is_deaf} else commit)
+tell(f"ready-{{me}}-0")
+for _ in range(3000):
+    time.sleep(0.02)  # pause() could miss a signal just before it
 """
-    supervised.start(program, "--workers", "2", "--grace", "0.3")
+    grace = "0.3" if is_deaf else "30"
+    supervised.start(program, "--workers", "2", "--grace", grace)
     pids = [supervised.wait_told(f"ready-{i}-0") for i in range(2)]
     supervised.signal(signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, pids)), "the workers to be ended")
@@ -309,6 +311,13 @@ def test_a_checkpoint_directory_that_is_gone_is_not_made_anew(supervised: Run) -
     assert "put it back" in err
     assert not (supervised.directory / "ckpt").exists()
     assert (supervised.directory / "away" / "journal" / "supervisor.jsonl").exists()
+
+
+def test_a_console_that_nobody_reads_does_not_hold_up_the_end(supervised: Run) -> None:
+    supervised.start("print('x' * 5_000_000); sys.exit(143)", "--max-preemptions", "0")
+    assert supervised.process is not None
+    assert supervised.process.wait(30) == 143
+    assert len(supervised.log(0)) > 5_000_000
 
 
 def test_a_full_disk_ends_no_training(supervised: Run) -> None:
@@ -440,7 +449,10 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
         (["--restart-code", "0", "--", "true"], "0 is not in the range"),
         (["--log-size", "0", "--", "true"], "'0' is no size"),
         (["--log-files", "0", "--", "true"], "0 is not in the range"),
-        (["--log-dir", "file/logs", "--", "true"], "Cannot write the log file"),
+        (
+            ["--quiet", "--log-dir", "file/logs", "--", "true"],
+            "Cannot write the log file",
+        ),
         (["--checkpoint-dir", "file", "--", "true"], "Cannot use --checkpoint-dir"),
         (["--checkpoint-dir", "a[1]", "--", "true"], "has the character '['"),
         (

@@ -22,11 +22,13 @@ class Echo:
 
     Args:
         prefix: put before each line.
-        console: where to; when it is gone (a closed pipe) the echo ends in silence.
+        console: where to, unbuffered, as a thread that stands still in the buffer of
+            sys.stdout could hold up the interpreter's end; when it is gone (a closed
+            pipe) the echo ends in silence.
     """
 
-    def __init__(self, prefix: str, console: IO[str]) -> None:
-        self._prefix = prefix
+    def __init__(self, prefix: str, console: IO[bytes]) -> None:
+        self._prefix = prefix.encode()
         self._console = console
         self._waiting = bytearray()
         self._shown = 0  # bytes so far
@@ -90,9 +92,9 @@ class Echo:
     def _print(self, lines: list[bytes]) -> None:
         # A progress bar rewrites its line; its last state is the one to show.
         shown = [x.rstrip(b"\r").rpartition(b"\r")[2] for x in lines]
-        texts = [x.decode("utf-8", errors="replace") for x in shown]
+        left = b"".join(self._prefix + x + b"\n" for x in shown)
         try:
-            self._console.write("".join(f"{self._prefix}{x}\n" for x in texts))
-            self._console.flush()
+            while left and (count := self._console.write(left)):
+                left = left[count:]
         except (OSError, ValueError):
             pass  # training goes on without anyone looking

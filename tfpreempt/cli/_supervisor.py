@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import sys
-from typing import TextIO
+from typing import IO, TextIO
 
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.home import Home
@@ -43,10 +43,13 @@ class Supervisor:
         self._clock = clock or SystemClock()
         self._id = secrets.token_hex(4)
         self._record = Record(
-            settings.journal_path, self._clock, self._id, console=_open(sys.stderr)
+            settings.journal_path,
+            self._clock,
+            self._id,
+            console=_text(sys.stderr),
         )
         self._echo = (
-            Echo(f"[{settings.label(0)}] ", _open(sys.stdout))
+            Echo(f"[{settings.label(0)}] ", _unbuffered(sys.stdout))
             if settings.has_echo
             else None
         )
@@ -149,6 +152,14 @@ class Supervisor:
         )
 
 
-def _open(stream: TextIO | None) -> TextIO:
-    """The stream, or nowhere: a program may be started with its streams closed."""
+# A program may be started with its streams closed; what it says then goes nowhere.
+
+
+def _text(stream: TextIO | None) -> IO[str]:
     return stream or open(os.devnull, "w")
+
+
+def _unbuffered(stream: TextIO | None) -> IO[bytes]:
+    if stream is None:
+        return open(os.devnull, "wb", buffering=0)
+    return open(stream.fileno(), "wb", buffering=0, closefd=False)
