@@ -367,6 +367,7 @@ class PreemptionCheckpointHandler(Commits):
         self._arm()
         self._session.look()
         if self.runs == 1:
+            self._keeper.try_states()  # all is there: a step was made
             self._session.begin_measuring()
         self._unsaved.compare()
         every, new = self._save_every, self._keeper.has_moved

@@ -254,6 +254,10 @@ class Keeper:
 
     # --- what the handler asks -------------------------------------------------------
 
+    def try_states(self) -> None:
+        """Warns of named States that cannot be saved."""
+        self._saver.try_states()
+
     def begin_copying(self) -> None:
         """The handler stands: the chief copies its commits from now on.
 

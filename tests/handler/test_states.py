@@ -51,6 +51,22 @@ def test_one_commit_holds_both(program: Program) -> None:
     assert paths == [str(program.directory / "1"), str(program.directory / "2")]
 
 
+def test_a_state_that_cannot_be_saved_is_named_early(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it is found at the preemption, and each restart begins at step 0."""
+    good, bad = JsonState("good", [1]), JsonState("bad", (1, 2))
+    with program.handler() as handler:
+        for _ in range(4):
+            handler.run(program.step)
+        said = [record.getMessage() for record in caplog.records]
+        assert [text for text in said if "'good'" in text] == []
+        [warning] = [text for text in said if "'bad'" in text]
+        assert "value is a tuple" in warning
+        assert "no save succeeds" in warning
+        bad.value = good.value
+
+
 def test_a_state_made_after_the_handler(program: Program) -> None:
     words = Words("words", "one")
     with program.handler() as handler:

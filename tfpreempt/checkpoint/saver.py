@@ -25,6 +25,7 @@ from tfpreempt.checkpoint.state import (
     State,
     StateRegistry,
     sync_states,
+    try_states,
     write_states,
 )
 from tfpreempt.checkpoint.storage import failure, reading
@@ -117,6 +118,11 @@ class CheckpointSaver(CheckpointLoader):
             and self._payload is not None
             and self._payload.needs_peers()
         )
+
+    def try_states(self) -> None:
+        """Warns of named States that this worker could not save; main thread."""
+        states = self._registry.in_order()
+        try_states(each for each in states if each.per_worker or self.is_chief)
 
     def stage(self, step: int, attempt: str, *args: Any, **kwargs: Any) -> Staged:
         """Writes this worker's part of a save; on every worker, main thread.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import logging
 import os
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -15,7 +17,10 @@ from tfpreempt.checkpoint import encoding, layout
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import create
 
+_log = logging.getLogger(__name__)
+
 RESERVED = "tfpreempt."
+_MOST_IN_MEMORY = 64 << 20  # bytes of a State that is only tried
 
 T = TypeVar("T")
 
@@ -193,6 +198,28 @@ def write_states(directory: str, states: Iterable[State]) -> int:
             state.save(file)
         count += 1
     return count
+
+
+def try_states(states: Iterable[State]) -> None:
+    """Warns of States that cannot be saved as they are; nothing is kept.
+
+    One with a `sync` of its own is left out, because that may need all workers.
+    """
+    for state in states:
+        if state._is_reserved or type(state).sync is not State.sync:
+            continue
+        try:
+            if state.is_wanted():
+                with tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY) as file:
+                    state.save(file)
+        except Exception as error:  # noqa: BLE001 - of the user's code
+            _log.warning(
+                "tfpreempt: %r cannot be saved: %s: %s. As long as that is so no save "
+                "succeeds, at a preemption neither. Mend its save().",
+                state,
+                type(error).__name__,
+                error,
+            )
 
 
 def sync_states(states: Iterable[State]) -> None:

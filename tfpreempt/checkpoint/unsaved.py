@@ -234,8 +234,9 @@ def _warn(changed: Sequence[str], unread: Sequence[str]) -> None:
         problems.append(
             f"The step reads from {', '.join(unread)}, and no commit holds the place "
             "in these data: a restarted run reads them from the beginning. Put the "
-            "iterator into the tf.train.Checkpoint, or let it begin behind what was "
-            "read: iter(dataset.skip(handler.total_run_calls))."
+            "iterator into the tf.train.Checkpoint (a distributed one cannot be), or "
+            "let it begin behind what was read: "
+            "iter(dataset.skip(handler.total_run_calls))."
         )
     if problems:
         _log.warning("tfpreempt: %s", " ".join(problems))
