@@ -11,6 +11,7 @@ _MOST_BYTES = 4 << 20  # that wait for the console
 _BATCH_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20  # what is longer is shown in parts
 _STALL_SECONDS = 1.0
+_SLOW_STALLS = 5
 _LEFT_OUT = b"\n(tfpreempt: the console stands still; what is missing is in the log)\n"
 
 
@@ -50,17 +51,21 @@ class Echo:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Waits until all that was fed is printed, unless the console stands still."""
+        """Waits until all that was fed is printed, a moment at most."""
         with self._changed:
             end = self._shown + len(self._waiting)
-            while (before := self._shown) < end:
-                self._changed.wait_for(lambda: self._shown > before, _STALL_SECONDS)
-                if self._shown == before:
-                    return
+            self._changed.wait_for(lambda: self._shown >= end, _STALL_SECONDS)
 
     def close(self) -> None:
-        """Prints the rest, whole line or not, and ends the thread."""
-        self.flush()
+        """Prints the rest, whole line or not, and ends the thread.
+
+        A console that is slow gets some more time, one that stands still doesn't.
+        """
+        for _ in range(_SLOW_STALLS):
+            before = self._shown
+            self.flush()
+            if self._shown == before or not self._waiting:
+                break
         with self._changed:
             self._thread.stop()
             self._changed.notify_all()
