@@ -193,7 +193,7 @@ class PreemptionCheckpointHandler(Commits):
         gate.started += 1
         if gate.flag or gate.busy or self.runs >= self._slow_at:
             self._enter()
-            if self.runs == 1:
+            if self.runs in (1, 2):  # two, as a GAN's, may take turns
                 self._look_at(fn, args, kwargs)
         gate.busy = True
         try:
@@ -352,7 +352,8 @@ class PreemptionCheckpointHandler(Commits):
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Watches what one call of a step changes."""
-        self._unsaved.look(fn, args, kwargs)
+        if self._config.save_fn is None:  # nobody knows what that saves
+            self._unsaved.look(fn, args, kwargs)
 
     # --- boundaries, the slow path ---------------------------------------------------
 
@@ -382,7 +383,7 @@ class PreemptionCheckpointHandler(Commits):
 
     def _next_stop(self) -> int:
         """The number of runs at which the slow path must be taken next."""
-        if self.runs < 3:
+        if self.runs < 4:
             return self.runs
         if isinstance(self._save_every, int):
             done = self.total_run_calls // self._save_every

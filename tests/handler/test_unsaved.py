@@ -187,6 +187,28 @@ def numbers_to(count: int) -> Any:
     return tf.data.Dataset.range(count).shuffle(3)
 
 
+def test_steps_that_take_turns_are_both_looked_into(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = tf.Variable(0.0), tf.Variable(0.0)
+    steps = [lambda: first.assign_add(1.0), lambda: second.assign_add(1.0)]
+    with program.handler() as handler:
+        for number in range(6):
+            handler.run(steps[number % 2])
+    assert caplog.text.count("holds: first. ") == 1
+    assert caplog.text.count("holds: second. ") == 1
+
+
+def test_what_a_save_fn_saves_is_not_known(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = tf.Variable(0.0)
+    with program.handler(config={"save_fn": lambda: None}) as handler:
+        for _ in range(4):
+            handler.run(lambda: mine.assign_add(1.0))
+    assert "no commit holds" not in caplog.text
+
+
 def test_a_step_that_a_strategy_runs_is_looked_into(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,7 +48,7 @@ class _Seen:
 
 
 class Unsaved:
-    """Watches one call of the step function. Main thread; never raises.
+    """Watches a call of each step function. Main thread; never raises.
 
     Args:
         checkpoint: what a save writes; None for named States alone.
@@ -62,6 +62,8 @@ class Unsaved:
     ) -> None:
         self._checkpoint = checkpoint
         self._registry = registry
+        self._functions: list[Any] = []  # that were watched
+        self._named: set[str] = set()
         self._call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = None
         self._before: dict[Any, _Seen] = {}
 
@@ -73,6 +75,9 @@ class Unsaved:
     ) -> None:
         """Before a call. The first one is not the one to watch: it traces, and makes
         variables."""
+        if function in self._functions:
+            return
+        self._functions.append(function)
         try:
             hand, held = _at_hand(function, args, kwargs), self._held()
             self._before = _seen(hand, lambda key: key not in held)
@@ -81,7 +86,7 @@ class Unsaved:
             _log.info("tfpreempt: cannot see what the step changes", exc_info=error)
 
     def compare(self) -> None:
-        """After that call: warns, once, of what it changed and no commit holds."""
+        """After that call: warns of what it changed and no commit holds."""
         if self._call is None:
             return
         call, self._call = self._call, None
@@ -98,7 +103,13 @@ class Unsaved:
         except Exception as error:  # noqa: BLE001 - of an object of the user's
             _log.info("tfpreempt: cannot see what the step changes", exc_info=error)
             return
-        _warn(list(dict.fromkeys(changed)), list(dict.fromkeys(unread)))
+        changed, unread = ([*dict.fromkeys(found)] for found in (changed, unread))
+        known = self._named
+        _warn(
+            [n for n in changed if n not in known],
+            [n for n in unread if n not in known],
+        )
+        known.update(changed, unread)
 
     def _held(self) -> set[Any]:
         """The keys of what a commit takes along."""
