@@ -50,8 +50,8 @@ print(sorted(os.listdir(d)))
         tmp_path,
     )
     assert done.stdout.splitlines() == [
-        "0 ['journal']",
-        "['4', 'checkpoint', 'journal']",
+        "0 ['.tfpreempt-directory', 'journal']",
+        "['.tfpreempt-directory', '4', 'checkpoint', 'journal']",
     ], done.stderr
 
 

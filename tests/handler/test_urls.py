@@ -26,7 +26,8 @@ def remote(
 
 
 def names(program: Program) -> list[str]:
-    return sorted(tf.io.gfile.listdir(str(program.directory)))
+    found = tf.io.gfile.listdir(str(program.directory))
+    return sorted(name for name in found if not name.startswith("."))
 
 
 def test_a_notice_and_a_restart(remote: Program, tmp_path: Path) -> None:
