@@ -253,3 +253,59 @@ ours.recv()
     assert done.returncode == 143, done.stderr
     assert "SIGTERM" in done.stderr.partition("children of this process were killed")[2]
     assert (tmp_path / "1" / "COMMITTED").exists()
+
+
+KILL_GROUP = """
+import subprocess
+def kill_group():
+    code = f"import os; os.killpg({os.getpid()}, 15)"
+    subprocess.run([sys.executable, "-c", code], start_new_session=True)
+"""
+
+
+def test_readers_outlive_a_signal_to_the_group_until_the_commit(tmp_path: Path) -> None:
+    """As systemd and Slurm send it; the step that runs still gets its batch."""
+    done = python(
+        KILL_GROUP
+        + """
+os.setsid()
+def square(x): return x * x
+def train(x):
+    if x == 3: kill_group(); time.sleep(0.3)
+    v.assign_add(float(pool.apply(square, (x,))))
+    print(float(v), flush=True)
+with make() as h, multiprocessing.get_context("fork").Pool(2) as pool:
+    pool.map(square, range(4))
+    for x in range(100): h.run(train, x)
+""",
+        tmp_path,
+    )
+    assert done.returncode == 143, done.stderr
+    assert done.stdout.split() == ["0.0", "1.0", "5.0", "14.0"]
+    assert (tmp_path / "4" / "COMMITTED").exists()
+
+
+def test_readers_of_a_fit_outlive_a_signal_to_the_group(tmp_path: Path) -> None:
+    """Keras starts some before the fit begins, because the model is not built."""
+    done = python(
+        KILL_GROUP
+        + """
+import keras, tfpreempt.keras
+os.setsid()
+class Data(keras.utils.PyDataset):
+    def __len__(self): return 1000
+    def __getitem__(self, i): return np.full([2, 1], i), np.zeros([2, 1])
+def count(batch, logs):
+    if batch == 3: kill_group()
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+counts = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+model.fit(Data(workers=2, use_multiprocessing=True), verbose=0, epochs=9, callbacks=[
+    tfpreempt.keras.PreemptionCallback(d), counts])
+""",
+        tmp_path,
+    )
+    assert done.returncode == 143, done.stderr
+    assert "children" not in done.stderr
+    [commit] = tmp_path.glob("*/COMMITTED")
+    assert int(commit.parent.name) < 1000

@@ -214,3 +214,84 @@ def test_heard_with_asyncio_in_the_same_process() -> None:
         """
     )
     assert told == {"first": 1, "then": 2}
+
+
+# --- children of multiprocessing -----------------------------------------------------
+
+CHILDREN = """
+    context = multiprocessing.get_context("fork")
+    ready = context.Semaphore(0)
+    def read(before=lambda: None):
+        before()
+        ready.release()
+        while True: time.sleep(30)
+    def child(before=lambda: None):
+        made = context.Process(target=read, args=(before,))
+        made.start()
+        assert ready.acquire(timeout=20)
+        return made
+"""
+
+
+def with_children(body: str) -> dict[str, object]:
+    return run(textwrap.dedent(CHILDREN) + textwrap.dedent(body))
+
+
+def test_a_signal_to_the_group_leaves_readers_alive_for_their_parent_to_end() -> None:
+    told = with_children(
+        """
+        import subprocess
+        os.setpgid(0, 0)
+        pool = context.Pool(2, ready.release)
+        for _ in range(2): assert ready.acquire(timeout=20)
+        readers = [child(), child()]
+        kill = f"import os, signal; os.killpg({os.getpid()}, signal.SIGTERM)"
+        subprocess.run([sys.executable, "-c", kill], start_new_session=True)
+        while not heard: time.sleep(0.001)
+        number = pool.apply(int, ("3",))
+        alive = [reader.is_alive() for reader in readers]
+        for reader in readers: reader.terminate(); reader.join(20)
+        pool.terminate(); pool.join()
+        tell(alive=alive, number=number, codes=[each.exitcode for each in readers])
+        """
+    )
+    assert told == {"alive": [True, True], "number": 3, "codes": [-15, -15]}
+
+
+def test_a_reader_goes_with_its_parent() -> None:
+    told = with_children(
+        """
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            SignalSource("TERM").start(print)
+            os.write(theirs, str(child().pid).encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+        grandchild = int(os.read(ours, 100))
+        os.close(theirs)
+        os.read(ours, 1)  # ends when nobody holds the other end any more
+        tell(gone=True)
+        """
+    )
+    assert told == {"gone": True}
+
+
+def test_a_readers_own_handler_and_programs_are_as_without_a_guard() -> None:
+    told = with_children(
+        """
+        import subprocess, sys
+        def handle(): signal.signal(signal.SIGTERM, lambda *args: sys.exit(7))
+        def start():
+            global program
+            program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1)
+            program.terminate()
+            os._exit(-program.wait(20))
+        handles = child(handle)
+        handles.terminate(); handles.join(20)
+        starts = context.Process(target=start)
+        starts.start(); starts.join(20)
+        tell(codes=[handles.exitcode, starts.exitcode])
+        """
+    )
+    assert told == {"codes": [7, 15]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from tfpreempt.keras.callbacks_state import CallbackStates, capture_files
 from tfpreempt.keras.fit import callbacks_of, check_model, is_running, is_validation
 from tfpreempt.keras.settings import Settings, check_directory, check_save_freq
 from tfpreempt.keras.training import Training
+from tfpreempt.notice._guard import guard_children
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,6 +85,7 @@ class PreemptionCallback:
             max_to_keep=max_to_keep,
             remote_checkpoint_dir=remote_checkpoint_dir,
         )
+        guard_children(signal.SIGTERM)  # Keras may start readers before the fit begins
         self._training: Training | None = None
         self._files: CallbackStates | None = None
         self._last: MirrorStatus | None = None  # at the end of the newest fit

@@ -7,6 +7,7 @@ import signal
 import threading
 
 from tfpreempt import errors
+from tfpreempt.notice._guard import guard_children
 from tfpreempt.notice._outlet import Outlet
 from tfpreempt.notice._signal_registry import REGISTRY
 from tfpreempt.notice.source import OnNotice
@@ -42,7 +43,8 @@ class SignalSource:
     wake-up fd. SIGINT's default handler and SIG_DFL are not called: a watched signal
     no longer interrupts or ends the process by itself; on the way out after a notice
     it is ignored from the last `close()` on, so that the exit code stays. Forked
-    children do not inherit the watch.
+    children do not inherit the watch; those of multiprocessing are ended by their
+    parent's signal only (`_guard.py`).
 
     Args:
         signum: a signal, its number, or its name with or without "SIG".
@@ -75,6 +77,7 @@ class SignalSource:
                 f"thread watch signals: {_ELSEWHERE}"
             )
         self._outlet.open(on_notice)
+        guard_children(self._signal)
         REGISTRY.subscribe(self._signal, self._on_signal)
 
     def rearm(self) -> None:

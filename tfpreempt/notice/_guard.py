@@ -1,0 +1,72 @@
+"""Children that multiprocessing forks outlive a signal to the whole group.
+
+systemd, Slurm and a shell with job control send SIGTERM to all processes, and readers
+of data that die of it take the batch along that the last step needs. So such a child
+looks who sent the signal: its parent (`Process.terminate()`, `Pool.terminate()`) or
+itself, then it is as if nobody looked; anybody else, then it is ignored, because the
+parent has heard it too. It goes with the parent in any case.
+
+Only a thread that waits for a blocked signal learns who sent it. Rejected: SIG_IGN,
+with which `terminate()` and `join()` hang; a group of its own, which systemd and Slurm
+don't look at; PR_SET_PDEATHSIG, which goes by the thread that forked.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from multiprocessing import util
+
+LOOKS_EVERY = 1.0  # seconds in which a child sees that its parent is gone
+
+_WAKE = signal.SIGURG  # for nothing but to interrupt the main thread; else ignored
+_STARTS_PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec")
+_guarded: set[signal.Signals] = set()
+
+
+def guard_children(signum: signal.Signals) -> None:
+    """From now on, children that multiprocessing forks are guarded against a signal."""
+    if not _guarded:
+        util.register_after_fork(guard_children, _begin)
+    _guarded.add(signum)
+
+
+def _begin(_: object) -> None:
+    """On the child's main thread, before its own work."""
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None:
+        return
+    signal.signal(_WAKE, _end)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _guarded)
+    # What it forks or starts would inherit the mask, without the thread.
+    os.register_at_fork(after_in_child=_end)
+    sys.addaudithook(lambda event, args: _end() if event in _STARTS_PROGRAMS else None)
+    threading.Thread(
+        target=_guard, args=(parent.pid,), name="tfpreempt-guard", daemon=True
+    ).start()
+
+
+def _end(*_: object) -> None:
+    """The calling thread, usually the main one, takes signals as it would."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _guarded)
+
+
+def _guard(parent: int) -> None:
+    signum = _wait_for_the_end(parent)
+    if signal.getsignal(signum) is signal.SIG_DFL:
+        _end()  # of this thread's: the main one may be inside a long operation
+    os.kill(os.getpid(), signum)
+    signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
+
+
+def _wait_for_the_end(parent: int) -> int:
+    """The signal to end by."""
+    while True:
+        info = signal.sigtimedwait(_guarded, LOOKS_EVERY)
+        if info is None and os.getppid() != parent:
+            return signal.SIGTERM
+        if info is not None and info.si_pid in (parent, os.getpid()):
+            return info.si_signo
