@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from multiprocessing import util
 
 LOOKS_EVERY = 1.0  # seconds in which a child sees that its parent is gone
@@ -59,7 +60,9 @@ def _guard(parent: int) -> None:
     if signal.getsignal(signum) is signal.SIG_DFL:
         _end()  # of this thread's: the main one may be inside a long operation
     os.kill(os.getpid(), signum)
-    signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
+    while signum in signal.sigpending():  # one may come just before it begins to wait
+        signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
+        time.sleep(0.01)
 
 
 def _wait_for_the_end(parent: int) -> int:
