@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import logging
 import random
@@ -312,10 +313,14 @@ def is_seeded() -> bool:
 
 def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
     """Names the layers of tf_keras that keep random state where nobody can read it."""
+    # A variable that is asked for what it has not got reads its value to look there,
+    # which for an ON_READ one is a collective that no other worker takes part in.
     lost = [
         path
         for path, obj in walk(checkpoint)
-        if getattr(getattr(obj, "_random_generator", None), "_rng_type", None)
+        if getattr(
+            inspect.getattr_static(obj, "_random_generator", None), "_rng_type", None
+        )
         == "legacy_stateful"
     ]
     if lost:
