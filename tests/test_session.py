@@ -390,20 +390,32 @@ class Stuck(io.StringIO):
         threading.Event().wait()
 
 
-@pytest.mark.parametrize("stream", ["closed", None, FullDisk(), Stuck()])
-def test_who_prints_at_the_end_finds_a_stream(
-    stream: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_there", [False, True])
+def test_who_prints_on_the_way_out_finds_a_stream(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if stream == "closed":
-        stream = io.StringIO()
-        stream.close()
-    monkeypatch.setattr(process_end, "FLUSH_LIMIT", 0.1)
-    monkeypatch.setattr(sys, "stdout", stream)
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.delattr(sys, "stderr")
+    closed = io.StringIO()
+    closed.close()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, closed if is_there else None)
+    if not is_there:
+        monkeypatch.delattr(sys, "stderr")
     process_end.keep_streams()
     for each in (sys.stdout, sys.stderr):
         print("the last word", file=each, flush=True)
+
+
+@pytest.mark.parametrize("stream", [FullDisk(), Stuck()])
+def test_a_stream_that_cannot_be_flushed_is_given_up_at_the_end_alone(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal that was paused, or a disk that is full now, may go on later."""
+    monkeypatch.setattr(process_end, "FLUSH_LIMIT", 0.1)
+    monkeypatch.setattr(sys, "stdout", stream)
+    process_end.keep_streams()
+    assert sys.stdout is stream
+    process_end.flush_streams()
+    print("the last word", flush=True)
 
 
 def test_an_exit_function_that_returns_ends_nothing() -> None:

@@ -23,6 +23,7 @@ from tfpreempt.participant import Participant
 from tfpreempt.process_end import (
     LastExit,
     exit_hard,
+    flush_streams,
     keep_streams,
     skip_last_collections,
 )
@@ -245,9 +246,11 @@ class Departure:
             limit: seconds to wait for workers that still train.
         """
         members = self._members()
-        if self.left or self._is_forked or not members:
+        if self._is_forked:
             return
-        keep_streams()
+        flush_streams()
+        if self.left or not members:
+            return
         error = getattr(sys, "last_value", None)
         if error is not None and not self.detached:
             raised(error)

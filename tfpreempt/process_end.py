@@ -50,18 +50,32 @@ def keep_streams() -> None:
     """Whoever prints or logs from now on can, also where the streams were closed.
 
     Test runners and daemons close them. A log record then raises, in the middle of the
-    way out; files that are opened get the closed descriptors' numbers, which C++ goes
-    on writing its messages to; and what cannot be flushed at the end (a full disk, a
-    pipe that nobody reads) has Python exit with 120.
+    way out; and files that are opened get the closed descriptors' numbers, which C++
+    goes on writing its messages to.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # it has taken the number of one that was closed
     os.close(descriptor)
     for name in ("stdout", "stderr"):
+        if getattr(getattr(sys, name, None), "closed", True):
+            _silence(name)
+
+
+def flush_streams() -> None:
+    """The interpreter ends: what was printed goes out, if it can.
+
+    Python would wait for a pipe that nobody reads, and exit with 120 on a full disk.
+    """
+    keep_streams()
+    for name in ("stdout", "stderr"):
         try:
             bounded(getattr(sys, name).flush, FLUSH_LIMIT, "a flush")
         except Exception:  # noqa: BLE001 - of whatever stands there as a stream
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
+            _silence(name)
+
+
+def _silence(name: str) -> None:
+    setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
 
 
 def exit_hard(leave: Callable[[], Any]) -> None:
@@ -76,7 +90,7 @@ def end_now(exit: SystemExit) -> None:
     """Ends the process with this exit's code; any thread."""
     with contextlib.suppress(WaitTimeoutError):
         bounded(logging.shutdown, FLUSH_LIMIT, "closing the logs")
-    keep_streams()
+    flush_streams()
     code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     os._exit(code)
 
