@@ -74,10 +74,15 @@ class Training:
         self.fit.keep_generators()
         try:
             self.handler = make_handler(settings, self.fit, self._checkpoint)
-            self.function = TrainFunction(self, model.train_function, self.handler)
-            self._tally = Tally(lambda: self.handler.runs, self.fit.steps_per_execution)
+        except BaseException:
+            self._unregister()
+            raise
+        self.function = TrainFunction(self, model.train_function, self.handler)
+        self._tally = Tally(lambda: self.handler.runs, self.fit.steps_per_execution)
+        try:
             self._start(files)
         except BaseException:
+            self.handler.abandon()
             self._unregister()
             raise
 
