@@ -92,6 +92,36 @@ def test_parts_survive_a_save_that_reduces(strategy, tmp_path):
     assert float(plain[0]) == np.float32(1.67) + np.float32(0.95)
 
 
+def test_batch_statistics_of_keras_3_are_each_replicas_own(strategy, tmp_path):
+    """Keras lets replicas assign them apart; TensorFlow saves the first one's only."""
+    import keras
+
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization()
+        layer.build((None, 3))
+
+    @tf.function
+    def step():
+        def on_replica():
+            context = tf.distribute.get_replica_context()
+            replica = tf.cast(context.replica_id_in_sync_group, tf.float32)
+            layer(tf.fill([2, 3], 1.0 + replica), training=True)
+
+        strategy.run(on_replica)
+
+    step()
+    means = strategy.experimental_local_results(layer.moving_mean.value)
+    before = [part.numpy().tobytes() for part in means]
+    assert before[0] != before[1]
+    saver = make_saver(
+        tf.train.Checkpoint(layer=layer), tmp_path, registry=StateRegistry()
+    )
+    save(saver, 1)
+    step()
+    saver.restore(saver.newest())
+    assert [part.numpy().tobytes() for part in means] == before
+
+
 def test_another_number_of_replicas_keeps_the_reduced_value(strategy, caplog):
     variable = on_read(strategy, tf.float32)
     state = PerReplicaState(tf.train.Checkpoint(v=variable))

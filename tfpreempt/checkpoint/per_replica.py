@@ -64,8 +64,10 @@ class PerReplicaState(State):
 
     TensorFlow saves the reduced value of an ON_READ variable and hands back equal
     shares of it; totals that go on from those differ in the last bits. So the parts
-    themselves are kept, and are assigned after the ordinary restore. Metrics and seed
-    generators of Keras, which TensorFlow saves nowhere, are kept as well.
+    themselves are kept, and are assigned after the ordinary restore. So are the batch
+    statistics of Keras 3, which each replica assigns its own, while TensorFlow takes
+    them for mirrored and saves the first replica's; and metrics and seed generators,
+    which TensorFlow saves nowhere.
     """
 
     _is_reserved = True
@@ -79,12 +81,19 @@ class PerReplicaState(State):
 
     def variables(self) -> list[tuple[str, Any]]:
         """Path and variable, in a fixed order."""
-        tracked = [
-            (path, distributed(obj))
-            for path, obj in walk(self._checkpoint)
-            if is_on_read(obj)
+        tracked = walk(self._checkpoint)
+        statistics = {
+            id(variable)
+            for _, layer in tracked  # asked by vars(): others' getattr may read a value
+            for variable in vars(layer).get("_non_trainable_variables", ())
+        }
+        differing = [
+            (path, variable)
+            for path, obj in tracked
+            if (variable := distributed(obj)) is not None
+            and (is_on_read(obj) or id(obj) in statistics)
         ]
-        return tracked + self._untracked.own
+        return differing + self._untracked.own
 
     def is_wanted(self) -> bool:
         return bool(self.variables())

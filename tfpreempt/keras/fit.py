@@ -130,7 +130,7 @@ class Fit(Protocol):
         """Makes what only a test step makes, such as metrics; reads no data."""
 
     def per_replica(self) -> list[Any]:
-        """Variables that replicas have different values of: metrics and statistics."""
+        """Variables that replicas have different values of: metrics."""
 
     def settle(self) -> None:
         """Waits until callbacks that Keras runs in the background are through."""

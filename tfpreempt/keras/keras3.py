@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.tf_state import distributed, is_seeded
+from tfpreempt.checkpoint.tf_state import is_seeded
 from tfpreempt.keras.sequence import dataset_like
 
 log = logging.getLogger(__name__)
@@ -198,14 +198,7 @@ class Keras3Fit:
         return all(kind.__module__.startswith("keras.") for kind in kinds)
 
     def per_replica(self) -> list[Any]:
-        # Keras 3 lets each replica assign its own batch statistics, though TensorFlow
-        # takes such a variable for a mirrored one and saves the first replica's only.
-        layers = self.model._flatten_layers()
-        statistics = [v for layer in layers for v in layer._non_trainable_variables]
-        return [
-            *self.model.metrics_variables,
-            *(v for v in statistics if distributed(v) is not None),
-        ]
+        return list(self.model.metrics_variables)
 
     def settle(self) -> None:
         self.callbacks._flush_futures()
