@@ -274,14 +274,18 @@ def train(x):
     if x == 3: kill_group(); time.sleep(0.3)
     v.assign_add(float(pool.apply(square, (x,))))
     print(float(v), flush=True)
-with make() as h, multiprocessing.get_context("fork").Pool(2) as pool:
+fork = multiprocessing.get_context("fork")
+with make() as h, fork.Pool(2) as pool:
     pool.map(square, range(4))
+    endless = fork.Process(target=time.sleep, args=(600,))
+    endless.start()  # no daemon: the interpreter's end waits for it
     for x in range(100): h.run(train, x)
 """,
         tmp_path,
     )
     assert done.returncode == 143, done.stderr
     assert done.stdout.split() == ["0.0", "1.0", "5.0", "14.0"]
+    assert "waits for" not in done.stderr.partition("is committed")[2]
     assert (tmp_path / "4" / "COMMITTED").exists()
 
 

@@ -4,7 +4,8 @@ systemd, Slurm and a shell with job control send SIGTERM to all processes, and r
 of data that die of it take the batch along that the last step needs. So such a child
 looks who sent the signal: its parent (`Process.terminate()`, `Pool.terminate()`) or
 itself, then it is as if nobody looked; anybody else, then it is ignored, because the
-parent has heard it too. It goes with the parent in any case.
+parent has heard it too; it is made up for when the parent is on its way out, which may
+wait for the child. It goes with the parent in any case.
 
 Only a thread that waits for a blocked signal learns who sent it. Rejected: SIG_IGN,
 with which `terminate()` and `join()` hang; a group of its own, which systemd and Slurm
@@ -13,6 +14,8 @@ don't look at; PR_SET_PDEATHSIG, which goes by the thread that forked.
 
 from __future__ import annotations
 
+import functools
+import mmap
 import multiprocessing
 import os
 import signal
@@ -21,7 +24,7 @@ import threading
 import time
 from multiprocessing import util
 
-LOOKS_EVERY = 1.0  # seconds in which a child sees that its parent is gone
+LOOKS_EVERY = 0.5  # seconds in which a child sees that its parent is gone, or going
 
 _WAKE = signal.SIGURG  # for nothing but to interrupt the main thread; else ignored
 _STARTS_PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec")
@@ -31,8 +34,20 @@ _guarded: set[signal.Signals] = set()
 def guard_children(signum: signal.Signals) -> None:
     """From now on, children that multiprocessing forks are guarded against a signal."""
     if not _guarded:
+        _leaving()  # before the first fork
         util.register_after_fork(guard_children, _begin)
     _guarded.add(signum)
+
+
+def release_children(is_leaving: bool) -> None:
+    """The parent is on its way out, or stays after all; any thread."""
+    _leaving()[0] = is_leaving
+
+
+@functools.cache
+def _leaving() -> mmap.mmap:
+    """One byte that is shared with the children."""
+    return mmap.mmap(-1, 1)
 
 
 def _begin(_: object) -> None:
@@ -67,9 +82,14 @@ def _guard(parent: int) -> None:
 
 def _wait_for_the_end(parent: int) -> int:
     """The signal to end by."""
+    ignored = 0
     while True:
         info = signal.sigtimedwait(_guarded, LOOKS_EVERY)
-        if info is None and os.getppid() != parent:
-            return signal.SIGTERM
         if info is not None and info.si_pid in (parent, os.getpid()):
             return info.si_signo
+        if info is not None:
+            ignored = info.si_signo
+        elif os.getppid() != parent:
+            return signal.SIGTERM
+        if ignored and _leaving()[0]:
+            return ignored

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from tfpreempt.notice._guard import release_children
 from tfpreempt.notice._wakeup import WakeupFd
 
 _logger = logging.getLogger(__name__)
@@ -176,10 +177,12 @@ class SignalRegistry:
         signals ignored: another SIGTERM must not change the exit code. Any thread.
         """
         self._is_leaving = True
+        release_children(True)
 
     def stay(self) -> None:
         """It is not: those that were left ignored get their default again."""
         self._is_leaving = False
+        release_children(False)
         if threading.current_thread() is not threading.main_thread():
             return
         while self._ignored:
