@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import dis
 import functools
+import inspect
 import os
 import sys
 import sysconfig
@@ -59,7 +61,7 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool]) -> Iterator[Pl
         place = todo.popleft()
         yield place
         value = place.value
-        if id(value) in entered or not (_is_container(value) or enters(value)):
+        if id(value) in entered or not (is_container(value) or enters(value)):
             continue
         entered[id(value)] = value
         for suffix, key, inner in _parts(value):
@@ -85,7 +87,25 @@ def is_module_of_program(name: str) -> bool:
     return bool(file) and not (is_installed or file.startswith(_NOT_THE_PROGRAM))
 
 
-def _is_container(value: Any) -> bool:
+@functools.cache
+def set_by(cls: type) -> frozenset[str]:
+    """The attributes that the methods of a class and its bases assign."""
+    return frozenset(
+        instruction.argval
+        for base in cls.__mro__
+        for method in map(_unwrapped, vars(base).values())
+        if isinstance(method, types.FunctionType)
+        for instruction in dis.get_instructions(method)
+        if instruction.opname == "STORE_ATTR"
+    )
+
+
+def _unwrapped(method: Any) -> Any:
+    return inspect.unwrap(method) if callable(method) else method
+
+
+def is_container(value: Any) -> bool:
+    """Whether it is a list, tuple, dict or deque."""
     return isinstance(value, list | tuple | dict | collections.deque)
 
 
@@ -94,7 +114,7 @@ def _parts(value: Any) -> Iterable[tuple[str, Any, Any]]:
         for number, (key, inner) in enumerate(list(value.items())):
             is_plain = isinstance(key, str | int)  # others may show their address
             yield f"[{key!r}]" if is_plain else f"[key {number}]", key, inner
-    elif _is_container(value):
+    elif is_container(value):
         for number, inner in enumerate(list(value)):
             yield f"[{number}]", number, inner
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -155,6 +156,64 @@ def gan(on: Machine) -> Made:
     return model, {}
 
 
+def counting(on: Machine) -> Made:
+    """Python numbers and lists that an eager step changes, at many places."""
+    keras = on.keras
+
+    class Loss(keras.losses.Loss):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 1.0
+
+        def call(self, y: Any, predicted: Any) -> Any:
+            self.scale *= 0.99
+            return self.scale * tf.reduce_mean((y - predicted) ** 2, axis=-1)
+
+    class Layer(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def call(self, inputs: Any) -> Any:
+            self.calls += 1
+            return inputs * (1 + self.calls % 3)
+
+    class Pool:
+        """Of the program's own, as CycleGANs have one."""
+
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+            self.last = np.zeros(2)
+
+    class Counting(keras.Sequential):
+        def __init__(self, layers: Any) -> None:
+            super().__init__(layers)
+            self.steps = {"all": 0}
+            self.pool = Pool()
+            self.recent = collections.deque([0.0], maxlen=3)
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.loss(y, self(x, training=True))
+            weights = self.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            self.steps["all"] += 1
+            if self.steps["all"] % 2:
+                self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            value = float(loss.numpy())
+            self.pool.losses.append(value)
+            self.pool.last += value
+            self.recent.append(value)
+            seen = sum(self.pool.losses) + sum(self.recent) + sum(self.pool.last)
+            return {"loss": loss, "seen": tf.constant(seen)}
+
+    model = Counting([Layer(), keras.layers.Dense(1)])
+    model.build((None, 3))
+    model.compile(keras.optimizers.SGD(0.01), Loss(), run_eagerly=True)
+    return model, {}
+
+
 def eager_python(on: Machine) -> Made:
     """Python in the train step, which needs values."""
     keras = on.keras
@@ -239,6 +298,7 @@ KINDS: dict[str, Callable[[Machine], Made]] = {
         lazily_built,
         two_optimizers,
         gan,
+        counting,
         eager_python,
         unseeded_ops,
         weighted,
@@ -263,6 +323,64 @@ def test_comes_out_the_same(on: Machine, line: str, name: str) -> None:
     on.start()
     expected = program(on, KINDS[name], False)
     assert on.run(functools.partial(program, on, KINDS[name]), *CUTS) == expected
+
+
+def counted(on: Machine, kind: type, ours: Any = None) -> Any:
+    """A fit in which a callback counts on the model."""
+    model = on.model()
+    model.noted = kind()
+    note = on.callback(on_epoch_end=lambda epoch, logs=None: model.noted.add(epoch))
+    on.fit(model, note, ours=ours)
+    return model.noted
+
+
+@LINES
+def test_python_values_that_cannot_come_back_are_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    on.run(functools.partial(counted, on, set))
+    [text] = [r.getMessage() for r in caplog.records if "noted" in r.getMessage()]
+    assert "model.noted changes in training and does not come back" in text
+
+
+@LINES
+def test_what_a_user_edits_between_two_starts_stays(on: Machine, line: str) -> None:
+    def edited(rate: float) -> Any:
+        model = on.model()
+        model.rate, model.steps = rate, 0
+
+        def count(batch: int, logs: Any = None) -> None:
+            model.steps += 1
+
+        on.fit(model, on.callback(on_train_batch_end=count))
+        return model.rate, model.steps
+
+    rates = iter([0.1, 0.2])
+    found = on.run(lambda: edited(next(rates)), ("begin", 1, 2))
+    assert found == (0.2, EPOCHS * BATCHES)
+
+
+@LINES
+def test_a_step_that_is_traced_counts_its_traces(on: Machine, line: str) -> None:
+    """As in a run that was never interrupted: it is traced again."""
+
+    def traced(ours: Any = None) -> Any:
+        class Traced(on.keras.Sequential):
+            def train_step(self, data: Any) -> Any:
+                self.traces += 1
+                found = super().train_step(data)
+                return {**found, "traces": tf.constant(float(self.traces))}
+
+        model = Traced([on.keras.layers.Dense(1)])
+        model.traces = 0
+        model.compile("sgd", "mse", jit_compile=False)
+        model.build((None, 3))  # or variables are made in a trace of its own
+        model.optimizer.build(model.trainable_variables)
+        return on.fit(model, ours=ours, batch_size=SAMPLES // 2).history
+
+    on.start()
+    expected = traced(False)
+    assert on.run(traced, ("begin", 1, 1)) == expected
 
 
 # --- the course of a fit -------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import logging
 import os
 import types
@@ -13,6 +12,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.state import State
 from tfpreempt.keras import callbacks_known
 from tfpreempt.keras.callbacks_known import class_name, has_hooks
+from tfpreempt.reach import set_by
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def _unknown_attributes(callback: Any) -> list[str]:
     anchor = next(filter(_is_understood, type(callback).__mro__), None)
     if anchor is type(callback):
         return []
-    understood = _OF_KERAS | (_set_by(anchor) if anchor is not None else set())
+    understood = _OF_KERAS | (set_by(anchor) if anchor is not None else set())
     return [
         name
         for name, value in _attributes(callback).items()
@@ -131,18 +131,6 @@ def _is_understood(cls: type) -> bool:
     """Whether all that this class of Keras itself remembers is saved."""
     is_named = cls.__name__ == "Callback" or cls.__name__ in callbacks_known.REMEMBERED
     return is_named and callbacks_known.is_of_keras(cls)
-
-
-def _set_by(cls: type) -> set[str]:
-    """The attributes that the methods of a class and its bases assign."""
-    return {
-        instruction.argval
-        for base in cls.__mro__
-        for method in vars(base).values()
-        if isinstance(method, types.FunctionType)
-        for instruction in dis.get_instructions(method)
-        if instruction.opname == "STORE_ATTR"
-    }
 
 
 def _is_fixed(value: Any, callback: Any) -> bool:

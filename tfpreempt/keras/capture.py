@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.keras import rounds, snapshot, variables
+from tfpreempt.keras.attributes import Attributes
 from tfpreempt.keras.crowd import Crowd
 from tfpreempt.keras.fit import Fit, made_of
 from tfpreempt.keras.fit_handler import FitHandler
@@ -33,6 +34,7 @@ class Capture:
         handler: counts the steps.
         checkpoint: what a save writes besides.
         epochs: what `fit` was asked for.
+        attributes: what the model keeps in Python.
     """
 
     fit: Fit
@@ -44,6 +46,7 @@ class Capture:
     handler: FitHandler
     checkpoint: tf.train.Checkpoint
     epochs: int
+    attributes: Attributes
 
     def shared(self, phase: Phase) -> snapshot.Shared:
         """What all workers have in common."""
@@ -65,6 +68,7 @@ class Capture:
             values=tuple(values),
             random=snapshot.random_bytes(),
             files=self.crowd.capture_files(),
+            attributes=self.attributes.capture(),
             place=place,
         )
 

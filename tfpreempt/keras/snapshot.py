@@ -35,6 +35,7 @@ class Own:
         values: their bytes.
         random: the random generators, as `RandomState` writes them.
         files: what callbacks keep in files.
+        attributes: what the model keeps in Python.
         place: in the training data; None where the fit has taken none.
     """
 
@@ -42,6 +43,7 @@ class Own:
     values: tuple[bytes, ...]
     random: bytes
     files: CallbackStates
+    attributes: CallbackStates
     place: Place | None
 
 
@@ -94,14 +96,18 @@ class OwnState(State):
         header = {
             "variables": own.variables,
             "files": own.files.header,
+            "attributes": own.attributes.header,
             "place": None if own.place is None else own.place.to_json(),
             "counts": [len(own.values), len(own.files.arrays)],
         }
         parts = [*own.values, *own.files.arrays, own.random, *place]
-        write_parts(fileobj, header, parts)
+        write_parts(fileobj, header, [*own.attributes.arrays, *parts])
 
     def load(self, fileobj: IO[bytes]) -> None:
         header, parts = read_parts(fileobj)
+        attributes = header.get("attributes", [])  # older commits have none
+        count = sum(entry["arrays"] for entry in attributes)
+        arrays, parts = parts[:count], parts[count:]
         values, files = header["counts"]
         rest = parts[values + files :]
         place = header["place"]
@@ -111,6 +117,7 @@ class OwnState(State):
             files=CallbackStates(
                 header=header["files"], arrays=tuple(parts[values : values + files])
             ),
+            attributes=CallbackStates(header=attributes, arrays=tuple(arrays)),
             random=rest[0],
             place=None if place is None else Place.from_json(place, rest[1:]),
         )

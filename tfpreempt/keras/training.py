@@ -18,6 +18,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.keras import callbacks_state, progress, rounds, snapshot, variables
+from tfpreempt.keras.attributes import Attributes
 from tfpreempt.keras.capture import Capture
 from tfpreempt.keras.crowd import Crowd
 from tfpreempt.keras.fit import Fit, find, made_of
@@ -61,6 +62,7 @@ class Training:
         self._epochs = epochs
         self._crowd = Crowd(self.fit.callbacks, callback, settings.checkpoint_dir)
         self._feed = Feed(self.fit)
+        self._attributes = Attributes(model)
         self._position: Position | None = None
         if self.fit.sequence is not None:
             self._position = SequencePosition(self.fit, self._feed)
@@ -117,6 +119,7 @@ class Training:
             handler=self.handler,
             checkpoint=self._checkpoint,
             epochs=self._epochs,
+            attributes=self._attributes,
         )
         if not self.plan.task.restores:
             self.handler.adopt()
@@ -131,7 +134,7 @@ class Training:
         if not self.plan.task.trains:
             self.fit.start_at(self._epochs, 0, {})
             # Keras looks at the variables at the end even where no step made them.
-            self.fit.build(self._feed.spare(), self.function.inner)
+            self._build(self._feed.spare())
 
     def _prepare(self, saved: Progress) -> None:
         """Checks the checkpoint, and lets the fit begin where it was made."""
@@ -185,7 +188,9 @@ class Training:
         is_first = self.plan.task is Task.TRAIN and self.handler.runs == 0
         if is_first and self.plan.number > 1:
             # A save before the first step must hold what the fits before left.
-            self.fit.build(iterator, self.function.inner)
+            self._build(iterator)
+        if self.handler.runs == 0 and logs is None:
+            self._expect_trace()
         if logs is None:
             self._save_if_due()
         left = self._schedule.steps_left(
@@ -193,6 +198,26 @@ class Training:
         )
         self.function.stop_at = self.handler.runs + left if logs is None else 0
         return logs
+
+    def _build(self, iterator: Any) -> None:
+        """Makes all variables. What a trace does to Python values is done once."""
+        inner = self.function.inner
+        if hasattr(inner, "get_concrete_function"):  # it is traced for good
+            self._attributes.traced_by(self.fit.build, iterator, inner)
+            return
+        with self._attributes.put_back():
+            self.fit.build(iterator, inner)
+
+    def _expect_trace(self) -> None:
+        """The next call of the train function traces it, unless it runs eagerly."""
+        inner = self.function.inner
+
+        def first(iterator: Any) -> Any:
+            self.function.inner = inner
+            return self._attributes.traced_by(inner, iterator)
+
+        if not self.model.run_eagerly:
+            self.function.inner = first
 
     def _begin_iterator(self, iterator: Any) -> None:
         self._tally.read += 1
@@ -214,7 +239,8 @@ class Training:
         assert self._shared.loaded is not None
         assert self._position is not None
         saved = self._shared.loaded.progress
-        self.fit.build(iterator, self.function.inner)
+        self._build(iterator)
+        self._expect_trace()
         self._tally.read = self._place.read + 1
         self._tally.made_before = (
             self._place.made + 1 - (self._feed.number(iterator) or 0)
@@ -282,6 +308,7 @@ class Training:
     def _restore_own_variables(self, kept: list[Any]) -> None:
         if (own := self._own.loaded) is not None:
             variables.write(kept, own.variables, own.values)
+            self._attributes.restore(own.attributes)
 
     def _restore_callbacks(self) -> None:
         """What is not variables: callbacks and their files."""

@@ -1,0 +1,220 @@
+"""Plain Python values of a model that its training changes: counts, phases, lists.
+
+They are attributes of the model, its layers, optimizers, losses and metrics, and of the
+program's own objects in them. Only what has changed since the fit began is saved: what
+a user edits in the program between two starts is not overwritten. What changes while a
+step is traced is left out, because the next start traces it again.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tfpreempt import errors, reach
+from tfpreempt.keras.callbacks_state import CallbackStates
+from tfpreempt.keras.callbacks_values import Packer, unpack
+
+log = logging.getLogger(__name__)
+
+_PLAIN = (bool, int, float, str, type(None), np.generic)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_HOLDING = ("variables", "reset_state", "call")  # of layers, metrics and losses
+_LARGE = 1 << 24  # bytes; an array of more is taken for data
+_UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One of them.
+
+    Attributes:
+        place: where it lies.
+        owner: the path of what holds it.
+        packed: JSON that it can be made of again; of what cannot, how it looks.
+        arrays: the bytes of its arrays.
+        problem: why it cannot be made again; None if it can.
+    """
+
+    place: reach.Place
+    owner: str
+    packed: str
+    arrays: tuple[bytes, ...]
+    problem: str | None
+
+    def is_like(self, other: Value | None) -> bool:
+        """Whether the values are equal, bit for bit."""
+        mine, others = (
+            None if each is None else (each.packed, each.arrays, each.problem)
+            for each in (self, other)
+        )
+        return mine == others
+
+
+class Attributes:
+    """Those of one model, from the beginning of its fit. Main thread.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._traced: set[str] = set()
+        self._named: set[str] = set()
+        self._at_start = self._take()
+
+    def capture(self) -> CallbackStates:
+        """What has changed since the fit began; what cannot be saved is named, once."""
+        header: list[Any] = []
+        arrays: list[bytes] = []
+        for path, value in self._take().items():
+            if path in self._traced or value.is_like(self._at_start.get(path)):
+                continue
+            if value.problem is not None:
+                self._name(path, value.problem)
+                continue
+            entry = {"owner": value.owner, "key": value.place.key}
+            header.append({**entry, "value": value.packed, "arrays": len(value.arrays)})
+            arrays += value.arrays
+        return CallbackStates(header=header, arrays=tuple(arrays))
+
+    def restore(self, states: CallbackStates) -> None:
+        """Sets what `capture` gave."""
+        owners = {place.path: place.value for place in self._walk()}
+        left = iter(states.arrays)
+        for entry in states.header:
+            arrays = [next(left) for _ in range(entry["arrays"])]
+            try:
+                value = unpack(json.loads(entry["value"]), arrays)
+                _put(owners[entry["owner"]], entry["key"], value)
+            except _UNPLACED as error:
+                path = f"{entry['key']!r} of {entry['owner']}"
+                self._name(path, f"there is no place for it: {error!r}")
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Takes back what the body, which only traces, does to them."""
+        before = self._take()
+        yield
+        for path, value in self._take().items():
+            was = before.get(path)
+            if was is not None and was.problem is None and not value.is_like(was):
+                owner, key = value.place.owner, value.place.key
+                _put(owner, key, unpack(json.loads(was.packed), was.arrays))
+
+    def traced_by(self, step: Callable[..., Any], *args: Any) -> Any:
+        """Calls a step for the first time; what it changes is made by its trace."""
+        before = self._take()
+        try:
+            return step(*args)
+        finally:
+            after = self._take().items()
+            self._traced |= {p for p, v in after if not v.is_like(before.get(p))}
+
+    def _name(self, path: str, why: str) -> None:
+        if path not in self._named:
+            self._named.add(path)
+            log.warning(
+                "tfpreempt: %s changes in training and does not come back after a "
+                "restart: %s. Keep it in a tf.Variable or a tfpreempt.State.",
+                path,
+                why,
+            )
+
+    def _walk(self) -> Iterator[reach.Place]:
+        return reach.walk({"model": self._model}, _enters)
+
+    def _take(self) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        paths: dict[int, str] = {}
+        dealt_with: set[int] = set()  # containers, whole or not a user's
+        for place in self._walk():
+            owner, value = place.owner, place.value
+            paths.setdefault(id(value), place.path)
+            is_users = id(owner) not in dealt_with and _is_users(owner, place.key)
+            if not is_users or _is_plain(value):
+                if reach.is_container(value):
+                    dealt_with.add(id(value))
+                if is_users:
+                    found[place.path] = _packed(place, paths[id(owner)])
+        return found
+
+
+def _enters(value: Any) -> bool:
+    kind: type = type(value)
+    return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)
+
+
+def _is_users(owner: Any, key: Any) -> bool:
+    """Whether an attribute is not one that Keras or TensorFlow sets themselves."""
+    if owner is None:
+        return False
+    if reach.is_container(owner):
+        return isinstance(key, str | int)
+    kinds = type(owner).__mro__
+    library = next((kind for kind in kinds if not reach.is_of_program(kind)), object)
+    is_hidden = library is kinds[0] and key.startswith("_")
+    return not is_hidden and key not in reach.set_by(library)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.nbytes <= _LARGE
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if reach.is_container(value) or isinstance(value, set | frozenset):
+        return all(map(_is_plain, value))
+    return isinstance(value, (*_PLAIN, *_GENERATORS))
+
+
+def _packed(place: reach.Place, owner: str) -> Value:
+    packer = Packer()
+    value, problem = _bare(place.value), None
+    try:
+        packed = json.dumps(packer.pack(value, "it"))
+    except errors.SaveError as error:
+        packed, problem = repr(_state_of(value)), str(error)
+    return Value(
+        place=place,
+        owner=owner,
+        packed=packed,
+        arrays=tuple(packer.arrays),
+        problem=problem,
+    )
+
+
+def _bare(value: Any) -> Any:
+    """A container without what TensorFlow or Keras have wrapped around it."""
+    if isinstance(value, dict):
+        return {key: _bare(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_bare, value))
+    if isinstance(value, list | collections.deque):
+        return list(map(_bare, value))
+    return value
+
+
+def _state_of(value: Any) -> Any:
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    getter = getattr(value, "getstate", None) or getattr(value, "get_state", None)
+    return value if getter is None else getter()
+
+
+def _put(owner: Any, key: Any, value: Any) -> None:
+    if reach.is_container(owner):
+        owner[key] = value
+        return
+    now = getattr(owner, key, None)
+    if isinstance(now, collections.deque):
+        value = collections.deque(value, now.maxlen)
+    setattr(owner, key, value)
