@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
-import types
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("summaries")]
 tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES, callbacks_of, looks, travelled  # noqa: E402
@@ -25,20 +23,6 @@ from tfpreempt.keras.callbacks_state import CallbackStates  # noqa: E402
 EPOCHS, BATCHES = 6, 4
 PLACE = (3, 2)  # epoch and batch of the capture
 STEP = PLACE[0] * BATCHES + PLACE[1]
-
-
-@pytest.fixture(autouse=True)
-def summaries(monkeypatch):
-    """Scalar summaries without the package tensorboard, which need not be there."""
-
-    def scalar(name, data, step=None, description=None):
-        metadata = tf.compat.v1.SummaryMetadata()
-        metadata.plugin_data.plugin_name = "scalars"
-        return tf.summary.write(name, tf.cast(data, tf.float32), step, metadata)
-
-    for name in ("tensorboard", "tensorboard.summary", "tensorboard.summary.v2"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules["tensorboard.summary.v2"].scalar = scalar
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -268,6 +268,14 @@ def of_classes(on: Machine) -> Made:
     return model, {"y": labels, "class_weight": {0: 1.0, 1: 3.0}, **held_out}
 
 
+def compiled_by_xla(on: Machine) -> Made:
+    """With masks, which Keras 3 draws within what is compiled."""
+    keras = on.keras
+    model = small(on, keras.layers.Dropout(0.3), keras.layers.BatchNormalization())
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=True)
+    return model, {}
+
+
 def read_by_workers(on: Machine) -> Made:
     """Batches are asked for ahead, by two threads.
 
@@ -303,6 +311,7 @@ KINDS: dict[str, Callable[[Machine], Made]] = {
         unseeded_ops,
         weighted,
         of_classes,
+        compiled_by_xla,
         read_by_workers,
     )
 }
@@ -418,6 +427,29 @@ def test_a_train_function_that_is_made_anew(on: Machine, line: str) -> None:
     on.start()
     expected = unfreezing(False)
     assert on.run(unfreezing, ("begin", 1, 2), ("begin", 2, 1)) == expected
+
+
+@LINES
+@pytest.mark.usefixtures("summaries")
+def test_tensorboard_goes_on_at_its_step(on: Machine, line: str) -> None:
+    """An interrupted run leaves the events of an undisturbed one, each once."""
+
+    def watched(name: str, ours: Any = None) -> list[Any]:
+        directory = on.directory / name
+        kind = on.keras.callbacks.TensorBoard
+        on.fit(None, kind(str(directory), update_freq=1), ours=ours, **HELD_OUT)
+        return sorted(
+            (value.tag, event.step, value.tensor.SerializeToString())
+            for file in directory.rglob("events*")
+            for event in tf.compat.v1.train.summary_iterator(str(file))
+            for value in event.summary.value
+            if "loss" in value.tag
+        )
+
+    on.start()
+    expected = watched("undisturbed", False)
+    assert len(expected) > EPOCHS * BATCHES
+    assert on.run(functools.partial(watched, "cut"), *CUTS) == expected
 
 
 @LINES

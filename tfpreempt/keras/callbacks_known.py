@@ -93,6 +93,8 @@ def capture(callback: Any) -> dict[str, Any]:
         state["direction"] = _direction(callback)
     if name == "TensorBoard":
         state["elapsed"] = _elapsed(callback, ("_epoch_start_time",))
+        for writer in callback._writers.values():
+            writer.flush()  # the process may leave after this
     if name == "ProgbarLogger" and callback.progbar is not None:
         state["bar"] = _attributes(callback.progbar, _BAR)
         state["elapsed"] = _elapsed(callback.progbar, _BAR_TIMES)
