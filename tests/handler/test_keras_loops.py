@@ -190,3 +190,15 @@ def test_dropout_whose_state_nobody_can_read_is_named(
     with PreemptionCheckpointHandler(None, checkpoint, tmp_path, config):
         assert "the layers m of tf_keras" in caplog.text
         assert "enable_tf_random_generator()" in caplog.text
+
+
+def test_a_tuple_in_the_checkpoint_is_no_trouble(tmp_path: Path) -> None:
+    """TensorFlow's own wrapper of one has no attributes."""
+    module = tf.Module()
+    module.pair = (tf.Variable(1.0), 2)
+    config = TerminationConfig(signals=())
+    with PreemptionCheckpointHandler(
+        None, tf.train.Checkpoint(m=module), tmp_path, config
+    ) as handler:
+        handler.run(lambda: module.pair[0].assign_add(1.0))
+        assert handler.save() is not None

@@ -59,6 +59,16 @@ def assign(variable: Any, arrays: Arrays) -> None:
             part.assign(tf.constant(array, dtype=part.dtype))
 
 
+def _attributes(obj: Any) -> dict[str, Any]:
+    """Without calling an object's own getattr, which may read a value; of a tuple of
+    TensorFlow, which has none, empty."""
+    try:
+        found: dict[str, Any] = vars(obj)
+    except TypeError:
+        return {}
+    return found
+
+
 class PerReplicaState(State):
     """What a worker holds of its own of the variables behind a Checkpoint.
 
@@ -84,8 +94,8 @@ class PerReplicaState(State):
         tracked = walk(self._checkpoint)
         statistics = {
             id(variable)
-            for _, layer in tracked  # asked by vars(): others' getattr may read a value
-            for variable in vars(layer).get("_non_trainable_variables", ())
+            for _, layer in tracked
+            for variable in _attributes(layer).get("_non_trainable_variables", ())
         }
         differing = [
             (path, variable)
