@@ -237,9 +237,10 @@ def _warn(changed: Sequence[str], unread: Sequence[str]) -> None:
     if changed:
         problems.append(
             f"The step changes what no commit holds: {', '.join(changed)}. A restarted "
-            "run begins with these anew. Put variables, models, optimizers and metrics "
-            "into the tf.train.Checkpoint, numbers and arrays into a named State "
-            "(tfpreempt.states) or a tf.Variable there."
+            "run begins with these anew. Put variables, models and optimizers into the "
+            "tf.train.Checkpoint, metrics too or, if of Keras 3, on a model there as "
+            "an attribute, numbers and arrays into a named State (tfpreempt.states) or "
+            "a tf.Variable."
         )
     if unread:
         problems.append(
