@@ -2,14 +2,16 @@
 
 A file system can be unmounted while training goes on, or the directory moved away. Then
 its path leads to another disk, where a commit would count until the first one is back.
-Device and inode tell. They may be others when a network file system was mounted again,
-so a file in the directory has a token: who still reads it there has the same storage.
+A file in the directory has a token: who still reads it there has the same storage, also
+where a network file system was mounted again and has other numbers. Where there is no
+token, device and inode tell.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import stat
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
@@ -50,9 +52,12 @@ class Home:
         """Whether the path leads to the same storage."""
         if layout.is_url(self._directory):
             return self._is_same_url()
-        if self._identity is not None and _identity(self._directory) == self._identity:
-            return True
-        return self._token != "" and _token(self._directory) == self._token
+        token = _token(self._directory)
+        if token and self._token:
+            return token == self._token
+        return self._identity is not None and (
+            self._identity == _identity(self._directory)
+        )
 
     def _is_same_url(self) -> bool:
         """Old objects may be deleted by rule, so a token that is gone says little."""
@@ -77,14 +82,15 @@ def sign(files: Files, directory: str) -> None:
 
 
 def _identity(directory: str) -> tuple[int, int] | None:
-    """Device and inode; None of a URL, or where nothing is."""
+    """Device and inode; None of a URL, or where no directory is."""
     if layout.is_url(directory):
         return None
     try:
         status = os.stat(directory)
     except OSError:
         return None
-    return status.st_dev, status.st_ino
+    is_directory = stat.S_ISDIR(status.st_mode)  # a file may be given its old number
+    return (status.st_dev, status.st_ino) if is_directory else None
 
 
 def _token(directory: str) -> str:
