@@ -2,7 +2,7 @@
 
 A script of its own (run by path). It reads lines from its standard input, `+PGID` for
 a process group that has started and `-PGID` for one that is gone. When the input ends,
-the supervisor has: what is left gets SIGTERM, the grace period to commit, and SIGKILL.
+the supervisor has: what is left gets SIGTERM, some seconds to commit, and SIGKILL.
 The workers' pipes do not break meanwhile: their reading ends are open here too, and
 what is written is appended to the logs.
 The kernel's parent-death signal is not enough: TensorFlow's own SIGTERM handler

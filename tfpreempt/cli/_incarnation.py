@@ -88,10 +88,10 @@ class Incarnation:
     def clear(self, delay: float) -> None:
         """Waits for a delay, and until no child of a worker is left.
 
-        A stop ends the delay. What the workers leave behind gets the grace period.
+        A stop ends the delay. What the workers leave behind gets its time too.
         """
         limits, now = self._settings.limits, self._clock.monotonic()
-        due, gone_by = now + delay, now + limits.grace + limits.unkillable
+        due, gone_by = now + delay, now + limits.leave_grace + limits.unkillable
         while True:
             self._fleet.reap(now)
             if self._signals.is_urged:
@@ -120,7 +120,9 @@ class Incarnation:
             self._record.told_to_stop(stop.signal.name, grace)
         if self._signals.urges and not self._is_urge_told:
             self._is_urge_told = True
-            left = max(0.0, stop.at + grace - self._clock.monotonic())
+            left = None
+            if grace is not None:
+                left = max(0.0, stop.at + grace - self._clock.monotonic())
             self._record.urged(self._fleet.running, left)
 
     def close(self) -> None:

@@ -33,15 +33,23 @@ class Limits:
     """What the user allows; times in seconds, None is without limit."""
 
     max_preemptions: int | None = None
-    max_idle_preemptions: int | None = 10  # in a row, without progress
+    max_idle_preemptions: int | None = None  # in a row, without progress
     max_failures: int | None = 3
     restart_codes: tuple[int, ...] = (143, 42)
-    grace: float = 35.0  # to commit and leave, on a preemption
+    grace: float | None = None  # to commit and leave, once told to stop
     failure_grace: float = 15.0  # to leave, once another worker has failed
     unkillable: float = 10.0  # how long a process may outlive SIGKILL
     backoff: float = 1.0
     backoff_max: float = 60.0
     backoff_reset: float = 600.0  # a run this long is progress, and ends the back-off
+
+    @property
+    def leave_grace(self) -> float:
+        """To leave once the commit is made, or the supervisor is gone.
+
+        No step is waited for then, so there is a limit where `grace` is None too.
+        """
+        return 35.0 if self.grace is None else self.grace
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,13 +204,15 @@ def _while_some_run(limits: Limits, seen: Situation) -> Action:
         # run can't be in a commit that all take part in, and get a short time.
         can_commit = seen.stop_at is not None and not _ended_by_signal(limits, seen)
         limit = limits.grace if can_commit else limits.failure_grace
+        if limit is None:  # how long a step takes nobody knows: the platform kills
+            return Wait(until=None)
         return _wait_or(Kill(), seen.now, seen.asked_at + limit)
     is_failed = first_failure(limits, seen) is not None
     if seen.stop_at is not None or is_failed or _ended_by_signal(limits, seen):
         return Ask()
     preempted = _first_preempted(limits, seen)
     if preempted is not None:
-        return _wait_or(Ask(), seen.now, preempted.at + limits.grace)
+        return _wait_or(Ask(), seen.now, preempted.at + limits.leave_grace)
     return Wait(until=None)  # some may have finished: uneven ends are fine
 
 

@@ -15,7 +15,7 @@ _CAUSES = {
     Cause.FINISHED: "training is finished",
     Cause.PREEMPTION: "the preemption budget is used up",
     Cause.FAILURE: "the failure budget is used up",
-    Cause.NO_PROGRESS: "preempted again and again without a newer commit",
+    Cause.NO_PROGRESS: "preempted again and again without progress",
     Cause.MOVED: "the checkpoint directory is not the one of the start",
     Cause.STOPPED: "told to stop; the platform is expected to start the run again",
 }
@@ -88,19 +88,21 @@ class Record:
         )
         self.say(f"worker {ended.worker} ended: {ended.describe()}{hint}")
 
-    def told_to_stop(self, signal_name: str, grace: float) -> None:
+    def told_to_stop(self, signal_name: str, grace: float | None) -> None:
         """The supervisor itself got a signal to leave."""
         self._add("told_to_stop", signal=signal_name)
-        self.say(f"{signal_name}: waiting up to {grace:g} s for the workers to commit")
+        limit = "as long as it takes" if grace is None else f"up to {grace:g} s"
+        self.say(f"{signal_name}: waiting {limit} for the workers to commit")
 
-    def urged(self, workers: Sequence[int], seconds: float) -> None:
+    def urged(self, workers: Sequence[int], seconds: float | None) -> None:
         """A Ctrl-C that came after the signal to leave."""
         self._add("urged", workers=list(workers), seconds=seconds)
         names = ", ".join(str(each) for each in workers)
         whom = f"worker(s) {names}" if workers else "what the workers left behind"
+        limit = "" if seconds is None else f", up to {seconds:.0f} s"
         self.say(
-            f"still waiting for {whom}, up to {seconds:.0f} s. Ctrl-C once more kills "
-            "them at once: what they have not committed is lost"
+            f"still waiting for {whom}{limit}. Ctrl-C once more kills them at once: "
+            "what they have not committed is lost"
         )
 
     def ended_others(self, signal_name: str, workers: Sequence[int]) -> None:
@@ -130,15 +132,19 @@ class Record:
         if isinstance(verdict, Restart):
             used = f"{tally.preemptions} preemption(s), {tally.failures} failure(s)"
             if tally.idle_in_a_row > 1:
-                used += f", {tally.idle_in_a_row} in a row without a newer commit"
+                used += (
+                    f", {tally.idle_in_a_row} in a row without progress that is seen"
+                )
             delay = f" in {verdict.delay:.1f} s" if verdict.delay else ""
             self.say(f"{verdict.cause.value}: restarting{delay} ({used} so far)")
         elif verdict.cause is Cause.NO_PROGRESS:
             self.say(
-                f"giving up: {tally.idle_in_a_row} preemptions in a row, and no newer "
-                "commit. Either a notice stays up on this machine (`tfpreempt doctor` "
-                "shows what is asked), or the program leaves with a restart code by "
-                "itself; see its log. --max-idle-preemptions allows more"
+                f"giving up: {tally.idle_in_a_row} preemptions in a row without a "
+                "newer commit in the checkpoint directory, and without a run of "
+                f"{limits.backoff_reset:g} s. Either a notice stays up on this machine "
+                "(`tfpreempt doctor` shows what is asked), or the program leaves with "
+                "a restart code by itself; see its log. --max-idle-preemptions allows "
+                "more"
             )
         elif verdict.cause is Cause.MOVED:
             self.say(

@@ -81,7 +81,7 @@ class Supervisor:
             ends.callback(Pump(self._logs).close)
             # However this ends, the guard ends the workers that are left.
             outputs = {log.reading: log.path for log in self._logs}
-            guard = Guard(self._settings.limits.grace, outputs)
+            guard = Guard(self._settings.limits.leave_grace, outputs)
             ends.callback(guard.close)
             while True:
                 verdict = self._run_once(guard, signals)
@@ -108,7 +108,7 @@ class Supervisor:
             f"{self._id}-{self._restart}",
             self._restart,
             self._settings,
-            fleet=Fleet(guard, limits.grace),
+            fleet=Fleet(guard, limits.leave_grace),
             logs=self._logs,
             record=self._record,
             signals=signals,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shutil
@@ -21,6 +22,7 @@ from tfpreempt.errors import ConfigurationError
 from tfpreempt.journal import journal_directory
 
 _LIMITS = Limits()
+_MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 
 
 class _Seconds(click.FloatRange):
@@ -57,10 +59,10 @@ _SECONDS = _Seconds(min=0)
 @click.option(
     "--max-idle-preemptions",
     type=click.IntRange(min=0),
-    default=_LIMITS.max_idle_preemptions,
-    show_default=True,
     help="Preemptions in a row to restart after without progress between them: a newer "
-    "commit in a local --checkpoint-dir, or a run of --backoff-reset.",
+    "commit in a local --checkpoint-dir, or a run of --backoff-reset (default: "
+    f"{_MAX_IDLE_PREEMPTIONS} with a local --checkpoint-dir; elsewhere commits are not "
+    "seen, and any number).",
 )
 @click.option(
     "--max-failures",
@@ -90,9 +92,9 @@ _SECONDS = _Seconds(min=0)
 @click.option(
     "--grace",
     type=_SECONDS,
-    default=_LIMITS.grace,
-    show_default=True,
-    help="Seconds that workers get to commit and leave on a preemption.",
+    help="Seconds that workers get to commit and leave once the supervisor is told to; "
+    "a step that takes longer is lost with them (default: as long as it takes, until "
+    "the platform kills, or a third Ctrl-C).",
 )
 @click.option(
     "--failure-grace",
@@ -188,16 +190,12 @@ def run(
             log_size,
             log_files,
             has_echo,
-            _make_limits(limits),
+            Limits(**limits),  # type: ignore[arg-type]  # click has checked each
         )
         code = Supervisor(settings).run()
     except ConfigurationError as error:
         raise click.UsageError(str(error), ctx) from error
     ctx.exit(code)
-
-
-def _make_limits(options: dict[str, object]) -> Limits:
-    return Limits(**options)  # type: ignore[arg-type]  # click has checked each
 
 
 def _make_settings(
@@ -222,6 +220,9 @@ def _make_settings(
     directory = _make_directory(checkpoint_dir) if checkpoint_dir is not None else None
     if log_dir is None and directory is not None and not layout.is_url(directory):
         log_dir = Path(directory) / "logs"
+    sees_commits = directory is not None and not layout.is_url(directory)
+    if sees_commits and limits.max_idle_preemptions is None:
+        limits = dataclasses.replace(limits, max_idle_preemptions=_MAX_IDLE_PREEMPTIONS)
     logs = (log_dir or Path("tfpreempt-logs")).absolute()
     return Settings(
         command=command,
