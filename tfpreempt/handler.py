@@ -229,6 +229,7 @@ class PreemptionCheckpointHandler(Commits):
                 self._enter()
             finally:
                 self._keeper.save_arguments = ((), {})
+        gate.bare = gate.started
         self.runs += 1
 
     @contextlib.contextmanager

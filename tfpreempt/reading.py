@@ -10,8 +10,17 @@ import inspect
 from collections.abc import Iterator
 from types import CodeType
 
-_READERS = ("multiprocessing", "concurrent.futures")
-_EFFECTS = ("CALL", "STORE_SUBSCR", "STORE_ATTR", "BINARY_OP", "BEFORE_WITH")
+_READERS = ("multiprocessing", "concurrent.futures", "queue")
+_LIBRARIES = (*_READERS, "keras.", "tf_keras.", "tensorflow.")
+_EFFECTS = (
+    "CALL",
+    "STORE_SUBSCR",
+    "STORE_ATTR",
+    "STORE_GLOBAL",
+    "STORE_DEREF",
+    "BINARY_OP",
+    "BEFORE_WITH",
+)
 
 
 def is_of_data(error: BaseException) -> bool:
@@ -24,26 +33,30 @@ def is_of_data(error: BaseException) -> bool:
 def is_before_all(error: BaseException) -> bool:
     """Whether the function that raised had done nothing but read data.
 
-    From it down to the reading no function was called before, in no loop, and nothing
-    was assigned to. A tf.function is not looked into: what needs no data in it, such as
-    a counter, runs beside the reading.
+    From it down to the library that reads, nothing was called before, in no loop, and
+    nothing was assigned to: the program's own reader may keep its place in what is
+    saved. A tf.function is not looked into: what needs no data in it, such as a
+    counter, runs beside the reading.
 
     Args:
         error: caught by who called the function.
     """
     frames = list(_frames(error))[1:]
-    reads = (i for i, (code, _, name) in enumerate(frames) if _is_reading(code, name))
-    until = next(reads, None)
-    return until is not None and not any(
+    libraries = (i for i, frame in enumerate(frames) if frame[2].startswith(_LIBRARIES))
+    until = next(libraries, len(frames))
+    is_reading = any(_is_reading(code, name) for code, _, name in frames[: until + 1])
+    return is_reading and not any(
         _has_acted(code, at) for code, at, _ in frames[:until]
     )
 
 
 def _has_acted(code: CodeType, at: int) -> bool:
+    ops = list(dis.get_instructions(code))
+    here = max(op.offset for op in ops if op.offset <= at)  # `at` may be in its cache
     return any(
         "JUMP_BACKWARD" in op.opname
-        or (op.offset < at and op.opname.startswith(_EFFECTS))
-        for op in dis.get_instructions(code)
+        or (op.offset < here and op.opname.startswith(_EFFECTS))
+        for op in ops
     )
 
 

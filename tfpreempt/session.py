@@ -111,15 +111,18 @@ class Session:
         """A handler opens."""
         self.come_back()
         for other in self.members():
-            is_over = self.departure.has_left(other)
-            if is_over and is_same(other.directory, member.directory):
+            if self._is_over(other) and is_same(other.directory, member.directory):
                 other.give_way()
         self._members.append(weakref.ref(member))
 
     def in_use(self) -> list[str]:
         """Directories of open handlers; no other handler can have them."""
-        has_left = self.departure.has_left
-        return [each.directory for each in self.members() if not has_left(each)]
+        return [each.directory for each in self.members() if not self._is_over(each)]
+
+    def _is_over(self, member: Participant) -> bool:
+        """Whether nobody trains on with it: it has left, or the last step failed."""
+        has_failed = self.gate.failed == self.gate.started
+        return has_failed or self.departure.has_left(member)
 
     def keep(self, member: Participant, handler: object) -> None:
         """Training has begun: a handler that nobody holds any more, in a program that
@@ -346,8 +349,8 @@ class Session:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no interval was left half done, while main is outside of one."""
-        return self.gate.failed != self.gate.started
+        """Whether no interval may be half done, while main is outside of `run()`."""
+        return self.gate.started not in (self.gate.failed, self.gate.bare)
 
     def is_noticed(self, within: float = 0.0) -> bool:
         """Whether a preemption is to be served; main thread.
@@ -390,9 +393,11 @@ class Session:
         verdict = None
         if is_whole:
             self.coordinator.step_seconds = lambda: math.inf  # no second commit follows
-            with self._undisturbed():
-                verdict = self._settle(last=is_alone)
-            self.coordinator.step_seconds = self._step_seconds
+            try:
+                with self._undisturbed():
+                    verdict = self._settle(last=is_alone)
+            finally:
+                self.coordinator.step_seconds = self._step_seconds
         if verdict is not ev.Leave:
             self.raised(error, peer_is_gone=True)
         return True
@@ -403,9 +408,9 @@ class Session:
         def look() -> None:
             if killed := ", ".join(killed_children()):
                 log.warning(
-                    "tfpreempt: killed with the notice: %s, children of this process. "
-                    "A step that waits for their data hangs or fails. Have the signal "
-                    "sent to the main process alone (docs/platforms.md)",
+                    "tfpreempt: children of this process were killed: %s. If they "
+                    "read data, the step that waits for these hangs or fails. Have the "
+                    "signal sent to the main process alone (docs/platforms.md)",
                     killed,
                 )
                 self.record(Fault(where="children", error=f"killed: {killed}"))

@@ -11,10 +11,11 @@ from __future__ import annotations
 class Gate:
     """The counter is written by the main thread, the flag by the coordinator."""
 
-    __slots__ = ("busy", "failed", "flag", "started")
+    __slots__ = ("bare", "busy", "failed", "flag", "started")
 
     def __init__(self) -> None:
         self.busy = False  # inside a run(); only the main thread looks
         self.started = 0  # intervals started by this process
         self.failed = -1  # the newest one that was left half done
+        self.bare = -1  # the newest one whose step nobody sees the end of
         self.flag = False  # look before starting another
