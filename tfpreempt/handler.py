@@ -447,10 +447,13 @@ class PreemptionCheckpointHandler(Commits):
         self._keeper.record(notice)
         self._session.name_killed_children()
         grace = notice.grace_seconds
+        boundary = "the next boundary"
+        if not self._gate.started:
+            boundary += ", and no step was begun by run() yet"
         log.warning(
             "tfpreempt: notice from %s (%s), %s; the commit waits for %s",
             notice.source,
             notice.detail,
             f"grace {grace:g} s" if grace else "nobody says how long it leaves",
-            "the step that runs" if self._gate.busy else "the next boundary",
+            "the step that runs" if self._gate.busy else boundary,
         )

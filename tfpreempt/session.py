@@ -275,7 +275,14 @@ class Session:
         if staged and not done:
             extra["note"] = "save_fn returned no path: what it saved is not verified"
         self.coordinator.attach(Key.COMMIT, extra)
-        return self.coordinator.commit_kind()
+        kind = self.coordinator.commit_kind()
+        if kind is CommitKind.TRAIN_ON and because == "preemption" and done:
+            log.warning(
+                "tfpreempt: step %d is committed; training goes on while the grace "
+                "lasts",
+                done[0].step,
+            )
+        return kind
 
     def _drop(
         self, staged: list[tuple[Participant, Any]], workers: tuple[int, ...]

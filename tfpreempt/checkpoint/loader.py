@@ -187,7 +187,9 @@ class CheckpointLoader:
             if is_there and not read_state(
                 shard if state.per_worker else shared, state
             ):
-                _log.warning("%s has no State %r", candidate.path, state.name)
+                _log.warning(
+                    "tfpreempt: %s has no State %r", candidate.path, state.name
+                )
 
     def _check_readable(self, candidate: Candidate) -> None:
         """Tries, for all workers, what `restore` will read; assigns nothing.
