@@ -29,7 +29,7 @@ from tests.keras.small_fit import (  # noqa: E402
 )
 from tfpreempt import errors  # noqa: E402
 from tfpreempt.handler import PreemptionCheckpointHandler  # noqa: E402
-from tfpreempt.keras import PreemptionCallback  # noqa: E402
+from tfpreempt.keras import PreemptionCallback, variables  # noqa: E402
 
 
 @pytest.fixture
@@ -378,3 +378,10 @@ def test_an_end_that_cannot_be_saved(on: Machine, line: str) -> None:
     model.fit(**on.arrays(), verbose=0)  # nothing of ours is left in it
     in_the_way.unlink()
     assert on.run(lambda: on.fit()).epoch == list(range(EPOCHS))
+
+
+def test_a_fit_of_an_earlier_version_is_told_as_such() -> None:
+    """Its metrics and seeds lie in another order, and kinds alone might match."""
+    header = [{"name": "seed", "dtype": "int64", "shapes": [[2]]}]
+    with pytest.raises(errors.CheckpointMismatchError, match="earlier tfpreempt"):
+        variables.check([tf.Variable([1, 2], dtype=tf.int64)], header)

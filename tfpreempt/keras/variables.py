@@ -88,6 +88,13 @@ def check(variables: Sequence[Any], header: Any) -> None:
     Raises:
         CheckpointMismatchError: it is of others.
     """
+    if any("path" not in entry for entry in header):
+        raise errors.CheckpointMismatchError(
+            "The checkpoint is of an earlier tfpreempt, which kept the metrics and "
+            "seeds of a fit in another order. Finish that run with the version that "
+            "began it, or begin anew in another checkpoint directory; the weights can "
+            "be restored with tf.train.Checkpoint."
+        )
     now = [
         (tf.as_dtype(v.dtype).name, [tuple(p.shape.as_list()) for p in local_parts(v)])
         for v in variables
