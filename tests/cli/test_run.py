@@ -327,6 +327,25 @@ def test_a_console_that_nobody_reads_does_not_hold_up_the_end(supervised: Run) -
     assert len(supervised.log(0)) > 5_000_000
 
 
+def test_a_console_that_stands_still_holds_up_no_notice(supervised: Run) -> None:
+    program = """
+def commit(*_):
+    tell("heard")
+    os._exit(143)
+signal.signal(signal.SIGTERM, commit)
+print("x" * 1_000_000, flush=True)
+tell("ready")
+while True:
+    time.sleep(0.02)  # pause() could miss a signal just before it
+"""
+    supervised.start(program, wrapper=["sh", "-c", 'exec "$@" 2>&1', "sh"])
+    supervised.wait_told("ready")
+    supervised.signal(signal.SIGTERM)
+    supervised.wait_told("heard")
+    assert supervised.process is not None
+    assert supervised.process.wait(30) == 143
+
+
 def test_a_full_disk_ends_no_training(supervised: Run) -> None:
     """Neither the workers' nor the supervisor's, whose journal lies there too."""
     disk = supervised.directory / "disk"

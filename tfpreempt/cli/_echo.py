@@ -1,4 +1,4 @@
-"""The copy of worker 0's output on the console."""
+"""What goes to the console, by threads that hold up nobody else."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LEFT_OUT = b"\n(tfpreempt: the console stands still; what is missing is in the 
 
 
 class Echo:
-    """Prints what a worker writes, whole lines with a prefix, in a thread of its own.
+    """Prints what it is fed, whole lines with a prefix, in a thread of its own.
 
-    A console that is slow slows the worker; one that stands still (a stopped terminal)
-    does not stop it, and nothing else either: what it does not take is left out.
+    A console that is slow slows who feeds it; one that stands still (a stopped
+    terminal) stops nobody: what it does not take is left out.
 
     Args:
         prefix: put before each line.
@@ -39,7 +39,7 @@ class Echo:
         self._thread.start()
 
     def feed(self, data: bytes) -> None:
-        """Adds what a worker has written. Any thread."""
+        """Adds text to print. Any thread."""
         with self._changed:
             patience = 0.0 if self._is_stalled else _STALL_SECONDS
             if self._changed.wait_for(self._has_room, patience):

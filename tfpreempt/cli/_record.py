@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tfpreempt.cli._echo import Echo
 from tfpreempt.cli._policy import Cause, Leave, Limits, Restart, Tally, WorkerExit
 from tfpreempt.clock import Clock
 from tfpreempt.journal import JsonLines
@@ -52,15 +53,17 @@ class Record:
         journal: the file.
         clock: where the journal's times come from.
         supervisor: id of this supervisor's life; goes into every record.
-        console: where lines for people go; a closed one ends nothing.
+        console: where lines for people go, unbuffered; one that is closed or stands
+            still ends and delays nothing.
     """
 
     def __init__(
-        self, journal: Path, clock: Clock, supervisor: str, console: IO[str]
+        self, journal: Path, clock: Clock, supervisor: str, console: IO[bytes]
     ) -> None:
         self._lines = JsonLines(journal, clock)
         self._supervisor = supervisor
-        self._console = console
+        self._is_terminal = console.isatty()
+        self._echo = Echo("", console)
         self._has_told_loss = False
 
     def started(
@@ -165,17 +168,21 @@ class Record:
             seconds=summary.seconds,
             seconds_lost=summary.seconds_lost,
         )
-        self._lines.close()
-        if not self._console.isatty():
+        if self._is_terminal:
+            self._print(_make_table(summary))
+        else:
             self.say(", ".join(f"{name}: {value}" for name, value in summary.rows()))
-            return
-        _print_table(summary, self._console)
+
+    def close(self) -> None:
+        """Ends the journal, and the printing once all is shown."""
+        self._lines.close()
+        self._echo.close()
 
     def show_error(self, failed: WorkerExit, lines: Sequence[str], log: Path) -> None:
         """The error lines of the worker whose failure ended the run."""
         self.say(f"worker {failed.worker} failed ({failed.describe()}), from {log}:")
         for line in lines:
-            self._print(f"  | {line}")
+            self._print(f"  | {line}\n")
 
     def log_lost(self, log: Path, error: OSError) -> None:
         """A worker's output cannot be written; the first time is told."""
@@ -189,7 +196,7 @@ class Record:
 
     def say(self, text: str) -> None:
         """A line for people."""
-        self._print(f"tfpreempt: {text}")
+        self._print(f"tfpreempt: {text}\n")
 
     def _add(self, event: str, **values: Any) -> None:
         self._lines.append(
@@ -197,14 +204,13 @@ class Record:
             durable=event == "left",
         )
 
-    def _print(self, line: str) -> None:
-        try:
-            print(line, file=self._console, flush=True)
-        except (OSError, ValueError):
-            pass  # nobody reads the console any more; the journal has it
+    def _print(self, text: str) -> None:
+        # The deciding thread says what it does before it does it, and must not wait.
+        self._echo.feed(text.encode(errors="backslashreplace"))
 
 
-def _print_table(summary: Summary, console: IO[str]) -> None:
+def _make_table(summary: Summary) -> str:
+    """The summary for a terminal, in its width."""
     # Imported here: it takes as long as all else, and a log file gets plain lines.
     from rich.console import Console
     from rich.table import Table
@@ -212,4 +218,7 @@ def _print_table(summary: Summary, console: IO[str]) -> None:
     table = Table(show_header=False, title="tfpreempt run")
     for name, value in summary.rows():
         table.add_row(name, value)
-    Console(file=console).print(table)
+    console = Console(stderr=True)
+    with console.capture() as printed:
+        console.print(table)
+    return printed.get()

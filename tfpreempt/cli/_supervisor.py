@@ -1,8 +1,8 @@
 """The supervisor: one incarnation of the workers after the other, to the exit code.
 
 One thread decides and acts: the kernel ties a worker's parent-death signal to it, as it
-starts them, and Python receives signals on the main thread only. Two others take in
-what the workers write, and print it.
+starts them, and Python receives signals on the main thread only. Others take in what
+the workers write, and print: a console that stands still must delay no decision.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Supervisor:
             settings.journal_path,
             self._clock,
             self._id,
-            console=_text(sys.stderr),
+            console=_unbuffered(sys.__stderr__),
         )
         self._echo = (
-            Echo(f"[{settings.label(0)}] ", _unbuffered(sys.stdout))
+            Echo(f"[{settings.label(0)}] ", _unbuffered(sys.__stdout__))
             if settings.has_echo
             else None
         )
@@ -72,6 +72,13 @@ class Supervisor:
             ConfigurationError: there are not enough free ports.
         """
         began = self._clock.monotonic()
+        with contextlib.closing(self._record):
+            verdict = self._run_all()
+            self._record.left(self._sum_up(verdict, self._clock.monotonic() - began))
+        return verdict.code
+
+    def _run_all(self) -> Leave:
+        """One incarnation after the other, until one is the last."""
         adopt_orphans()
         with watch_signals(self._clock) as signals, contextlib.ExitStack() as ends:
             if self._echo is not None:
@@ -86,10 +93,8 @@ class Supervisor:
             while True:
                 verdict = self._run_once(guard, signals)
                 if isinstance(verdict, Leave):
-                    break
+                    return verdict
                 self._restart += 1
-        self._record.left(self._sum_up(verdict, self._clock.monotonic() - began))
-        return verdict.code
 
     def _open_log(self, worker: int) -> WorkerLog:
         settings = self._settings
@@ -153,10 +158,6 @@ class Supervisor:
 
 
 # A program may be started with its streams closed; what it says then goes nowhere.
-
-
-def _text(stream: TextIO | None) -> IO[str]:
-    return stream or open(os.devnull, "w")
 
 
 def _unbuffered(stream: TextIO | None) -> IO[bytes]:
