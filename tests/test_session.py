@@ -384,6 +384,30 @@ def test_an_exit_that_was_caught_ends_nothing() -> None:
     assert forked(program) == 99
 
 
+@pytest.mark.parametrize(("way", "code"), [("pass", 99), ("raise", 7)])
+def test_who_serves_on_after_a_caught_exit_is_left_alone(way: str, code: int) -> None:
+    """Main has ended, and Python waits for a thread: for good only if it is to."""
+    program = (
+        "import os, threading, time\n"
+        "from tfpreempt.process_end import LastExit\n"
+        "exit = SystemExit(7)\n"
+        "LastExit(exit, 0.3)\n"
+        "watching = threading.enumerate()[-1]\n"
+        "def serve():\n"
+        "    watching.join()\n"
+        "    os._exit(99)\n"
+        "threading.Thread(target=serve).start()\n"
+        "try:\n"
+        "    raise exit\n"
+        "except SystemExit:\n"
+        f"    {way}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == code, done.stderr
+
+
 class FullDisk(io.StringIO):
     """A stream whose disk is full."""
 

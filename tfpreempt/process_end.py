@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # noqa: F401 - its own exit hook must come after ours
 import contextlib
+import dis
 import gc
 import logging
 import multiprocessing
@@ -100,7 +101,8 @@ class LastExit:
 
     The program's `finally` blocks, context managers and exit hooks run on that way, and
     Python waits for threads and children that are no daemons. All that has so many
-    seconds. If SystemExit was caught by then, nothing happens.
+    seconds. If SystemExit was caught by then, nothing happens; a block that handles it
+    counts as a way out until it is left, for it may raise it again.
 
     Args:
         exit: is about to be raised on the main thread.
@@ -129,13 +131,21 @@ class LastExit:
         end_now(self._exit)
 
     def _is_under_way(self) -> bool:
-        """Whether it passes through the main thread, or that one has ended."""
+        """Whether it passes through the main thread, or has ended that one."""
         main = threading.main_thread()
         found: Any = sys._current_exceptions().get(main.ident or 0)
         error = found[1] if isinstance(found, tuple) else found  # until Python 3.11
         while error is not None and error is not self._exit:
             error = error.__context__  # another one, in a `finally` of the way out
-        return error is self._exit or not main.is_alive()
+        return error is self._exit or (not main.is_alive() and self._has_ended_main())
+
+    def _has_ended_main(self) -> bool:
+        """Whether it came through main's outermost frame, and that did not return."""
+        trace = self._exit.__traceback__
+        if trace is None or trace.tb_frame.f_back is not None:
+            return False  # caught further in
+        frame = trace.tb_frame
+        return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def holders() -> Iterator[str]:
