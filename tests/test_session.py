@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from tfpreempt.errors import (
     UnsupportedClusterError,
     UsageError,
 )
-from tfpreempt.events import Commit, Event, Exit, Notice
+from tfpreempt.events import Commit, Event, Exit, Notice, Outcome
 from tfpreempt.interrupts import held_back
 
 pytestmark = pytest.mark.timeout(30)
@@ -88,11 +88,13 @@ class Participant:
 
 
 @pytest.fixture
-def current(monkeypatch: pytest.MonkeyPatch) -> session.Session:
+def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Session]:
     """The session of a process that was just started; forgotten afterwards."""
     monkeypatch.setattr(session, "_current", None)
     monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
-    return session.session_for(LOCAL, MemoryStore, 5.0)
+    made = session.session_for(LOCAL, MemoryStore, 5.0)
+    yield made
+    made.come_back()
 
 
 def notify(current: session.Session, grace: float | None = None) -> None:
@@ -236,14 +238,64 @@ def test_ctrl_c_in_the_save_of_a_preemption_changes_nothing(
         boundary(current)
     assert left.value.code == 143
     assert "commit preemption [0]" in member.calls
+    current.come_back()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@contextlib.contextmanager
+def ctrl_c_in_a_finally() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_on_the_way_out_does_not_change_its_code(
+    current: session.Session,
+) -> None:
+    member = Participant()
+    member.leave = leave  # type: ignore[method-assign]
+    current.join(member)
+    notify(current)
+    with pytest.raises(SystemExit) as left, ctrl_c_in_a_finally():
+        boundary(current)
+    assert left.value.code == 143
+    current.come_back()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_loss_leaves_as_deaf_to_ctrl_c(
+    current: session.Session,
+) -> None:
+    """It leaves from where the error came, not from a boundary."""
+    member = Participant()
+    member.leave = leave  # type: ignore[method-assign]
+    current.join(member)
+    with pytest.raises(SystemExit), ctrl_c_in_a_finally():
+        current.departure.leave(Outcome.LOST, "a peer is gone")
+
+
+def test_ctrl_c_counts_where_the_exit_function_comes_back(
+    current: session.Session,
+) -> None:
+    class Stays(Participant):
+        def finish_mirror(self, seconds: float) -> bool:
+            signal.raise_signal(signal.SIGINT)
+            return True
+
+    member = Stays()
+    current.join(member)
+    with pytest.raises(KeyboardInterrupt):
+        current.departure.leave(Outcome.COMMITTED, "")
+    assert member.calls == ["leave True True"]
 
 
 def test_a_second_ctrl_c_gives_the_save_up(current: session.Session) -> None:
     member, before = Pressed(2), signal.getsignal(signal.SIGINT)
     current.join(member)
     notify(current)
-    with pytest.raises(KeyboardInterrupt, match="since the last commit is lost"):
+    with pytest.raises(KeyboardInterrupt, match="the last commit stands"):
         boundary(current)
     assert member.calls == []
     assert current.departure.detached

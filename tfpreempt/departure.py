@@ -18,6 +18,7 @@ from tfpreempt.coordination.rendezvous import bounded
 from tfpreempt.coordination.runtime import Runtime, publish
 from tfpreempt.errors import UsageError, WaitTimeoutError
 from tfpreempt.events import Exit, Fault, Outcome
+from tfpreempt.interrupts import held_back
 from tfpreempt.notice._signal_registry import REGISTRY
 from tfpreempt.participant import Participant
 from tfpreempt.process_end import (
@@ -63,6 +64,7 @@ class Departure:
         self._is_noticed = is_noticed
         self._process = os.getpid()
 
+    @held_back(lambda: True)  # a copy may be under way
     def leave(self, outcome: Outcome, reason: str) -> None:
         """Leaves by the oldest handler's exit function; returns if that does."""
         members = self._members()

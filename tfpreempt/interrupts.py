@@ -19,9 +19,10 @@ def held_back(is_saving: Callable[[], bool]) -> Iterator[None]:
     """SIGINT within this block is honoured after it; a second one at once.
 
     In the program's own way: its handler is called, Python's raises KeyboardInterrupt.
-    Where the block ends by SystemExit, that is the way out. A SIGINT that is watched as
-    a notice, or that nobody handles, is left alone. So is that of other threads: it
-    comes to the main thread.
+    Where the block ends by SystemExit, that is the way out, and another one that would
+    raise KeyboardInterrupt there is ignored. A SIGINT that is watched as a notice, or
+    that nobody handles, is left alone. So is that of other threads: it comes to the
+    main thread.
 
     Args:
         is_saving: whether there is something to finish; called in the signal handler
@@ -44,8 +45,8 @@ def held_back(is_saving: Callable[[], bool]) -> Iterator[None]:
             before(signum, frame)
         elif count > 1:
             raise KeyboardInterrupt(
-                "a second Ctrl-C gave up the save that was under way: what was trained "
-                "since the last commit is lost"
+                "a second Ctrl-C gave up the save that was under way, or its copy: the "
+                "last commit stands, what was trained after it is lost"
             )
 
     def tell() -> None:
@@ -64,6 +65,6 @@ def held_back(is_saving: Callable[[], bool]) -> Iterator[None]:
     finally:
         REGISTRY.unsubscribe(signal.SIGINT, tell)
         if signal.getsignal(signal.SIGINT) is handle:
-            signal.signal(signal.SIGINT, before)
+            REGISTRY.put_back(signal.SIGINT, before)
     if count:
         signal.raise_signal(signal.SIGINT)

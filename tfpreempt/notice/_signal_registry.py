@@ -172,6 +172,16 @@ class SignalRegistry:
         """Whether somebody listens to it."""
         return signum in self._watches
 
+    def put_back(self, signum: int, handler: _Handler) -> None:
+        """Installs the handler that was there before. Main thread.
+
+        On the way out it is ignored in place of raising KeyboardInterrupt.
+        """
+        if self._is_leaving and handler is signal.default_int_handler:
+            self._ignored.add(signum)
+            handler = signal.SIG_IGN
+        signal.signal(signum, handler)
+
     def leave(self) -> None:
         """The process is on its way out, and from now on the last to listen leaves
         signals ignored: another SIGTERM must not change the exit code. Any thread.
