@@ -53,6 +53,21 @@ def test_slots_are_attributes() -> None:
     assert paths(it, root=Slotted(inner=it)) == ["root.inner"]
 
 
+def test_what_was_not_assigned_is_not_asked_for() -> None:
+    class Slots:
+        __slots__ = ("__inner", "unset")
+
+    class Reader(Slots):
+        def __init__(self, inner: Any) -> None:
+            self._Slots__inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            raise ValueError(f"{name} is read, which takes all workers")
+
+    it = object()
+    assert paths(it, root=Reader(it)) == ["root._Slots__inner"]
+
+
 def test_the_shortest_and_the_public_way_come_first() -> None:
     it = object()
     model = Model(_all=[it], deep=Model(it=[it]), parts=[it])

@@ -74,11 +74,12 @@ class AtHand:
         if isinstance(function, functools.partial):
             kwargs = {**function.keywords, **kwargs}
             self._call(function.func, (*function.args, *args), kwargs)
-        elif hasattr(function, "python_function"):  # a tf.function
+        elif hasattr(type(function), "python_function"):  # a tf.function
             self._call(inspect.unwrap(function.python_function), args, kwargs)
         elif isinstance(function, types.MethodType):
-            holder = function.__self__
-            holder = getattr(holder, "target", holder)  # of a tf.function's stand-in
+            holder: Any = function.__self__
+            if type(holder).__name__ == "TfMethodTarget":  # a tf.function's stand-in
+                holder = holder.target
             self._call(function.__func__, (holder, *args), kwargs)
         elif reach.is_of_program(type(function)):
             self._call(type(function).__call__, (function, *args), kwargs)

@@ -7,6 +7,7 @@ in a list of a Keras 3 model, or in an object of the program's own, they do not 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import dis
 import functools
@@ -124,10 +125,21 @@ def _parts(value: Any) -> Iterable[tuple[str, Any, Any]]:
 
 
 def _slots(value: Any) -> dict[str, Any]:
+    # Not by getattr: an object may answer to what it has not got, by reading itself.
+    kind: type = type(value)
     found = {}
-    for cls in type(value).__mro__:
-        names = vars(cls).get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            if hasattr(value, name):
-                found[name] = getattr(value, name)
+    for name, slot in _slots_of(kind):
+        with contextlib.suppress(AttributeError):  # nothing was assigned
+            found[name] = slot.__get__(value)
     return found
+
+
+@functools.cache
+def _slots_of(kind: type) -> list[tuple[str, Any]]:
+    return [
+        (name, slot)
+        for cls in kind.__mro__
+        if "__slots__" in vars(cls)
+        for name, slot in vars(cls).items()
+        if isinstance(slot, types.MemberDescriptorType)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 import types
@@ -120,6 +121,10 @@ def a_compiled_method(kept: tf.Variable) -> Callable[[], Any]:
     return lambda: (trainer, step())
 
 
+def a_target_network(kept: tf.Variable) -> Callable[[], Any]:
+    return Trainer(target=tf.Module()).step
+
+
 def numbers(kept: tf.Variable) -> Callable[[], Any]:
     rng, forgotten = np.random.default_rng(0), np.zeros(3)
 
@@ -154,6 +159,7 @@ def an_average(kept: tf.Variable) -> Callable[[], Any]:
         (numbers, "forgotten, rng"),
         (an_average, "holder.average"),
         (lambda kept: Trainer().step, "self.number"),
+        (a_target_network, "self.number"),
         (a_compiled_method, "trainer.parts['forgotten']"),
         (
             lambda kept: Trainer(parts={"forgotten": tf.Variable(0.0)}),
@@ -268,6 +274,76 @@ class Seen(State):
         pass
 
 
+class Holder(State):
+    """A user's State that holds what it does not save alone."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__("holder")
+        self.held = held
+
+    def save(self, fileobj: Any) -> None:
+        pass
+
+    def load(self, fileobj: Any) -> None:
+        pass
+
+
+def a_variable_to_read_with_peers() -> Any:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        return tf.Variable(
+            0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.NONE,  # so that a read is an error
+            trainable=False,
+        )
+
+
+@pytest.mark.parametrize("make", [a_variable_to_read_with_peers, lambda: np.zeros(3)])
+def test_what_a_state_holds_is_not_compared(
+    program: Program, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, step = Holder(make()), a_nonlocal(program.variable)
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(step)
+    state.unregister()
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "holds: forgotten. " in said
+
+
+def test_a_state_may_save_by_a_checkpoint_of_its_own(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = tf.Variable(0.0)
+    state = Holder(tf.train.Checkpoint(parts=[mine]))
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(mine.assign_add, 1.0)
+    state.unregister()
+    assert caplog.text == ""
+
+
+@dataclasses.dataclass
+class Step:
+    """A user's step with data of its own, which equal others by its fields."""
+
+    weights: np.ndarray[Any, Any]
+    number: int = 0
+
+    def __call__(self) -> None:
+        self.number += 1
+
+
+def test_steps_are_told_apart_by_identity(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = [Step(np.zeros(3)), Step(np.zeros(3))]
+    with program.handler() as handler:
+        for number in range(6):
+            handler.run(steps[number % 2])
+    assert caplog.text.count("holds: self.number. ") == 1
+
+
 def test_nothing_is_said_of_what_is_held_or_stays(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -323,8 +399,8 @@ def test_what_cannot_be_looked_at_hinders_no_training(
         def __dict__(self) -> Any:
             raise TypeError
 
-    caplog.set_level("INFO")
+    shy = Shy()
     with program.handler() as handler:
         for _ in range(3):
-            handler.run(Shy().step)
-    assert "cannot see" in caplog.text
+            handler.run(shy.step)
+    assert caplog.text.count("cannot see what the step changes") == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,7 +30,13 @@ _log = logging.getLogger(__name__)
 
 _SAMPLES = 1 << 16  # of a larger variable or array this many elements are compared
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_SAVED_WHOLE = (State, tf.train.experimental.PythonState, tf.train.Checkpoint)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+
+_UNSEEN = (
+    "tfpreempt: cannot see what the step changes, so what of it a restart would lose "
+    "is not named"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,7 @@ class Unsaved:
     ) -> None:
         self._checkpoint = checkpoint
         self._registry = registry
-        self._functions: list[Any] = []  # that were watched
+        self._functions: dict[Any, Any] = {}  # that were watched, by identity
         self._named: set[str] = set()
         self._call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = None
         self._before: dict[Any, _Seen] = {}
@@ -75,15 +82,16 @@ class Unsaved:
     ) -> None:
         """Before a call. The first one is not the one to watch: it traces, and makes
         variables."""
-        if function in self._functions:
+        key = _identity(function)
+        if key in self._functions:
             return
-        self._functions.append(function)
+        self._functions[key] = function
         try:
             hand, held = _at_hand(function, args, kwargs), self._held()
             self._before = _seen(hand, lambda key: key not in held)
             self._call = function, args, kwargs
         except Exception as error:  # noqa: BLE001 - of an object of the user's
-            _log.info("tfpreempt: cannot see what the step changes", exc_info=error)
+            _log.warning(_UNSEEN, exc_info=error)
 
     def compare(self) -> None:
         """After that call: warns of what it changed and no commit holds."""
@@ -101,7 +109,7 @@ class Unsaved:
             ]
             unread = [place.path for place in hand.places if _is_lost(place, held)]
         except Exception as error:  # noqa: BLE001 - of an object of the user's
-            _log.info("tfpreempt: cannot see what the step changes", exc_info=error)
+            _log.warning(_UNSEEN, exc_info=error)
             return
         changed, unread = ([*dict.fromkeys(found)] for found in (changed, unread))
         known = self._named
@@ -127,7 +135,7 @@ class Unsaved:
             if isinstance(obj, tf.train.experimental.PythonState):
                 roots.append(obj)
         own = {str(number): root for number, root in enumerate(roots)}
-        places += reach.walk(own, lambda value: value in roots or _enters(value))
+        places += reach.walk(own, _is_saved_with)
         for place in places:
             held |= {id(place.value), (id(place.owner), place.key)}
             held |= set(map(id, _variables(place.value)))
@@ -142,6 +150,22 @@ def _at_hand(
 
 def _enters(value: Any) -> bool:
     return not isinstance(value, State)
+
+
+def _is_saved_with(value: Any) -> bool:
+    """Whether a State that holds it may save what lies in it.
+
+    By its kind: to compare a variable may read it, and for an ON_READ one that is a
+    collective that no other worker takes part in.
+    """
+    return isinstance(value, _SAVED_WHOLE) or reach.is_of_program(type(value))
+
+
+def _identity(function: Any) -> Any:
+    """What tells a step from others; a method is a new object each time."""
+    if isinstance(function, types.MethodType):
+        return id(function.__self__), id(function.__func__)
+    return id(function)
 
 
 def _seen(hand: AtHand, wants: Callable[[Any], bool]) -> dict[Any, _Seen]:
