@@ -16,7 +16,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tensorflow.python.ops import stateful_random_ops  # noqa: E402
 
-from tfpreempt.checkpoint import tf_state  # noqa: E402
+from tfpreempt.checkpoint import structure, tf_state  # noqa: E402
 from tfpreempt.checkpoint.encoding import decode, encode  # noqa: E402
 from tfpreempt.checkpoint.iterator_state import IteratorState  # noqa: E402
 from tfpreempt.checkpoint.per_replica import PerReplicaState  # noqa: E402
@@ -120,3 +120,50 @@ def test_iterators_go_on_where_they_were():
     second = iterator()
     load(IteratorState(tf.train.Checkpoint(data=second)), data)
     assert [list(batch.numpy()) for batch in second] == expected
+
+
+@pytest.fixture
+def strategy():
+    return tf.distribute.MirroredStrategy(["CPU:0"])
+
+
+@pytest.fixture
+def for_all_workers(strategy):
+    """A variable that only all workers together can read; alone, it is an error."""
+    with strategy.scope():
+        return tf.Variable(
+            [0.0],
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.NONE,
+            trainable=False,
+            name="layer/total",
+        )
+
+
+def test_a_shape_and_a_name_are_had_without_a_read(for_all_workers):
+    assert tf_state.variable_shape(for_all_workers) == (1,)
+    assert structure.called(for_all_workers) == "layer/total"
+
+
+def test_a_restored_variable_is_matched_without_a_read(for_all_workers, tmp_path):
+    plain = tf.train.Checkpoint(it=tf.Variable([1.0]))
+    prefix = plain.write(str(tmp_path / "plain"))
+    status = tf.train.Checkpoint().read(prefix)
+    tf_state.restore_while_traced(status, prefix)
+    status._checkpoint.object_by_proto_id[1] = for_all_workers
+
+
+def test_the_generator_of_keras_is_made_outside_of_a_scope(strategy):
+    # In one of many workers it would be made by a broadcast, at its own moment.
+    keras = pytest.importorskip("keras")
+    state = keras.src.backend.common.global_state
+    name = keras.src.random.seed_generator.GLOBAL_SEED_GENERATOR
+    keras.random.uniform([1])
+    data = saved(tf_state.RandomState())
+    expected = keras.random.uniform([3]).numpy()
+    state.set_global_attribute(name, None)  # a fresh program
+    with strategy.scope():
+        load(tf_state.RandomState(), data)
+    made = state.get_global_attribute(name)
+    assert tf_state.distributed(made.state) is None
+    np.testing.assert_array_equal(keras.random.uniform([3]).numpy(), expected)

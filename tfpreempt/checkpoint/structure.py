@@ -207,7 +207,8 @@ def compare(
 
 def called(variable: Any) -> str:
     """The name that Keras gives a variable: layer and weight; empty for others."""
-    name = getattr(variable, "path", None) or getattr(variable, "name", "")
+    is_of_keras = hasattr(type(variable), "path")
+    name = variable.path if is_of_keras else getattr(variable, "name", "")
     return str(name).partition(":")[0] if "/" in str(name) else ""
 
 

@@ -91,8 +91,7 @@ def local_parts(variable: Any) -> tuple[Any, ...]:
 def variable_shape(obj: Any) -> tuple[int | None, ...] | None:
     """The shape of a variable of TensorFlow or Keras; None for other objects."""
     is_variable = isinstance(obj, tf.Variable) or distributed(obj) is not None
-    is_keras = hasattr(obj, "_serialize_to_tensors") and hasattr(obj, "_value")
-    if not (is_variable or is_keras) or not hasattr(obj, "dtype"):
+    if not is_variable and not hasattr(type(obj), "_deferred_initialize"):
         return None
     shape = tf.TensorShape(obj.shape)
     return None if shape.rank is None else tuple(shape.as_list())
@@ -147,7 +146,7 @@ class _Bound(weakref.WeakValueDictionary[int, Any]):
 
     def __setitem__(self, node: int, matched: Any) -> None:
         key = structure.saved_key(self._graph, node)
-        is_of_keras = hasattr(matched, "_deferred_initialize")
+        is_of_keras = hasattr(type(matched), "_deferred_initialize")
         if key is not None and is_of_keras and matched._value is None:
             matched._initializer = functools.partial(self._read, key)
             matched._update_uid = self._uid  # there is nothing left to restore
@@ -349,7 +348,8 @@ def _load_keras_record(seeds: Any) -> None:
     name, state = keras.GLOBAL_SEED_GENERATOR, keras.global_state
     if state.get_global_attribute(name) is None:
         # The saved program had one. Made with a seed, it draws none from Python's.
-        state.set_global_attribute(name, keras.SeedGenerator(0))
+        make = functools.partial(keras.SeedGenerator, 0)
+        state.set_global_attribute(name, out_of_scope(make))
     parts = local_parts(state.get_global_attribute(name).state)
     if len(parts) != len(seeds):
         seeds = [seeds[0]] * len(parts)

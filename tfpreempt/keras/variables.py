@@ -120,4 +120,5 @@ def _listed(names: Sequence[str], kinds: Sequence[Any]) -> str:
 
 
 def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name)
+    is_of_keras = hasattr(type(variable), "path")
+    return str(variable.path if is_of_keras else variable.name)
