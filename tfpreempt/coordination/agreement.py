@@ -296,8 +296,11 @@ def outcome_known(settings: Settings, state: State) -> Moved:
 
 
 def step_failed(settings: Settings, state: State, event: ev.StepFailed) -> Moved:
-    """A step broke because a peer is gone; under a notice that is its expected end."""
-    if state.notice not in REAL:
+    """A step broke because a peer is gone; that is the end of one that was told to go.
+
+    A periodic round tells nobody to.
+    """
+    if state.notice not in REAL - {NoticeKind.PERIODIC}:
         state, actions = detached(settings, state, ev.Detached())
         return state, (*actions, ev.Raise())
     told: tuple[Action, ...] = ()
