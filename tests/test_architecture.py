@@ -71,7 +71,7 @@ EAGER_CONTEXT = {
 # Who sleeps: everybody else waits for an event, with a deadline.
 SLEEPERS = {
     "cli/_guard.py": "a process of its own that awaits the end of others' children",
-    "notice/_guard.py": "runs in a forked child, whose clock nobody moves",
+    "notice/readers.py": "runs in a forked child, whose clock nobody moves",
 }
 # Who comes in by the front door, the package's own list of names.
 VISITORS = {

@@ -11,6 +11,7 @@ import datetime
 import math
 import numbers
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from tfpreempt.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource, checked_path
-from tfpreempt.notice.signals import SignalSource
+from tfpreempt.notice.signals import SignalSource, parse_signal
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.notice.watcher import WatchedSource
 
@@ -95,13 +96,11 @@ class TerminationConfig:
                 )
         if isinstance(signals, str | int):
             signals = (signals,)
-        for signum in signals:
-            SignalSource(signum)  # raises for one that cannot be watched
         self._termination_watcher_fn = termination_watcher_fn
         self._exit_fn = exit_fn
         self._grace_seconds = check_grace(grace_period)
         self._save_fn = save_fn
-        self._signals = tuple(signals)
+        self._signals = tuple(parse_signal(signum) for signum in signals)
         if notice_file is None:
             notice_file = os.environ.get(NOTICE_FILE_VARIABLE) or None
         self._notice_file = None if notice_file is None else checked_path(notice_file)
@@ -154,6 +153,11 @@ class TerminationConfig:
     def save_fn(self) -> Callable[..., Any] | None:
         """The user's way to save, or None."""
         return self._save_fn
+
+    @property
+    def signals(self) -> tuple[signal.Signals, ...]:
+        """The watched signals."""
+        return self._signals
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
         """What is to be watched; new sources at each call."""

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # a new interpreter for each
 ROOT = Path(__file__).parents[2]
 
 PRELUDE = """
-    import hashlib, json, multiprocessing, os, signal, sys, threading, time
+    import hashlib, json, multiprocessing, os, select, signal, sys, threading, time
     from tfpreempt.notice.signals import SignalSource
 
     heard = []
@@ -219,6 +219,7 @@ def test_heard_with_asyncio_in_the_same_process() -> None:
 # --- children of multiprocessing -----------------------------------------------------
 
 CHILDREN = """
+    import subprocess
     context = multiprocessing.get_context("fork")
     ready = context.Semaphore(0)
     def read(before=lambda: None):
@@ -230,6 +231,9 @@ CHILDREN = """
         made.start()
         assert ready.acquire(timeout=20)
         return made
+    def kill_as_a_stranger(pid, signum):
+        kill = f"import os; os.kill({pid}, {int(signum)})"
+        subprocess.run([sys.executable, "-c", kill], start_new_session=True)
 """
 
 
@@ -240,13 +244,11 @@ def with_children(body: str) -> dict[str, object]:
 def test_a_signal_to_the_group_leaves_readers_alive_for_their_parent_to_end() -> None:
     told = with_children(
         """
-        import subprocess
         os.setpgid(0, 0)
         pool = context.Pool(2, ready.release)
         for _ in range(2): assert ready.acquire(timeout=20)
         readers = [child(), child()]
-        kill = f"import os, signal; os.killpg({os.getpid()}, signal.SIGTERM)"
-        subprocess.run([sys.executable, "-c", kill], start_new_session=True)
+        kill_as_a_stranger(-os.getpid(), signal.SIGTERM)
         while not heard: time.sleep(0.001)
         number = pool.apply(int, ("3",))
         alive = [reader.is_alive() for reader in readers]
@@ -270,7 +272,9 @@ def test_a_reader_goes_with_its_parent() -> None:
         os.waitpid(pid, 0)
         grandchild = int(os.read(ours, 100))
         os.close(theirs)
-        os.read(ours, 1)  # ends when nobody holds the other end any more
+        # It can be read from when nobody holds the other end any more.
+        while not select.select([ours], [], [], 0.05)[0]:
+            os.kill(grandchild, signal.SIGTERM)  # from a stranger: no reason to end
         tell(gone=True)
         """
     )
@@ -280,7 +284,6 @@ def test_a_reader_goes_with_its_parent() -> None:
 def test_a_readers_own_handler_and_programs_are_as_without_a_guard() -> None:
     told = with_children(
         """
-        import subprocess, sys
         def handle(): signal.signal(signal.SIGTERM, lambda *args: sys.exit(7))
         def start():
             global program
@@ -295,3 +298,75 @@ def test_a_readers_own_handler_and_programs_are_as_without_a_guard() -> None:
         """
     )
     assert told == {"codes": [7, 15]}
+
+
+def test_no_child_is_left_that_terminate_cannot_end() -> None:
+    """One that a reader spawns, and one where no thread could be started."""
+    told = with_children(
+        """
+        from multiprocessing import resource_tracker
+        resource_tracker.ensure_running()
+        def spawn():
+            spawned = multiprocessing.get_context("spawn").Process(
+                target=time.sleep, args=(600,))
+            spawned.start(); spawned.terminate(); spawned.join(20)
+            os._exit(-(spawned.exitcode or 0))
+        spawns = context.Process(target=spawn)
+        spawns.start(); spawns.join(30)
+        threading.stack_size(1 << 46)  # more than any machine has
+        alone = child()
+        alone.terminate(); alone.join(20)
+        tell(codes=[spawns.exitcode, alone.exitcode])
+        for each in multiprocessing.active_children(): each.kill()
+        """
+    )
+    assert told == {"codes": [15, -15]}
+
+
+def test_a_reader_ends_by_a_signal_from_the_kernel_that_is_its_own() -> None:
+    told = with_children(
+        """
+        SignalSource("ALRM").start(print)
+        reader = child(lambda: signal.alarm(1))
+        reader.join(20)
+        tell(code=reader.exitcode)
+        reader.kill()
+        """
+    )
+    assert told == {"code": -14}
+
+
+def test_a_fork_on_the_way_out_holds_no_reader_back() -> None:
+    told = with_children(
+        """
+        from tfpreempt.notice._signal_registry import REGISTRY
+        reader = child()
+        REGISTRY.leave()
+        forked = context.Process(target=int)
+        forked.start(); forked.join()
+        kill_as_a_stranger(reader.pid, signal.SIGTERM)
+        reader.join(20)
+        tell(code=reader.exitcode)
+        reader.kill()
+        """
+    )
+    assert told == {"code": -15}
+
+
+def test_a_callback_guards_against_the_signals_of_its_config() -> None:
+    told = with_children(
+        """
+        import tempfile
+        from tfpreempt import TerminationConfig
+        from tfpreempt.keras import PreemptionCallback
+        config = TerminationConfig(signals=("USR1",))
+        with tempfile.TemporaryDirectory() as directory:
+            PreemptionCallback(directory, termination_config=config)
+            reader = child()
+            kill_as_a_stranger(reader.pid, signal.SIGUSR1)
+            reader.join(0.5)
+            reader.terminate(); reader.join(20)
+        tell(code=reader.exitcode)
+        """
+    )
+    assert told == {"code": -15}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,7 +20,8 @@ from tfpreempt.keras.callbacks_state import CallbackStates, capture_files
 from tfpreempt.keras.fit import callbacks_of, check_model, is_running, is_validation
 from tfpreempt.keras.settings import Settings, check_directory, check_save_freq
 from tfpreempt.keras.training import Training
-from tfpreempt.notice._guard import guard_children
+from tfpreempt.notice.readers import guard_children
+from tfpreempt.termination import TerminationConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,7 +85,9 @@ class PreemptionCallback:
             max_to_keep=max_to_keep,
             remote_checkpoint_dir=remote_checkpoint_dir,
         )
-        guard_children(signal.SIGTERM)  # Keras may start readers before the fit begins
+        # Keras may start readers before the fit begins.
+        for signum in TerminationConfig.accept(termination_config).signals:
+            guard_children(signum)
         self._training: Training | None = None
         self._files: CallbackStates | None = None
         self._last: MirrorStatus | None = None  # at the end of the newest fit

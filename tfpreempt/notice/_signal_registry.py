@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from tfpreempt.notice._guard import release_children
 from tfpreempt.notice._wakeup import WakeupFd
+from tfpreempt.notice.readers import release_children
 
 _logger = logging.getLogger(__name__)
 
@@ -191,8 +191,11 @@ class SignalRegistry:
 
     def stay(self) -> None:
         """It is not: those that were left ignored get their default again."""
-        self._is_leaving = False
         release_children(False)
+        self._stay()
+
+    def _stay(self) -> None:
+        self._is_leaving = False
         if threading.current_thread() is not threading.main_thread():
             return
         while self._ignored:
@@ -241,7 +244,7 @@ class SignalRegistry:
             self._wakeup.put_back()
             self._wakeup.abandon()
         self._watches, self._wakeup = {}, None
-        self.stay()
+        self._stay()  # without a word to the parent's other children
         self.after_fork_in_parent()
 
 

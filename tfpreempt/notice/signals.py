@@ -7,9 +7,9 @@ import signal
 import threading
 
 from tfpreempt import errors
-from tfpreempt.notice._guard import guard_children
 from tfpreempt.notice._outlet import Outlet
 from tfpreempt.notice._signal_registry import REGISTRY
+from tfpreempt.notice.readers import guard_children
 from tfpreempt.notice.source import OnNotice
 
 _logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class SignalSource:
     no longer interrupts or ends the process by itself; on the way out after a notice
     it is ignored from the last `close()` on, so that the exit code stays. Forked
     children do not inherit the watch; those of multiprocessing are ended by their
-    parent's signal only (`_guard.py`).
+    parent's signal only (`readers.py`).
 
     Args:
         signum: a signal, its number, or its name with or without "SIG".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Literal, Unpack
 
 from tfpreempt.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.notice.signals import SignalSource
+from tfpreempt.notice.signals import SignalSource, parse_signal
 from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.platforms.options import Options
 from tfpreempt.termination import Grace, TerminationConfig, check_code, check_grace
@@ -68,15 +69,15 @@ class SlurmTerminationConfig(TerminationConfig):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(grace_period=grace_period, **options)
-        if early_signal is not None:
-            SignalSource(early_signal)  # raises for one that cannot be watched
-        elif early_grace_period is not None:
+        if early_signal is None and early_grace_period is not None:
             raise ConfigurationError(
                 f"early_grace_period is {early_grace_period!r}, and no early_signal is "
                 "given that it could belong to; expected that of sbatch's --signal "
                 "too, such as early_signal='SIGUSR1', or neither"
             )
-        self._early_signal = early_signal
+        self._early_signal = (
+            None if early_signal is None else parse_signal(early_signal)
+        )
         self._early_grace = check_grace(early_grace_period, "early_grace_period")
         self._environment = os.environ if environment is None else environment
         self._is_exhausted = _is_exhausted(max_restarts, self._environment)
@@ -85,6 +86,12 @@ class SlurmTerminationConfig(TerminationConfig):
         )
         self._requeued_job = _job_to_requeue(requeue, self._environment)
         self._run_command = _run_command if run_command is None else run_command
+
+    @property
+    def signals(self) -> tuple[signal.Signals, ...]:
+        """The base's, and the early one."""
+        early = self._early_signal
+        return super().signals if early is None else (*super().signals, early)
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
         """The base's, and the early signal with a grace of its own."""

@@ -9,7 +9,9 @@ wait for the child. It goes with the parent in any case.
 
 Only a thread that waits for a blocked signal learns who sent it. Rejected: SIG_IGN,
 with which `terminate()` and `join()` hang; a group of its own, which systemd and Slurm
-don't look at; PR_SET_PDEATHSIG, which goes by the thread that forked.
+don't look at; PR_SET_PDEATHSIG, which goes by the thread that forked; a guard that
+goes on after a program was started, because multiprocessing's resource tracker, one of
+them, unblocks SIGTERM in who starts it.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing import util
+from typing import Any
 
 LOOKS_EVERY = 0.5  # seconds in which a child sees that its parent is gone, or going
 
 _WAKE = signal.SIGURG  # for nothing but to interrupt the main thread; else ignored
 _STARTS_PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec")
+_BY_TERMINAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # to the whole group
 _guarded: set[signal.Signals] = set()
 
 
@@ -56,13 +61,23 @@ def _begin(_: object) -> None:
     if parent is None or parent.pid is None:
         return
     signal.signal(_WAKE, _end)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _guarded)
     # What it forks or starts would inherit the mask, without the thread.
     os.register_at_fork(after_in_child=_end)
     sys.addaudithook(lambda event, args: _end() if event in _STARTS_PROGRAMS else None)
+    util.spawnv_passfds = _ending_before(util.spawnv_passfds)  # which is not audited
+    # Before the mask: where no thread can be started, there is no guard.
     threading.Thread(
         target=_guard, args=(parent.pid,), name="tfpreempt-guard", daemon=True
     ).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _guarded)
+
+
+def _ending_before(start: Callable[..., int]) -> Callable[..., int]:
+    def ended(*args: Any) -> int:
+        _end()
+        return start(*args)
+
+    return ended
 
 
 def _end(*_: object) -> None:
@@ -71,6 +86,7 @@ def _end(*_: object) -> None:
 
 
 def _guard(parent: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _guarded)
     signum = _wait_for_the_end(parent)
     if signal.getsignal(signum) is signal.SIG_DFL:
         _end()  # of this thread's: the main one may be inside a long operation
@@ -85,11 +101,18 @@ def _wait_for_the_end(parent: int) -> int:
     ignored = 0
     while True:
         info = signal.sigtimedwait(_guarded, LOOKS_EVERY)
-        if info is not None and info.si_pid in (parent, os.getpid()):
+        if info is not None and _is_for_the_child(info, parent):
             return info.si_signo
         if info is not None:
             ignored = info.si_signo
-        elif os.getppid() != parent:
+        if os.getppid() != parent:
             return signal.SIGTERM
         if ignored and _leaving()[0]:
             return ignored
+
+
+def _is_for_the_child(info: signal.struct_siginfo, parent: int) -> bool:
+    by_kernel = info.si_code > 0  # as at the limit of CPU time, in each process apart
+    if by_kernel:
+        return info.si_signo not in _BY_TERMINAL
+    return info.si_pid in (parent, os.getpid())
