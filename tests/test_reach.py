@@ -92,6 +92,25 @@ def test_a_place_says_who_holds_it() -> None:
     assert (last.key, last.value) == (1, 2)
 
 
+def test_data_are_not_looked_into() -> None:
+    words = [f"word {number}" for number in range(reach.MANY + 1)]
+    rows = {word: (word, [1.0]) for word in words}
+    model = Model(words=words, rows=rows, few=[1])
+    found = [place.path for place in reach.walk({"m": model}, lambda value: True)]
+    assert found == ["m", "m.words", "m.rows", "m.few", "m.few[0]"]
+
+
+def test_an_object_among_many_items_is_found() -> None:
+    it = Model()
+    assert paths(it, root=[0] * reach.MANY + [it]) == [f"root[{reach.MANY}]"]
+
+
+def test_numbers_and_strings_can_be_left_out() -> None:
+    model = Model(number=1, words=["a"], array=np.zeros(1))
+    places = reach.walk({"m": model}, lambda value: value is model, leaves=False)
+    assert [place.path for place in places] == ["m", "m.words"]
+
+
 def test_properties_are_not_called() -> None:
     class Careful(Model):
         @property

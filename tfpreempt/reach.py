@@ -19,6 +19,11 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+MANY = 10_000
+"""Items; a container of more of them, without an object among them, is data."""
+_LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _PACKAGES = {"site-packages", "dist-packages"}
 _NOT_THE_PROGRAM = (
     os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),
@@ -44,7 +49,12 @@ class Place:
     key: Any = None
 
 
-def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool]) -> Iterator[Place]:
+def walk(
+    roots: Mapping[str, Any],
+    enters: Callable[[Any], bool],
+    *,
+    leaves: bool = True,
+) -> Iterator[Place]:
     """Every place below some objects, and themselves, in a fixed order.
 
     What can be had by several ways has the shortest one as its path, by names without
@@ -54,7 +64,8 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool]) -> Iterator[Pl
     Args:
         roots: by name.
         enters: whether to go on to an object's attributes. Lists, tuples, dicts and
-            deques are always entered.
+            deques are always entered, unless they are data.
+        leaves: whether numbers, strings, None and arrays are places too.
     """
     todo = collections.deque(Place(path=p, value=v) for p, v in roots.items())
     entered: dict[int, Any] = {}
@@ -62,10 +73,14 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool]) -> Iterator[Pl
         place = todo.popleft()
         yield place
         value = place.value
-        if id(value) in entered or not (is_container(value) or enters(value)):
+        if id(value) in entered or is_data(value):
+            continue
+        if not (is_container(value) or enters(value)):
             continue
         entered[id(value)] = value
         for suffix, key, inner in _parts(value):
+            if not leaves and _is_leaf(inner):
+                continue
             path = f"{place.path}{suffix}"
             todo.append(Place(path=path, value=inner, owner=value, key=key))
 
@@ -108,6 +123,32 @@ def _unwrapped(method: Any) -> Any:
 def is_container(value: Any) -> bool:
     """Whether it is a list, tuple, dict or deque."""
     return isinstance(value, list | tuple | dict | collections.deque)
+
+
+def is_data(value: Any) -> bool:
+    """Whether it is a container of many items, such as a vocabulary, and no object.
+
+    Walking through these takes seconds, and they lead nowhere.
+    """
+    if not is_container(value):
+        return False
+    count, inside = 0, {id(value): value}
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        count += len(each)
+        for inner in each.values() if isinstance(each, dict) else each:
+            if _is_leaf(inner) or id(inner) in inside:
+                continue
+            if not is_container(inner):
+                return False
+            inside[id(inner)] = inner
+            todo.append(inner)
+    return count > MANY
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, _LEAVES)
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any, Any]]:

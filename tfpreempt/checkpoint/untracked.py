@@ -9,6 +9,7 @@ such as `m.blocks[0]`; the second differs between workers, and goes into their s
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -51,23 +52,34 @@ class Untracked(_base.Trackable):  # type: ignore[misc]  # TensorFlow is untyped
         roots = dict(walk(self._checkpoint))
         tracked = {id(root) for root in roots.values()}
         own: dict[int, tuple[str, Any]] = {}
-        for place in reach.walk(roots, _enters):
+        new: list[tuple[str, Any]] = []
+        held: set[int] = set()
+        for place in reach.walk(roots, _may_hold, leaves=False):
             path, value = place.path, place.value
             kind: type = type(value)
+            if place.owner is not None:
+                held.add(id(value))
             if id(value) in tracked or path.endswith(_SETTINGS):
                 continue
             if _is_own(kind):
                 for number, variable in enumerate(_variables(value)):
                     own.setdefault(id(variable), (f"{path}[{number}]", variable))
             elif _may_be_tracked(kind):
-                self._found[path] = value
+                new.append((path, value))
                 view = _graph_view.ObjectGraphView(value)
                 tracked.update(map(id, view.breadth_first_traversal()[0]))
+        for path, value in new:
+            self._found[self._free(path, held)] = value
         self.own = [
             (path, variable)
             for path, variable in own.values()
             if id(variable) not in tracked and local_parts(variable)
         ]
+
+    def _free(self, path: str, held: set[int]) -> str:
+        """A name that nothing has which is still there."""
+        names = itertools.chain([path], (f"{path} ({n})" for n in itertools.count(2)))
+        return next(name for name in names if id(self._found.get(name)) not in held)
 
     def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return dict(self._found)
@@ -99,17 +111,12 @@ def _may_be_tracked(kind: type) -> bool:
     return is_variable or hasattr(kind, "variables")
 
 
-@functools.cache
-def _may_hold(kind: type) -> bool:
+def _may_hold(value: Any) -> bool:
     """Whether attributes may hold variables: those of models, and of users' objects."""
+    kind: type = type(value)
     if _is_own(kind) or hasattr(kind, "_create_or_restore_slot_variable"):
         return False  # an old optimizer, whose slots TensorFlow finds by itself
     return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)
-
-
-def _enters(value: Any) -> bool:
-    kind: type = type(value)
-    return _may_hold(kind)
 
 
 def _variables(own: Any) -> list[Any]:

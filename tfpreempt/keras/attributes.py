@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 import random
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 _PLAIN = (bool, int, float, str, type(None), np.generic)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _HOLDING = ("variables", "reset_state", "call")  # of layers, metrics and losses
-_LARGE = 1 << 24  # bytes; an array of more is taken for data
+_LARGE = 1 << 24  # bytes; what has more is taken for data
 _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 
 
@@ -50,13 +51,13 @@ class Value:
     arrays: tuple[bytes, ...]
     problem: str | None
 
-    def is_like(self, other: Value | None) -> bool:
-        """Whether the values are equal, bit for bit."""
-        mine, others = (
-            None if each is None else (each.packed, each.arrays, each.problem)
-            for each in (self, other)
-        )
-        return mine == others
+    @property
+    def digest(self) -> bytes:
+        """Equal where the values are, bit for bit."""
+        found = hashlib.sha256(repr((self.packed, self.problem)).encode())
+        for array in self.arrays:
+            found.update(array)
+        return found.digest()
 
 
 class Attributes:
@@ -70,14 +71,14 @@ class Attributes:
         self._model = model
         self._traced: set[str] = set()
         self._named: set[str] = set()
-        self._at_start = self._take()
+        self._at_start = self._digests()
 
     def capture(self) -> CallbackStates:
         """What has changed since the fit began; what cannot be saved is named, once."""
         header: list[Any] = []
         arrays: list[bytes] = []
-        for path, value in self._take().items():
-            if path in self._traced or value.is_like(self._at_start.get(path)):
+        for path, value in self._take():
+            if path in self._traced or value.digest == self._at_start.get(path):
                 continue
             if value.problem is not None:
                 self._name(path, value.problem)
@@ -103,22 +104,22 @@ class Attributes:
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
         """Takes back what the body, which only traces, does to them."""
-        before = self._take()
+        before = dict(self._take())
         yield
-        for path, value in self._take().items():
+        for path, value in self._take():
             was = before.get(path)
-            if was is not None and was.problem is None and not value.is_like(was):
-                owner, key = value.place.owner, value.place.key
-                _put(owner, key, unpack(json.loads(was.packed), was.arrays))
+            if was is None or was.problem is not None or was.digest == value.digest:
+                continue
+            owner, key = value.place.owner, value.place.key
+            _put(owner, key, unpack(json.loads(was.packed), was.arrays))
 
     def traced_by(self, step: Callable[..., Any], *args: Any) -> Any:
         """Calls a step for the first time; what it changes is made by its trace."""
-        before = self._take()
+        before = self._digests()
         try:
             return step(*args)
         finally:
-            after = self._take().items()
-            self._traced |= {p for p, v in after if not v.is_like(before.get(p))}
+            self._traced |= dict(self._digests().items() - before.items()).keys()
 
     def _name(self, path: str, why: str) -> None:
         if path not in self._named:
@@ -133,20 +134,21 @@ class Attributes:
     def _walk(self) -> Iterator[reach.Place]:
         return reach.walk({"model": self._model}, _enters)
 
-    def _take(self) -> dict[str, Value]:
-        found: dict[str, Value] = {}
+    def _digests(self) -> dict[str, bytes]:
+        return {path: value.digest for path, value in self._take()}
+
+    def _take(self) -> Iterator[tuple[str, Value]]:
         paths: dict[int, str] = {}
         dealt_with: set[int] = set()  # containers, whole or not a user's
         for place in self._walk():
             owner, value = place.owner, place.value
             paths.setdefault(id(value), place.path)
             is_users = id(owner) not in dealt_with and _is_users(owner, place.key)
-            if not is_users or _is_plain(value):
+            if not is_users or reach.is_data(value) or _is_plain(value):
                 if reach.is_container(value):
                     dealt_with.add(id(value))
                 if is_users:
-                    found[place.path] = _packed(place, paths[id(owner)])
-        return found
+                    yield place.path, _packed(place, paths[id(owner)])
 
 
 def _enters(value: Any) -> bool:
@@ -167,16 +169,26 @@ def _is_users(owner: Any, key: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.nbytes <= _LARGE
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     if reach.is_container(value) or isinstance(value, set | frozenset):
         return all(map(_is_plain, value))
-    return isinstance(value, (*_PLAIN, *_GENERATORS))
+    return isinstance(value, (*_PLAIN, *_GENERATORS, np.ndarray))
+
+
+def _size(value: Any) -> int:
+    """Bytes of its arrays."""
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if reach.is_container(value):
+        return sum(map(_size, value))
+    return value.nbytes if isinstance(value, np.ndarray) else 0
 
 
 def _packed(place: reach.Place, owner: str) -> Value:
+    if reach.is_data(place.value) or _size(place.value) > _LARGE:
+        why = f"more than {reach.MANY} items or {_LARGE >> 20} MiB are taken for data"
+        return Value(place=place, owner=owner, packed="", arrays=(), problem=why)
     packer = Packer()
     value, problem = _bare(place.value), None
     try:

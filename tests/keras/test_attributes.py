@@ -1,0 +1,45 @@
+"""Plain Python values that training changes, without a fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+pytest.importorskip("tensorflow")
+
+from tfpreempt import reach  # noqa: E402
+from tfpreempt.keras.attributes import Attributes  # noqa: E402
+
+LARGE = [np.zeros(1 << 20) for _ in range(4)]  # 8 MiB each
+MANY = [0] * (reach.MANY + 1)
+
+
+class Helper:
+    """A user's object."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+@pytest.mark.parametrize("data", [MANY, LARGE])
+def test_data_are_not_kept(data: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = Helper(data=[*data], steps=0)
+    attributes = Attributes(model)
+    model.data[0], model.steps = 1, 1
+    [entry] = attributes.capture().header
+    assert (entry["key"], caplog.messages) == ("steps", [])
+
+
+@pytest.mark.parametrize("data", [MANY, LARGE])
+def test_what_grows_to_data_is_named(
+    data: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Helper(seen=[])
+    attributes = Attributes(model)
+    model.seen += data
+    assert attributes.capture().header == []
+    [text] = caplog.messages
+    assert "model.seen changes in training and does not come back" in text
