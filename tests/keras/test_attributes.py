@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import collections
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,6 +23,34 @@ class Helper:
 
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
+
+
+class Stats(NamedTuple):
+    seen: int = 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Stats(), Stats(1)),
+        (None, Stats(1)),
+        ([Stats()], [Stats(1)]),
+        (collections.Counter(), collections.Counter("a")),
+        (collections.defaultdict(int), collections.defaultdict(int, a=1)),
+        (collections.OrderedDict(), collections.OrderedDict(a=1)),
+    ],
+)
+def test_a_kind_that_would_come_back_as_another_is_named(
+    before: Any, after: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step that calls `_replace` of a plain tuple would fail in each start."""
+    model = Helper(stats=before)
+    attributes = Attributes(model)
+    model.stats = after
+    assert attributes.capture().header == []
+    [text] = caplog.messages
+    assert "model.stats changes in training and does not come back" in text
+    assert "would come back as another kind" in text
 
 
 @pytest.mark.parametrize("data", [MANY, LARGE])

@@ -27,6 +27,8 @@ from tfpreempt.keras.callbacks_values import Packer, unpack
 log = logging.getLogger(__name__)
 
 _PLAIN = (bool, int, float, str, type(None), np.generic)
+_CONTAINERS = (dict, list, tuple, collections.deque)
+_WRAPPERS = ("keras", "tf_keras", "tensorflow")
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _HOLDING = ("variables", "reset_state", "call")  # of layers, metrics and losses
 _LARGE = 1 << 24  # bytes; what has more is taken for data
@@ -111,7 +113,8 @@ class Attributes:
             if was is None or was.problem is not None or was.digest == value.digest:
                 continue
             owner, key = value.place.owner, value.place.key
-            _put(owner, key, unpack(json.loads(was.packed), was.arrays))
+            with contextlib.suppress(*_UNPLACED):  # a tuple's item: it is another tuple
+                _put(owner, key, unpack(json.loads(was.packed), was.arrays))
 
     def traced_by(self, step: Callable[..., Any], *args: Any) -> Any:
         """Calls a step for the first time; what it changes is made by its trace."""
@@ -189,12 +192,11 @@ def _packed(place: reach.Place, owner: str) -> Value:
     if reach.is_data(place.value) or _size(place.value) > _LARGE:
         why = f"more than {reach.MANY} items or {_LARGE >> 20} MiB are taken for data"
         return Value(place=place, owner=owner, packed="", arrays=(), problem=why)
-    packer = Packer()
-    value, problem = _bare(place.value), None
+    packer, problem = Packer(), None
     try:
-        packed = json.dumps(packer.pack(value, "it"))
+        packed = json.dumps(packer.pack(_bare(place.value), "it"))
     except errors.SaveError as error:
-        packed, problem = repr(_state_of(value)), str(error)
+        packed, problem = repr(_state_of(place.value)), str(error)
     return Value(
         place=place,
         owner=owner,
@@ -205,7 +207,16 @@ def _packed(place: reach.Place, owner: str) -> Value:
 
 
 def _bare(value: Any) -> Any:
-    """A container without what TensorFlow or Keras have wrapped around it."""
+    """A container without what TensorFlow or Keras have wrapped around it.
+
+    Raises:
+        SaveError: it is of a kind that would come back as another, such as Counter.
+    """
+    if reach.is_container(value):
+        kind = type(getattr(value, "__wrapped__", value))
+        is_wrapper = kind.__module__.partition(".")[0] in _WRAPPERS
+        if kind not in _CONTAINERS and not is_wrapper:
+            raise errors.SaveError(f"a {kind.__name__} would come back as another kind")
     if isinstance(value, dict):
         return {key: _bare(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
