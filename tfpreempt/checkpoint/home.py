@@ -2,9 +2,8 @@
 
 A file system can be unmounted while training goes on, or the directory moved away. Then
 its path leads to another disk, where a commit would count until the first one is back.
-A file in the directory has a token: who still reads it there has the same storage, also
-where a network file system was mounted again and has other numbers. Where there is no
-token, device and inode tell.
+Device and inode tell. They may be others when a network file system was mounted again,
+so a file in the directory has a token: who still reads it there has the same storage.
 """
 
 from __future__ import annotations
@@ -52,12 +51,9 @@ class Home:
         """Whether the path leads to the same storage."""
         if layout.is_url(self._directory):
             return self._is_same_url()
-        token = _token(self._directory)
-        if token and self._token:
-            return token == self._token
-        return self._identity is not None and (
-            self._identity == _identity(self._directory)
-        )
+        if self._identity is not None and _identity(self._directory) == self._identity:
+            return True
+        return self._token != "" and _token(self._directory) == self._token
 
     def _is_same_url(self) -> bool:
         """Old objects may be deleted by rule, so a token that is gone says little."""
