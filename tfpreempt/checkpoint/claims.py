@@ -59,7 +59,7 @@ def take(files: Files, staged: str) -> Claim | None:
     for _ in range(_TRIES):
         descriptor = os.open(path, _OPEN | os.O_CREAT, 0o666)
         claim = Claim(descriptor)
-        if _lock(descriptor, fcntl.LOCK_SH) is not False and _is_at(descriptor, path):
+        if _lock(descriptor, fcntl.LOCK_SH) is not False and is_at(descriptor, path):
             os.write(descriptor, f"{_machine()}\n".encode())
             return claim
         claim.release()
@@ -135,7 +135,7 @@ def _lock(descriptor: int, how: int) -> bool | None:
     return True
 
 
-def _is_at(descriptor: int, path: str) -> bool:
+def is_at(descriptor: int, path: str) -> bool:
     """Whether an open file still has its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.claims import is_at
 
 _log = logging.getLogger(__name__)
 _POLL = 0.02
@@ -49,19 +50,12 @@ def alone_in(directory: str, *, seconds: float, makes: bool = False) -> Iterator
                         f"{seconds:g} s. End it, or try again later."
                     )
                 threading.Event().wait(_POLL)
-            if not _is_at(descriptor, directory):
+            if not is_at(descriptor, directory):
                 continue  # removed, and maybe made anew, while we waited
             yield
             return
         finally:
             os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _try_lock(descriptor: int) -> bool:
