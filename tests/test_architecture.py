@@ -29,15 +29,15 @@ FLOORS = {
     "process_end": 3, "interrupts": 3,
     "termination": 3, "platforms": 3, "remote_cluster": 3, "mirroring": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
-    "deadline": 1, "journal": 1, "_threads": 1,
-    "arguments": 1, "at_hand": 1, "cluster": 1, "participant": 1, "reach": 1,
-    "reading": 1, "restarts": 1, "tensorflow_side": 1,
-    "errors": 0, "events": 0, "clock": 0,
+    "at_hand": 1, "participant": 1, "reading": 1, "tensorflow_side": 1,
+    "core": 1,
+    "errors": 0,
 }  # fmt: skip
 # Same floor, one direction: platforms/ has the variants of what termination.py defines;
 # `tfpreempt notify` serves the public fakes.
 SAME_FLOOR = {
-    ("at_hand", "reach"),  # a walk over code ends in one over objects
+    ("at_hand", "core"),
+    ("participant", "core"),
     ("platforms", "termination"),
     ("__main__", "cli"),
     ("cli", "testing"),
@@ -81,8 +81,11 @@ VISITORS = {
 }
 # The decision is made without I/O, clock or TensorFlow: these import one another only.
 PURE = {
-    "coordination/agreement.py": {"tfpreempt.events", "tfpreempt.coordination.events"},
-    "coordination/events.py": {"tfpreempt.events"},
+    "coordination/agreement.py": {
+        "tfpreempt.core.events",
+        "tfpreempt.coordination.events",
+    },
+    "coordination/events.py": {"tfpreempt.core.events"},
 }
 PURE_STDLIB = {"__future__", "collections", "dataclasses", "enum", "typing"}
 

@@ -8,8 +8,8 @@ import pytest
 
 import tfpreempt
 from tfpreempt import errors
-from tfpreempt.cluster import cluster_from_environment
-from tfpreempt.restarts import num_restarts, read_restarts
+from tfpreempt.core.cluster import cluster_from_environment
+from tfpreempt.core.restarts import num_restarts, read_restarts
 
 # --- restarts ------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tfpreempt import remote_cluster
-from tfpreempt.deadline import LATE
-from tfpreempt.events import Notice
+from tfpreempt.core.deadline import LATE
+from tfpreempt.core.events import Notice
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tfpreempt.clock import SystemClock
-from tfpreempt.cluster import Cluster
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Threads
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.events import Commit
 from tfpreempt.errors import SaveError
-from tfpreempt.events import Commit
 from tfpreempt.saving import JointSaves
 
 SECONDS = 5.0

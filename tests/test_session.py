@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from tfpreempt import departure, process_end, session
-from tfpreempt.clock import SystemClock
-from tfpreempt.cluster import LOCAL, Cluster, read_cluster
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Threads
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.cluster import LOCAL, Cluster, read_cluster
+from tfpreempt.core.events import Commit, Event, Exit, Notice, Outcome
 from tfpreempt.errors import (
     ConfigurationError,
     SaveError,
     UnsupportedClusterError,
     UsageError,
 )
-from tfpreempt.events import Commit, Event, Exit, Notice, Outcome
 from tfpreempt.interrupts import held_back
 
 pytestmark = pytest.mark.timeout(30)

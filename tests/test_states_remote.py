@@ -19,7 +19,7 @@ from tfpreempt import errors, mirroring, session
 from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.checkpoint.transfer import remote
-from tfpreempt.cluster import LOCAL, Cluster
+from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.states import copies, registered
 from tfpreempt.testing.storage import FaultyStore, damage
 

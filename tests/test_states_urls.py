@@ -10,7 +10,7 @@ from tests.checkpoint.fakes import Words
 from tfpreempt import errors, session
 from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import REGISTRY
-from tfpreempt.cluster import Cluster
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.states import StepCounter, registered
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.testing.clock import FakeClock

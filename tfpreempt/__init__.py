@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfpreempt import errors, keras, states
     from tfpreempt.checkpoint.handle import Checkpoint
     from tfpreempt.checkpoint.state import State
+    from tfpreempt.core.restarts import num_restarts
     from tfpreempt.errors import TfpreemptError
     from tfpreempt.handler import PreemptionCheckpointHandler
     from tfpreempt.platforms.aws import AwsSpotTerminationConfig
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
     from tfpreempt.platforms.slurm import SlurmTerminationConfig
     from tfpreempt.remote_cluster import PreemptionWatcher, connect_to_cluster
-    from tfpreempt.restarts import num_restarts
     from tfpreempt.states.registered import load_state, save_all_states, save_state
     from tfpreempt.termination import (
         BorgTerminationConfig,
@@ -101,7 +101,7 @@ _HOMES = {
     "save_all_states": "tfpreempt.states.registered",
     "save_state": "tfpreempt.states.registered",
     "load_state": "tfpreempt.states.registered",
-    "num_restarts": "tfpreempt.restarts",
+    "num_restarts": "tfpreempt.core.restarts",
     "Checkpoint": "tfpreempt.checkpoint.handle",
     "TfpreemptError": "tfpreempt.errors",
 }

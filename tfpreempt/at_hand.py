@@ -15,8 +15,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfpreempt import reach
-from tfpreempt.reach import Place
+from tfpreempt.core import reach
+from tfpreempt.core.reach import Place
 
 _ROUNDS = 8  # of methods that call methods of what other methods hold
 _MOST_PLACES = 20_000

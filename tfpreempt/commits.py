@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tfpreempt import errors
-from tfpreempt.arguments import check_timeout
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.transfer.status import MirrorStatus
+from tfpreempt.core.arguments import check_timeout
 from tfpreempt.keeper import Keeper
 
 

@@ -11,13 +11,13 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.rendezvous import bounded
 from tfpreempt.coordination.runtime import Runtime, publish
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.events import Exit, Fault, Outcome
 from tfpreempt.errors import UsageError, WaitTimeoutError
-from tfpreempt.events import Exit, Fault, Outcome
 from tfpreempt.interrupts import held_back
 from tfpreempt.notice._signal_registry import REGISTRY
 from tfpreempt.participant import Participant

@@ -19,12 +19,12 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.arguments import check_save_every, check_seconds, check_timeout
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.unsaved import Unsaved
-from tfpreempt.cluster import read_cluster
 from tfpreempt.commits import Commits
-from tfpreempt.events import Notice
+from tfpreempt.core.arguments import check_save_every, check_seconds, check_timeout
+from tfpreempt.core.cluster import read_cluster
+from tfpreempt.core.events import Notice
 from tfpreempt.keeper import Keeper
 from tfpreempt.raised import was_preemption
 from tfpreempt.reading import is_before_all

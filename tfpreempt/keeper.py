@@ -17,10 +17,10 @@ from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import State
 from tfpreempt.checkpoint.transfer.status import MirrorStatus
-from tfpreempt.cluster import Cluster
 from tfpreempt.coordination.coordinator import Coordinator
-from tfpreempt.events import Commit, Event, Exit, Fault, Outcome, Restored
-from tfpreempt.journal import Journal, journal_directory
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored
+from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.start import Start
 from tfpreempt.termination import TerminationConfig
 

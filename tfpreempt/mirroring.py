@@ -23,7 +23,7 @@ from tfpreempt.checkpoint.storage.opening import check_apart, is_uri, open_store
 from tfpreempt.checkpoint.transfer import remote, tidy, upload
 from tfpreempt.checkpoint.transfer.exchange import ShardExchange
 from tfpreempt.checkpoint.transfer.status import MirrorStatus
-from tfpreempt.events import Fault
+from tfpreempt.core.events import Fault
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tfpreempt.events import Commit, Event
+from tfpreempt.core.events import Commit, Event
 
 
 class Participant(Protocol):

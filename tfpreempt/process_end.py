@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfpreempt._threads import OwnedThread
 from tfpreempt.coordination.rendezvous import bounded
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import WaitTimeoutError
 
 log = logging.getLogger(__name__)

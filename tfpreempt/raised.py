@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 from tfpreempt.remote_cluster import Connection, is_expected_to_go
 from tfpreempt.session import Session
 from tfpreempt.tensorflow_side import END_OF_DATA, PEER_GONE, is_lost_worker

@@ -15,8 +15,8 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.coordination.rendezvous import bounded
-from tfpreempt.deadline import LATE
-from tfpreempt.events import Notice
+from tfpreempt.core.deadline import LATE
+from tfpreempt.core.events import Notice
 from tfpreempt.notice.native import NativeKeySource, read_again
 
 log = logging.getLogger(__name__)

@@ -7,14 +7,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfpreempt.clock import Clock
-from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.events import Key
 from tfpreempt.coordination.gathering import Gathering
 from tfpreempt.coordination.runtime import Runtime, publish
+from tfpreempt.core.clock import Clock
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.events import Commit
 from tfpreempt.errors import SaveError
-from tfpreempt.events import Commit
 from tfpreempt.participant import Participant
 
 

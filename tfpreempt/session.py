@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpreempt.checkpoint.layout import is_same
-from tfpreempt.clock import Clock, SystemClock
-from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
 from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.runtime import Threads
 from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.events import Commit, Event, Fault, Outcome
 from tfpreempt.departure import Departure
 from tfpreempt.errors import CheckpointError, SaveError, StoreGoneError, UsageError
-from tfpreempt.events import Commit, Event, Fault, Outcome
 from tfpreempt.interrupts import held_back
 from tfpreempt.notice.children import killed_children
 from tfpreempt.participant import Participant

@@ -14,10 +14,10 @@ from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.writer import make_saver
-from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.mirroring import Remote, open_remote
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from tfpreempt.cluster import LOCAL, Cluster
+from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource, checked_path

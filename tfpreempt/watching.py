@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
-from tfpreempt.cluster import Cluster
-from tfpreempt.deadline import after_travel
-from tfpreempt.events import Notice
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.deadline import after_travel
+from tfpreempt.core.events import Notice
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.remote_cluster import Connection

@@ -34,7 +34,7 @@ from typing import Any
 
 from tests.bench import notice_quiet
 from tests.bench.notice_world import SIGNAL, World
-from tfpreempt.events import Notice
+from tfpreempt.core.events import Notice
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.file import FileSource

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.events import Notice
+from tfpreempt.core.events import Notice
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.file import FileSource

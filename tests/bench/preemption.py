@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.journal import journal_directory, read_journal
+from tfpreempt.core.journal import journal_directory, read_journal
 
 ROOT = Path(__file__).parents[2]
 WORKERS = 2

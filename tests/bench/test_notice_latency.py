@@ -21,7 +21,7 @@ from tests.bench.notice_latency import (
     row,
 )
 from tests.bench.notice_world import World
-from tfpreempt.events import Notice
+from tfpreempt.core.events import Notice
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.file import FileSource

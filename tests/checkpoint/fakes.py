@@ -8,7 +8,7 @@ import pathlib
 from tfpreempt.checkpoint import claims
 from tfpreempt.checkpoint.saver import CheckpointSaver, Written
 from tfpreempt.checkpoint.state import State, StateRegistry
-from tfpreempt.clock import SystemClock
+from tfpreempt.core.clock import SystemClock
 
 
 class Later(SystemClock):

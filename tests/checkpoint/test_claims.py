@@ -15,7 +15,7 @@ import pytest
 from tests.checkpoint.fakes import Later, OwnPayload, make_saver, save
 from tfpreempt.checkpoint import claims, layout, retention
 from tfpreempt.checkpoint.storage.files import LocalFiles
-from tfpreempt.clock import SystemClock
+from tfpreempt.core.clock import SystemClock
 
 STAGED = """
 import sys

@@ -117,7 +117,7 @@ MOUNTED = """
 import os, sys
 from tests.checkpoint.fakes import *
 from tfpreempt import errors
-from tfpreempt.journal import Journal
+from tfpreempt.core.journal import Journal
 from tfpreempt import events
 place = sys.argv[1]
 def sh(command):

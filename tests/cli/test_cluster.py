@@ -155,7 +155,7 @@ def test_what_the_worker_of_a_real_cluster_is_told() -> None:
 
 def test_the_command_line_never_imports_tensorflow() -> None:
     program = (
-        "import sys, tfpreempt.cli, tfpreempt.cli.run, tfpreempt.journal\n"
+        "import sys, tfpreempt.cli, tfpreempt.cli.run, tfpreempt.core.journal\n"
         "sys.exit('tensorflow' in sys.modules or 'numpy' in sys.modules)"
     )
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 from tests.cli.conftest import Run, is_alive, wait_until
 from tfpreempt.cli import main
 from tfpreempt.cli._notify_workers import _holders
-from tfpreempt.clock import SystemClock
-from tfpreempt.journal import JsonLines, journal_directory
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.journal import JsonLines, journal_directory
 
 # A worker as this command sees it: it holds its journal open, and ends by SIGTERM.
 _WORKER = """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tfpreempt.cli._notify_follow import Ending, Follower
-from tfpreempt.events import Commit, Exit, Notice, Outcome
-from tfpreempt.journal import Journal, journal_directory
+from tfpreempt.core.events import Commit, Exit, Notice, Outcome
+from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.testing.clock import FakeClock
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.events import NoticeKind
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

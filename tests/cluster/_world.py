@@ -15,7 +15,7 @@ from tests.cluster._values import GONE, Cluster, Worker, World
 from tfpreempt.coordination import agreement
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 
 
 class Search:

@@ -14,7 +14,7 @@ from tests.cluster._values import GONE, Cluster, Worker, World
 from tests.cluster._world import Search
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 
 # --- what must never be seen ---------------------------------------------------------
 

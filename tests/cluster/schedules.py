@@ -7,7 +7,7 @@ import json
 import random
 import re
 
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 from tfpreempt.testing.cluster import (
     AskToSave,
     Ending,

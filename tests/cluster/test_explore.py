@@ -9,7 +9,7 @@ import pytest
 from tests.cluster._values import Cluster
 from tests.cluster.explore import Result, explore, show
 from tfpreempt.coordination.events import NoticeKind
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 
 F, T, P = NoticeKind.FINAL, NoticeKind.TRAIN_ON, NoticeKind.PERIODIC
 FREE: dict[str, Any] = {"collectives": False, "collective_save": False}

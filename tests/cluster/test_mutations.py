@@ -19,7 +19,7 @@ from tfpreempt.coordination import agreement
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.agreement import leave, set_
 from tfpreempt.coordination.events import Key, Main, Watch
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 
 
 def found(cluster: Cluster) -> set[str]:

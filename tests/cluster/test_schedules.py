@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.cluster.schedules import draw, is_calm, smallest, wrong
 from tfpreempt.coordination import agreement
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 from tfpreempt.testing.cluster import (
     AskToSave,
     Ending,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.testing.clock import FakeClock
 
 

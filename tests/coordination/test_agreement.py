@@ -21,7 +21,7 @@ from tfpreempt.coordination.events import (
     Tombstone,
     Watch,
 )
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 
 ALONE = ev.Settings(0, 1)
 CHIEF, OTHER = ev.Settings(0, 2), ev.Settings(1, 2)
@@ -46,7 +46,7 @@ def test_it_imports_nothing_that_does_anything():
     assert ours == {
         "tfpreempt.coordination",
         "tfpreempt.coordination.events",
-        "tfpreempt.events",
+        "tfpreempt.core.events",
     }
     rest = imported - ours
     assert rest == {"__future__", "collections.abc", "dataclasses", "typing"}

@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from tfpreempt.clock import SystemClock
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Threads
-from tfpreempt.events import Decision, Notice, Outcome
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.events import Decision, Notice, Outcome
 
 SOON = 10.0  # seconds in which anything that must happen has happened
 CLOCK = SystemClock()

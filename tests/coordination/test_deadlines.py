@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tfpreempt.coordination.deadlines import Deadlines
-from tfpreempt.deadline import LATE
+from tfpreempt.core.deadline import LATE
 from tfpreempt.testing.clock import FakeClock
 
 

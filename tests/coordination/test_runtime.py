@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from tfpreempt.clock import SystemClock
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import GATHERERS, Threads
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.errors import StoreGoneError
 from tfpreempt.testing.store import FaultyStore, StoreFault
 

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import TerminationConfig, session
+from tfpreempt.core.journal import journal_directory, read_journal
 from tfpreempt.handler import PreemptionCheckpointHandler
-from tfpreempt.journal import journal_directory, read_journal
 from tfpreempt.notice.source import OnNotice
 
 LIMIT = 20.0

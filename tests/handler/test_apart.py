@@ -14,10 +14,10 @@ import pytest
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
-from tfpreempt.cluster import Cluster
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.journal import Journal
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.journal import Journal
 from tfpreempt.start import Start
 from tfpreempt.testing.storage import FaultyStore, damage
 

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 pytest.importorskip("tensorflow")
 
-from tfpreempt import reach  # noqa: E402
+from tfpreempt.core import reach  # noqa: E402
 from tfpreempt.keras.attributes import Attributes  # noqa: E402
 
 LARGE = [np.zeros(1 << 20) for _ in range(4)]  # 8 MiB each

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tfpreempt.journal import journal_directory, read_journal
+from tfpreempt.core.journal import journal_directory, read_journal
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().with_name("programs")

@@ -12,7 +12,7 @@ import pytest
 from tests.notice.rigs import wait_until
 from tests.notice.server_rigs import Heard, hurry, is_hanging, quiet_gce
 from tfpreempt import errors
-from tfpreempt.clock import SystemClock
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.notice import azure
 from tfpreempt.notice._gce_topics import TOPICS
 from tfpreempt.notice._http import Answer, Limits, MetadataSession

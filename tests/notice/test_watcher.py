@@ -9,7 +9,7 @@ import pytest
 
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
-from tfpreempt.events import Notice
+from tfpreempt.core.events import Notice
 from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.notice import ScriptedSource

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tfpreempt.cluster import LOCAL, Cluster
-from tfpreempt.events import Notice
+from tfpreempt.core.cluster import LOCAL, Cluster
+from tfpreempt.core.events import Notice
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.termination import TerminationConfig
 

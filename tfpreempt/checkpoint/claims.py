@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, remove_if_empty
-from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.core.clock import Clock, SystemClock
 
 QUIET = 3600.0  # seconds
 _TRIES, _PAUSE = 200, 0.01  # whoever looks at a claim holds it for a moment

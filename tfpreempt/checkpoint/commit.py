@@ -30,8 +30,8 @@ from tfpreempt.checkpoint import catalog, checksum, layout, pointer, retention
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, write_durably
-from tfpreempt.clock import Clock
-from tfpreempt.events import Commit
+from tfpreempt.core.clock import Clock
+from tfpreempt.core.events import Commit
 
 _log = logging.getLogger(__name__)
 

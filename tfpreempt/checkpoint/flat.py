@@ -28,7 +28,7 @@ from tfpreempt.checkpoint import catalog, claims, commit, layout, retention
 from tfpreempt.checkpoint.manifest import Manifest, to_json
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, write_durably
-from tfpreempt.clock import Clock
+from tfpreempt.core.clock import Clock
 
 _log = logging.getLogger(__name__)
 

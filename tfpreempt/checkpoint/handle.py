@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from tfpreempt import errors
-from tfpreempt.arguments import check_timeout
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.handling import contents, metadata, moved, restoring
 from tfpreempt.checkpoint.handling.cache import Cache, key_of, private_directory
@@ -29,6 +28,7 @@ from tfpreempt.checkpoint.storage.opening import (
     split,
 )
 from tfpreempt.checkpoint.transfer import download
+from tfpreempt.core.arguments import check_timeout
 
 _PATIENCE = 24 * 3600.0  # who copies gives up by itself when no byte comes
 _NOTE_SECONDS = 30.0

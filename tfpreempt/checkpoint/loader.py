@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from tfpreempt import errors, events
+from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
@@ -22,6 +22,7 @@ from tfpreempt.checkpoint.state import (
 from tfpreempt.checkpoint.storage.files import Files
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import fetch
+from tfpreempt.core import events
 
 _log = logging.getLogger(__name__)
 

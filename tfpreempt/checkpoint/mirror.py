@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt._threads import OwnedThread
 from tfpreempt.checkpoint.catalog import Committed
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import tidy, upload
 from tfpreempt.checkpoint.transfer.status import MirrorStatus
-from tfpreempt.clock import Clock, SystemClock
-from tfpreempt.events import Fault
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.events import Fault
+from tfpreempt.core.threads import OwnedThread
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import secrets
 from tfpreempt.checkpoint import claims
 from tfpreempt.checkpoint.storage import failure, reading
 from tfpreempt.checkpoint.storage.files import files_for
-from tfpreempt.clock import Clock
+from tfpreempt.core.clock import Clock
 
 _PREFIX = ".tfpreempt-probe-"
 

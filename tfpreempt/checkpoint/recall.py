@@ -13,8 +13,8 @@ from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.state import State, naming, read_state
 from tfpreempt.checkpoint.storage import reading
-from tfpreempt.clock import Clock, SystemClock
-from tfpreempt.restarts import read_restarts
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.restarts import read_restarts
 
 _log = logging.getLogger(__name__)
 _SECONDS = 30.0  # that the chief may take to commit

@@ -17,7 +17,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, layout
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, remove_if_empty
-from tfpreempt.clock import Clock
+from tfpreempt.core.clock import Clock
 
 
 def check_max_to_keep(max_to_keep: object) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfpreempt import errors, events
+from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, flat, home, layout, probe, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Committed
@@ -31,8 +31,9 @@ from tfpreempt.checkpoint.state import (
 from tfpreempt.checkpoint.storage import failure, reading
 from tfpreempt.checkpoint.storage.files import Files, files_for
 from tfpreempt.checkpoint.transfer import remote
-from tfpreempt.clock import Clock, SystemClock
-from tfpreempt.restarts import num_restarts
+from tfpreempt.core import events
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.restarts import num_restarts
 
 _log = logging.getLogger(__name__)
 

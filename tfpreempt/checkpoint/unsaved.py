@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpreempt import reach
 from tfpreempt.at_hand import AtHand
 from tfpreempt.checkpoint.iterator_state import parts
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.tf_state import local_parts, walk
 from tfpreempt.checkpoint.untracked import attach
-from tfpreempt.reach import Place
+from tfpreempt.core import reach
+from tfpreempt.core.reach import Place
 
 _log = logging.getLogger(__name__)
 

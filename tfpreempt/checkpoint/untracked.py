@@ -19,8 +19,8 @@ from tensorflow.python.trackable.data_structures import (
     TrackableDataStructure as _Container,
 )
 
-from tfpreempt import reach
 from tfpreempt.checkpoint.tf_state import local_parts, walk
+from tfpreempt.core import reach
 
 NAME = "tfpreempt_untracked"
 _HOLDING = ("variables", "reset_state", "make_seed_for_stateless_op")

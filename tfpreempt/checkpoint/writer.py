@@ -50,7 +50,7 @@ from tfpreempt.checkpoint.tf_state import (
     warn_of_kernels,
 )
 from tfpreempt.checkpoint.untracked import NAME, attach
-from tfpreempt.clock import Clock
+from tfpreempt.core.clock import Clock
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
 _OPTIONAL = {"checkpointed_runs", "save_counter"}

@@ -8,9 +8,9 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tfpreempt._threads import OwnedThread
 from tfpreempt.cli._doctor_facts import Liveness, SourceState
-from tfpreempt.clock import SystemClock
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import TfpreemptError
 from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice._gce_topics import TOPICS

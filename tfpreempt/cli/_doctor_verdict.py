@@ -15,7 +15,7 @@ from tfpreempt.cli._doctor_facts import (
     Storage,
 )
 from tfpreempt.cli._sizes import size_text
-from tfpreempt.deadline import SAFETY, after_travel
+from tfpreempt.core.deadline import SAFETY, after_travel
 from tfpreempt.notice.aws import INTERVAL_SECONDS
 from tfpreempt.platforms import aws, azure, gce
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import IO
 
-from tfpreempt._threads import OwnedThread
+from tfpreempt.core.threads import OwnedThread
 
 _MOST_BYTES = 4 << 20  # that wait for the console
 _BATCH_BYTES = 1 << 16

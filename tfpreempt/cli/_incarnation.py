@@ -15,7 +15,7 @@ from tfpreempt.cli._progress import newest_step
 from tfpreempt.cli._record import Record
 from tfpreempt.cli._settings import Settings
 from tfpreempt.cli._signals import SignalBox
-from tfpreempt.clock import Clock
+from tfpreempt.core.clock import Clock
 
 _LEFTOVER_SECONDS = 0.05  # nobody tells when the last child of a dead worker goes
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from tfpreempt._threads import OwnedThread
 from tfpreempt.cli._echo import Echo
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import ConfigurationError
 
 _READ_BYTES = 1 << 20  # no pipe holds more, so that one read empties it

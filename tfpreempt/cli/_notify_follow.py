@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.journal import journal_directory, parse_record
+from tfpreempt.core.journal import journal_directory, parse_record
 
 _POLL_SECONDS = 0.1
 

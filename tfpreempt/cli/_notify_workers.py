@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfpreempt.cli._cluster import read_given_task
+from tfpreempt.core.journal import journal_directory, parse_record
 from tfpreempt.errors import ConfigurationError, TfpreemptError
-from tfpreempt.journal import journal_directory, parse_record
 
 _PROC = Path("/proc")
 _START_SECONDS = 10.0  # between a worker's start and its record, on a busy machine

@@ -9,8 +9,8 @@ from typing import IO, Any
 
 from tfpreempt.cli._echo import Echo
 from tfpreempt.cli._policy import Cause, Leave, Limits, Restart, Tally, WorkerExit
-from tfpreempt.clock import Clock
-from tfpreempt.journal import JsonLines
+from tfpreempt.core.clock import Clock
+from tfpreempt.core.journal import JsonLines
 
 _CAUSES = {
     Cause.FINISHED: "training is finished",

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from types import FrameType
 
-from tfpreempt.clock import Clock
+from tfpreempt.core.clock import Clock
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -24,7 +24,7 @@ from tfpreempt.cli._processes import Fleet, Guard, adopt_orphans
 from tfpreempt.cli._record import Record, Summary
 from tfpreempt.cli._settings import Settings
 from tfpreempt.cli._signals import SignalBox, watch_signals
-from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.core.clock import Clock, SystemClock
 
 
 class Supervisor:

@@ -18,8 +18,8 @@ from tfpreempt.cli._policy import Limits
 from tfpreempt.cli._settings import Settings
 from tfpreempt.cli._sizes import Size
 from tfpreempt.cli._supervisor import Supervisor
+from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.journal import journal_directory
 
 _LIMITS = Limits()
 _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen

@@ -31,7 +31,7 @@ from tfpreempt.coordination.events import (
     Tombstone,
     Watch,
 )
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 
 Moved = tuple[State, tuple[Action, ...]]
 Row = Callable[[Settings, State, Any], Moved]

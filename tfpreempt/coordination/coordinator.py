@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tfpreempt import deadline as dl
-from tfpreempt.clock import Clock
 from tfpreempt.coordination import agreement, keys
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.deadlines import Deadlines
@@ -22,7 +20,9 @@ from tfpreempt.coordination.events import Key, Main, NoticeKind, Tombstone, Watc
 from tfpreempt.coordination.gate import Gate
 from tfpreempt.coordination.gathering import Gathering
 from tfpreempt.coordination.runtime import Runtime
-from tfpreempt.events import Decision, Event, Fault, Notice, Outcome
+from tfpreempt.core import deadline as dl
+from tfpreempt.core.clock import Clock
+from tfpreempt.core.events import Decision, Event, Fault, Notice, Outcome
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import functools
 import math
 from collections.abc import Callable
 
-from tfpreempt import deadline as dl
-from tfpreempt.clock import Clock
 from tfpreempt.coordination.runtime import Runtime
+from tfpreempt.core import deadline as dl
+from tfpreempt.core.clock import Clock
 
 LEAVING = 0.2  # seconds that the way out itself takes
 LINGER = 30.0  # seconds that a program may take to end where no deadline was told

@@ -20,7 +20,7 @@ import dataclasses
 import enum
 from typing import Any, TypeVar, dataclass_transform
 
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 
 T = TypeVar("T")
 

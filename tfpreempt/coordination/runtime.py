@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tfpreempt.clock import Clock
 from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.core.clock import Clock
 from tfpreempt.errors import KeyExistsError, StoreGoneError
 
 log = logging.getLogger(__name__)

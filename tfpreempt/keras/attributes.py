@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from tfpreempt import errors, reach
+from tfpreempt import errors
+from tfpreempt.core import reach
 from tfpreempt.keras.callbacks_state import CallbackStates
 from tfpreempt.keras.callbacks_values import Packer, unpack
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tfpreempt import errors
-from tfpreempt.arguments import check_timeout
 from tfpreempt.checkpoint import layout, restore
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.transfer.status import MirrorStatus
+from tfpreempt.core.arguments import check_timeout
 from tfpreempt.keras.callbacks_state import CallbackStates, capture_files
 from tfpreempt.keras.fit import callbacks_of, check_model, is_running, is_validation
 from tfpreempt.keras.settings import Settings, check_directory, check_save_freq

@@ -10,9 +10,9 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import State
+from tfpreempt.core.reach import set_by
 from tfpreempt.keras import callbacks_known
 from tfpreempt.keras.callbacks_known import class_name, has_hooks
-from tfpreempt.reach import set_by
 
 log = logging.getLogger(__name__)
 

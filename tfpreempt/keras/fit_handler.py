@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.events import Notice
+from tfpreempt.core.events import Notice
 from tfpreempt.handler import PreemptionCheckpointHandler
 from tfpreempt.keras.fit import Fit, is_running
 from tfpreempt.keras.settings import Settings

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt._threads import OwnedThread
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.notice._faults import FaultLog
 
 _logger = logging.getLogger(__name__)

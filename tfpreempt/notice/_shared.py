@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from tfpreempt import errors
-from tfpreempt._threads import OwnedThread
-from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.notice._faults import FaultLog
 from tfpreempt.notice._outlet import Outlet
 from tfpreempt.notice._polling import (

@@ -15,7 +15,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from tfpreempt._threads import OwnedThread
+from tfpreempt.core.threads import OwnedThread
 
 _logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from tfpreempt import errors
-from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.notice._faults import FaultLog
 from tfpreempt.notice._http import (
     Answer,

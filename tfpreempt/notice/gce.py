@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
 from tfpreempt import errors
-from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.notice._faults import FaultLog
 from tfpreempt.notice._gce_topics import ABSENT, TOPICS, Topic, pick
 from tfpreempt.notice._http import (

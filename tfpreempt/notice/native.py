@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable
 
-from tfpreempt._threads import OwnedThread
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.notice._outlet import Outlet
 from tfpreempt.notice.source import OnNotice
 

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tfpreempt import errors
-from tfpreempt.clock import Clock, SystemClock
-from tfpreempt.events import Notice
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.events import Notice
 from tfpreempt.notice.source import NoticeSource, TimedSource
 
 _logger = logging.getLogger(__name__)

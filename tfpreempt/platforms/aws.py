@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Unpack
 
-from tfpreempt.deadline import after_travel
+from tfpreempt.core.deadline import after_travel
 from tfpreempt.notice.aws import INTERVAL_SECONDS, AwsWatch
 from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.platforms.options import Options

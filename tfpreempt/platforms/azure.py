@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-from tfpreempt.cluster import LOCAL, Cluster
+from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import NoticeError
 from tfpreempt.notice.azure import DEFAULT_KINDS, AzureWatch
 from tfpreempt.notice.watcher import WatchedSource

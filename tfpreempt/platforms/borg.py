@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Unpack
 
-from tfpreempt._threads import OwnedThread
-from tfpreempt.arguments import check_seconds
-from tfpreempt.cluster import LOCAL, Cluster
+from tfpreempt.core.arguments import check_seconds
+from tfpreempt.core.cluster import LOCAL, Cluster
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.platforms.options import Options
 from tfpreempt.termination import BorgTerminationConfig, Grace, check_callable
 

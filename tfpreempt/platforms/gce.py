@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
-from tfpreempt.deadline import after_travel
+from tfpreempt.core.deadline import after_travel
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.gce import HANG_BETWEEN_SINGLES_SECONDS, GceWatch
 from tfpreempt.notice.watcher import WatchedSource

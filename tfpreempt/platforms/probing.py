@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
-from tfpreempt._threads import OwnedThread
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice._gce_topics import ABSENT, pick
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Literal, Unpack
 
-from tfpreempt.cluster import LOCAL, Cluster
+from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.signals import SignalSource, parse_signal
 from tfpreempt.notice.watcher import WatchedSource

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfpreempt.checkpoint.state import State
-    from tfpreempt.restarts import num_restarts
+    from tfpreempt.core.restarts import num_restarts
     from tfpreempt.states.generators import NumpyRandomState, PythonRandomState
     from tfpreempt.states.registered import load_state, save_all_states, save_state
     from tfpreempt.states.tensorflow_states import (
@@ -36,7 +36,7 @@ __all__ = [
 
 _HOMES = {
     "State": "tfpreempt.checkpoint.state",
-    "num_restarts": "tfpreempt.restarts",
+    "num_restarts": "tfpreempt.core.restarts",
     "save_all_states": "tfpreempt.states.registered",
     "save_state": "tfpreempt.states.registered",
     "load_state": "tfpreempt.states.registered",

@@ -11,8 +11,8 @@ from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files, files_for
-from tfpreempt.clock import Clock, SystemClock
-from tfpreempt.cluster import Cluster
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.states.copies import Copies
 from tfpreempt.states.meeting import Meeting
 from tfpreempt.states.values import StepCounter

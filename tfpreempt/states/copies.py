@@ -21,8 +21,8 @@ from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import Files, LocalFiles
 from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import fetch
-from tfpreempt.cluster import Cluster
-from tfpreempt.events import Fault
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.events import Fault
 from tfpreempt.mirroring import REMOTE_VARIABLE, Remote
 from tfpreempt.process_end import on_interpreter_end
 

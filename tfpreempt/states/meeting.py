@@ -18,8 +18,8 @@ from typing import Any
 from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint.storage import reading
 from tfpreempt.checkpoint.storage.files import Files, remove_if_empty, write_durably
-from tfpreempt.clock import Clock
-from tfpreempt.cluster import Cluster
+from tfpreempt.core.clock import Clock
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.errors import SaveError
 
 _FOLDER = ".workers"  # no name of an attempt, so cleaning leaves it alone

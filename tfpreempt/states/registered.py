@@ -14,7 +14,7 @@ from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import State, check_state, sync_states
 from tfpreempt.checkpoint.storage import failure
 from tfpreempt.checkpoint.storage.files import files_for
-from tfpreempt.cluster import Cluster, cluster_from_environment
+from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.mirroring import REMOTE_VARIABLE, open_remote
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.states.copies import Copies

@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import Any, Self
 
-from tfpreempt._threads import OwnedThread
+from tfpreempt.core.threads import OwnedThread
 
 _POLL_SECONDS = 0.01
 _CLOSE_LIMIT_SECONDS = 5.0

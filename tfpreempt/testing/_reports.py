@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 from tfpreempt.coordination.events import CommitKind
-from tfpreempt.events import Outcome
+from tfpreempt.core.events import Outcome
 
 
 class Ending(enum.Enum):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.coordinator import FOREVER, Coordinator
 from tfpreempt.coordination.events import CommitKind, Key
-from tfpreempt.events import Notice, Outcome
+from tfpreempt.core.events import Notice, Outcome
 from tfpreempt.testing._reports import Ending, Marker, Save, WorkerReport
 from tfpreempt.testing._simulated_store import SimulatedRuntime
 from tfpreempt.testing._timeline import Process, milliseconds

@@ -10,10 +10,10 @@ import weakref
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt._threads import OwnedThread
 from tfpreempt.checkpoint import checksum, layout
 from tfpreempt.checkpoint.handling import contents
 from tfpreempt.checkpoint.handling.contents import Contents
+from tfpreempt.core.threads import OwnedThread
 
 
 def prefix_of(found: Contents) -> str | None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from tfpreempt._threads import OwnedThread
+from tfpreempt.core.threads import OwnedThread
 
 Task = Callable[[], None]
 

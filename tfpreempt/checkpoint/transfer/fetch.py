@@ -22,7 +22,7 @@ from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.checkpoint.transfer.download import download
 from tfpreempt.checkpoint.transfer.remote import RemoteCommit
-from tfpreempt.clock import SystemClock
+from tfpreempt.core.clock import SystemClock
 
 _log = logging.getLogger(__name__)
 

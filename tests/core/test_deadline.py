@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfpreempt import deadline as dl
+from tfpreempt.core import deadline as dl
 
 seconds = st.floats(0.01, 10_000)
 maybe = st.none() | seconds

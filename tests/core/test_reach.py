@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfpreempt import TerminationConfig, reach
+from tfpreempt import TerminationConfig
+from tfpreempt.core import reach
 
 
 class Model:

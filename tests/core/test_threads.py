@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tfpreempt._threads import OwnedThread
+from tfpreempt.core.threads import OwnedThread
 
 LIMIT = 10.0
 

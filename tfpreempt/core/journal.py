@@ -18,8 +18,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tfpreempt import events
-from tfpreempt.clock import Clock, SystemClock
+from tfpreempt.core import events
+from tfpreempt.core.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
 _DURABLE = (events.Commit, events.Exit)

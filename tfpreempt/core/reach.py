@@ -21,12 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from tfpreempt import errors
+
 MANY = 10_000
 """Items; a container of more of them, without an object among them, is data."""
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _PACKAGES = {"site-packages", "dist-packages"}
 _NOT_THE_PROGRAM = (
-    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),
+    os.path.join(os.path.dirname(os.path.abspath(errors.__file__)), ""),
     os.path.join(sysconfig.get_path("stdlib"), ""),
 )
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt import events
-from tfpreempt.journal import Journal, JsonLines, journal_directory, read_journal
+from tfpreempt.core import events
+from tfpreempt.core.journal import Journal, JsonLines, journal_directory, read_journal
 
 
 class FixedClock:

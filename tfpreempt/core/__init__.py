@@ -1,0 +1,12 @@
+"""What every room stands on; it knows of no notice, no commit and no TensorFlow.
+
+arguments   checks of arguments that several public classes take
+clock       time as an argument
+cluster     who the workers are, and which of them this process is
+deadline    arithmetic of deadlines
+events      the frozen values that travel the path
+journal     the record of what happened, one JSON object a line
+reach       what Python objects hold
+restarts    how often this run was started again
+threads     a thread with an owner, who sees its failure
+"""
