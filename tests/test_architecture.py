@@ -29,6 +29,7 @@ FLOORS = {
     "process_end": 3, "interrupts": 3,
     "termination": 3, "platforms": 3, "remote_cluster": 3, "mirroring": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
+    "storage": 1,
     "at_hand": 1, "participant": 1, "reading": 1, "tensorflow_side": 1,
     "core": 1,
     "errors": 0,
@@ -37,6 +38,7 @@ FLOORS = {
 # `tfpreempt notify` serves the public fakes.
 SAME_FLOOR = {
     ("at_hand", "core"),
+    ("storage", "core"),
     ("participant", "core"),
     ("platforms", "termination"),
     ("__main__", "cli"),
@@ -54,7 +56,7 @@ TENSORFLOW = {
     "checkpoint/iterator_state.py": "States of tf.data iterators",
     "checkpoint/unsaved.py": "reads variables to see which a step changes",
     "checkpoint/writer.py": "wraps tf.train.CheckpointManager",
-    "checkpoint/storage/gfile.py": "paths that only tf.io.gfile can reach",
+    "storage/gfile.py": "paths that only tf.io.gfile can reach",
     "handler.py": "takes strategies, checkpoints and cluster resolvers",
     "tensorflow_side.py": "what the handler needs of TensorFlow, kept apart from it",
     "remote_cluster.py": "connects to remote workers",

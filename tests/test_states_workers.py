@@ -149,7 +149,7 @@ def test_any_order_of_registration_and_shards_of_all(workers):
 def test_all_load_what_all_saved_last(workers):
     """A worker that is quicker than the chief waits for its commit."""
     program = """
-from tfpreempt.checkpoint.storage import files
+from tfpreempt.storage import files
 if me == 0:
     rename = files.LocalFiles.rename
     def slowly(self, source, target):

@@ -15,15 +15,15 @@ from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.mirror import Mirror
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.storage.files import LocalFiles
-from tfpreempt.checkpoint.storage.interface import ObjectStore
-from tfpreempt.checkpoint.storage.limits import RETRY_SECONDS
-from tfpreempt.checkpoint.storage.local import LocalStore
-from tfpreempt.checkpoint.storage.opening import check_apart, is_uri, open_store
 from tfpreempt.checkpoint.transfer import remote, tidy, upload
 from tfpreempt.checkpoint.transfer.exchange import ShardExchange
 from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.core.events import Fault
+from tfpreempt.storage.files import LocalFiles
+from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.limits import RETRY_SECONDS
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.opening import check_apart, is_uri, open_store
 
 _log = logging.getLogger(__name__)
 

@@ -12,13 +12,14 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import layout, probe
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.saver import CheckpointSaver
-from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.writer import make_saver
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.mirroring import Remote, open_remote
+from tfpreempt.storage import paths
+from tfpreempt.storage.interface import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class Start:
         return self.saver
 
     def _check_unused(self, directory: str | os.PathLike[str] | None) -> None:
-        mine = layout.absolute(directory) if directory else ""
+        mine = paths.absolute(directory) if directory else ""
         for other in self._in_use:
             if layout.is_same(other, mine):
                 raise errors.ConfigurationError(
@@ -229,7 +230,7 @@ class Start:
 
     def _shared_directory(self, plan: rendezvous.Plan) -> str | None:
         """Where this worker sees what worker 0 wrote; None if nowhere."""
-        own = layout.absolute(self._own) if self._own else None
+        own = paths.absolute(self._own) if self._own else None
         for directory in (plan["directory"], own):
             if directory and probe.check_probe(directory, plan["probe"]):
                 return str(directory)

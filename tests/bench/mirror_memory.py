@@ -17,8 +17,8 @@ from typing import Any
 
 from tests.bench import bucket
 from tests.bench.mirror_speed import THREADS, make_commit, workplace
-from tfpreempt.checkpoint.storage.opening import open_store
 from tfpreempt.checkpoint.transfer import download, remote, upload
+from tfpreempt.storage.opening import open_store
 
 BAR = 64.0  # MiB
 SMALL = 64 << 10

@@ -27,11 +27,12 @@ import requests
 
 from tests.bench import bucket
 from tests.bench.row import compare
-from tfpreempt.checkpoint import catalog, checksum, layout
+from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
-from tfpreempt.checkpoint.storage.interface import ObjectStore
-from tfpreempt.checkpoint.storage.opening import open_store
 from tfpreempt.checkpoint.transfer import download, remote, upload
+from tfpreempt.storage import checksum
+from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.opening import open_store
 
 BAR = 0.8  # of the speed
 THREADS = 8

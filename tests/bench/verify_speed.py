@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.row import compare
-from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.manifest import FileEntry
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
 from tfpreempt.checkpoint.verification import Effort, check_bytes
 from tfpreempt.cli._doctor_storage import mount_of
+from tfpreempt.storage import checksum
+from tfpreempt.storage.readonly import ReadingStore
 
 BAR = 0.8  # of the speed
 PIECE = 2 << 20

@@ -6,9 +6,10 @@ import dataclasses
 import io
 import json
 
-from tfpreempt.checkpoint import catalog, checksum, layout
+from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
 from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.storage import checksum
 
 STEP = 7
 FILES = {

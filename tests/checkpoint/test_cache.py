@@ -16,7 +16,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.handling import cache
 from tfpreempt.checkpoint.handling.cache import Cache
-from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.storage.local import LocalStore
 
 CONTENTS = {"ckpt.index": b"i", "big": bytes(range(250)) * 400}
 DEADLINE = 60
@@ -178,7 +178,7 @@ READER = """
 import os, signal, sys
 from tfpreempt.checkpoint.transfer import download
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.storage.local import LocalStore
 
 class Logged(LocalStore):
     left = int(sys.argv[3])

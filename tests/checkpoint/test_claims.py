@@ -14,8 +14,8 @@ import pytest
 
 from tests.checkpoint.fakes import Later, OwnPayload, make_saver, save
 from tfpreempt.checkpoint import claims, layout, retention
-from tfpreempt.checkpoint.storage.files import LocalFiles
 from tfpreempt.core.clock import SystemClock
+from tfpreempt.storage.files import LocalFiles
 
 STAGED = """
 import sys
@@ -56,7 +56,7 @@ sys.stdin.readline()
 MARKING = """
 import sys
 from tests.checkpoint.fakes import *
-from tfpreempt.checkpoint.storage.files import LocalFiles
+from tfpreempt.storage.files import LocalFiles
 class Slow(LocalFiles):
     def rename(self, source, target):
         if target.endswith("COMMITTED"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.checkpoint.fakes import OwnPayload, make_saver
 from tfpreempt import errors
 from tfpreempt.checkpoint import encoding, layout, probe, structure
-from tfpreempt.checkpoint.storage import failure
+from tfpreempt.storage import failure
 
 
 @pytest.mark.parametrize("given_directory", [None, ""])

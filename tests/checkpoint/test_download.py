@@ -14,9 +14,10 @@ import pytest
 
 from tests.checkpoint.remote_commits import FILES, put_commit
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, layout
-from tfpreempt.checkpoint.storage.local import LocalStore
-from tfpreempt.checkpoint.transfer import crew, download, landing
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.transfer import download, landing
+from tfpreempt.storage import checksum, crew
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyFiles, FaultyStore, SimulatedCrash
 
 LARGE = {"big": bytes(range(251)) * 500, "small": b"s" * 99}
@@ -224,7 +225,7 @@ STUCK = """
 import sys, threading
 from tfpreempt import errors
 from tfpreempt.checkpoint.transfer import crew, download, remote
-from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.storage.local import LocalStore
 
 class Stuck(LocalStore):
     def get(self, name, target, **kwargs):
@@ -277,7 +278,7 @@ def test_all_is_synced_before_the_manifest_is_there(store, tmp_path):
 KILLED = """
 import os, signal, sys
 from tfpreempt.checkpoint.transfer import download, remote
-from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.storage.local import LocalStore
 
 class Dying(LocalStore):
     left = 5

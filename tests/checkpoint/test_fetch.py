@@ -59,7 +59,7 @@ def test_of_two_machines_commits_of_one_sequence_the_later_is_restored(
 FETCHING = """
 import sys
 from tfpreempt.checkpoint import claims
-from tfpreempt.checkpoint.storage.files import LocalFiles
+from tfpreempt.storage.files import LocalFiles
 claim = claims.take(LocalFiles(), sys.argv[1] + "/.tfpreempt-staging/fetch-other")
 print("fetching", flush=True)
 sys.stdin.readline()

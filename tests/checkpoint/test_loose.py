@@ -11,7 +11,7 @@ from tests.checkpoint.fakes import Words, make_saver, save
 from tfpreempt import errors
 from tfpreempt.checkpoint import loose
 from tfpreempt.checkpoint.state import StateRegistry
-from tfpreempt.checkpoint.storage.files import LocalFiles
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tfpreempt.checkpoint import pointer
 from tfpreempt.checkpoint.pointer import Pointer
-from tfpreempt.checkpoint.storage.files import LocalFiles
+from tfpreempt.storage.files import LocalFiles
 
 
 def test_what_tensorflow_writes(tmp_path):

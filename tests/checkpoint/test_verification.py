@@ -10,12 +10,13 @@ import threading
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, verification
+from tfpreempt.checkpoint import verification
 from tfpreempt.checkpoint.manifest import FileEntry
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError
-from tfpreempt.checkpoint.storage.local import LocalStore
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
 from tfpreempt.checkpoint.verification import Effort, check_bytes, check_sizes
+from tfpreempt.storage import checksum
+from tfpreempt.storage.interface import ObjectMissingError
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.readonly import ReadingStore
 from tfpreempt.testing.storage import FaultyStore, damage
 
 DATA = {"a/x.bin": b"x" * 3000, "a/empty": b"", "b.bin": bytes(range(256)) * 40}

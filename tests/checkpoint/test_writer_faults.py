@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.storage.files import LocalFiles
+from tfpreempt.storage.files import LocalFiles
 
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")

@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
 from tfpreempt.checkpoint.state import StateRegistry
-from tfpreempt.checkpoint.storage import opening
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.cli import main
+from tfpreempt.storage import opening
+from tfpreempt.storage.readonly import ReadingStore
 from tfpreempt.testing.storage import FaultyStore, damage
 
 KEYS = {

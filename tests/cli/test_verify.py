@@ -22,9 +22,9 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import restore
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.inspection import survey
-from tfpreempt.checkpoint.storage import opening
 from tfpreempt.checkpoint.verification import Effort
 from tfpreempt.cli import _checking, main
+from tfpreempt.storage import opening
 from tfpreempt.testing.storage import FaultyStore, damage
 
 
@@ -167,7 +167,7 @@ def test_a_bucket_that_is_not_reached(
 
 _INTERRUPTED = """
 import pathlib, sys, threading
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.storage.readonly import ReadingStore
 from tfpreempt.cli import main
 get = ReadingStore.get
 def stuck(self, name, *args, **kwargs):

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tfpreempt.checkpoint.storage.interface import ObjectStore
-from tfpreempt.checkpoint.storage.local import LocalStore
-from tfpreempt.checkpoint.storage.opening import open_store
-from tfpreempt.checkpoint.storage.prefixed import PrefixedStore
+from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.prefixed import PrefixedStore
 from tfpreempt.testing.gcs import GcsServer
 from tfpreempt.testing.storage import FaultyStore
 

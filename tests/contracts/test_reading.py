@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import create, files_for, write_durably
+from tfpreempt.storage import reading
+from tfpreempt.storage.files import create, files_for, write_durably
 
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.contracts.storage_places import PLACES
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError
+from tfpreempt.storage import checksum
+from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.testing.storage import FaultyStore
 
 MIB = 1 << 20

@@ -17,8 +17,8 @@ from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
 from tfpreempt import Checkpoint, errors
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.storage.local import LocalStore
 from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.tensorflow

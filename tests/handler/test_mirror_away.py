@@ -13,7 +13,7 @@ from tests.handler.program import Program
 from tests.handler.test_mirror import LIMIT, steps, train
 from tfpreempt import errors
 from tfpreempt.checkpoint import mirror
-from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore
 
 pytestmark = pytest.mark.tensorflow

@@ -214,7 +214,7 @@ def test_a_program_that_dies_of_an_error_finishes_the_copy_first(
     """Where the disk dies too, nothing else is left of the run."""
     done = python(
         f"""
-from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.storage.local import LocalStore
 class Slow(LocalStore):
     def put_if_absent(self, *args, **kwargs):
         time.sleep(0.3)

@@ -11,8 +11,8 @@ import pytest
 
 from tests.multiprocess.conftest import Reference
 from tests.multiprocess.harness import RESTART, Cluster, Place, wait_until
-from tfpreempt.checkpoint.storage.opening import open_store
 from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.gcs import GcsServer
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import google_crc32c
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.storage import reading
+from tfpreempt.storage import reading
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48

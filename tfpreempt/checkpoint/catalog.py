@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterator
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, layout
+from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.manifest import Manifest, from_json
-from tfpreempt.checkpoint.storage import reading
+from tfpreempt.storage import checksum, reading
 
 _MAX_CONTROL_BYTES = 512 << 20
 

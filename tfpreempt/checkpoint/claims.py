@@ -22,9 +22,9 @@ import weakref
 from collections.abc import Iterator
 
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import Files, remove_if_empty
 from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.storage import paths, reading
+from tfpreempt.storage.files import Files, remove_if_empty
 
 QUIET = 3600.0  # seconds
 _TRIES, _PAUSE = 200, 0.01  # whoever looks at a claim holds it for a moment
@@ -52,7 +52,7 @@ def take(files: Files, staged: str) -> Claim | None:
     Raises:
         OSError: as the file system says.
     """
-    if layout.is_url(staged):
+    if paths.is_url(staged):
         return None
     path = layout.claim(staged)
     files.make_dirs(os.path.dirname(path))
@@ -81,7 +81,7 @@ def left_over(staged: str, *also: str, clock: Clock | None = None) -> Iterator[b
     """
     now = (clock or SystemClock()).wall()
     path = layout.claim(staged)
-    if layout.is_url(staged):
+    if paths.is_url(staged):
         yield is_quiet(now, staged, *also)
         return
     try:
@@ -105,7 +105,7 @@ def forget(files: Files, staged: str) -> None:
     Raises:
         OSError: as the file system says.
     """
-    if not layout.is_url(staged):
+    if not paths.is_url(staged):
         files.remove(layout.claim(staged))
         remove_if_empty(files, os.path.dirname(staged))
 

@@ -26,12 +26,12 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from tfpreempt.checkpoint import catalog, checksum, layout, pointer, retention
+from tfpreempt.checkpoint import catalog, layout, pointer, retention
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import Files, write_durably
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.events import Commit
+from tfpreempt.storage import checksum, reading
+from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, commit, layout, retention
 from tfpreempt.checkpoint.manifest import Manifest, to_json
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import Files, write_durably
 from tfpreempt.core.clock import Clock
+from tfpreempt.storage import reading
+from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
 

@@ -16,10 +16,12 @@ from tfpreempt.checkpoint.handling import contents, metadata, moved, restoring
 from tfpreempt.checkpoint.handling.cache import Cache, key_of, private_directory
 from tfpreempt.checkpoint.handling.contents import Contents
 from tfpreempt.checkpoint.handling.turns import alone_in
-from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import LocalFiles, write_durably
-from tfpreempt.checkpoint.storage.interface import ObjectStore, check_name
-from tfpreempt.checkpoint.storage.opening import (
+from tfpreempt.checkpoint.transfer import download
+from tfpreempt.core.arguments import check_timeout
+from tfpreempt.storage import failure
+from tfpreempt.storage.files import LocalFiles, write_durably
+from tfpreempt.storage.interface import ObjectStore, check_name
+from tfpreempt.storage.opening import (
     SCHEMES,
     is_served_by_tensorflow,
     is_uri,
@@ -27,8 +29,6 @@ from tfpreempt.checkpoint.storage.opening import (
     open_store,
     split,
 )
-from tfpreempt.checkpoint.transfer import download
-from tfpreempt.core.arguments import check_timeout
 
 _PATIENCE = 24 * 3600.0  # who copies gives up by itself when no byte comes
 _NOTE_SECONDS = 30.0

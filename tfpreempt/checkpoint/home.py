@@ -14,8 +14,8 @@ import stat
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import Files, write_durably
+from tfpreempt.storage import paths, reading
+from tfpreempt.storage.files import Files, write_durably
 
 
 class Home:
@@ -49,7 +49,7 @@ class Home:
 
     def is_same(self) -> bool:
         """Whether the path leads to the same storage."""
-        if layout.is_url(self._directory):
+        if paths.is_url(self._directory):
             return self._is_same_url()
         if self._identity is not None and _identity(self._directory) == self._identity:
             return True
@@ -79,7 +79,7 @@ def sign(files: Files, directory: str) -> None:
 
 def _identity(directory: str) -> tuple[int, int] | None:
     """Device and inode; None of a URL, or where no directory is."""
-    if layout.is_url(directory):
+    if paths.is_url(directory):
         return None
     try:
         status = os.stat(directory)

@@ -19,10 +19,10 @@ from tfpreempt.checkpoint.state import (
     check_state_file,
     read_state,
 )
-from tfpreempt.checkpoint.storage.files import Files
-from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import fetch
 from tfpreempt.core import events
+from tfpreempt.storage.files import Files
+from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 

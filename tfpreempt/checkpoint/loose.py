@@ -13,10 +13,10 @@ import struct
 from typing import IO
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, checksum, layout
+from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.state import State, naming
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import Files, write_durably
+from tfpreempt.storage import checksum, reading
+from tfpreempt.storage.files import Files, write_durably
 
 _MAGIC = b"tfploose"
 _HEADER = struct.Struct("<8sI")  # magic, and the crc32c of all that follows

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
+from tfpreempt.storage import paths
 
 _FORMAT = 1
 MAX_FILES = 100_000
@@ -158,7 +158,7 @@ class _Checker:
     def prefix(self, value: object) -> str | None:
         if value is None:
             return None
-        if reason := layout.why_unsafe(value):
+        if reason := paths.why_unsafe(value):
             raise self.bad("prefix", value, f"a safe relative path, but it {reason}")
         return str(value)
 
@@ -177,7 +177,7 @@ class _Checker:
             if not isinstance(value, dict):
                 raise self.bad(field, value, "a JSON object")
             name = value.get("name")
-            if reason := layout.why_unsafe(name):
+            if reason := paths.why_unsafe(name):
                 raise self.bad(
                     f"{field}.name", name, f"a safe relative path, but it {reason}"
                 )

@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.catalog import Committed
-from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import tidy, upload
 from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.events import Fault
 from tfpreempt.core.threads import OwnedThread
+from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 

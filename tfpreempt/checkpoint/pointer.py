@@ -11,8 +11,8 @@ import os
 import re
 
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import Files, write_durably
+from tfpreempt.storage import reading
+from tfpreempt.storage.files import Files, write_durably
 
 _LINE = re.compile(r'^\s*(\w+)\s*:\s*(?:"((?:[^"\\]|\\.)*)"|(\S+))\s*$')
 _ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)

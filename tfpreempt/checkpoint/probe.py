@@ -10,9 +10,9 @@ import os
 import secrets
 
 from tfpreempt.checkpoint import claims
-from tfpreempt.checkpoint.storage import failure, reading
-from tfpreempt.checkpoint.storage.files import files_for
 from tfpreempt.core.clock import Clock
+from tfpreempt.storage import failure, reading
+from tfpreempt.storage.files import files_for
 
 _PREFIX = ".tfpreempt-probe-"
 

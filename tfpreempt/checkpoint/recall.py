@@ -12,9 +12,9 @@ from tfpreempt.checkpoint import catalog, layout, loose
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.state import State, naming, read_state
-from tfpreempt.checkpoint.storage import reading
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.restarts import read_restarts
+from tfpreempt.storage import reading
 
 _log = logging.getLogger(__name__)
 _SECONDS = 30.0  # that the chief may take to commit

@@ -15,14 +15,14 @@ import re
 from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import bundle, catalog, checksum, flat, layout, pointer
+from tfpreempt.checkpoint import bundle, catalog, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import Manifest
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
-from tfpreempt.checkpoint.storage.url import UrlStore
 from tfpreempt.checkpoint.transfer.bar import Bar
 from tfpreempt.checkpoint.verification import Effort, check_bytes
+from tfpreempt.storage import checksum, paths, reading
+from tfpreempt.storage.readonly import ReadingStore
+from tfpreempt.storage.url import UrlStore
 
 _log = logging.getLogger(__name__)
 _INDEX = ".index"
@@ -113,7 +113,7 @@ def verify(candidate: Candidate) -> None:
             bundle.check(candidate.prefix)
         return
     try:
-        is_url = layout.is_url(candidate.base)
+        is_url = paths.is_url(candidate.base)
         store = (UrlStore if is_url else ReadingStore)(candidate.base)
     except errors.ConfigurationError as error:
         raise errors.CheckpointDamagedError(
@@ -351,7 +351,7 @@ def foreign_prefixes(directory: str, *, needs_pointer: bool = True) -> list[str]
             relative = os.path.relpath(os.path.join(directory, name), directory)
             prefix = os.path.join(directory, relative)
             first = relative.split(os.sep)[0]
-            if layout.why_unsafe(relative):
+            if paths.why_unsafe(relative):
                 continue  # outside of the directory
             control = os.path.join(directory, first)
             if any(

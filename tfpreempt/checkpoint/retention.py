@@ -15,9 +15,9 @@ from collections.abc import Collection
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, layout
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import Files, remove_if_empty
 from tfpreempt.core.clock import Clock
+from tfpreempt.storage import reading
+from tfpreempt.storage.files import Files, remove_if_empty
 
 
 def check_max_to_keep(max_to_keep: object) -> None:

@@ -28,12 +28,12 @@ from tfpreempt.checkpoint.state import (
     try_states,
     write_states,
 )
-from tfpreempt.checkpoint.storage import failure, reading
-from tfpreempt.checkpoint.storage.files import Files, files_for
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.restarts import num_restarts
+from tfpreempt.storage import failure, reading
+from tfpreempt.storage.files import Files, files_for
 
 _log = logging.getLogger(__name__)
 

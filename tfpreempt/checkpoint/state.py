@@ -14,8 +14,8 @@ from typing import IO, Any, TypeVar
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import encoding, layout
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import create
+from tfpreempt.storage import reading
+from tfpreempt.storage.files import create
 
 _log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any, Generic, TypeVar, cast
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.manifest import FileEntry
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
-from tfpreempt.checkpoint.storage.url import UrlStore
 from tfpreempt.core.threads import OwnedThread
+from tfpreempt.storage import checksum
+from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.storage.readonly import ReadingStore
+from tfpreempt.storage.url import UrlStore
 
 THREADS = 8
 _RANGE = 64 << 20

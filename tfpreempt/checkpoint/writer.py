@@ -35,8 +35,6 @@ from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
-from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import Files
 from tfpreempt.checkpoint.tf_state import (
     RandomState,
     distributed,
@@ -51,6 +49,8 @@ from tfpreempt.checkpoint.tf_state import (
 )
 from tfpreempt.checkpoint.untracked import NAME, attach
 from tfpreempt.core.clock import Clock
+from tfpreempt.storage import failure
+from tfpreempt.storage.files import Files
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
 _OPTIONAL = {"checkpointed_runs", "save_counter"}

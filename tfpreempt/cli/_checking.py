@@ -20,9 +20,9 @@ from rich.progress import (
 
 from tfpreempt.checkpoint.inspection import survey
 from tfpreempt.checkpoint.inspection.findings import Condition, Found, Row, rows
-from tfpreempt.checkpoint.storage.opening import SCHEMES
 from tfpreempt.checkpoint.verification import THREADS, Effort
 from tfpreempt.errors import ConfigurationError, TfpreemptError
+from tfpreempt.storage.opening import SCHEMES
 
 _PATIENCE_SECONDS = 2.0
 INTERRUPTED = 130  # as a shell says it: 128 and the number of SIGINT

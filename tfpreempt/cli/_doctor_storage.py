@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tfpreempt.checkpoint.storage.files import LocalFiles
 from tfpreempt.cli._doctor_facts import Storage
 from tfpreempt.cli._sizes import size_text
+from tfpreempt.storage.files import LocalFiles
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOUNTS = Path("/proc/self/mountinfo")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint import catalog
+from tfpreempt.storage import paths
 
 
 def newest_step(checkpoint_dir: str | None) -> int | None:
@@ -11,7 +12,7 @@ def newest_step(checkpoint_dir: str | None) -> int | None:
     What lies behind a URL is not looked for: the supervisor's one thread has no time
     for requests.
     """
-    if checkpoint_dir is None or layout.is_url(checkpoint_dir):
+    if checkpoint_dir is None or paths.is_url(checkpoint_dir):
         return None
     try:
         commits, _ = catalog.scan(checkpoint_dir)

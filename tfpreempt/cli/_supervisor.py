@@ -13,7 +13,6 @@ import secrets
 import sys
 from typing import IO, TextIO
 
-from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.cli import _policy
 from tfpreempt.cli._echo import Echo
@@ -25,6 +24,7 @@ from tfpreempt.cli._record import Record, Summary
 from tfpreempt.cli._settings import Settings
 from tfpreempt.cli._signals import SignalBox, watch_signals
 from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.storage import paths
 
 
 class Supervisor:
@@ -55,7 +55,7 @@ class Supervisor:
         )
         self._logs = [self._open_log(worker) for worker in range(settings.workers)]
         self._home: Home | None = None  # a URL is the workers' matter
-        if settings.checkpoint_dir and not layout.is_url(settings.checkpoint_dir):
+        if settings.checkpoint_dir and not paths.is_url(settings.checkpoint_dir):
             self._home = Home(settings.checkpoint_dir)
         self._tally = Tally()
         self._restart = 0

@@ -11,8 +11,6 @@ from typing import Any
 
 import click
 
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.storage.opening import check_apart, local_path, split
 from tfpreempt.cli._cluster import read_given_task
 from tfpreempt.cli._policy import Limits
 from tfpreempt.cli._settings import Settings
@@ -20,6 +18,8 @@ from tfpreempt.cli._sizes import Size
 from tfpreempt.cli._supervisor import Supervisor
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError
+from tfpreempt.storage import paths
+from tfpreempt.storage.opening import check_apart, local_path, split
 
 _LIMITS = Limits()
 _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
@@ -218,9 +218,9 @@ def _make_settings(
         )
     _check_command(command)
     directory = _make_directory(checkpoint_dir) if checkpoint_dir is not None else None
-    if log_dir is None and directory is not None and not layout.is_url(directory):
+    if log_dir is None and directory is not None and not paths.is_url(directory):
         log_dir = Path(directory) / "logs"
-    sees_commits = directory is not None and not layout.is_url(directory)
+    sees_commits = directory is not None and not paths.is_url(directory)
     if sees_commits and limits.max_idle_preemptions is None:
         limits = dataclasses.replace(limits, max_idle_preemptions=_MAX_IDLE_PREEMPTIONS)
     logs = (log_dir or Path("tfpreempt-logs")).absolute()
@@ -260,7 +260,7 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
     """Refuses what no worker could open; no request is made."""
     if given is None:
         return None
-    if checkpoint_dir is not None and layout.is_url(checkpoint_dir):
+    if checkpoint_dir is not None and paths.is_url(checkpoint_dir):
         raise ConfigurationError(
             f"--checkpoint-dir {checkpoint_dir} is in object storage already; leave "
             "--remote-checkpoint-dir out, or name a local directory."
@@ -276,11 +276,11 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
 
 def _make_directory(given: str) -> str:
     """Makes a local one; what a URL is good for, TensorFlow says in the workers."""
-    if layout.is_url(given):
+    if paths.is_url(given):
         return given
     path = Path(given).absolute()
-    layout.check_text(str(path))
-    layout.check_restorable(str(path))
+    paths.check_text(str(path))
+    paths.check_restorable(str(path))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

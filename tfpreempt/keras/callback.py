@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, restore
+from tfpreempt.checkpoint import restore
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.core.arguments import check_timeout
@@ -21,6 +21,7 @@ from tfpreempt.keras.fit import callbacks_of, check_model, is_running, is_valida
 from tfpreempt.keras.settings import Settings, check_directory, check_save_freq
 from tfpreempt.keras.training import Training
 from tfpreempt.notice.readers import guard_children
+from tfpreempt.storage import paths
 from tfpreempt.termination import TerminationConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -97,7 +98,7 @@ class PreemptionCallback:
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest commit in the directory, or None. Reads the directory."""
-        directory = layout.absolute(self._settings.checkpoint_dir)
+        directory = paths.absolute(self._settings.checkpoint_dir)
         found = restore.find_candidates(directory)
         if not found:
             return None

@@ -6,16 +6,16 @@ import uuid
 from collections.abc import Sequence
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
-from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import Files, files_for
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.states.copies import Copies
 from tfpreempt.states.meeting import Meeting
 from tfpreempt.states.values import StepCounter
+from tfpreempt.storage import failure, paths
+from tfpreempt.storage.files import Files, files_for
 
 _SECONDS = 60.0  # that the slowest worker may come late
 
@@ -96,7 +96,7 @@ class StatesAlone:
         # The others' shards are all that anybody has to wait for.
         own = [state for state in states if state.per_worker]
         is_joint = self._cluster.world > 1 and bool(own)
-        if is_joint and layout.is_url(self._directory):
+        if is_joint and paths.is_url(self._directory):
             raise errors.ConfigurationError(_no_meeting(self._directory, own[0]))
         attempt = f"states-{uuid.uuid4().hex[:12]}"
         if is_joint:

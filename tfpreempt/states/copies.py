@@ -17,14 +17,14 @@ import filelock
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import Files, LocalFiles
-from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import fetch
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
 from tfpreempt.mirroring import REMOTE_VARIABLE, Remote
 from tfpreempt.process_end import on_interpreter_end
+from tfpreempt.storage import failure
+from tfpreempt.storage.files import Files, LocalFiles
+from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 

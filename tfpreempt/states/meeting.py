@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tfpreempt.checkpoint import layout, retention
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import Files, remove_if_empty, write_durably
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.errors import SaveError
+from tfpreempt.storage import reading
+from tfpreempt.storage.files import Files, remove_if_empty, write_durably
 
 _FOLDER = ".workers"  # no name of an attempt, so cleaning leaves it alone
 _SHORTEST, _LONGEST = 0.005, 0.2  # seconds between two looks

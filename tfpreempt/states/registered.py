@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 
 from tfpreempt import errors, session
-from tfpreempt.checkpoint import layout, loose
+from tfpreempt.checkpoint import loose
 from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import State, check_state, sync_states
-from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import files_for
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.mirroring import REMOTE_VARIABLE, open_remote
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.states.copies import Copies
+from tfpreempt.storage import failure, paths
+from tfpreempt.storage.files import files_for
 
 _VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
@@ -61,7 +61,7 @@ def save_all_states() -> str:
             "--checkpoint-dir DIR` sets it; or set it to a directory that all workers "
             "share; or make a PreemptionCheckpointHandler first."
         )
-    key = (layout.absolute(directory), cluster)
+    key = (paths.absolute(directory), cluster)
     if key not in _alone:
         failure.check_directory(directory)  # made once: later it must be the same one
     copies = _begin(key)
@@ -129,7 +129,7 @@ def load_state(state: State) -> bool:
     if "://" in directory or os.environ.get(REMOTE_VARIABLE):
         # It says where such a place can be used, and what is fetched needs a directory.
         directory = failure.check_directory(directory)
-    key = (layout.absolute(directory), _cluster())
+    key = (paths.absolute(directory), _cluster())
     _begin(key)
     if key in _alone:
         _recall(key).expect(_alone[key].pending)

@@ -14,10 +14,9 @@ import threading
 from collections.abc import Iterator
 from typing import IO
 
-from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage import pieces
-from tfpreempt.checkpoint.storage.files import Files, LocalFiles
-from tfpreempt.checkpoint.storage.interface import (
+from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage.files import Files, LocalFiles
+from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     check_name,

@@ -15,17 +15,18 @@ import os
 from collections.abc import Iterable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, checksum, flat, layout, pointer
+from tfpreempt.checkpoint import catalog, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import MAX_FILES, FileEntry, Manifest
-from tfpreempt.checkpoint.storage.interface import (
+from tfpreempt.checkpoint.transfer import landing, remote
+from tfpreempt.checkpoint.transfer.download import Source
+from tfpreempt.storage import checksum, paths
+from tfpreempt.storage.crew import Crew
+from tfpreempt.storage.interface import (
     ObjectStat,
     ObjectStore,
 )
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
-from tfpreempt.checkpoint.transfer import landing, remote
-from tfpreempt.checkpoint.transfer.crew import Crew
-from tfpreempt.checkpoint.transfer.download import Source
+from tfpreempt.storage.readonly import ReadingStore
 
 _log = logging.getLogger(__name__)
 _THREADS = 8
@@ -255,7 +256,7 @@ def _checked(names: Iterable[str], where: str) -> list[str]:
             "checkpoint. Name a directory further down."
         )
     for name in found:
-        if reason := layout.why_unsafe(name):
+        if reason := paths.why_unsafe(name):
             raise errors.CheckpointDamagedError(
                 f"{where} has a file {name[:120]!r}, which {reason}. Rename it, or use "
                 "another directory."

@@ -13,10 +13,10 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import LocalFiles, write_durably
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
 from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.storage import failure
+from tfpreempt.storage.files import LocalFiles, write_durably
+from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
 
 _MAX_BYTES = 4 << 20
 

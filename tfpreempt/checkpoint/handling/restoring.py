@@ -10,10 +10,10 @@ import weakref
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, layout
 from tfpreempt.checkpoint.handling import contents
 from tfpreempt.checkpoint.handling.contents import Contents
 from tfpreempt.core.threads import OwnedThread
+from tfpreempt.storage import checksum, paths
 
 
 def prefix_of(found: Contents) -> str | None:
@@ -38,7 +38,7 @@ def checked_prefix(found: Contents, where: str) -> str:
             "`.index` file. Name one of many by its prefix; named States are loaded by "
             "load_state()."
         )
-    layout.check_restorable(prefix)
+    paths.check_restorable(prefix)
     return prefix
 
 

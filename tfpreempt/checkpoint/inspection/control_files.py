@@ -12,9 +12,9 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.inspection.findings import Condition, Form, Found, saved_at
 from tfpreempt.checkpoint.manifest import Manifest, from_json
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.checkpoint.verification import joined
+from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
 
 _MAX_MANIFEST_BYTES = 64 << 20
 NO_MARKER = "no marker: this save is under way, or it died"

@@ -13,7 +13,8 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, flat, layout, restore
 from tfpreempt.checkpoint.inspection import control_files
 from tfpreempt.checkpoint.inspection.findings import Condition, Form, Found
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
+from tfpreempt.storage import paths
+from tfpreempt.storage.readonly import ReadingStore
 
 _INDEX = ".index"
 _LOOKS = 5
@@ -77,7 +78,7 @@ def _of_entry(store: ReadingStore, entry: os.DirEntry[str], form: Form) -> Found
         return control_files.damaged(blank, f"{entry.name!r} {LINK}")
     if not entry.is_dir(follow_symlinks=False):
         return None
-    if reason := layout.why_unsafe(entry.name):
+    if reason := paths.why_unsafe(entry.name):
         return control_files.damaged(blank, f"its name {reason}")
     return control_files.look_into(blank)
 
@@ -149,7 +150,7 @@ def _staged(store: ReadingStore) -> list[Found]:
         blank = dataclasses.replace(
             blank, time=os.lstat(path).st_mtime, size=_size_below(path)
         )
-        unsafe = layout.why_unsafe(folder) is not None
+        unsafe = paths.why_unsafe(folder) is not None
         one = None if unsafe else control_files.uncommitted(blank)
         found.append(
             one or dataclasses.replace(blank, remarks=(control_files.NO_MARKER,))

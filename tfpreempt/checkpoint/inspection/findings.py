@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.manifest import Manifest
-from tfpreempt.checkpoint.storage.interface import ObjectStore
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
 from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.readonly import ReadingStore
 
 _LATEST_TIME = 253_402_300_000.0  # dates end with the year 9999
 _WORKER = layout.worker_name(0).rstrip("0")

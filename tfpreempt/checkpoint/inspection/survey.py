@@ -15,11 +15,11 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, flat, layout
 from tfpreempt.checkpoint.inspection import control_files, directory_survey
 from tfpreempt.checkpoint.inspection.findings import Checked, Condition, Form, Found
-from tfpreempt.checkpoint.storage import opening
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
-from tfpreempt.checkpoint.storage.readonly import ReadingStore
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.checkpoint.verification import Effort, check_bytes, check_sizes, joined
+from tfpreempt.storage import opening, paths
+from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.storage.readonly import ReadingStore
 
 _INDEX = ".index"
 _MAX_EXTRA = 5
@@ -68,7 +68,7 @@ def of_store(store: ObjectStore) -> list[Found]:
     found = []
     for name in names:
         form = control_files.form_of(name)
-        if form is not None and layout.why_unsafe(name) is None:
+        if form is not None and paths.why_unsafe(name) is None:
             one = control_files.look_into(
                 control_files.blank(store, name, form, f"{store.uri}/{name}")
             )

@@ -15,21 +15,20 @@ import time
 from typing import IO, Protocol, cast
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest
-from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import Files, LocalFiles
-from tfpreempt.checkpoint.storage.interface import (
+from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.transfer.bar import Bar
+from tfpreempt.checkpoint.transfer.landing import Landing, Range
+from tfpreempt.checkpoint.transfer.remote import RemoteCommit
+from tfpreempt.checkpoint.transfer.sink import Sink
+from tfpreempt.storage import checksum, failure
+from tfpreempt.storage.crew import Crew
+from tfpreempt.storage.files import Files, LocalFiles
+from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     ObjectStore,
 )
-from tfpreempt.checkpoint.transfer import remote
-from tfpreempt.checkpoint.transfer.bar import Bar
-from tfpreempt.checkpoint.transfer.crew import Crew
-from tfpreempt.checkpoint.transfer.landing import Landing, Range
-from tfpreempt.checkpoint.transfer.remote import RemoteCommit
-from tfpreempt.checkpoint.transfer.sink import Sink
 
 _RANGE_BYTES = 32 << 20  # each costs a request
 _ATTEMPTS = 2

@@ -16,11 +16,11 @@ import os
 from collections.abc import Callable, Collection, Iterable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, claims, layout, retention
+from tfpreempt.checkpoint import claims, layout, retention
 from tfpreempt.checkpoint.payload import Staged
-from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import Files
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.storage import checksum, failure, paths
+from tfpreempt.storage.files import Files
+from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class ShardExchange:
                 f"{self._store.uri}/{name} is no list of files: {error}"
             ) from error
         for key in sums:
-            if "/" in key or layout.why_unsafe(key):
+            if "/" in key or paths.why_unsafe(key):
                 raise errors.CheckpointDamagedError(
                     f"{self._store.uri}/{name} names the file {key!r}; expected the "
                     "plain name of a State's file."

@@ -16,13 +16,13 @@ from tfpreempt.checkpoint import catalog, claims, layout, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.storage import failure
-from tfpreempt.checkpoint.storage.files import Files
-from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.checkpoint.transfer.download import download
 from tfpreempt.checkpoint.transfer.remote import RemoteCommit
 from tfpreempt.core.clock import SystemClock
+from tfpreempt.storage import failure
+from tfpreempt.storage.files import Files
+from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 

@@ -17,9 +17,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, layout
+from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest
-from tfpreempt.checkpoint.storage.files import Files, write_durably
+from tfpreempt.storage import checksum, paths
+from tfpreempt.storage.files import Files, write_durably
 
 PROGRESS = ".tfpreempt-download"
 _CONTROL = (
@@ -300,7 +301,7 @@ def _why_impossible(name: str) -> str | None:
         return "is not valid Unicode"
     if any(len(part) > _MAX_NAME_BYTES for part in parts):
         return f"has a part of more than {_MAX_NAME_BYTES} bytes"
-    return layout.why_unsafe(name)
+    return paths.why_unsafe(name)
 
 
 def _read_progress(path: str) -> dict[str, dict[Range, int]]:

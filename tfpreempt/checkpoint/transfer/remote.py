@@ -24,9 +24,10 @@ import re
 from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, checksum, layout
+from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.manifest import Manifest, from_json
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.storage import checksum
+from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
 
 MAX_FOLDERS = 100_000
 _MAX_CONTROL_BYTES = 64 << 20

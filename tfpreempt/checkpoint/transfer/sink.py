@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tfpreempt.checkpoint import checksum
 from tfpreempt.checkpoint.transfer.landing import Range, of_range
+from tfpreempt.storage import checksum
 
 
 class Sink(io.RawIOBase):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.checkpoint.transfer.remote import Folder, joined
+from tfpreempt.storage.interface import ObjectStore
 
 
 class Tidy:

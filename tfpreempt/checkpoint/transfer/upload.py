@@ -16,12 +16,13 @@ from collections.abc import Callable
 from typing import IO, cast
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum, layout, pointer
+from tfpreempt.checkpoint import layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import FileEntry
-from tfpreempt.checkpoint.storage.interface import ObjectStore
 from tfpreempt.checkpoint.transfer import remote
-from tfpreempt.checkpoint.transfer.crew import Crew
+from tfpreempt.storage import checksum
+from tfpreempt.storage.crew import Crew
+from tfpreempt.storage.interface import ObjectStore
 
 THREADS = 8
 

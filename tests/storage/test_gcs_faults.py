@@ -13,11 +13,11 @@ import threading
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage.gcs_connection import PlainConnection, limited
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError
-from tfpreempt.checkpoint.storage.limits import Limit
-from tfpreempt.checkpoint.storage.opening import open_store
+from tfpreempt.storage import checksum
+from tfpreempt.storage.gcs_connection import PlainConnection, limited
+from tfpreempt.storage.interface import ObjectMissingError
+from tfpreempt.storage.limits import Limit
+from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.gcs import GcsServer
 
 pytestmark = pytest.mark.slow

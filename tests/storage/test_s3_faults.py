@@ -12,9 +12,8 @@ import pytest
 
 from tests.contracts.storage_places import MotoServer
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage import s3_client
-from tfpreempt.checkpoint.storage.opening import open_store
+from tfpreempt.storage import checksum, s3_client
+from tfpreempt.storage.opening import open_store
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import IO, Protocol
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
+from tfpreempt.storage import paths
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +210,8 @@ def tree(root: str) -> list[str]:
 
 
 def _of(path: str) -> Reading:
-    if not layout.is_url(path):
+    if not paths.is_url(path):
         return _LOCAL
-    from tfpreempt.checkpoint.storage import gfile
+    from tfpreempt.storage import gfile
 
     return gfile.READING

@@ -18,20 +18,19 @@ from typing import IO, Any, cast
 from google.api_core import exceptions as api
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage import gcs_session, gcs_transfer, pieces
-from tfpreempt.checkpoint.storage.gcs_failure import is_about_the_bucket, translated
-from tfpreempt.checkpoint.storage.gcs_transfer import (
+from tfpreempt.storage import checksum, gcs_session, gcs_transfer, pieces
+from tfpreempt.storage.gcs_failure import is_about_the_bucket, translated
+from tfpreempt.storage.gcs_transfer import (
     SessionLostError,
     SourceFailedError,
     Whole,
 )
-from tfpreempt.checkpoint.storage.interface import (
+from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     check_name,
 )
-from tfpreempt.checkpoint.storage.limits import Limit
+from tfpreempt.storage.limits import Limit
 
 # Up to here one request does; the client then holds the bytes twice.
 _SINGLE = 1 << 20

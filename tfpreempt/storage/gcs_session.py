@@ -14,9 +14,9 @@ from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.storage import private_random
-from tfpreempt.checkpoint.storage.gcs_connection import TimedAdapter, current
-from tfpreempt.checkpoint.storage.limits import REQUEST_SECONDS, Limit
+from tfpreempt.storage import private_random
+from tfpreempt.storage.gcs_connection import TimedAdapter, current
+from tfpreempt.storage.limits import REQUEST_SECONDS, Limit
 
 _T = TypeVar("_T")
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import IO, Protocol
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
+from tfpreempt.storage import paths
 
 
 class ObjectMissingError(errors.CheckpointError):
@@ -124,7 +124,7 @@ def check_name(name: str) -> str:
     Raises:
         ConfigurationError: it is not.
     """
-    if reason := layout.why_unsafe(name):
+    if reason := paths.why_unsafe(name):
         raise errors.ConfigurationError(
             f"Object name {name!r} {reason}; expected a relative path with '/' "
             "between its parts."

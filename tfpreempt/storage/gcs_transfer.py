@@ -22,9 +22,9 @@ import urllib3
 from google.api_core import exceptions as api
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.storage import pieces
-from tfpreempt.checkpoint.storage.gcs_session import DeadlineSession, persistently
-from tfpreempt.checkpoint.storage.limits import Limit
+from tfpreempt.storage import pieces
+from tfpreempt.storage.gcs_session import DeadlineSession, persistently
+from tfpreempt.storage.limits import Limit
 
 # What a call holds in memory.
 _PIECE = 1 << 20

@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from typing import IO
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage import pieces
-from tfpreempt.checkpoint.storage.interface import (
+from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     check_name,
 )
-from tfpreempt.checkpoint.storage.reading import telling_shortage
+from tfpreempt.storage.reading import telling_shortage
 
 # Small enough to be in the processor's cache still when it is summed up; smaller ones
 # cost more, because the sum holds the interpreter's lock.

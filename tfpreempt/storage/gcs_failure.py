@@ -14,10 +14,10 @@ from google.api_core import exceptions as api
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.storage.gcs_connection import limited
-from tfpreempt.checkpoint.storage.gcs_session import CredentialsMissingError
-from tfpreempt.checkpoint.storage.gcs_transfer import refusal
-from tfpreempt.checkpoint.storage.limits import Limit, OutOfTimeError
+from tfpreempt.storage.gcs_connection import limited
+from tfpreempt.storage.gcs_session import CredentialsMissingError
+from tfpreempt.storage.gcs_transfer import refusal
+from tfpreempt.storage.limits import Limit, OutOfTimeError
 
 _FOREIGN = (
     api.GoogleAPIError,

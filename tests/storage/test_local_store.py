@@ -8,8 +8,8 @@ import os
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.storage.interface import ObjectMissingError
-from tfpreempt.checkpoint.storage.local import LocalStore
+from tfpreempt.storage.interface import ObjectMissingError
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
 
 SECRET = b"root:x:0:0"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import obstore.exceptions as said
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.storage.limits import Limit, OutOfTimeError
+from tfpreempt.storage.limits import Limit, OutOfTimeError
 
 _FOREIGN = (
     said.BaseError,

@@ -15,7 +15,7 @@ from typing import Any
 
 import google_crc32c
 
-from tfpreempt.checkpoint.storage import reading
+from tfpreempt.storage import reading
 
 _CHUNK_BYTES = 4 << 20
 _THREADS = 4

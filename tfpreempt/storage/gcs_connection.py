@@ -15,7 +15,7 @@ import requests.adapters
 import urllib3
 import urllib3.connection
 
-from tfpreempt.checkpoint.storage.limits import Limit
+from tfpreempt.storage.limits import Limit
 
 # More threads than this wait for a connection that another one keeps.
 _CONNECTIONS = 32

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from typing import IO, Protocol
 
-from tfpreempt.checkpoint import layout
+from tfpreempt.storage import paths
 
 
 class Files(Protocol):
@@ -83,9 +83,9 @@ class LocalFiles:
 
 def files_for(directory: str) -> Files:
     """The operations that reach a checkpoint directory, a path or a URL."""
-    if not layout.is_url(directory):
+    if not paths.is_url(directory):
         return LocalFiles()
-    from tfpreempt.checkpoint.storage.gfile import GfileFiles
+    from tfpreempt.storage.gfile import GfileFiles
 
     return GfileFiles()
 
@@ -102,7 +102,7 @@ def create(path: str) -> Iterator[IO[bytes]]:
     """
     files = files_for(path)
     files.make_dirs(os.path.dirname(path))
-    if not layout.is_url(path):
+    if not paths.is_url(path):
         with open(path, "xb") as file:
             yield file
         return
@@ -122,7 +122,7 @@ def write_durably(files: Files, path: str, data: bytes) -> None:
     Raises:
         OSError: as the file system says.
     """
-    if layout.is_url(path):
+    if paths.is_url(path):
         files.write(path, data)  # an object is there whole or not at all
         return
     temporary = path + ".tmp"

@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.storage import reading
-from tfpreempt.checkpoint.storage.files import files_for
+from tfpreempt.storage import paths, reading
+from tfpreempt.storage.files import files_for
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free space, or lower max_to_keep",
@@ -93,10 +92,10 @@ def check_directory(
             f"checkpoint_dir must be a path (str or os.PathLike); got {directory!r}."
         )
     text = os.fsdecode(os.fspath(directory))
-    layout.check_text(os.path.abspath(text))
+    paths.check_text(os.path.abspath(text))
     if name is not None:
-        layout.check_restorable(os.path.join(layout.absolute(text), name))
-    if layout.is_url(text):
+        paths.check_restorable(os.path.join(paths.absolute(text), name))
+    if paths.is_url(text):
         return _check_url(text, is_flat)
     if "://" in text or _DAMAGED_URL.match(text):
         raise errors.ConfigurationError(
@@ -133,7 +132,7 @@ def _check_url(url: str, is_flat: bool) -> str:
         raise errors.ConfigurationError(
             f"checkpoint_dir={url!r}: pass the path itself, {'/' + rest.lstrip('/')!r}."
         )
-    if reason := layout.why_unsafe(rest):
+    if reason := paths.why_unsafe(rest):
         raise errors.ConfigurationError(
             f"checkpoint_dir={url!r}: what follows {scheme}:// {reason}; expected a "
             "bucket and a folder, such as gs://bucket/run."
@@ -174,7 +173,7 @@ def _check_served(scheme: str, url: str) -> None:
         "commits copied there."
     )
     try:
-        from tfpreempt.checkpoint.storage import gfile
+        from tfpreempt.storage import gfile
     except ImportError as error:
         raise errors.ConfigurationError(
             f"checkpoint_dir={url!r} can be reached through TensorFlow only, which "

@@ -15,15 +15,15 @@ from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.payload import Written
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import StateRegistry
-from tfpreempt.checkpoint.storage import failure, reading
-from tfpreempt.checkpoint.storage.files import files_for
+from tfpreempt.storage import failure, reading
+from tfpreempt.storage.files import files_for
 from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
 
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
 from tfpreempt.checkpoint import writer  # noqa: E402
-from tfpreempt.checkpoint.storage.gfile import GfileFiles  # noqa: E402
+from tfpreempt.storage.gfile import GfileFiles  # noqa: E402
 
 _numbers = itertools.count()
 

@@ -9,12 +9,11 @@ import urllib.parse
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.storage import filesystem_kinds
-from tfpreempt.checkpoint.storage.filesystem import FilesystemStore
-from tfpreempt.checkpoint.storage.interface import ObjectStore
-from tfpreempt.checkpoint.storage.local import LocalStore
-from tfpreempt.checkpoint.storage.prefixed import PrefixedStore
+from tfpreempt.storage import filesystem_kinds, paths
+from tfpreempt.storage.filesystem import FilesystemStore
+from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.prefixed import PrefixedStore
 
 SCHEMES = ("file", "gs", "s3")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
@@ -101,16 +100,16 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
     if path is not None:
         return LocalStore(path)
     if is_served_by_tensorflow(place):
-        from tfpreempt.checkpoint.storage.url import UrlStore
+        from tfpreempt.storage.url import UrlStore
 
         return UrlStore(place)
     scheme, bucket, prefix = split(place)
     if scheme == "gs":
-        from tfpreempt.checkpoint.storage.gcs import GcsStore  # a second to import
+        from tfpreempt.storage.gcs import GcsStore  # a second to import
 
         return GcsStore(bucket, prefix)
     try:
-        from tfpreempt.checkpoint.storage.s3 import S3Store
+        from tfpreempt.storage.s3 import S3Store
     except ImportError as error:
         raise errors.ConfigurationError(
             f"{place!r} needs obstore, which is not installed: pip install "
@@ -127,7 +126,7 @@ def is_served_by_tensorflow(place: str) -> bool:
     scheme = place.partition("://")[0]
     if scheme in SCHEMES or "tensorflow" not in sys.modules:
         return False
-    from tfpreempt.checkpoint.storage import gfile
+    from tfpreempt.storage import gfile
 
     return scheme in gfile.schemes()
 
@@ -180,7 +179,7 @@ def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
 def _checked(prefix: str, place: str) -> str:
     """The prefix without the "/" at its ends."""
     trimmed = prefix.strip("/")
-    reason = layout.why_unsafe(trimmed) if trimmed else None
+    reason = paths.why_unsafe(trimmed) if trimmed else None
     if reason:
         raise errors.ConfigurationError(
             f"The path {trimmed!r} in {place!r} {reason}; expected parts with one '/' "

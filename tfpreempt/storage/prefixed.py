@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import IO
 
-from tfpreempt.checkpoint.storage.interface import ObjectStat, ObjectStore, check_name
+from tfpreempt.storage.interface import ObjectStat, ObjectStore, check_name
 
 
 class PrefixedStore:

@@ -10,11 +10,11 @@ import fsspec
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.storage.filesystem import FilesystemStore
-from tfpreempt.checkpoint.storage.gcs import GcsStore
-from tfpreempt.checkpoint.storage.local import LocalStore
-from tfpreempt.checkpoint.storage.opening import open_store
-from tfpreempt.checkpoint.storage.s3 import S3Store
+from tfpreempt.storage.filesystem import FilesystemStore
+from tfpreempt.storage.gcs import GcsStore
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.s3 import S3Store
 from tfpreempt.testing.storage import FaultyStore
 
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tfpreempt.checkpoint.transfer.bar import Bar
-from tfpreempt.checkpoint.transfer.crew import CancelledError, Crew
+from tfpreempt.storage.crew import CancelledError, Crew
 
 
 def quiet():

@@ -18,9 +18,9 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.storage import pieces
-from tfpreempt.checkpoint.storage.limits import REQUEST_SECONDS, RETRY_SECONDS, Limit
 from tfpreempt.core.threads import OwnedThread
+from tfpreempt.storage import pieces
+from tfpreempt.storage.limits import REQUEST_SECONDS, RETRY_SECONDS, Limit
 
 _T = TypeVar("_T")
 _lock = threading.Lock()

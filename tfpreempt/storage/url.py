@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from typing import IO, cast
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage import failure, pieces, reading
-from tfpreempt.checkpoint.storage.files import files_for
-from tfpreempt.checkpoint.storage.interface import (
+from tfpreempt.storage import checksum, failure, pieces, reading
+from tfpreempt.storage.files import files_for
+from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     check_name,

@@ -21,15 +21,14 @@ import obstore
 import obstore.exceptions as said
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage import pieces, s3_client
-from tfpreempt.checkpoint.storage.interface import (
+from tfpreempt.storage import checksum, pieces, s3_client
+from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     check_name,
 )
-from tfpreempt.checkpoint.storage.limits import Limit
-from tfpreempt.checkpoint.storage.s3_failure import is_about_the_bucket, translated
+from tfpreempt.storage.limits import Limit
+from tfpreempt.storage.s3_failure import is_about_the_bucket, translated
 
 PIECE = 8 << 20
 _MOST_PARTS = 9_000  # S3 takes 10,000

@@ -18,10 +18,9 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage import pieces
-from tfpreempt.checkpoint.storage.filesystem_kinds import Kind
-from tfpreempt.checkpoint.storage.interface import (
+from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage.filesystem_kinds import Kind
+from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     check_name,

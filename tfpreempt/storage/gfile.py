@@ -16,7 +16,7 @@ from typing import IO, Any
 import tensorflow as tf
 from tensorflow.python.lib.io import file_io as _file_io
 
-from tfpreempt.checkpoint.storage.reading import FileStat
+from tfpreempt.storage.reading import FileStat
 
 _BUFFER_BYTES = 1 << 20
 _NUMBERS = (

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from typing import IO
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import checksum
-from tfpreempt.checkpoint.storage import failure, pieces
-from tfpreempt.checkpoint.storage.files import Files, LocalFiles, remove_if_empty
-from tfpreempt.checkpoint.storage.interface import (
+from tfpreempt.storage import checksum, failure, pieces
+from tfpreempt.storage.files import Files, LocalFiles, remove_if_empty
+from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     check_name,

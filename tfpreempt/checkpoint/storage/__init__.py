@@ -1,1 +1,0 @@
-"""Where checkpoints are kept: one small interface, one implementation per file."""

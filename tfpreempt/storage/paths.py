@@ -1,0 +1,77 @@
+"""Names of places: what is a URL, which can be used, which names become paths."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from tfpreempt import errors
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def is_url(path: str) -> bool:
+    """Whether it names a place that the operating system cannot reach by itself."""
+    return _URL.match(path) is not None
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """An absolute path; a URL is one."""
+    text = os.fspath(path)
+    return text.rstrip("/") if is_url(text) else os.path.abspath(text)
+
+
+def check_text(path: str) -> None:
+    """Refuses a path that cannot be written down, in a manifest or a message.
+
+    Raises:
+        ConfigurationError: it has a NUL, or bytes that are not UTF-8.
+    """
+    try:
+        is_text = b"\0" not in path.encode()
+    except UnicodeEncodeError:
+        is_text = False
+    if not is_text:
+        raise errors.ConfigurationError(
+            f"The path {path!r} is no valid text: it has a NUL, or bytes that are not "
+            "UTF-8. Rename the directory or choose another one."
+        )
+
+
+def check_restorable(prefix: str) -> None:
+    """Refuses a prefix under which TensorFlow writes and finds nothing again.
+
+    It looks for the files by a pattern, and the pattern is the path itself.
+
+    Raises:
+        ConfigurationError: names the character.
+    """
+    for character in "[*?\\":
+        if character in prefix:
+            raise errors.ConfigurationError(
+                f"{prefix!r} has the character {character!r}, which TensorFlow takes "
+                "for a part of a pattern: it writes a checkpoint there and does not "
+                "find it again. Use a path without [, *, ? and \\. What lies there "
+                "already can be moved, or copied by Checkpoint(...).to_directory()."
+            )
+
+
+def why_unsafe(name: object) -> str | None:
+    """Why a name from a manifest or a listing must not become a path; None if it may.
+
+    Args:
+        name: a relative path with "/" between its parts, from an unknown writer.
+    """
+    if not isinstance(name, str):
+        return f"is a {type(name).__name__}, not a string"
+    if not name:
+        return "is empty"
+    if len(name) > 1024:
+        return f"is {len(name)} characters long, more than 1024"
+    if "\0" in name or "\\" in name or any(ord(c) < 32 for c in name):
+        return "has a NUL, a control character or a backslash"
+    if name.startswith("/"):
+        return "is absolute"
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        return "has an empty part, '.' or '..'"
+    return None
