@@ -15,10 +15,10 @@ import pytest
 import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
-from tfpreempt import errors, mirroring, session
+from tfpreempt import errors, session
 from tfpreempt.checkpoint.recall import Recall
+from tfpreempt.checkpoint.remote import commits, mirroring
 from tfpreempt.checkpoint.state import REGISTRY
-from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.states import copies, registered
 from tfpreempt.testing.storage import FaultyStore, damage
@@ -70,7 +70,7 @@ class Place:
 
     def copied(self):
         """Sequences of the commits in the store, newest first."""
-        found = remote.commits(self.store, pytest.fail)
+        found = commits.commits(self.store, pytest.fail)
         return [each.manifest.sequence for each in found]
 
     def fetched(self):
@@ -207,7 +207,7 @@ def test_a_damaged_copy_is_passed_over(place, words, caplog):
     for text in ("one", "two"):
         place.save(words, text)
         place.wait()
-    newest = next(iter(remote.commits(place.store, pytest.fail)))
+    newest = next(iter(commits.commits(place.store, pytest.fail)))
     place.store.damage(f"{newest.folder}/states/words.state")
     place.lose_disk()
     place.restart()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.transfer.status import MirrorStatus
+from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.keeper import Keeper
 

@@ -15,8 +15,8 @@ from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.recall import Recall
+from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.state import State
-from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored

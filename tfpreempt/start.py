@@ -10,6 +10,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, probe
+from tfpreempt.checkpoint.remote.mirroring import Remote, open_remote
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.writer import make_saver
@@ -17,7 +18,6 @@ from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.mirroring import Remote, open_remote
 from tfpreempt.storage import paths
 from tfpreempt.storage.interface import ObjectStore
 

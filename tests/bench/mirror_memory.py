@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.bench import bucket
 from tests.bench.mirror_speed import THREADS, make_commit, workplace
-from tfpreempt.checkpoint.transfer import download, remote, upload
+from tfpreempt.checkpoint.remote import commits, download, upload
 from tfpreempt.storage.opening import open_store
 
 BAR = 64.0  # MiB
@@ -76,7 +76,7 @@ def _upload(source: upload.Source, root: Path) -> None:
 
 def _download(source: upload.Source, root: Path) -> None:
     store = open_store("gs://bucket/run")
-    found = remote.read(store, source.folder)
+    found = commits.read(store, source.folder)
     assert found is not None
     download.download(store, found, str(root / "target" / source.folder))
 

@@ -29,7 +29,7 @@ from tests.bench import bucket
 from tests.bench.row import compare
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
-from tfpreempt.checkpoint.transfer import download, remote, upload
+from tfpreempt.checkpoint.remote import commits, download, upload
 from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.opening import open_store
@@ -92,7 +92,7 @@ def make_commit(base: Path, count: int, size: int, *, step: int = 1) -> upload.S
     data = to_json(manifest)
     marker = catalog.marker_bytes(data, step)
     return upload.Source(
-        folder=remote.folder_name(step, f"{step}-{checksum.of_bytes(marker):08x}"),
+        folder=commits.folder_name(step, f"{step}-{checksum.of_bytes(marker):08x}"),
         base=str(base),
         entries=manifest.files,
         control={layout.MANIFEST: data, layout.MARKER: marker},
@@ -134,7 +134,7 @@ class Moves:
         upload.Upload(self._store, self._source, threads=THREADS).run()
 
     def _download(self) -> None:
-        found = remote.read(self._store, self._source.folder)
+        found = commits.read(self._store, self._source.folder)
         assert found is not None
         download.download(self._store, found, str(self._target), threads=THREADS)
 

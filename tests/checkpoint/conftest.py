@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfpreempt.checkpoint.mirror import Mirror
+from tfpreempt.checkpoint.remote.mirror import Mirror
 
 
 @pytest.fixture

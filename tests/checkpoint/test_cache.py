@@ -176,7 +176,7 @@ def test_readers_that_come_and_go_find_what_they_asked_for(root, rng):
 
 READER = """
 import os, signal, sys
-from tfpreempt.checkpoint.transfer import download
+from tfpreempt.checkpoint.remote import download
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.storage.local import LocalStore
 

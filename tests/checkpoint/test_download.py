@@ -15,7 +15,7 @@ import pytest
 from tests.checkpoint.remote_commits import FILES, put_commit
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.transfer import download, landing
+from tfpreempt.checkpoint.remote import download, landing
 from tfpreempt.storage import checksum, crew
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyFiles, FaultyStore, SimulatedCrash
@@ -224,7 +224,8 @@ def test_a_store_that_sends_nothing_is_given_up(tmp_path, monkeypatch):
 STUCK = """
 import sys, threading
 from tfpreempt import errors
-from tfpreempt.checkpoint.transfer import crew, download, remote
+from tfpreempt.checkpoint.remote import commits, download
+from tfpreempt.storage import crew
 from tfpreempt.storage.local import LocalStore
 
 class Stuck(LocalStore):
@@ -236,7 +237,7 @@ class Stuck(LocalStore):
 crew._LEAVE = 0.1
 store = Stuck(sys.argv[1])
 try:
-    download.download(store, remote.read(store), sys.argv[2], timeout=0.2)
+    download.download(store, commits.read(store), sys.argv[2], timeout=0.2)
 except errors.CheckpointError as error:
     sys.exit("more than 0.2 s" not in str(error))
 """
@@ -277,7 +278,7 @@ def test_all_is_synced_before_the_manifest_is_there(store, tmp_path):
 
 KILLED = """
 import os, signal, sys
-from tfpreempt.checkpoint.transfer import download, remote
+from tfpreempt.checkpoint.remote import commits, download
 from tfpreempt.storage.local import LocalStore
 
 class Dying(LocalStore):
@@ -292,7 +293,7 @@ class Dying(LocalStore):
 
 download._RANGE_BYTES = 10_000
 store = Dying(sys.argv[1])
-download.download(store, remote.read(store), sys.argv[2], threads=1)
+download.download(store, commits.read(store), sys.argv[2], threads=1)
 """
 
 

@@ -12,7 +12,7 @@ from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tests.checkpoint.test_claims import Other
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.transfer import upload
+from tfpreempt.checkpoint.remote import upload
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.storage import FaultyStore, damage
 

@@ -18,7 +18,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.handling import cache, contents, turns
-from tfpreempt.checkpoint.transfer import landing
+from tfpreempt.checkpoint.remote import landing
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore, damage

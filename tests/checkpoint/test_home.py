@@ -118,7 +118,7 @@ import os, sys
 from tests.checkpoint.fakes import *
 from tfpreempt import errors
 from tfpreempt.core.journal import Journal
-from tfpreempt import events
+from tfpreempt.core import events
 place = sys.argv[1]
 def sh(command):
     assert os.system(command) == 0, command

@@ -9,7 +9,7 @@ import pytest
 from tests.checkpoint.remote_commits import manifest_of, put_commit, put_hostile
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.transfer import download, landing, remote
+from tfpreempt.checkpoint.remote import commits, download, landing
 from tfpreempt.testing.storage import FaultyFiles, FaultyStore
 
 
@@ -36,7 +36,7 @@ def test_hostile_manifests_are_refused_before_anything_is_written(
 ):
     put_hostile(store, entries)
     with pytest.raises(errors.CheckpointError, match=says):
-        download.download(store, remote.read(store), str(tmp_path / "out"))
+        download.download(store, commits.read(store), str(tmp_path / "out"))
     assert os.listdir(tmp_path) == []
 
 
@@ -54,7 +54,7 @@ UNREADABLE = {
 def test_hostile_manifests_that_are_not_even_read(store, entries):
     put_hostile(store, entries)
     with pytest.raises(errors.CheckpointDamagedError):
-        remote.read(store)
+        commits.read(store)
 
 
 PLANTED = [

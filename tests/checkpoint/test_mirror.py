@@ -11,8 +11,8 @@ import pytest
 
 from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
 from tfpreempt import errors
-from tfpreempt.checkpoint import mirror as mirroring
-from tfpreempt.checkpoint.transfer.status import MirrorStatus
+from tfpreempt.checkpoint.remote import mirror as mirroring
+from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.testing.storage import FaultyStore, SimulatedCrash
 
 

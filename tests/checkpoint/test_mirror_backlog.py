@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
-from tfpreempt.checkpoint.transfer import tidy
+from tfpreempt.checkpoint.remote import tidy
 from tfpreempt.testing.storage import FaultyStore, damage
 
 

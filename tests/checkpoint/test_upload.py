@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoint.fakes import FlatPayload, make_saver, save
 from tests.checkpoint.uploads import commit, folders, newest, uploaded
 from tfpreempt import errors
-from tfpreempt.checkpoint.transfer import remote, tidy, upload
+from tfpreempt.checkpoint.remote import commits, tidy, upload
 from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
@@ -19,7 +19,7 @@ PATIENCE = 20.0  # seconds after which a test that hangs is told so
 def test_an_upload_is_the_commit_byte_for_byte(tmp_path):
     store, entry = FaultyStore(), commit(tmp_path, 5)
     uploaded(store, entry)
-    (found,) = remote.commits(store, pytest.fail)
+    (found,) = commits.commits(store, pytest.fail)
     assert found.token == entry.token
     assert found.manifest == entry.manifest
     for each in entry.manifest.files:

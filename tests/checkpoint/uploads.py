@@ -6,7 +6,7 @@ import threading
 
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.transfer import remote, upload
+from tfpreempt.checkpoint.remote import commits, upload
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
 
@@ -49,7 +49,7 @@ def uploaded(store, entry, **kwargs):
 def folders(store):
     """Every commit that a reader finds, with its bytes checked; newest first."""
     problems = []
-    found = list(remote.commits(store, problems.append))
+    found = list(commits.commits(store, problems.append))
     assert problems == []
     for each in found:
         for entry in each.manifest.files:

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tfpreempt.checkpoint.remote import commits
 from tfpreempt.checkpoint.state import StateRegistry
-from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.cli import main
 from tfpreempt.storage import opening
 from tfpreempt.storage.readonly import ReadingStore
@@ -72,9 +72,9 @@ def run(tmp_path: Path) -> Path:
 
 def mirrored(run: Path, name: str, mirror: Path) -> str:
     """Lays a commit out as the mirror has it; its folder's name."""
-    commit = remote.read(ReadingStore(str(run)), name)
+    commit = commits.read(ReadingStore(str(run)), name)
     assert commit is not None
-    folder = remote.folder_name(commit.manifest.step, commit.token)
+    folder = commits.folder_name(commit.manifest.step, commit.token)
     shutil.copytree(run / name, mirror / folder)
     return folder
 
@@ -300,9 +300,9 @@ def filled(run: Path) -> FaultyStore:
     """A bucket with all commits of a run."""
     store, source = FaultyStore(), ReadingStore(str(run))
     for name in source.folders():
-        commit = remote.read(source, name)
+        commit = commits.read(source, name)
         assert commit is not None
-        folder = remote.folder_name(commit.manifest.step, commit.token)
+        folder = commits.folder_name(commit.manifest.step, commit.token)
         for file in source.list(f"{name}/"):
             data = io.BytesIO((run / file).read_bytes())
             store.put_if_absent(folder + file.removeprefix(name), data)
@@ -325,9 +325,9 @@ class Bucket(FaultyStore):
 
 
 def test_one_folder_of_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = remote.read(ReadingStore(str(run)), "10")
+    commit = commits.read(ReadingStore(str(run)), "10")
     assert commit is not None
-    folder = remote.folder_name(10, commit.token)
+    folder = commits.folder_name(10, commit.token)
 
     def look(name: str, root: Path | None) -> list[dict[str, Any]]:
         bucket = Bucket(f"gs://bucket/run/{name}", root)

@@ -17,7 +17,7 @@ from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
 from tfpreempt import Checkpoint, errors
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.remote import commits
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -69,7 +69,7 @@ def train(program: Program, store: Any, steps: int, **more: Any) -> None:
 
 def steps(store: Any) -> list[int]:
     """Of the commits that are whole, newest first."""
-    found = list(remote.commits(store, lambda problem: None))
+    found = list(commits.commits(store, lambda problem: None))
     for each in found:
         for entry in each.manifest.files:
             stat = store.stat(f"{each.folder}/{entry.name}")
@@ -166,7 +166,7 @@ def test_a_damaged_copy_falls_back_to_the_older_one(
 ) -> None:
     train(program, store, 3)
     train(program, store, 1)
-    newest = next(iter(remote.commits(store, pytest.fail)))
+    newest = next(iter(commits.commits(store, pytest.fail)))
     store.damage(f"{newest.folder}/{newest.manifest.files[0].name}")
     other = elsewhere()
     with other.handler(remote_checkpoint_dir=store) as handler:

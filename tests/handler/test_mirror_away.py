@@ -12,7 +12,7 @@ import pytest
 from tests.handler.program import Program
 from tests.handler.test_mirror import LIMIT, steps, train
 from tfpreempt import errors
-from tfpreempt.checkpoint import mirror
+from tfpreempt.checkpoint.remote import mirror
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore
 

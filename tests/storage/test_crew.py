@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tfpreempt.checkpoint.transfer.bar import Bar
+from tfpreempt.checkpoint.remote.bar import Bar
 from tfpreempt.storage.crew import CancelledError, Crew
 
 

@@ -1,1 +1,35 @@
-"""Station 3 of the path: make a step durable, and find it again."""
+"""Station 3 of the path: make a step durable, and find it again.
+
+at_hand         what a function has at hand, and which names it changes
+bundle          is a TensorFlow checkpoint that has no manifest complete? Read without
+catalog         what of ours lies in a checkpoint directory: commits
+claims          who is saving here? What is staged is left over only when its writers
+commit          the commit: files made durable, manifest, one rename
+encoding        python and NumPy values as JSON and raw bytes, bit for bit
+flat            commits of checkpoints that stay flat
+handle          checkpoint: a reference to one checkpoint
+handling/       what a `Checkpoint` handle is made of
+home            is the checkpoint directory still the one of the start?
+inspection/     what `tfpreempt inspect` and `tfpreempt verify` find out
+iterator_state  positions in tf.data pipelines: states of dataset iterators
+layout          pure path rules: what lies where in a checkpoint directory
+loader          finds and restores a checkpoint on one worker
+loose           one State in a file of its own, outside of any commit
+manifest        the manifest of a commit: its files, their sizes and checksums
+payload         what a saver asks of the part that TensorFlow, or a save_fn, writes
+per_replica     variables of which each worker saves what its own replicas hold
+pointer         TensorFlow's `checkpoint` state file
+probe           is the checkpoint directory the same storage for every worker?
+recall          finds what a single State was: in the newest commit
+remote/         the copy of a checkpoint directory in an object store
+restore         which checkpoint to restore: the newest that is committed and verified
+retention       deletes what is no longer wanted
+saver           saves a step in two phases, whatever form the checkpoint has
+state           a State
+structure       does a checkpoint fit the objects it is to be restored into? Decided
+tf_state        what is read out of TensorFlow: values that need peers
+unsaved         what a step changes and no commit holds: told once, by name
+untracked       what the objects of a Checkpoint hold, and TensorFlow does not track
+verification    are the files of a commit what its manifest says? Sizes first
+writer          what TensorFlow does in a save: read variables
+"""

@@ -16,7 +16,7 @@ from tfpreempt.checkpoint.handling import contents, metadata, moved, restoring
 from tfpreempt.checkpoint.handling.cache import Cache, key_of, private_directory
 from tfpreempt.checkpoint.handling.contents import Contents
 from tfpreempt.checkpoint.handling.turns import alone_in
-from tfpreempt.checkpoint.transfer import download
+from tfpreempt.checkpoint.remote import download
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import LocalFiles, write_durably

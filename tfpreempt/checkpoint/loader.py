@@ -12,6 +12,7 @@ from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Payload
+from tfpreempt.checkpoint.remote import fetch
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.state import (
     State,
@@ -19,7 +20,6 @@ from tfpreempt.checkpoint.state import (
     check_state_file,
     read_state,
 )
-from tfpreempt.checkpoint.transfer import fetch
 from tfpreempt.core import events
 from tfpreempt.storage.files import Files
 from tfpreempt.storage.interface import ObjectStore

@@ -18,7 +18,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, catalog, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import Manifest
-from tfpreempt.checkpoint.transfer.bar import Bar
+from tfpreempt.checkpoint.remote.bar import Bar
 from tfpreempt.checkpoint.verification import Effort, check_bytes
 from tfpreempt.storage import checksum, paths, reading
 from tfpreempt.storage.readonly import ReadingStore

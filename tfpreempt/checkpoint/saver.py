@@ -20,6 +20,7 @@ from tfpreempt.checkpoint.claims import Claim
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Payload, Staged, Written, versions
+from tfpreempt.checkpoint.remote import commits
 from tfpreempt.checkpoint.state import (
     REGISTRY,
     State,
@@ -28,7 +29,6 @@ from tfpreempt.checkpoint.state import (
     try_states,
     write_states,
 )
-from tfpreempt.checkpoint.transfer import remote
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.restarts import num_restarts
@@ -346,7 +346,7 @@ class CheckpointSaver(CheckpointLoader):
 
     def commit_of(self, place: str) -> Committed | None:
         """The commit in this directory that a path, or a remote folder's URI, means."""
-        named = remote.parse(place.rstrip("/").rpartition("/")[2])
+        named = commits.parse(place.rstrip("/").rpartition("/")[2])
         for entry in catalog.scan(self.directory)[0]:
             is_twin = named is not None and named.token == entry.token
             if is_twin or os.path.abspath(place) == os.path.abspath(entry.path):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpreempt.at_hand import AtHand
+from tfpreempt.checkpoint.at_hand import AtHand
 from tfpreempt.checkpoint.iterator_state import parts
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.tf_state import local_parts, walk

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tfpreempt import errors
 from tfpreempt.checkpoint import restore
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.transfer.status import MirrorStatus
+from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.keras.callbacks_state import CallbackStates, capture_files
 from tfpreempt.keras.fit import callbacks_of, check_model, is_running, is_validation

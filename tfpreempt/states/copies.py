@@ -1,7 +1,7 @@
 """What a program without a handler has in an object store: it looks, fetches, copies.
 
-The same as a handler does at its start and at its end (`mirroring.py`), except that
-nobody agrees with anybody: each worker looks for itself, by the same rule.
+The same as a handler does at its start and at its end, by `checkpoint/remote`, except
+that nobody agrees with anybody: each worker looks for itself, by the same rule.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import filelock
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.remote import fetch
+from tfpreempt.checkpoint.remote.mirroring import REMOTE_VARIABLE, Remote
 from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.transfer import fetch
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
-from tfpreempt.mirroring import REMOTE_VARIABLE, Remote
 from tfpreempt.process_end import on_interpreter_end
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files, LocalFiles

@@ -18,8 +18,8 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import MAX_FILES, FileEntry, Manifest
-from tfpreempt.checkpoint.transfer import landing, remote
-from tfpreempt.checkpoint.transfer.download import Source
+from tfpreempt.checkpoint.remote import commits, landing
+from tfpreempt.checkpoint.remote.download import Source
 from tfpreempt.storage import checksum, paths
 from tfpreempt.storage.crew import Crew
 from tfpreempt.storage.interface import (
@@ -96,7 +96,7 @@ def of_store(store: ObjectStore, folder: str, *, with_sums: bool = False) -> Con
     Raises:
         CheckpointError: nothing that could be a checkpoint; says what there is.
     """
-    found = remote.read(store, folder)
+    found = commits.read(store, folder)
     if found is not None:
         return Contents(
             source=store,
@@ -114,7 +114,7 @@ def of_store(store: ObjectStore, folder: str, *, with_sums: bool = False) -> Con
     _refuse_root(where, _newest_of(store, folder, names))
     if not names:
         raise _nothing(where)
-    if layout.MANIFEST in names or remote.parse(where.rpartition("/")[2]):
+    if layout.MANIFEST in names or commits.parse(where.rpartition("/")[2]):
         raise _unfinished(where)
     manifest = _made_of(_stats(store, folder, names) if with_sums else _bare(names))
     return Contents(
@@ -184,12 +184,12 @@ def _from_commit(entry: Committed, holder: str) -> Contents:
 def _directory_at(path: str, with_sums: bool) -> Contents | None:
     if not os.path.isdir(path):
         return None
-    commits, _ = catalog.scan(path)
-    _refuse_root(path, commits[0].path if commits else None)
-    folders = [found for name in os.listdir(path) if (found := remote.parse(name))]
+    committed, _ = catalog.scan(path)
+    _refuse_root(path, committed[0].path if committed else None)
+    folders = [found for name in os.listdir(path) if (found := commits.parse(name))]
     newest = max(folders, key=lambda each: each.sequence, default=None)
     _refuse_root(path, os.path.join(path, newest.name) if newest else None)
-    is_upload = remote.parse(os.path.basename(path)) is not None
+    is_upload = commits.parse(os.path.basename(path)) is not None
     if is_upload or os.path.lexists(os.path.join(path, landing.PROGRESS)):
         raise _unfinished(path)
     return _plain(path, path, _files_below(path), with_sums)
@@ -270,7 +270,7 @@ def _stats(store: ObjectStore, folder: str, names: list[str]) -> list[FileEntry]
     found: dict[str, FileEntry] = {}
 
     def look(name: str) -> None:
-        status = store.stat(remote.joined(folder, name))
+        status = store.stat(commits.joined(folder, name))
         if status is not None:
             found[name] = FileEntry(name=name, size=status.size, crc32c=status.crc32c)
 
@@ -294,16 +294,16 @@ def _token_of(manifest: Manifest) -> str:
 
 
 def _newest_in(store: ObjectStore) -> str | None:
-    for commit in remote.commits(store, _log.warning):
+    for commit in commits.commits(store, _log.warning):
         return f"{store.uri}/{commit.folder}"
     return None
 
 
 def _newest_of(store: ObjectStore, folder: str, names: list[str]) -> str | None:
     heads = {name.split("/")[0] for name in names if "/" in name}
-    found = [each for head in heads if (each := remote.parse(head))]
+    found = [each for head in heads if (each := commits.parse(head))]
     newest = max(found, key=lambda each: each.sequence, default=None)
-    return f"{store.uri}/{remote.joined(folder, newest.name)}" if newest else None
+    return f"{store.uri}/{commits.joined(folder, newest.name)}" if newest else None
 
 
 def _refuse_root(where: str, newest: str | None) -> None:

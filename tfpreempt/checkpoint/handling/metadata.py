@@ -13,7 +13,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.remote import commits
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import LocalFiles, write_durably
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
@@ -97,7 +97,7 @@ def write_local(holder: str, data: bytes) -> None:
 def read_remote(store: ObjectStore, folder: str) -> bytes | None:
     """The bytes in a store's folder; None if there are none."""
     target = io.BytesIO()
-    name = remote.joined(folder, layout.METADATA)
+    name = commits.joined(folder, layout.METADATA)
     try:
         store.get(name, target, length=_MAX_BYTES + 1)
     except ObjectMissingError:
@@ -107,4 +107,4 @@ def read_remote(store: ObjectStore, folder: str) -> bytes | None:
 
 def write_remote(store: ObjectStore, folder: str, data: bytes) -> None:
     """Writes them, all or nothing; whoever is last wins."""
-    store.replace(remote.joined(folder, layout.METADATA), data)
+    store.replace(commits.joined(folder, layout.METADATA), data)

@@ -12,7 +12,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.inspection.findings import Condition, Form, Found, saved_at
 from tfpreempt.checkpoint.manifest import Manifest, from_json
-from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.remote import commits
 from tfpreempt.checkpoint.verification import joined
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
 
@@ -25,7 +25,7 @@ def form_of(name: str) -> Form | None:
     """The form of what a folder of this name holds; None if it can be none of ours."""
     if layout.is_step_name(name):
         return Form.OWN
-    if remote.parse(name) is not None:
+    if commits.parse(name) is not None:
         return Form.REMOTE
     if name.endswith(layout.SIDECAR_SUFFIX) and name != layout.SIDECAR_SUFFIX:
         return Form.FLAT
@@ -53,11 +53,11 @@ def damaged(blank: Found, reason: str) -> Found:
 
 def look_into(blank: Found) -> Found | None:
     """With what its marker and manifest say; None if it is none of ours."""
-    named = remote.parse(blank.name) if blank.form is Form.REMOTE else None
+    named = commits.parse(blank.name) if blank.form is Form.REMOTE else None
     if named is not None:
         blank = dataclasses.replace(blank, token=named.token)
     try:
-        commit = remote.read(blank.store, blank.holder)
+        commit = commits.read(blank.store, blank.holder)
     except errors.CheckpointDamagedError as error:
         return damaged(blank, str(error))
     if commit is None:

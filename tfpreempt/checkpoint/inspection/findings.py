@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.manifest import Manifest
-from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.remote import commits
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.readonly import ReadingStore
 
@@ -105,7 +105,7 @@ class Found:
         """The step that it carries; None if nothing says."""
         if self.manifest is not None:
             return self.manifest.step
-        folder = remote.parse(self.name)
+        folder = commits.parse(self.name)
         return None if folder is None else folder.step
 
     @property
@@ -113,7 +113,7 @@ class Found:
         """Its rank among the commits of its directory; None if nothing says."""
         if self.manifest is not None:
             return self.manifest.sequence
-        folder = remote.parse(self.name)
+        folder = commits.parse(self.name)
         return None if folder is None else folder.sequence
 
     @property

@@ -15,7 +15,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, flat, layout
 from tfpreempt.checkpoint.inspection import control_files, directory_survey
 from tfpreempt.checkpoint.inspection.findings import Checked, Condition, Form, Found
-from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.remote import commits
 from tfpreempt.checkpoint.verification import Effort, check_bytes, check_sizes, joined
 from tfpreempt.storage import opening, paths
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
@@ -42,7 +42,7 @@ def at(place: str) -> list[Found]:
         return _at_path(path, place)
     store = opening.open_store(place)
     name = store.uri.rstrip("/").rpartition("/")[2]
-    is_named = remote.parse(name) is not None
+    is_named = commits.parse(name) is not None
     one = control_files.look_into(
         _root(store, name, Form.REMOTE if is_named else Form.OWN)
     )
@@ -59,11 +59,11 @@ def of_store(store: ObjectStore) -> list[Found]:
     Raises:
         CheckpointError: the store cannot be listed or read, or lists too much.
     """
-    names = list(itertools.islice(store.folders(), remote.MAX_FOLDERS + 1))
-    if len(names) > remote.MAX_FOLDERS:
+    names = list(itertools.islice(store.folders(), commits.MAX_FOLDERS + 1))
+    if len(names) > commits.MAX_FOLDERS:
         raise errors.CheckpointError(
-            f"{store.uri} has more than {remote.MAX_FOLDERS} folders; expected the few "
-            "of one run. Name the place of a run."
+            f"{store.uri} has more than {commits.MAX_FOLDERS} folders; expected the "
+            "few of one run. Name the place of a run."
         )
     found = []
     for name in names:
@@ -127,11 +127,11 @@ def _is_gone(found: Found) -> bool:
 def _at_path(path: str, place: str) -> list[Found]:
     above, name = os.path.split(path)
     if os.path.isdir(path):
-        if not _has_control(path) and remote.parse(name) is None:
+        if not _has_control(path) and commits.parse(name) is None:
             if not os.path.isdir(layout.sidecar(path)):
                 return directory_survey.of_directory(path)
         elif not name.endswith(layout.SIDECAR_SUFFIX):
-            form = Form.OWN if remote.parse(name) is None else Form.REMOTE
+            form = Form.OWN if commits.parse(name) is None else Form.REMOTE
             one = control_files.look_into(_root(ReadingStore(path), name, form))
             return [] if one is None else [one]
     elif name == layout.PAYLOAD and _has_control(above):

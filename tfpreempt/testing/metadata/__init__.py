@@ -6,6 +6,12 @@
 
 They are real HTTP servers with the traps of the real ones, so that any client can be
 tested against them, in this process or in another.
+
+_aws      the instance metadata service of Amazon EC2, version 2
+_azure    Azure's instance metadata service, with Scheduled Events
+_gce      the metadata server of Google Compute Engine
+_hostile  a server that is no metadata server: a captive portal, a bug, or an attacker
+_server   what all fake metadata servers share: requests, replies, failures on demand
 """
 
 from __future__ import annotations

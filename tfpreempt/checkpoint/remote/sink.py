@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tfpreempt.checkpoint.transfer.landing import Range, of_range
+from tfpreempt.checkpoint.remote.landing import Range, of_range
 from tfpreempt.storage import checksum
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.catalog import Committed
-from tfpreempt.checkpoint.transfer import tidy, upload
-from tfpreempt.checkpoint.transfer.status import MirrorStatus
+from tfpreempt.checkpoint.remote import tidy, upload
+from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.events import Fault
 from tfpreempt.core.threads import OwnedThread

@@ -19,7 +19,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import layout, pointer
 from tfpreempt.checkpoint.catalog import Committed, Kind
 from tfpreempt.checkpoint.manifest import FileEntry
-from tfpreempt.checkpoint.transfer import remote
+from tfpreempt.checkpoint.remote import commits
 from tfpreempt.storage import checksum
 from tfpreempt.storage.crew import Crew
 from tfpreempt.storage.interface import ObjectStore
@@ -66,7 +66,7 @@ def source_of(entry: Committed) -> Source:
         with _opened(os.path.join(holder, name)) as file:
             control[name] = file.read()
     return Source(
-        folder=remote.folder_name(entry.manifest.step, entry.token),
+        folder=commits.folder_name(entry.manifest.step, entry.token),
         base=entry.base,
         entries=entry.manifest.files,
         control=control,
@@ -113,13 +113,13 @@ class Upload:
         """
         folder = self._source.folder
         there = set(self._store.list(folder + "/"))
-        if remote.joined(folder, layout.MARKER) in there:
+        if commits.joined(folder, layout.MARKER) in there:
             return
         self._put_files(there)
-        name = remote.joined(folder, layout.MANIFEST)
+        name = commits.joined(folder, layout.MANIFEST)
         self._put_bytes(name, self._source.control[layout.MANIFEST])
         self._check_names()
-        name = remote.joined(folder, layout.MARKER)
+        name = commits.joined(folder, layout.MARKER)
         self._put_bytes(name, self._source.control[layout.MARKER])
 
     def _put_files(self, there: set[str]) -> None:
@@ -134,7 +134,7 @@ class Upload:
             raise UploadCancelledError
 
     def _put_file(self, entry: FileEntry, there: set[str]) -> None:
-        name = remote.joined(self._source.folder, entry.name)
+        name = commits.joined(self._source.folder, entry.name)
         is_there = name in there
         if is_there and self._is_whole(name, entry.size, entry.crc32c):
             self._on_bytes(entry.size)
@@ -183,9 +183,9 @@ class Upload:
         there = set(self._store.list(folder + "/"))
         names = [entry.name for entry in self._source.entries]
         for name in (*names, layout.MANIFEST):
-            if remote.joined(folder, name) not in there:
+            if commits.joined(folder, name) not in there:
                 raise errors.SaveError(
-                    f"{self._store.uri}/{remote.joined(folder, name)} was deleted "
+                    f"{self._store.uri}/{commits.joined(folder, name)} was deleted "
                     "while its commit was uploaded; does another run use this place?"
                 )
 
@@ -197,7 +197,7 @@ def point(store: ObjectStore, source: Source) -> None:
         CheckpointError: the store.
     """
     if source.prefix is not None:
-        latest = remote.joined(source.folder, source.prefix)
+        latest = commits.joined(source.folder, source.prefix)
         found = pointer.Pointer(latest=latest, paths=(latest,))
         store.replace(layout.POINTER, pointer.to_bytes(found))
 

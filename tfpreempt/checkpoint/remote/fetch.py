@@ -15,10 +15,10 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, layout, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Kind
+from tfpreempt.checkpoint.remote import commits
+from tfpreempt.checkpoint.remote.commits import RemoteCommit
+from tfpreempt.checkpoint.remote.download import download
 from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.transfer import remote
-from tfpreempt.checkpoint.transfer.download import download
-from tfpreempt.checkpoint.transfer.remote import RemoteCommit
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files
@@ -90,7 +90,7 @@ def _newer_than(
         CheckpointError: the store cannot be read.
     """
     found = []
-    for commit in remote.commits(store, on_skip):
+    for commit in commits.commits(store, on_skip):
         if _is_newer(commit, local):
             found.append(commit)
         elif local is None or commit.manifest.sequence != local.sequence:
@@ -161,9 +161,9 @@ def find(store: ObjectStore, token: str) -> RemoteCommit | None:
     Raises:
         CheckpointError: the store cannot be read, or the commit is damaged.
     """
-    for folder in remote.scan(store):
+    for folder in commits.scan(store):
         if folder.token == token:
-            return remote.read(store, folder.name)
+            return commits.read(store, folder.name)
     return None
 
 

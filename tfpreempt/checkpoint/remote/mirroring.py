@@ -12,12 +12,12 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Committed
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.mirror import Mirror
 from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.remote import commits, tidy, upload
+from tfpreempt.checkpoint.remote.exchange import ShardExchange
+from tfpreempt.checkpoint.remote.mirror import Mirror
+from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.transfer import remote, tidy, upload
-from tfpreempt.checkpoint.transfer.exchange import ShardExchange
-from tfpreempt.checkpoint.transfer.status import MirrorStatus
 from tfpreempt.core.events import Fault
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectStore
@@ -184,7 +184,7 @@ class Remote:
         Raises:
             CheckpointError: the store cannot be listed.
         """
-        folders = remote.scan(self.store, timeout)
+        folders = commits.scan(self.store, timeout)
         self._highest = max([0, *(each.sequence for each in folders)])
 
     def _look_aloud(self, *, timeout: float | None) -> None:
@@ -369,8 +369,8 @@ class Remote:
 
     def _meant(
         self, checkpoint: Checkpoint, entry: Committed | None
-    ) -> list[remote.Folder]:
-        folders = remote.scan(self.store)
+    ) -> list[commits.Folder]:
+        folders = commits.scan(self.store)
         if entry is not None:
             return [each for each in folders if each.token == entry.token]
         name = checkpoint.path.rstrip("/").rpartition("/")[2]

@@ -16,11 +16,11 @@ from typing import IO, Protocol, cast
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest
-from tfpreempt.checkpoint.transfer import remote
-from tfpreempt.checkpoint.transfer.bar import Bar
-from tfpreempt.checkpoint.transfer.landing import Landing, Range
-from tfpreempt.checkpoint.transfer.remote import RemoteCommit
-from tfpreempt.checkpoint.transfer.sink import Sink
+from tfpreempt.checkpoint.remote import commits
+from tfpreempt.checkpoint.remote.bar import Bar
+from tfpreempt.checkpoint.remote.commits import RemoteCommit
+from tfpreempt.checkpoint.remote.landing import Landing, Range
+from tfpreempt.checkpoint.remote.sink import Sink
 from tfpreempt.storage import checksum, failure
 from tfpreempt.storage.crew import Crew
 from tfpreempt.storage.files import Files, LocalFiles
@@ -237,7 +237,7 @@ class _Download:
         self._crew.add(tasks, first=True)
 
     def _check_size(self, entry: FileEntry) -> None:
-        name = remote.joined(self._folder, entry.name)
+        name = commits.joined(self._folder, entry.name)
         found = self._store.stat(name, timeout=self._time_left())
         if found is None:
             raise self._missing(entry)
@@ -268,7 +268,7 @@ class _Download:
         try:
             sink = Sink(descriptor, part, self._piece)
             self._store.get(
-                remote.joined(self._folder, entry.name),
+                commits.joined(self._folder, entry.name),
                 cast(IO[bytes], sink),
                 offset=offset,
                 length=length + extra,

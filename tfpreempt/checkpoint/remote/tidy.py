@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.transfer import remote
-from tfpreempt.checkpoint.transfer.remote import Folder, joined
+from tfpreempt.checkpoint.remote import commits
+from tfpreempt.checkpoint.remote.commits import Folder, joined
 from tfpreempt.storage.interface import ObjectStore
 
 
@@ -40,7 +40,7 @@ class Tidy:
         Raises:
             CheckpointError: the store.
         """
-        folders = remote.scan(self._store)
+        folders = commits.scan(self._store)
         self.highest_sequence = max([0, *(each.sequence for each in folders)])
         if self.found is None:
             names = frozenset(each.name for each in folders)
@@ -91,7 +91,7 @@ def delete(store: ObjectStore, folder: str) -> None:
     marker = joined(folder, layout.MARKER)
     names = list(store.list(folder + "/"))
     try:
-        found = remote.read(store, folder)
+        found = commits.read(store, folder)
     except errors.CheckpointDamagedError:
         found = None
     if found is not None:

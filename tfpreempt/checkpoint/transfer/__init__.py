@@ -1,1 +1,0 @@
-"""Commits on their way to an object store and back."""
