@@ -27,19 +27,17 @@ FLOORS = {
     "session": 5, "keeper": 5, "watching": 5,
     "departure": 4, "saving": 4, "start": 4,
     "process_end": 3, "interrupts": 3,
-    "termination": 3, "platforms": 3, "remote_cluster": 3,
+    "platforms": 3, "remote_cluster": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
     "storage": 1,
     "participant": 1, "reading": 1, "tensorflow_side": 1,
     "core": 1,
     "errors": 0,
 }  # fmt: skip
-# Same floor, one direction: platforms/ has the variants of what termination.py defines;
-# `tfpreempt notify` serves the public fakes.
+# Same floor, one direction: `tfpreempt notify` serves the public fakes.
 SAME_FLOOR = {
     ("storage", "core"),
     ("participant", "core"),
-    ("platforms", "termination"),
     ("__main__", "cli"),
     ("cli", "testing"),
     ("handler", "raised"),  # a part of it

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from tfpreempt.platforms.aws import AwsSpotTerminationConfig
     from tfpreempt.platforms.azure import AzureTerminationConfig
     from tfpreempt.platforms.borg import BorgTpuTerminationConfig
+    from tfpreempt.platforms.config import (
+        BorgTerminationConfig,
+        GenericTerminationConfig,
+        TerminationConfig,
+    )
     from tfpreempt.platforms.detect import Platform, detect_platform
     from tfpreempt.platforms.gce import (
         GceCpuTerminationConfig,
@@ -39,11 +44,6 @@ if TYPE_CHECKING:
     from tfpreempt.platforms.slurm import SlurmTerminationConfig
     from tfpreempt.remote_cluster import PreemptionWatcher, connect_to_cluster
     from tfpreempt.states.registered import load_state, save_all_states, save_state
-    from tfpreempt.termination import (
-        BorgTerminationConfig,
-        GenericTerminationConfig,
-        TerminationConfig,
-    )
 
 __version__ = "0.1.0"
 
@@ -80,9 +80,9 @@ __all__ = [
 
 # Public name -> the module that defines it, in path order.
 _HOMES = {
-    "TerminationConfig": "tfpreempt.termination",
-    "GenericTerminationConfig": "tfpreempt.termination",
-    "BorgTerminationConfig": "tfpreempt.termination",
+    "TerminationConfig": "tfpreempt.platforms.config",
+    "GenericTerminationConfig": "tfpreempt.platforms.config",
+    "BorgTerminationConfig": "tfpreempt.platforms.config",
     "connect_to_cluster": "tfpreempt.remote_cluster",
     "PreemptionWatcher": "tfpreempt.remote_cluster",
     "BorgTpuTerminationConfig": "tfpreempt.platforms.borg",

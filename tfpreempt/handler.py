@@ -26,6 +26,7 @@ from tfpreempt.core.arguments import check_save_every, check_seconds, check_time
 from tfpreempt.core.cluster import read_cluster
 from tfpreempt.core.events import Notice
 from tfpreempt.keeper import Keeper
+from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.raised import was_preemption
 from tfpreempt.reading import is_before_all
 from tfpreempt.remote_cluster import connection, expect_to_go
@@ -37,7 +38,6 @@ from tfpreempt.tensorflow_side import (
     attach_counters,
     check_checkpoint,
 )
-from tfpreempt.termination import TerminationConfig
 from tfpreempt.watching import watch
 
 log = logging.getLogger(__name__)

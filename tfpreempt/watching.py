@@ -10,8 +10,8 @@ from tfpreempt.core.deadline import after_travel
 from tfpreempt.core.events import Notice
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.remote_cluster import Connection
-from tfpreempt.termination import TerminationConfig
 
 NATIVE_DELAY = 1.0
 """Seconds: TensorFlow looks for its SIGTERM that often, so its key is that late."""

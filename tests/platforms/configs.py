@@ -10,7 +10,7 @@ import pytest
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.events import Notice
 from tfpreempt.notice.watcher import Watcher
-from tfpreempt.termination import TerminationConfig
+from tfpreempt.platforms.config import TerminationConfig
 
 
 def watched(config: TerminationConfig) -> dict[str, float | None]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tfpreempt.errors import ConfigurationError
+from tfpreempt.platforms.config import GenericTerminationConfig, TerminationConfig
 from tfpreempt.platforms.detect import VARIANTS, Platform, detect_platform
 from tfpreempt.platforms.gce import GceSpotTerminationConfig
 from tfpreempt.platforms.probing import Finding, Probe
-from tfpreempt.termination import GenericTerminationConfig, TerminationConfig
 from tfpreempt.testing.metadata import (
     FakeGce,
 )

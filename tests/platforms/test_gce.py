@@ -12,13 +12,13 @@ import pytest
 from tests.platforms.configs import left_with, notices, watched
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.watcher import Watcher
+from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.platforms.gce import (
     GceCpuTerminationConfig,
     GceGpuTerminationConfig,
     GceSpotTerminationConfig,
     GceTpuTerminationConfig,
 )
-from tfpreempt.termination import TerminationConfig
 from tfpreempt.testing.metadata import FakeGce
 
 GCE: list[type[TerminationConfig]] = [

@@ -12,6 +12,7 @@ from tfpreempt.errors import ConfigurationError
 from tfpreempt.platforms.aws import AwsSpotTerminationConfig
 from tfpreempt.platforms.azure import AzureTerminationConfig
 from tfpreempt.platforms.borg import BorgTpuTerminationConfig
+from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.platforms.gce import (
     GceCpuTerminationConfig,
     GceGpuTerminationConfig,
@@ -20,7 +21,6 @@ from tfpreempt.platforms.gce import (
 )
 from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
 from tfpreempt.platforms.slurm import SlurmTerminationConfig
-from tfpreempt.termination import TerminationConfig
 from tfpreempt.testing.notice import ScriptedSource
 
 VARIANTS: list[type[TerminationConfig]] = [

@@ -21,8 +21,8 @@ from tfpreempt.keras.fit import callbacks_of, check_model, is_running, is_valida
 from tfpreempt.keras.settings import Settings, check_directory, check_save_freq
 from tfpreempt.keras.training import Training
 from tfpreempt.notice.readers import guard_children
+from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage import paths
-from tfpreempt.termination import TerminationConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,6 +10,7 @@ machine     what the machine itself says, without a network: firmware names, PCI
 options     what every variant takes beside its own arguments
 probing     asks the metadata servers of all clouds at once, with one deadline for all
 slurm       Slurm: SIGTERM in a grace time, a requeue by exit code or by scontrol
+config      terminationConfig: how a machine says that it goes, how long it leaves
 """
 
 from __future__ import annotations

@@ -14,6 +14,11 @@ from tfpreempt.platforms import probing
 from tfpreempt.platforms.aws import AwsSpotTerminationConfig
 from tfpreempt.platforms.azure import AzureTerminationConfig
 from tfpreempt.platforms.borg import BorgTpuTerminationConfig
+from tfpreempt.platforms.config import (
+    BorgTerminationConfig,
+    GenericTerminationConfig,
+    TerminationConfig,
+)
 from tfpreempt.platforms.gce import (
     GceCpuTerminationConfig,
     GceGpuTerminationConfig,
@@ -23,11 +28,6 @@ from tfpreempt.platforms.gce import (
 from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
 from tfpreempt.platforms.machine import Machine, read_machine
 from tfpreempt.platforms.slurm import SlurmTerminationConfig
-from tfpreempt.termination import (
-    BorgTerminationConfig,
-    GenericTerminationConfig,
-    TerminationConfig,
-)
 
 VARIABLE = "TFPREEMPT_PLATFORM"
 

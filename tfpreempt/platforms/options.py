@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
-from tfpreempt.termination import SourceMaker
+from tfpreempt.platforms.config import SourceMaker
 
 
 class Options(TypedDict, total=False):

@@ -14,8 +14,8 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.signals import SignalSource, parse_signal
 from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.platforms.config import Grace, TerminationConfig, check_code, check_grace
 from tfpreempt.platforms.options import Options
-from tfpreempt.termination import Grace, TerminationConfig, check_code, check_grace
 
 _logger = logging.getLogger(__name__)
 

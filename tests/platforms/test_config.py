@@ -14,7 +14,7 @@ import pytest
 
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.watcher import WatchedSource
-from tfpreempt.termination import (
+from tfpreempt.platforms.config import (
     NOTICE_FILE_VARIABLE,
     BorgTerminationConfig,
     GenericTerminationConfig,
