@@ -19,29 +19,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tfpreempt"
 
-# What lies on which floor; a file imports from its own station and from lower floors.
+# What lies on which floor: a room imports from itself and from lower floors.
 FLOORS = {
-    "keras": 7, "cli": 7, "testing": 7, "__main__": 7,
-    "handler": 6, "commits": 6, "raised": 6, "states": 6,
-    # What the handler is made of: one process's part in the agreement.
-    "session": 5, "keeper": 5, "watching": 5,
-    "departure": 4, "saving": 4, "start": 4,
-    "process_end": 3, "interrupts": 3,
-    "platforms": 3, "remote_cluster": 3,
+    "__main__": 7,
+    "cli": 6,
+    "keras": 5, "testing": 5,
+    "states": 4,
+    "handler": 4,
+    "platforms": 3,
     "notice": 2, "coordination": 2, "checkpoint": 2,
     "storage": 1,
-    "participant": 1, "reading": 1, "tensorflow_side": 1,
-    "core": 1,
-    "errors": 0,
+    "core": 0, "errors": 0,
 }  # fmt: skip
-# Same floor, one direction: `tfpreempt notify` serves the public fakes.
+# Same floor, one direction.
 SAME_FLOOR = {
-    ("storage", "core"),
-    ("participant", "core"),
-    ("__main__", "cli"),
-    ("cli", "testing"),
-    ("handler", "raised"),  # a part of it
-    ("handler", "commits"),
+    ("states", "handler"),  # their States are saved with the handler's commits
+    ("core", "errors"),
 }
 
 # Who imports TensorFlow (or Keras, which imports it), and why.
@@ -54,9 +47,9 @@ TENSORFLOW = {
     "checkpoint/unsaved.py": "reads variables to see which a step changes",
     "checkpoint/writer.py": "wraps tf.train.CheckpointManager",
     "storage/gfile.py": "paths that only tf.io.gfile can reach",
-    "handler.py": "takes strategies, checkpoints and cluster resolvers",
-    "tensorflow_side.py": "what the handler needs of TensorFlow, kept apart from it",
-    "remote_cluster.py": "connects to remote workers",
+    "handler/handler.py": "takes strategies, checkpoints and cluster resolvers",
+    "handler/tensorflow_side.py": "errors, checks and counters of TensorFlow",
+    "handler/remote_cluster.py": "connects to remote workers",
     "states/tensorflow_states.py": "States of TensorFlow's own things",
     "cli/_demo_worker.py": "the demo's training program, a process of its own",
     "cli/_demo_keras_worker.py": "the same by model.fit",
@@ -160,9 +153,8 @@ def imports() -> tuple[Import, ...]:
 
 
 def station(file: str) -> str:
-    """Where a file belongs: its folder, or its name, private parts with their owner."""
-    name = file.partition("/")[0].removesuffix(".py")
-    return "handler" if name.startswith("_handler") else name
+    """The room of a file: its folder, or in the root its own name."""
+    return file.partition("/")[0].removesuffix(".py")
 
 
 def test_every_file_has_a_floor() -> None:

@@ -15,8 +15,9 @@ import pytest
 
 import tfpreempt
 from tests.checkpoint.fakes import Words
-from tfpreempt import errors, session
+from tfpreempt import errors
 from tfpreempt.checkpoint.state import REGISTRY, State
+from tfpreempt.handler import session
 from tfpreempt.states import JsonState, StepCounter, registered
 
 pytestmark = pytest.mark.timeout(60)

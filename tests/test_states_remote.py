@@ -15,11 +15,12 @@ import pytest
 import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
-from tfpreempt import errors, session
+from tfpreempt import errors
 from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.remote import commits, mirroring
 from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.core.cluster import LOCAL, Cluster
+from tfpreempt.handler import session
 from tfpreempt.states import copies, registered
 from tfpreempt.testing.storage import FaultyStore, damage
 

@@ -7,10 +7,11 @@ import tensorflow as tf
 
 import tfpreempt
 from tests.checkpoint.fakes import Words
-from tfpreempt import errors, session
+from tfpreempt import errors
 from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.handler import session
 from tfpreempt.states import StepCounter, registered
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.testing.clock import FakeClock

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from tfpreempt.checkpoint.state import State
     from tfpreempt.core.restarts import num_restarts
     from tfpreempt.errors import TfpreemptError
-    from tfpreempt.handler import PreemptionCheckpointHandler
+    from tfpreempt.handler.handler import PreemptionCheckpointHandler
+    from tfpreempt.handler.remote_cluster import PreemptionWatcher, connect_to_cluster
     from tfpreempt.platforms.aws import AwsSpotTerminationConfig
     from tfpreempt.platforms.azure import AzureTerminationConfig
     from tfpreempt.platforms.borg import BorgTpuTerminationConfig
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     )
     from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
     from tfpreempt.platforms.slurm import SlurmTerminationConfig
-    from tfpreempt.remote_cluster import PreemptionWatcher, connect_to_cluster
     from tfpreempt.states.registered import load_state, save_all_states, save_state
 
 __version__ = "0.1.0"
@@ -83,8 +83,8 @@ _HOMES = {
     "TerminationConfig": "tfpreempt.platforms.config",
     "GenericTerminationConfig": "tfpreempt.platforms.config",
     "BorgTerminationConfig": "tfpreempt.platforms.config",
-    "connect_to_cluster": "tfpreempt.remote_cluster",
-    "PreemptionWatcher": "tfpreempt.remote_cluster",
+    "connect_to_cluster": "tfpreempt.handler.remote_cluster",
+    "PreemptionWatcher": "tfpreempt.handler.remote_cluster",
     "BorgTpuTerminationConfig": "tfpreempt.platforms.borg",
     "GceCpuTerminationConfig": "tfpreempt.platforms.gce",
     "GceGpuTerminationConfig": "tfpreempt.platforms.gce",
@@ -96,7 +96,7 @@ _HOMES = {
     "KubernetesTerminationConfig": "tfpreempt.platforms.kubernetes",
     "Platform": "tfpreempt.platforms.detect",
     "detect_platform": "tfpreempt.platforms.detect",
-    "PreemptionCheckpointHandler": "tfpreempt.handler",
+    "PreemptionCheckpointHandler": "tfpreempt.handler.handler",
     "State": "tfpreempt.checkpoint.state",
     "save_all_states": "tfpreempt.states.registered",
     "save_state": "tfpreempt.states.registered",

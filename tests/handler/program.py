@@ -9,9 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt import TerminationConfig, session
+from tfpreempt import TerminationConfig
 from tfpreempt.core.journal import journal_directory, read_journal
-from tfpreempt.handler import PreemptionCheckpointHandler
+from tfpreempt.handler import session
+from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.notice.source import OnNotice
 
 LIMIT = 20.0

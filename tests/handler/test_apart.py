@@ -18,7 +18,7 @@ from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.journal import Journal
-from tfpreempt.start import Start
+from tfpreempt.handler.start import Start
 from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.tensorflow

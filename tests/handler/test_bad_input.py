@@ -12,9 +12,10 @@ import pytest
 import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program
-from tfpreempt import TerminationConfig, errors, session
-from tfpreempt.handler import PreemptionCheckpointHandler
-from tfpreempt.remote_cluster import connect_to_cluster
+from tfpreempt import TerminationConfig, errors
+from tfpreempt.handler import session
+from tfpreempt.handler.handler import PreemptionCheckpointHandler
+from tfpreempt.handler.remote_cluster import connect_to_cluster
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 

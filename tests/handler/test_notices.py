@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 from tests.handler.program import Program, wait_until
-from tfpreempt import session
-from tfpreempt.handler import PreemptionCheckpointHandler
+from tfpreempt.handler import session
+from tfpreempt.handler.handler import PreemptionCheckpointHandler
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
-from tfpreempt import errors, session
+from tfpreempt import errors
+from tfpreempt.handler import session
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 

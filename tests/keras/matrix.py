@@ -360,7 +360,7 @@ def interrupter(base: type, left: list[Any]) -> Any:
 
 def preempt() -> None:
     """SIGTERM to this process; returns when the loop will see it."""
-    from tfpreempt import session
+    from tfpreempt.handler import session
 
     os.kill(os.getpid(), signal.SIGTERM)
     end = time.monotonic() + 20

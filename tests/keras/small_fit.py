@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from tests.handler.program import Button
-from tfpreempt import TerminationConfig, session
+from tfpreempt import TerminationConfig
+from tfpreempt.handler import session
 from tfpreempt.keras import PreemptionCallback, callback, rounds
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
 )
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.handler import PreemptionCheckpointHandler  # noqa: E402
+from tfpreempt.handler.handler import PreemptionCheckpointHandler  # noqa: E402
 from tfpreempt.keras import PreemptionCallback, variables  # noqa: E402
 
 

@@ -35,7 +35,7 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
     values,
 )
-from tfpreempt import session  # noqa: E402
+from tfpreempt.handler import session  # noqa: E402
 
 CUTS = [("begin", 1, 4), ("end", 2, 1)]
 

@@ -18,7 +18,11 @@ import signal
 import sys
 from typing import Any
 
-PRELOADED = ("tensorflow", "tfpreempt.handler", "tfpreempt.coordination.tf_service")
+PRELOADED = (
+    "tensorflow",
+    "tfpreempt.handler.handler",
+    "tfpreempt.coordination.tf_service",
+)
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.01

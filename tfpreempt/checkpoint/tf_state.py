@@ -21,8 +21,9 @@ import logging
 import random
 import sys
 import weakref
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -42,9 +43,9 @@ from tfpreempt.checkpoint.encoding import (
     readable,
 )
 from tfpreempt.checkpoint.state import State
-from tfpreempt.tensorflow_side import out_of_scope
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 _KERAS_SEEDS = "keras.src.random.seed_generator"  # in sys.modules once Keras 3 is used
 
 # --- finding things in a checkpoint's object graph -----------------------------------
@@ -394,3 +395,17 @@ def load_generator_record(generator: Any, record: Any) -> None:
 def _components(variable: Any) -> tuple[Any, ...]:
     found = distributed(variable)
     return (variable,) if found is None else tuple(found.values)
+
+
+# --- variables of ours ---------------------------------------------------------------
+
+
+def out_of_scope(make: Callable[[], T]) -> T:
+    """Makes a variable of ours outside any strategy's scope that the caller is in.
+
+    In the scope of MultiWorkerMirroredStrategy a variable is made by a broadcast from
+    worker 0, so all would have to make it at the same moment, and no wait of one worker
+    for another could come between. A scope belongs to the thread that entered it.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.core.events import Notice
-from tfpreempt.handler import PreemptionCheckpointHandler
+from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.keras.fit import Fit, is_running
 from tfpreempt.keras.settings import Settings
 

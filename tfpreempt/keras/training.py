@@ -17,6 +17,7 @@ import logging
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.handler.tensorflow_side import END_OF_DATA
 from tfpreempt.keras import callbacks_state, progress, rounds, snapshot, variables
 from tfpreempt.keras.attributes import Attributes
 from tfpreempt.keras.capture import Capture
@@ -32,7 +33,6 @@ from tfpreempt.keras.sequence import SequencePosition
 from tfpreempt.keras.settings import Settings
 from tfpreempt.keras.tally import Tally
 from tfpreempt.keras.train_function import TrainFunction
-from tfpreempt.tensorflow_side import END_OF_DATA
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from tfpreempt.checkpoint.remote.mirroring import REMOTE_VARIABLE, Remote
 from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
-from tfpreempt.process_end import on_interpreter_end
+from tfpreempt.handler.process_end import on_interpreter_end
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.interface import ObjectStore

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 
-from tfpreempt import errors, session
+from tfpreempt import errors
 from tfpreempt.checkpoint import loose
 from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.remote.mirroring import REMOTE_VARIABLE, open_remote
 from tfpreempt.checkpoint.state import State, check_state, sync_states
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
+from tfpreempt.handler import session
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.states.copies import Copies
 from tfpreempt.storage import failure, paths

@@ -1,8 +1,8 @@
 """One worker of a simulated cluster: the real coordinator, and a training loop.
 
-The loop does what `tfpreempt.session` and the handler do at boundaries, saves and ends,
-as a generator that yields wherever the real main thread waits. Nothing else of the real
-code is imitated.
+The loop does what the session and the handler do at boundaries, saves and ends, as a
+generator that yields wherever the real main thread waits. Nothing else of the real code
+is imitated.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.core.events import Notice
+from tfpreempt.handler.remote_cluster import Connection
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.config import TerminationConfig
-from tfpreempt.remote_cluster import Connection
 
 NATIVE_DELAY = 1.0
 """Seconds: TensorFlow looks for its SIGTERM that often, so its key is that late."""

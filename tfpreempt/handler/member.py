@@ -21,8 +21,8 @@ from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored
 from tfpreempt.core.journal import Journal, journal_directory
+from tfpreempt.handler.start import Start
 from tfpreempt.platforms.config import TerminationConfig
-from tfpreempt.start import Start
 
 log = logging.getLogger(__name__)
 

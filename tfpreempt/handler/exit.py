@@ -18,17 +18,17 @@ from tfpreempt.coordination.runtime import Runtime, publish
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Exit, Fault, Outcome
 from tfpreempt.errors import UsageError, WaitTimeoutError
-from tfpreempt.interrupts import held_back
-from tfpreempt.notice._signal_registry import REGISTRY
-from tfpreempt.participant import Participant
-from tfpreempt.process_end import (
+from tfpreempt.handler.interrupts import held_back
+from tfpreempt.handler.participant import Participant
+from tfpreempt.handler.process_end import (
     LastExit,
     exit_hard,
     flush_streams,
     keep_streams,
     skip_last_collections,
 )
-from tfpreempt.remote_cluster import notice_was_served
+from tfpreempt.handler.remote_cluster import notice_was_served
+from tfpreempt.notice._signal_registry import REGISTRY
 
 log = logging.getLogger(__name__)
 

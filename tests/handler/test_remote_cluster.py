@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tfpreempt import remote_cluster
 from tfpreempt.core.deadline import LATE
 from tfpreempt.core.events import Notice
+from tfpreempt.handler import remote_cluster
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tfpreempt import departure, process_end, session
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Threads
 from tfpreempt.core.clock import SystemClock
@@ -27,7 +26,9 @@ from tfpreempt.errors import (
     UnsupportedClusterError,
     UsageError,
 )
-from tfpreempt.interrupts import held_back
+from tfpreempt.handler import process_end, session
+from tfpreempt.handler.exit import Departure
+from tfpreempt.handler.interrupts import held_back
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -383,7 +384,7 @@ def test_an_end_that_is_not_saved_is_no_success() -> None:
     pid = os.fork()
     if pid == 0:
         members = [Full()]
-        way_out = departure.Departure(
+        way_out = Departure(
             LOCAL,
             lambda: members,
             left=lambda: 0.0,
@@ -441,7 +442,7 @@ def test_who_serves_on_after_a_caught_exit_is_left_alone(way: str, code: int) ->
     """Main has ended, and Python waits for a thread: for good only if it is to."""
     program = (
         "import os, threading, time\n"
-        "from tfpreempt.process_end import LastExit\n"
+        "from tfpreempt.handler.process_end import LastExit\n"
         "exit = SystemExit(7)\n"
         "LastExit(exit, 0.3)\n"
         "watching = threading.enumerate()[-1]\n"
@@ -511,7 +512,7 @@ def test_the_last_boundary_can_still_start_threads() -> None:
     """The hook at the end of the program runs before Python refuses threads."""
     program = (
         "import threading\n"
-        "from tfpreempt.process_end import on_interpreter_end\n"
+        "from tfpreempt.handler.process_end import on_interpreter_end\n"
         "def end():\n"
         "    t = threading.Thread(target=print, args=('late',)); t.start(); t.join()\n"
         "on_interpreter_end(end)\n"
@@ -531,7 +532,7 @@ def test_the_first_failure_is_named_by_all() -> None:
     for worker, error in enumerate([ValueError("a bad batch"), OSError("no peer")]):
         cluster = Cluster(worker=worker, jobs=(("worker", 2),))
         runtime = Threads(store, SystemClock(), lambda gone: None)
-        way_out = departure.Departure(
+        way_out = Departure(
             cluster,
             list,
             left=lambda: 0.0,

@@ -14,7 +14,7 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit
 from tfpreempt.errors import SaveError
-from tfpreempt.saving import JointSaves
+from tfpreempt.handler.saving import JointSaves
 
 SECONDS = 5.0
 

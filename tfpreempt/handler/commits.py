@@ -6,7 +6,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.arguments import check_timeout
-from tfpreempt.keeper import Keeper
+from tfpreempt.handler.member import Keeper
 
 
 class Commits:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
 from tfpreempt import errors
-
-T = TypeVar("T")
+from tfpreempt.checkpoint.tf_state import out_of_scope
 
 COUNTER = "checkpointed_runs"
 """The name under which TensorFlow's own handler saves the number of runs."""
@@ -84,14 +81,3 @@ def attach_counters(given: Any) -> Any:
         )
         setattr(checkpoint, COUNTER, counter)
     return getattr(checkpoint, COUNTER)
-
-
-def out_of_scope(make: Callable[[], T]) -> T:
-    """Makes a variable of ours outside any strategy's scope that the caller is in.
-
-    In the scope of MultiWorkerMirroredStrategy a variable is made by a broadcast from
-    worker 0, so all would have to make it at the same moment, and no wait of one worker
-    for another could come between. A scope belongs to the thread that entered it.
-    """
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(make).result()

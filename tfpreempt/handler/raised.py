@@ -6,10 +6,10 @@ import threading
 import weakref
 
 from tfpreempt.core.events import Outcome
-from tfpreempt.remote_cluster import Connection, is_expected_to_go
-from tfpreempt.session import Session
-from tfpreempt.tensorflow_side import END_OF_DATA, PEER_GONE, is_lost_worker
-from tfpreempt.watching import NATIVE_DELAY
+from tfpreempt.handler.remote_cluster import Connection, is_expected_to_go
+from tfpreempt.handler.session import Session
+from tfpreempt.handler.tensorflow_side import END_OF_DATA, PEER_GONE, is_lost_worker
+from tfpreempt.handler.watching import NATIVE_DELAY
 
 _served: weakref.ref[BaseException] | None = None
 

@@ -26,14 +26,14 @@ from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit, Event, Fault, Outcome
-from tfpreempt.departure import Departure
 from tfpreempt.errors import CheckpointError, SaveError, StoreGoneError, UsageError
-from tfpreempt.interrupts import held_back
+from tfpreempt.handler.exit import Departure
+from tfpreempt.handler.interrupts import held_back
+from tfpreempt.handler.participant import Participant
+from tfpreempt.handler.process_end import exit_hard, keep_streams, on_interpreter_end
+from tfpreempt.handler.reading import is_of_data
+from tfpreempt.handler.saving import JointSaves, repeat
 from tfpreempt.notice.children import killed_children
-from tfpreempt.participant import Participant
-from tfpreempt.process_end import exit_hard, keep_streams, on_interpreter_end
-from tfpreempt.reading import is_of_data
-from tfpreempt.saving import JointSaves, repeat
 
 log = logging.getLogger(__name__)
 

@@ -21,24 +21,24 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.unsaved import Unsaved
-from tfpreempt.commits import Commits
 from tfpreempt.core.arguments import check_save_every, check_seconds, check_timeout
 from tfpreempt.core.cluster import read_cluster
 from tfpreempt.core.events import Notice
-from tfpreempt.keeper import Keeper
-from tfpreempt.platforms.config import TerminationConfig
-from tfpreempt.raised import was_preemption
-from tfpreempt.reading import is_before_all
-from tfpreempt.remote_cluster import connection, expect_to_go
-from tfpreempt.session import session_for
-from tfpreempt.start import Start, make_store
-from tfpreempt.tensorflow_side import (
+from tfpreempt.handler.commits import Commits
+from tfpreempt.handler.member import Keeper
+from tfpreempt.handler.raised import was_preemption
+from tfpreempt.handler.reading import is_before_all
+from tfpreempt.handler.remote_cluster import connection, expect_to_go
+from tfpreempt.handler.session import session_for
+from tfpreempt.handler.start import Start, make_store
+from tfpreempt.handler.tensorflow_side import (
     END_OF_DATA,
     DirectoryRequiredError,
     attach_counters,
     check_checkpoint,
 )
-from tfpreempt.watching import watch
+from tfpreempt.handler.watching import watch
+from tfpreempt.platforms.config import TerminationConfig
 
 log = logging.getLogger(__name__)
 

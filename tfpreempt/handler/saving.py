@@ -15,7 +15,7 @@ from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit
 from tfpreempt.errors import SaveError
-from tfpreempt.participant import Participant
+from tfpreempt.handler.participant import Participant
 
 
 class JointSaves:
