@@ -166,7 +166,7 @@ def test_a_pipeline_goes_on_with_the_step(program: Program) -> None:
 
 
 def test_not_while_a_fit_runs() -> None:
-    from tfpreempt.keras.fit_handler import FitHandler
+    from tfpreempt.keras.fit.fit_handler import FitHandler
 
     with pytest.raises(errors.UsageError, match=r"model\.fit"):
         FitHandler.save(object())  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from tfpreempt.keras.callbacks_state import CallbackStates
+from tfpreempt.keras.callbacks.state import CallbackStates
 
 LINES = pytest.mark.parametrize("line", ["keras", "tf_keras"])
 

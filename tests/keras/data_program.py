@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.keras.positions import deserialize, numbers, serialize
 from tfpreempt.keras import data
-from tfpreempt.keras.replica_slices import replica_slices
+from tfpreempt.keras.data.replica_slices import replica_slices
 
 SIZE, BATCH, SEED = 50, 8, 3
 

@@ -371,7 +371,7 @@ def preempt() -> None:
 
 def digest(variables: Iterable[Any]) -> str:
     """Of all bytes of all replicas."""
-    from tfpreempt.keras import variables as of_keras
+    from tfpreempt.keras.fit import variables as of_keras
 
     _, parts = of_keras.read(list(variables))
     assert parts

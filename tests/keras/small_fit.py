@@ -22,7 +22,8 @@ import tensorflow as tf
 from tests.handler.program import Button
 from tfpreempt import TerminationConfig
 from tfpreempt.handler import session
-from tfpreempt.keras import PreemptionCallback, callback, rounds
+from tfpreempt.keras import PreemptionCallback, callback
+from tfpreempt.keras.fit import rounds
 
 T = TypeVar("T")
 

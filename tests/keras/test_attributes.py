@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tensorflow
 pytest.importorskip("tensorflow")
 
 from tfpreempt.core import reach  # noqa: E402
-from tfpreempt.keras.attributes import Attributes  # noqa: E402
+from tfpreempt.keras.fit.attributes import Attributes  # noqa: E402
 
 LARGE = [np.zeros(1 << 20) for _ in range(4)]  # 8 MiB each
 MANY = [0] * (reach.MANY + 1)

@@ -29,7 +29,8 @@ from tests.keras.small_fit import (  # noqa: E402
 )
 from tfpreempt import errors  # noqa: E402
 from tfpreempt.handler.handler import PreemptionCheckpointHandler  # noqa: E402
-from tfpreempt.keras import PreemptionCallback, variables  # noqa: E402
+from tfpreempt.keras import PreemptionCallback  # noqa: E402
+from tfpreempt.keras.fit import variables  # noqa: E402
 
 
 @pytest.fixture

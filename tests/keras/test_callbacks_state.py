@@ -15,8 +15,8 @@ import pytest
 from tests.keras.both_lines import travelled
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import State
-from tfpreempt.keras import callbacks_state
-from tfpreempt.keras.callbacks_values import Packer, unpack
+from tfpreempt.keras.callbacks import state
+from tfpreempt.keras.callbacks.values import Packer, unpack
 
 
 class Callback:
@@ -151,7 +151,7 @@ def test_arrays_come_back_writable():
 )
 def test_a_state_that_cannot_be_kept_is_named(value, part):
     with pytest.raises(errors.SaveError, match=part) as caught:
-        callbacks_state.capture([Callback(), Remembering(value)])
+        state.capture([Callback(), Remembering(value)])
     assert f"{__name__}.Remembering" in str(caught.value)
 
 
@@ -160,9 +160,9 @@ def test_a_state_that_cannot_be_kept_is_named(value, part):
 
 def test_hooks_are_matched_by_class_and_order(caplog):
     saved = [Remembering(1), Callback(), Remembering([np.float32(2)])]
-    states = travelled(callbacks_state.capture(saved))
+    states = travelled(state.capture(saved))
     fresh = [Remembering(), Remembering(), Callback()]
-    callbacks_state.restore(fresh, states)
+    state.restore(fresh, states)
     assert [callback.value for callback in fresh[:2]] == [1, [2]]
     assert type(fresh[1].value[0]) is np.float32
     assert not caplog.records
@@ -172,9 +172,9 @@ def test_missing_and_new_callbacks_are_named(caplog):
     class New(Remembering):
         pass
 
-    states = callbacks_state.capture([Remembering(1), Remembering(2)])
+    states = state.capture([Remembering(1), Remembering(2)])
     fresh = [Remembering(), New()]
-    callbacks_state.restore(fresh, travelled(states))
+    state.restore(fresh, travelled(states))
     assert fresh[0].value == 1
     new, missing = (record.getMessage() for record in caplog.records)
     assert "no state for the callback" in new
@@ -184,13 +184,13 @@ def test_missing_and_new_callbacks_are_named(caplog):
 
 
 def test_a_callback_that_lost_its_hooks_goes_on_without():
-    states = callbacks_state.capture([Remembering(1)])
+    states = state.capture([Remembering(1)])
 
     class Plain(Callback):
         pass
 
     Plain.__module__, Plain.__qualname__ = Remembering.__module__, "Remembering"
-    callbacks_state.restore([Plain()], states)
+    state.restore([Plain()], states)
 
 
 def test_a_subclass_keeps_what_its_base_and_its_hooks_remember():
@@ -204,7 +204,7 @@ def test_a_subclass_keeps_what_its_base_and_its_hooks_remember():
 
     saved, fresh = make(), make()
     saved.best, saved.value = 0.1, {"n": 3}
-    callbacks_state.restore([fresh], travelled(callbacks_state.capture([saved])))
+    state.restore([fresh], travelled(state.capture([saved])))
     assert (fresh.best, fresh.value) == (0.1, {"n": 3})
 
 
@@ -242,7 +242,7 @@ def net(variables=()):
     ],
 )
 def test_callbacks_that_lose_nothing(values):
-    assert callbacks_state.unsupported([Counting(**values)]) == []
+    assert state.unsupported([Counting(**values)]) == []
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_callbacks_that_lose_nothing(values):
     ],
 )
 def test_callbacks_that_lose_something_are_named(values, named):
-    (text,) = callbacks_state.unsupported([Callback(), Counting(**values)])
+    (text,) = state.unsupported([Callback(), Counting(**values)])
     assert text.startswith(f"{__name__}.Counting (")
     assert named in text
 
@@ -262,7 +262,7 @@ def test_callbacks_that_lose_something_are_named(values, named):
 def test_the_model_itself_is_nothing_to_lose():
     callback = Counting(net=net())
     callback._model = callback.net
-    assert callbacks_state.unsupported([callback]) == []
+    assert state.unsupported([callback]) == []
 
 
 def test_of_a_subclass_only_what_it_adds_is_named():
@@ -271,7 +271,7 @@ def test_of_a_subclass_only_what_it_adds_is_named():
             super().__init__("x.keras")
             self.saves = 0
 
-    (text,) = callbacks_state.unsupported([ModelCheckpoint("y"), Mine()])
+    (text,) = state.unsupported([ModelCheckpoint("y"), Mine()])
     assert text.endswith("Mine (saves)")
 
 
@@ -279,8 +279,8 @@ def test_a_callback_without_attributes_at_all():
     class Slotted:
         __slots__ = ()
 
-    assert callbacks_state.unsupported([Slotted()]) == []
-    assert callbacks_state.capture([Slotted()]).header == {}
+    assert state.unsupported([Slotted()]) == []
+    assert state.capture([Slotted()]).header == {}
 
 
 # --- directories ---------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_checkpoints_in_our_directory_are_refused(tmp_path, name):
     (tmp_path / "link").symlink_to(ours)
     theirs = str(tmp_path / name)
     with pytest.raises(errors.ConfigurationError) as caught:
-        callbacks_state.conflicts([ModelCheckpoint(theirs)], f"{ours}{os.sep}")
+        state.conflicts([ModelCheckpoint(theirs)], f"{ours}{os.sep}")
     assert repr(theirs) in str(caught.value)
     assert repr(f"{ours}{os.sep}") in str(caught.value)
     assert "a directory of its own" in str(caught.value)
@@ -311,28 +311,28 @@ def test_checkpoints_in_our_directory_are_refused(tmp_path, name):
 @pytest.mark.parametrize("name", ["m.keras", "ours-{epoch}/m.keras", "{epoch}/m", "o"])
 def test_checkpoints_elsewhere_are_fine(tmp_path, name):
     callbacks = [ModelCheckpoint(str(tmp_path / name)), Callback()]
-    callbacks_state.conflicts(callbacks, tmp_path / "ours")
+    state.conflicts(callbacks, tmp_path / "ours")
 
 
 def test_remote_directories_are_compared_too():
-    callbacks_state.conflicts([ModelCheckpoint("gs://b/theirs/m")], "gs://b/ours")
+    state.conflicts([ModelCheckpoint("gs://b/theirs/m")], "gs://b/ours")
     with pytest.raises(errors.ConfigurationError, match="'gs://b/ours/m'"):
-        callbacks_state.conflicts([ModelCheckpoint("gs://b/ours/m")], "gs://b/ours")
+        state.conflicts([ModelCheckpoint("gs://b/ours/m")], "gs://b/ours")
 
 
 def test_a_backup_directory_that_is_deleted_must_not_hold_ours(tmp_path):
-    callbacks_state.conflicts([BackupAndRestore(tmp_path / "b")], tmp_path / "ours")
+    state.conflicts([BackupAndRestore(tmp_path / "b")], tmp_path / "ours")
     for place in (tmp_path, tmp_path / "ours", tmp_path / "ours" / "b"):
         with pytest.raises(errors.ConfigurationError, match="backup_dir="):
-            callbacks_state.conflicts([BackupAndRestore(place)], tmp_path / "ours")
+            state.conflicts([BackupAndRestore(place)], tmp_path / "ours")
 
 
 def test_backup_and_restore_is_named_and_left_alone(caplog):
     callbacks = [Callback(), BackupAndRestore("theirs")]
     with caplog.at_level(logging.WARNING):
-        callbacks_state.warn_of_backup(callbacks)
+        state.warn_of_backup(callbacks)
     (record,) = caplog.records
     assert "keras.BackupAndRestore (backup_dir='theirs')" in record.getMessage()
     assert "Remove it" in record.getMessage()
-    assert callbacks_state.unsupported(callbacks) == []
-    assert callbacks_state.capture(callbacks).header == {}
+    assert state.unsupported(callbacks) == []
+    assert state.capture(callbacks).header == {}

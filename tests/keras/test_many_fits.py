@@ -24,7 +24,7 @@ from tests.keras.small_fit import (  # noqa: E402
     values,
 )
 from tfpreempt.core.journal import journal_directory, read_journal  # noqa: E402
-from tfpreempt.keras.train_function import TrainFunction  # noqa: E402
+from tfpreempt.keras.fit.train_function import TrainFunction  # noqa: E402
 
 HELD_OUT = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": BATCH}
 ALL = list(range(EPOCHS))

@@ -2,37 +2,11 @@
 
 The names are loaded on first use, so that importing this imports neither Keras.
 
-attributes        plain Python values of a model that its training changes: counts
 callback          preemptionCallback: what a user of `model.fit` adds
-callbacks_check   callbacks that do not go together with ours
-callbacks_files   the file of a CSVLogger: its whole text is kept
-callbacks_known   what the callbacks of Keras 3 and tf_keras remember, class by class
-callbacks_state   the state of the other callbacks of a fit: captured at a commit
-callbacks_values  what callbacks remember as JSON and raw bytes, bit for bit
-capture           what a save takes of a running fit: its progress, its variables
-crowd             the other callbacks of a fit, as one thing
-data              input pipelines whose position is a few numbers
-fit               a running `model.fit`, as the callback sees it
-fit_handler       the handler inside `model.fit`
-host_iterator     a distributed iterator whose position can be saved
-keras3            `model.fit` of Keras 3 with the TensorFlow backend
-legacy            `model.fit` of tf_keras 2.x
 multi_worker      makes `fit`
-pipeline          what a tf.data pipeline is built of: its generators
-plan              what a fit has to do, given the checkpoint and the fits before it
-position          where training is in its data, saved with the step and found again
-position_choice   which way of keeping the place a pipeline allows
-progress          how far a fit is, as a frozen value
-replica_slices    the slices of global batches that this process's replicas train on
-rounds            which fit of a program this is
-schedule          when to commit without a notice: `save_freq` in terms of train steps
-sequence          the position in a PyDataset (Keras 3) or Sequence (tf_keras): an index
-settings          what the user of the callback asked for, checked
-snapshot          the state of a fit as two named States: what all workers share
-tally             counts of one fit: batches of the epoch and of the iterator
-train_function    what stands in for `model.train_function`
-training          one fit under the callback, from `on_train_begin` to `on_train_end`
-variables         variables that a tf.train.Checkpoint of the model does not hold
+callbacks/    the other callbacks of a fit: what they remember, kept and given back
+data/         the place in the data; in public
+fit/          one `model.fit`: its loop, its phases, and what a save takes of it
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from tfpreempt.checkpoint import restore
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.arguments import check_timeout
-from tfpreempt.keras.callbacks_state import CallbackStates, capture_files
-from tfpreempt.keras.fit import callbacks_of, check_model, is_running, is_validation
-from tfpreempt.keras.settings import Settings, check_directory, check_save_freq
-from tfpreempt.keras.training import Training
+from tfpreempt.keras.callbacks.state import CallbackStates, capture_files
+from tfpreempt.keras.fit.fit import callbacks_of, check_model, is_running, is_validation
+from tfpreempt.keras.fit.settings import Settings, check_directory, check_save_freq
+from tfpreempt.keras.fit.training import Training
 from tfpreempt.notice.readers import guard_children
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage import paths

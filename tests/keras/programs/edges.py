@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfpreempt.keras import PreemptionCallback, callback, rounds
+from tfpreempt.keras import PreemptionCallback, callback
+from tfpreempt.keras.fit import rounds
 
 ROOT = sys.argv[1]
 ROWS = np.random.default_rng(0).random((64, 4), dtype=np.float32)

@@ -11,8 +11,8 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import State
 from tfpreempt.core.reach import set_by
-from tfpreempt.keras import callbacks_known
-from tfpreempt.keras.callbacks_known import class_name, has_hooks
+from tfpreempt.keras.callbacks import known
+from tfpreempt.keras.callbacks.known import class_name, has_hooks
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) 
     """
     ours = os.path.realpath(checkpoint_dir)
     for callback in callbacks:
-        kind = callbacks_known.kind(callback)
+        kind = known.kind(callback)
         if kind not in _DIRECTORIES:
             continue
         attribute = _DIRECTORIES[kind]
@@ -94,7 +94,7 @@ def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) 
 def warn_of_backup(callbacks: Sequence[Any]) -> None:
     """Warns of Keras' own BackupAndRestore; it is left as it is."""
     for callback in callbacks:
-        if callbacks_known.kind(callback) == "BackupAndRestore":
+        if known.kind(callback) == "BackupAndRestore":
             log.warning(
                 "tfpreempt: %s (backup_dir=%r) is in the same fit. It loads weights "
                 "and sets the first epoch at the start, against what "
@@ -129,8 +129,8 @@ def _attributes(callback: Any) -> dict[str, Any]:
 
 def _is_understood(cls: type) -> bool:
     """Whether all that this class of Keras itself remembers is saved."""
-    is_named = cls.__name__ == "Callback" or cls.__name__ in callbacks_known.REMEMBERED
-    return is_named and callbacks_known.is_of_keras(cls)
+    is_named = cls.__name__ == "Callback" or cls.__name__ in known.REMEMBERED
+    return is_named and known.is_of_keras(cls)
 
 
 def _is_fixed(value: Any, callback: Any) -> bool:

@@ -22,8 +22,8 @@ import numpy as np
 
 from tfpreempt import errors
 from tfpreempt.core import reach
-from tfpreempt.keras.callbacks_state import CallbackStates
-from tfpreempt.keras.callbacks_values import Packer, unpack
+from tfpreempt.keras.callbacks.state import CallbackStates
+from tfpreempt.keras.callbacks.values import Packer, unpack
 
 log = logging.getLogger(__name__)
 

@@ -161,10 +161,10 @@ def find(model: Any) -> Fit:
             "tfpreempt.PreemptionCheckpointHandler."
         )
     if LOOPS[0] in frame.f_locals:
-        from tfpreempt.keras.keras3 import Keras3Fit
+        from tfpreempt.keras.fit.keras3 import Keras3Fit
 
         return Keras3Fit(model, frame.f_locals)
-    from tfpreempt.keras.legacy import LegacyFit
+    from tfpreempt.keras.fit.legacy import LegacyFit
 
     return LegacyFit(model, frame.f_locals)
 

@@ -18,21 +18,22 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.handler.tensorflow_side import END_OF_DATA
-from tfpreempt.keras import callbacks_state, progress, rounds, snapshot, variables
-from tfpreempt.keras.attributes import Attributes
-from tfpreempt.keras.capture import Capture
-from tfpreempt.keras.crowd import Crowd
-from tfpreempt.keras.fit import Fit, find, made_of
-from tfpreempt.keras.fit_handler import make_handler
-from tfpreempt.keras.plan import Task, make_plan
-from tfpreempt.keras.position import Feed, Place, Position, place_or_replay
-from tfpreempt.keras.position_choice import choose, position_of, validation_problem
-from tfpreempt.keras.progress import Progress
-from tfpreempt.keras.schedule import Schedule
-from tfpreempt.keras.sequence import SequencePosition
-from tfpreempt.keras.settings import Settings
-from tfpreempt.keras.tally import Tally
-from tfpreempt.keras.train_function import TrainFunction
+from tfpreempt.keras.callbacks import state
+from tfpreempt.keras.callbacks.crowd import Crowd
+from tfpreempt.keras.data.position import Feed, Place, Position, place_or_replay
+from tfpreempt.keras.data.position_choice import choose, position_of, validation_problem
+from tfpreempt.keras.data.sequence import SequencePosition
+from tfpreempt.keras.fit import progress, rounds, snapshot, variables
+from tfpreempt.keras.fit.attributes import Attributes
+from tfpreempt.keras.fit.capture import Capture
+from tfpreempt.keras.fit.fit import Fit, find, made_of
+from tfpreempt.keras.fit.fit_handler import make_handler
+from tfpreempt.keras.fit.plan import Task, make_plan
+from tfpreempt.keras.fit.progress import Progress
+from tfpreempt.keras.fit.schedule import Schedule
+from tfpreempt.keras.fit.settings import Settings
+from tfpreempt.keras.fit.tally import Tally
+from tfpreempt.keras.fit.train_function import TrainFunction
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Training:
         model: Any,
         epochs: int,
         callback: Any,
-        files: callbacks_state.CallbackStates | None,
+        files: state.CallbackStates | None,
     ) -> None:
         self.model = model
         self.fit: Fit = find(model)
@@ -90,7 +91,7 @@ class Training:
 
     # --- the beginning ---------------------------------------------------------------
 
-    def _start(self, files: callbacks_state.CallbackStates | None) -> None:
+    def _start(self, files: state.CallbackStates | None) -> None:
         directory = self._settings.checkpoint_dir
         shared = self._shared.loaded
         if self.handler.has_checkpoint and shared is None:

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib as _input_lib
 
-from tfpreempt.keras.replica_slices import replica_slices
+from tfpreempt.keras.data.replica_slices import replica_slices
 
 _OPTIONS = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tfpreempt.keras import callbacks_files, callbacks_known
-from tfpreempt.keras.callbacks_check import conflicts, unsupported, warn_of_backup
-from tfpreempt.keras.callbacks_values import Packer, unpack
+from tfpreempt.keras.callbacks import files, known
+from tfpreempt.keras.callbacks.check import conflicts, unsupported, warn_of_backup
+from tfpreempt.keras.callbacks.values import Packer, unpack
 
 __all__ = [
     "CallbackStates",
@@ -57,10 +57,10 @@ def capture(callbacks: Sequence[Any]) -> CallbackStates:
     header: dict[str, Any] = {}
     for name, callback in _by_name(callbacks).items():
         entry: dict[str, Any] = {}
-        if known := callbacks_known.capture(callback):
+        if remembered := known.capture(callback):
             path = f"The callback {name} cannot be saved: its state"
-            entry["keras"] = packer.pack(known, path, takes_tensors=True)
-        if callbacks_known.has_hooks(callback):
+            entry["keras"] = packer.pack(remembered, path, takes_tensors=True)
+        if known.has_hooks(callback):
             path = f"The callback {name} cannot be saved: get_state()"
             entry["own"] = packer.pack(callback.get_state(), path)
         if entry:
@@ -83,15 +83,13 @@ def restore(
     """
 
     def is_kept(callback: Any) -> bool:
-        return callbacks_known.has_state(callback) or callbacks_known.has_hooks(
-            callback
-        )
+        return known.has_state(callback) or known.has_hooks(callback)
 
     for callback, entry in _matched(callbacks, states.header, is_kept):
         if "keras" in entry:
-            known = unpack(entry["keras"], states.arrays)
-            callbacks_known.restore(callback, known, extends=extends)
-        if "own" in entry and callbacks_known.has_hooks(callback):
+            remembered = unpack(entry["keras"], states.arrays)
+            known.restore(callback, remembered, extends=extends)
+        if "own" in entry and known.has_hooks(callback):
             callback.set_state(unpack(entry["own"], states.arrays))
 
 
@@ -108,8 +106,8 @@ def capture_files(callbacks: Sequence[Any]) -> CallbackStates:
     packer = Packer()
     header = {}
     for name, callback in _by_name(callbacks).items():
-        if callbacks_files.is_log(callback):
-            state, text = callbacks_files.capture(callback)
+        if files.is_log(callback):
+            state, text = files.capture(callback)
             header[name] = {
                 "log": packer.pack(state, f"The state of the callback {name}"),
                 "text": None if text is None else packer.add(text),
@@ -125,10 +123,10 @@ def restore_files(
     Raises:
         OSError: a file cannot be written.
     """
-    for callback, entry in _matched(callbacks, states.header, callbacks_files.is_log):
+    for callback, entry in _matched(callbacks, states.header, files.is_log):
         state = unpack(entry["log"], states.arrays)
         text = None if entry["text"] is None else states.arrays[entry["text"]]
-        callbacks_files.restore(callback, state, text, extends=extends)
+        files.restore(callback, state, text, extends=extends)
 
 
 def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
@@ -136,7 +134,7 @@ def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     counts: dict[str, int] = {}
     for callback in callbacks:
-        name = callbacks_known.class_name(callback)
+        name = known.class_name(callback)
         counts[name] = counts.get(name, 0) + 1
         found[name if counts[name] == 1 else f"{name}#{counts[name]}"] = callback
     return found

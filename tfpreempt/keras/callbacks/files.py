@@ -11,12 +11,12 @@ import io
 import os
 from typing import Any
 
-from tfpreempt.keras import callbacks_known
+from tfpreempt.keras.callbacks import known
 
 
 def is_log(callback: Any) -> bool:
     """Whether the callback is a CSVLogger."""
-    return callbacks_known.kind(callback) == "CSVLogger"
+    return known.kind(callback) == "CSVLogger"
 
 
 def capture(logger: Any) -> tuple[dict[str, Any], bytes | None]:

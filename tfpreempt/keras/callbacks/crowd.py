@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tfpreempt.keras import callbacks_state
-from tfpreempt.keras.callbacks_state import CallbackStates
+from tfpreempt.keras.callbacks import state
+from tfpreempt.keras.callbacks.state import CallbackStates
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ class Crowd:
         self._others = [one for one in holder.callbacks if one is not ours]
         self._all = [*self._others, ours]
         self._ours = [ours]
-        callbacks_state.conflicts(self._others, checkpoint_dir)
-        callbacks_state.warn_of_backup(self._others)
+        state.conflicts(self._others, checkpoint_dir)
+        state.warn_of_backup(self._others)
         # One more of our kind is refused when its turn comes.
         theirs = [one for one in self._others if not isinstance(one, type(ours))]
-        if lost := callbacks_state.unsupported(theirs):
+        if lost := state.unsupported(theirs):
             log.warning(
                 "tfpreempt: the state of these callbacks is not saved, so they begin "
                 "anew after a restart: %s. Give them get_state() and set_state(state), "
@@ -47,19 +47,19 @@ class Crowd:
         Raises:
             SaveError: names the callback and the value.
         """
-        callbacks_state.capture(self._others)
+        state.capture(self._others)
 
     def capture(self) -> CallbackStates:
         """What they remember, without those that fail: a commit is worth more."""
         try:
-            return callbacks_state.capture(self._others)
+            return state.capture(self._others)
         except Exception:  # noqa: BLE001 - a user's get_state may raise anything
             good = [one for one in self._others if self._is_good(one)]
-            return callbacks_state.capture(good)
+            return state.capture(good)
 
     def _is_good(self, callback: Any) -> bool:
         try:
-            callbacks_state.capture([callback])
+            state.capture([callback])
         except Exception as error:  # noqa: BLE001 - named, and left out
             log.error(
                 "tfpreempt: the state of %s is left out of this commit: %s",
@@ -71,15 +71,15 @@ class Crowd:
 
     def capture_files(self) -> CallbackStates:
         """What this worker's have in files."""
-        return callbacks_state.capture_files(self._others)
+        return state.capture_files(self._others)
 
     def restore(self, states: CallbackStates, *, extends: bool) -> None:
         """What `capture` gave; `extends` where epochs are added to a complete fit."""
-        callbacks_state.restore(self._others, states, extends=extends)
+        state.restore(self._others, states, extends=extends)
 
     def restore_files(self, states: CallbackStates, *, extends: bool = False) -> None:
         """What `capture_files` gave."""
-        callbacks_state.restore_files(self._others, states, extends=extends)
+        state.restore_files(self._others, states, extends=extends)
 
     @property
     def is_silent(self) -> bool:

@@ -25,14 +25,14 @@ from tensorflow.python.ops import gen_dataset_ops as _gen_dataset_ops
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.iterator_state import pack, unpack
-from tfpreempt.keras import pipeline
-from tfpreempt.keras.fit import Fit
-from tfpreempt.keras.host_iterator import (
+from tfpreempt.keras.data import pipeline
+from tfpreempt.keras.data.host_iterator import (
     host_iterator,
     is_supported,
     owned_iterators,
     read_locally,
 )
+from tfpreempt.keras.fit.fit import Fit
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.iterator_state import hidden_state, reads_generator
 from tfpreempt.checkpoint.tf_state import plain_message
-from tfpreempt.keras import pipeline
-from tfpreempt.keras.fit import Fit
-from tfpreempt.keras.host_iterator import owned_iterators
-from tfpreempt.keras.position import (
+from tfpreempt.keras.data import pipeline
+from tfpreempt.keras.data.host_iterator import owned_iterators
+from tfpreempt.keras.data.position import (
     AGAIN,
     Feed,
     IndexPosition,
@@ -22,6 +21,7 @@ from tfpreempt.keras.position import (
     ReplayPosition,
     serialize,
 )
+from tfpreempt.keras.fit.fit import Fit
 
 log = logging.getLogger(__name__)
 

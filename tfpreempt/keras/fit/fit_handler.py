@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.core.events import Notice
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
-from tfpreempt.keras.fit import Fit, is_running
-from tfpreempt.keras.settings import Settings
+from tfpreempt.keras.fit.fit import Fit, is_running
+from tfpreempt.keras.fit.settings import Settings
 
 log = logging.getLogger(__name__)
 

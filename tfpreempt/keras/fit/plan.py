@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import Any
 
-from tfpreempt.keras.progress import Progress
+from tfpreempt.keras.fit.progress import Progress
 
 
 class Task(enum.Enum):

@@ -8,16 +8,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.keras import rounds, snapshot, variables
-from tfpreempt.keras.attributes import Attributes
-from tfpreempt.keras.crowd import Crowd
-from tfpreempt.keras.fit import Fit, made_of
-from tfpreempt.keras.fit_handler import FitHandler
-from tfpreempt.keras.plan import Plan
-from tfpreempt.keras.position import Feed, Place, Position
-from tfpreempt.keras.progress import Phase, Progress
-from tfpreempt.keras.tally import Tally
-from tfpreempt.keras.train_function import TrainFunction
+from tfpreempt.keras.callbacks.crowd import Crowd
+from tfpreempt.keras.data.position import Feed, Place, Position
+from tfpreempt.keras.fit import rounds, snapshot, variables
+from tfpreempt.keras.fit.attributes import Attributes
+from tfpreempt.keras.fit.fit import Fit, made_of
+from tfpreempt.keras.fit.fit_handler import FitHandler
+from tfpreempt.keras.fit.plan import Plan
+from tfpreempt.keras.fit.progress import Phase, Progress
+from tfpreempt.keras.fit.tally import Tally
+from tfpreempt.keras.fit.train_function import TrainFunction
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import IO, Any
 from tfpreempt.checkpoint.encoding import decode, encode, read_parts, write_parts
 from tfpreempt.checkpoint.state import State
 from tfpreempt.checkpoint.tf_state import RandomState
-from tfpreempt.keras.callbacks_state import CallbackStates
-from tfpreempt.keras.position import Place
-from tfpreempt.keras.progress import Progress
+from tfpreempt.keras.callbacks.state import CallbackStates
+from tfpreempt.keras.data.position import Place
+from tfpreempt.keras.fit.progress import Progress
 
 SHARED = "tfpreempt.keras"
 OWN = "tfpreempt.keras.worker"

@@ -1,0 +1,16 @@
+"""The place in the data; in public, input pipelines whose place is a few numbers.
+
+host_iterator    a distributed iterator whose position can be saved
+pipeline         what a tf.data pipeline is built of: its generators
+pipelines        input pipelines whose position is a few numbers
+position         where training is in its data, saved with the step and found again
+position_choice  which way of keeping the place a pipeline allows
+replica_slices   the slices of global batches that this process's replicas train on
+sequence         the position in a PyDataset (Keras 3) or Sequence (tf_keras): an index
+"""
+
+from __future__ import annotations
+
+from tfpreempt.keras.data.pipelines import from_arrays, from_index
+
+__all__ = ["from_arrays", "from_index"]
