@@ -1,12 +1,15 @@
 """Measures tfpreempt, mostly against what TensorFlow and Keras have; JSON lines.
 
-Usage: python -m tests.bench [--rounds N] [--mebibytes N] [--seed N] [BENCH ...]
+Usage: python -m tests.bench [--rounds N] [--mebibytes N] [--seed N]
+                             [--package DIR] [--route FILE] [BENCH ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
+from pathlib import Path
 
 from tests.bench import (
     callback_overhead,
@@ -16,6 +19,7 @@ from tests.bench import (
     non_chief_bytes,
     notice_latency,
     notice_to_exit,
+    path,
     position_restore,
     resume_latency,
     step_overhead,
@@ -31,6 +35,7 @@ BENCHES = (
     "callback_overhead",
     "resume_latency",
     "notice_latency",
+    "path",
     "verify",
     "mirror_upload",
     "mirror_download",
@@ -49,6 +54,12 @@ def main() -> None:
     parser.add_argument("--mebibytes", type=int, default=512, help="size of the state")
     parser.add_argument(
         "--seed", type=int, help="of notice_latency's moments; by default a new one"
+    )
+    parser.add_argument(
+        "--package", type=Path, default=path.ROOT, help="of path: where tfpreempt/ lies"
+    )
+    parser.add_argument(
+        "--route", type=Path, metavar="FILE", help="of path: for the rows with routes"
     )
     asked = parser.parse_args()
     wanted = set(asked.benches or BENCHES)
@@ -76,6 +87,13 @@ def main() -> None:
         seed = random.randrange(2**32) if asked.seed is None else asked.seed
         for row in notice_latency.rows(seed):
             show(row)
+    if "path" in wanted:
+        routes = []
+        for row in path.rows(asked.rounds, asked.package):
+            routes.append(row)
+            show({name: value for name, value in row.items() if name != "route"})
+        if asked.route:
+            asked.route.write_text(json.dumps(routes, indent=1) + "\n")
     if "verify" in wanted:
         for row in verify_speed.rows(asked.rounds, asked.mebibytes):
             show(row)

@@ -1,0 +1,108 @@
+"""How long the way is that a reader follows: one real preemption, one real restart.
+
+Two workers train, the first gets SIGTERM in the midst of a step, and both are started
+again. Rows are of the first worker, for a custom loop and for `model.fit`:
+
+    preemption  from the signal to the end of the process
+    restart     from the handler's construction to the end of the first step
+
+The route is each function of the package once, in the order of first calls;
+`thread_changes` counts the neighbours in it that two threads called. Threads that run
+at once call in an order that differs, so a row is of the round with the median of that;
+functions and files are the same in each. It is a measure of how much there is to read:
+nothing is timed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.bench.preemption import WORKERS, environment, free_ports
+from tests.bench.tracer import Call, read
+
+ROOT = Path(__file__).parents[2]
+KINDS = ("loop", "fit")
+CODES = {"preemption": 143, "restart": 0}
+LIMIT_SECONDS = 180.0
+
+
+def rows(rounds: int, package: Path = ROOT) -> Iterator[dict[str, Any]]:
+    """One row for each kind and phase.
+
+    Args:
+        rounds: preemptions of each kind, with a restart each.
+        package: the directory that holds the `tfpreempt` to trace.
+    """
+    for kind in KINDS:
+        found: dict[str, list[dict[str, Any]]] = {phase: [] for phase in CODES}
+        for _ in range(rounds):
+            memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+            with tempfile.TemporaryDirectory(dir=memory) as root:
+                for phase in CODES:
+                    calls = trace(kind, phase, package.resolve(), Path(root))
+                    found[phase].append(row(kind, phase, calls))
+        for each in found.values():
+            each.sort(key=lambda row: row["thread_changes"])
+            changes = [row["thread_changes"] for row in each]
+            yield {**each[rounds // 2], "thread_changes_all": changes}
+
+
+def row(kind: str, phase: str, calls: Sequence[Call]) -> dict[str, Any]:
+    """What the calls come to."""
+    first: dict[tuple[str, str], Call] = {}
+    for call in calls:
+        first.setdefault((call.file, call.function), call)
+    route = list(first.values())
+    return {
+        "bench": "path",
+        "kind": kind,
+        "phase": phase,
+        "functions": len(route),
+        "files": len({call.file for call in route}),
+        "threads": len({call.thread for call in calls}),
+        "thread_changes": sum(
+            a.thread != b.thread for a, b in itertools.pairwise(route)
+        ),
+        "calls": len(calls),
+        "route": [
+            f"{call.name}  {call.file}:{call.line} {call.function}" for call in route
+        ],
+    }
+
+
+def trace(kind: str, phase: str, package: Path, root: Path) -> list[Call]:
+    """The first worker's calls in one phase; what still runs after it is killed."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
+        for index in range(WORKERS):
+            log = stack.enter_context((root / f"{phase}-log-{index}").open("wb"))
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "tests.bench.path_program"),
+                    *(kind, phase if index == 0 else "train"),
+                    *(package, root / "state", root / f"{phase}-trace-{index}"),
+                ],
+                cwd=ROOT,
+                env={**environment(addresses, index), "TMPDIR": str(root)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            processes[0].wait(LIMIT_SECONDS)
+    code = processes[0].returncode
+    if code != CODES[phase]:
+        logs = [(root / f"{phase}-log-{i}").read_text()[-2000:] for i in range(WORKERS)]
+        raise RuntimeError(f"{phase} of {kind} left with {code}: {logs}")
+    return read(root / f"{phase}-trace-0")

@@ -1,0 +1,96 @@
+"""Which Python functions of a package are called, in which order, on which thread."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import inspect
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call; of a generator, each time that it goes on.
+
+    Attributes:
+        thread: a number for the thread; names are given twice.
+        name: the thread's.
+        file: relative to the package.
+        line: where the function begins.
+        function: its qualified name.
+    """
+
+    thread: int
+    name: str
+    file: str
+    line: int
+    function: str
+
+
+class Tracer:
+    """Records this process's calls from `start` on; writes them when the process ends.
+
+    Make it before the package starts a thread: threads that run by then stay unseen.
+    Lambdas and comprehensions are part of the function that they stand in, and what
+    runs only because a file is imported is no call.
+
+    Args:
+        package: only what lies in this directory is recorded.
+        path: the file that the calls are written to.
+    """
+
+    def __init__(self, package: Path, path: Path) -> None:
+        self._package = f"{package}{os.sep}"
+        self._path = path
+        self._calls: list[tuple[threading.Thread, CodeType]] = []
+        self._is_recording = False
+        self._leave = os._exit
+        os._exit = self.leave
+        atexit.register(self._write)
+        threading.setprofile(self._see)
+
+    def start(self) -> None:
+        """From now on all calls count, of this thread and of all begun since."""
+        self._is_recording = True
+        sys.setprofile(self._see)
+
+    def leave(self, code: int) -> Any:
+        """Writes what was called and ends the process; stands for `os._exit`."""
+        self._write()
+        self._leave(code)
+
+    def _see(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event != "call" or not self._is_recording:
+            return
+        code = frame.f_code
+        if not code.co_filename.startswith(self._package):
+            return
+        is_function = code.co_flags & inspect.CO_OPTIMIZED  # no module, no class body
+        if is_function and not code.co_name.startswith("<"):
+            self._calls.append((threading.current_thread(), code))
+
+    def _write(self) -> None:
+        self._is_recording = False
+        numbers: dict[threading.Thread, int] = {}
+        calls = [
+            Call(
+                thread=numbers.setdefault(thread, len(numbers)),
+                name=thread.name,
+                file=code.co_filename.removeprefix(self._package),
+                line=code.co_firstlineno,
+                function=code.co_qualname,
+            )
+            for thread, code in self._calls
+        ]
+        self._path.write_text(json.dumps([dataclasses.asdict(call) for call in calls]))
+
+
+def read(path: Path) -> list[Call]:
+    """What a tracer wrote."""
+    return [Call(**fields) for fields in json.loads(path.read_text())]
