@@ -51,8 +51,8 @@ TENSORFLOW = {
     "handler/tensorflow_side.py": "errors, checks and counters of TensorFlow",
     "handler/remote_cluster.py": "connects to remote workers",
     "states/tensorflow_states.py": "States of TensorFlow's own things",
-    "cli/_demo_worker.py": "the demo's training program, a process of its own",
-    "cli/_demo_keras_worker.py": "the same by model.fit",
+    "cli/demo/worker.py": "the demo's training program, a process of its own",
+    "cli/demo/keras_worker.py": "the same by model.fit",
 }
 TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras"}
 # Who reaches below TensorFlow's public surface, into its eager context, and for what.
@@ -62,14 +62,14 @@ EAGER_CONTEXT = {
 }
 # Who sleeps: everybody else waits for an event, with a deadline.
 SLEEPERS = {
-    "cli/_guard.py": "a process of its own that awaits the end of others' children",
+    "cli/run/guard.py": "a process of its own that awaits the end of others' children",
     "notice/readers.py": "runs in a forked child, whose clock nobody moves",
 }
 # Who comes in by the front door, the package's own list of names.
 VISITORS = {
     "cli/__init__.py": "shows the version",
-    "cli/_demo_worker.py": "is written as a user's program",
-    "cli/_demo_keras_worker.py": "is written as a user's program",
+    "cli/demo/worker.py": "is written as a user's program",
+    "cli/demo/keras_worker.py": "is written as a user's program",
 }
 # The decision is made without I/O, clock or TensorFlow: these import one another only.
 PURE = {
@@ -280,10 +280,10 @@ def test_no_file_without_a_subject() -> None:
         "tfpreempt.states",
         "tfpreempt.states.registered",
         "tfpreempt.cli",
-        "tfpreempt.cli.demo",
-        "tfpreempt.cli.doctor",
+        "tfpreempt.cli.demo.command",
+        "tfpreempt.cli.doctor.command",
         "tfpreempt.cli.inspect",
-        "tfpreempt.cli.notify",
+        "tfpreempt.cli.notify.command",
         "tfpreempt.cli.verify",
     ],
 )

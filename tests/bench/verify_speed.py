@@ -22,7 +22,7 @@ from typing import Any
 from tests.bench.row import compare
 from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.verification import Effort, check_bytes
-from tfpreempt.cli._doctor_storage import mount_of
+from tfpreempt.cli.doctor.storage import mount_of
 from tfpreempt.storage import checksum
 from tfpreempt.storage.readonly import ReadingStore
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.cli._cluster import GivenTask, Ports, make_tf_config, read_given_task
-from tfpreempt.cli._policy import Limits
-from tfpreempt.cli._settings import Settings
+from tfpreempt.cli.run.cluster import GivenTask, Ports, make_tf_config, read_given_task
+from tfpreempt.cli.run.policy import Limits
+from tfpreempt.cli.run.settings import Settings
 from tfpreempt.errors import ConfigurationError
 
 
@@ -155,7 +155,7 @@ def test_what_the_worker_of_a_real_cluster_is_told() -> None:
 
 def test_the_command_line_never_imports_tensorflow() -> None:
     program = (
-        "import sys, tfpreempt.cli, tfpreempt.cli.run, tfpreempt.core.journal\n"
+        "import sys, tfpreempt.cli, tfpreempt.cli.run.command, tfpreempt.core.journal\n"
         "sys.exit('tensorflow' in sys.modules or 'numpy' in sys.modules)"
     )
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

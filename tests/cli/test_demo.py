@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tfpreempt.cli import _demo_plan, demo
-from tfpreempt.cli._demo_job import DemoFailedError, Job
-from tfpreempt.cli._demo_plan import Progress, Strike, Striker, draw_strikes
-from tfpreempt.cli._demo_result import (
+from tfpreempt.cli.demo import command, plan
+from tfpreempt.cli.demo.job import DemoFailedError, Job
+from tfpreempt.cli.demo.plan import Progress, Strike, Striker, draw_strikes
+from tfpreempt.cli.demo.result import (
     Preemption,
     Result,
     count_lost,
@@ -69,7 +69,7 @@ class TestPlan:
         gaps = [late - early for early, late in itertools.pairwise(steps)]
         assert steps[0] > 0
         assert min(gaps) >= 10
-        assert steps[-1] < 0.85 * _demo_plan.STEPS
+        assert steps[-1] < 0.85 * plan.STEPS
 
     def test_every_worker_and_all_at_once_are_struck(self) -> None:
         strikes = draw_strikes(workers=2, preemptions=30, seed=0)
@@ -212,7 +212,7 @@ class TestResult:
 class TestCommand:
     def test_too_many_preemptions(self, tmp_path: Path) -> None:
         arguments = ["--preemptions", "99", "--out", str(tmp_path / "out")]
-        done = CliRunner().invoke(demo.demo, arguments)
+        done = CliRunner().invoke(command.demo, arguments)
         assert done.exit_code == 1
         assert "--preemptions 99 does not fit" in done.output
         assert not (tmp_path / "out").exists()
@@ -221,20 +221,20 @@ class TestCommand:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        done = CliRunner().invoke(demo.demo, ["--out", str(tmp_path)])
+        done = CliRunner().invoke(command.demo, ["--out", str(tmp_path)])
         assert done.exit_code == 1
         assert "pip install 'tfpreempt[demo]'" in done.output
         assert "pip install '.[demo]'" in done.output
 
     def test_out_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        done = CliRunner().invoke(demo.demo, ["--out", str(tmp_path / "file" / "x")])
+        done = CliRunner().invoke(command.demo, ["--out", str(tmp_path / "file" / "x")])
         assert done.exit_code == 1
         assert "no folder can be made there" in done.output
 
     def test_keras_trains_whole_epochs(self, tmp_path: Path) -> None:
         arguments = ["--keras", "--steps", "130", "--out", str(tmp_path / "out")]
-        done = CliRunner().invoke(demo.demo, arguments)
+        done = CliRunner().invoke(command.demo, arguments)
         assert done.exit_code == 1
         assert "Give a multiple of 50" in done.output
         assert not (tmp_path / "out").exists()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tfpreempt.cli import _doctor_storage, main
-from tfpreempt.cli._doctor_storage import Mount, mount_of, try_save
+from tfpreempt.cli import main
+from tfpreempt.cli.doctor import storage
+from tfpreempt.cli.doctor.storage import Mount, mount_of, try_save
 from tfpreempt.platforms.detect import VARIANTS, Platform
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
 
@@ -26,7 +27,7 @@ def _plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("TFPREEMPT_PLATFORM", "generic")
     disk = Mount(point=Path("/data"), kind="ext4")
-    monkeypatch.setattr(_doctor_storage, "mount_of", lambda path: disk)
+    monkeypatch.setattr(storage, "mount_of", lambda path: disk)
 
 
 def doctor(*arguments: object, **variables: str) -> Result:
@@ -183,7 +184,9 @@ def test_the_cloud_s_source_is_shown_as_code(monkeypatch: pytest.MonkeyPatch) ->
         evidence=("tested",),
         cloud="aws",
     )
-    monkeypatch.setattr("tfpreempt.cli.doctor.detect_platform", lambda **_: detected)
+    monkeypatch.setattr(
+        "tfpreempt.cli.doctor.command.detect_platform", lambda **_: detected
+    )
     result = doctor(COLUMNS="60")
     assert result.exit_code == 0
     line = 'WatchedSource(AwsWatch(["spot-interruption"])'

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from tests.recipes.slurm import Slurm, why_not
 from tfpreempt.cli import main
-from tfpreempt.cli._doctor_facts import Facts, Level, Requeue, SlurmState
-from tfpreempt.cli._doctor_slurm import ANSWER_SECONDS, ask_slurm, parse_codes
-from tfpreempt.cli._doctor_verdict import assess
+from tfpreempt.cli.doctor.facts import Facts, Level, Requeue, SlurmState
+from tfpreempt.cli.doctor.slurm import ANSWER_SECONDS, ask_slurm, parse_codes
+from tfpreempt.cli.doctor.verdict import assess
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
 JOB = {"SLURM_JOB_ID": "17"}

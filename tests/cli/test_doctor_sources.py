@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tfpreempt.cli._doctor_facts import Liveness
-from tfpreempt.cli._doctor_sources import probe_sources
+from tfpreempt.cli.doctor.facts import Liveness
+from tfpreempt.cli.doctor.sources import probe_sources
 from tfpreempt.notice._shared import Report
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource

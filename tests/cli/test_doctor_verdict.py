@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tfpreempt
-from tfpreempt.cli._doctor_facts import (
+from tfpreempt.cli.doctor.facts import (
     Facts,
     Finding,
     Level,
@@ -17,8 +17,8 @@ from tfpreempt.cli._doctor_facts import (
     SourceState,
     Storage,
 )
-from tfpreempt.cli._doctor_verdict import assess, needed_seconds
-from tfpreempt.cli._sizes import size_text
+from tfpreempt.cli.doctor.verdict import assess, needed_seconds
+from tfpreempt.cli.sizes import size_text
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.cli import _echo
-from tfpreempt.cli._echo import Echo
-from tfpreempt.cli._logs import Pump, WorkerLog
+from tfpreempt.cli.run import echo
+from tfpreempt.cli.run.echo import Echo
+from tfpreempt.cli.run.logs import Pump, WorkerLog
 from tfpreempt.errors import ConfigurationError
 
 TRACE = """Traceback (most recent call last):
@@ -231,16 +231,16 @@ def test_a_console_that_stands_still_stops_nobody(
             return super().write(text)
 
     going_on = threading.Event()
-    monkeypatch.setattr(_echo, "_STALL_SECONDS", 0.01)
+    monkeypatch.setattr(echo, "_STALL_SECONDS", 0.01)
     console = Stopped()
-    echo = Echo("", console)
+    stalled = Echo("", console)
     for _ in range(20):
-        echo.feed(b"x" * 999_999 + b"\n")
+        stalled.feed(b"x" * 999_999 + b"\n")
     going_on.set()
     monkeypatch.undo()
-    echo.flush()
-    echo.feed(b"more\n")
-    echo.close()
+    stalled.flush()
+    stalled.feed(b"more\n")
+    stalled.close()
     shown = console.getvalue().decode().splitlines()
     assert 3 < shown.count("x" * 999_999) < 20
     assert [each for each in shown if each[:1] not in ("x", "")] == [

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from tests.cli.conftest import Run, is_alive, wait_until
 from tfpreempt.cli import main
-from tfpreempt.cli._notify_workers import _holders
+from tfpreempt.cli.notify.workers import _holders
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.journal import JsonLines, journal_directory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.cli._notify_follow import Ending, Follower
+from tfpreempt.cli.notify.follow import Ending, Follower
 from tfpreempt.core.events import Commit, Exit, Notice, Outcome
 from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.testing.clock import FakeClock

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tfpreempt.cli import main
-from tfpreempt.cli._doctor_facts import Liveness
-from tfpreempt.cli._doctor_sources import probe_sources
-from tfpreempt.cli._notify_server import (
+from tfpreempt.cli.doctor.facts import Liveness
+from tfpreempt.cli.doctor.sources import probe_sources
+from tfpreempt.cli.notify.server import (
     Rehearsal,
     RehearsalAws,
     RehearsalAzure,
@@ -136,7 +136,7 @@ def test_every_topic_is_held_until_its_client_has_asked(
 def test_what_nobody_has_asked_for_was_not_told(
     server: type[Rehearsal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfpreempt.cli.notify._ASK_SECONDS", 0.2)
+    monkeypatch.setattr("tfpreempt.cli.notify.command._ASK_SECONDS", 0.2)
     with server() as served:
         result = notify(served.url)
     assert result.exit_code == 1

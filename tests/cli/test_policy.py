@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from tfpreempt.cli import _policy
-from tfpreempt.cli._policy import (
+from tfpreempt.cli.run import policy
+from tfpreempt.cli.run.policy import (
     Action,
     Ask,
     Cause,
@@ -344,7 +344,7 @@ def test_a_stop_does_not_hide_the_failure_that_used_up_the_budget() -> None:
 
 
 def test_a_stop_in_the_back_off() -> None:
-    action = _policy.leave_between_runs(LIMITS, Tally(failures=1))
+    action = policy.leave_between_runs(LIMITS, Tally(failures=1))
     assert (action.code, action.tally.failures) == (143, 1)
 
 

@@ -23,7 +23,7 @@ from tfpreempt.checkpoint import restore
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.inspection import survey
 from tfpreempt.checkpoint.verification import Effort
-from tfpreempt.cli import _checking, main
+from tfpreempt.cli import checking, main
 from tfpreempt.storage import opening
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -206,9 +206,9 @@ def test_the_bar_comes_late_and_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(_checking.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(checking.time, "monotonic", lambda: now[0])
     console = Console(file=io.StringIO(), force_terminal=is_terminal)
-    with _checking.LateBar(1 << 30, console) as bar:
+    with checking.LateBar(1 << 30, console) as bar:
         now[0] = 1.9
         bar.tick(1 << 20)
         assert bar._progress is None

@@ -8,8 +8,8 @@ import click
 from rich.console import Console
 
 from tfpreempt.checkpoint.inspection.findings import Row
-from tfpreempt.cli._checking import Place, check_rows, find_rows
-from tfpreempt.cli._findings_view import show_states, show_table, to_json
+from tfpreempt.cli.checking import Place, check_rows, find_rows
+from tfpreempt.cli.findings_view import show_states, show_table, to_json
 
 
 @click.command()

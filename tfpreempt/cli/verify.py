@@ -11,9 +11,9 @@ from rich.console import Console
 
 from tfpreempt.checkpoint.inspection.findings import Condition, Row
 from tfpreempt.checkpoint.verification import THREADS
-from tfpreempt.cli._checking import Place, check_rows, find_rows
-from tfpreempt.cli._findings_view import show_table, to_json
-from tfpreempt.cli._sizes import size_text
+from tfpreempt.cli.checking import Place, check_rows, find_rows
+from tfpreempt.cli.findings_view import show_table, to_json
+from tfpreempt.cli.sizes import size_text
 
 
 @click.command()

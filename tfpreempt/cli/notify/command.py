@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from tfpreempt.cli._notify_follow import Ending, Follower
-from tfpreempt.cli._notify_hold import Wait, held_signals
-from tfpreempt.cli._notify_workers import HeldWorker, Worker, hold_worker
+from tfpreempt.cli.notify.follow import Ending, Follower
+from tfpreempt.cli.notify.hold import Wait, held_signals
+from tfpreempt.cli.notify.workers import HeldWorker, Worker, hold_worker
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.notice.file import checked_path
 from tfpreempt.notice.signals import parse_signal
@@ -251,7 +251,7 @@ def _create(path: str) -> None:
 
 def _serve(cloud: str, port: int) -> int:
     """Is a metadata server until it is told to end."""
-    from tfpreempt.cli._notify_server import SERVERS
+    from tfpreempt.cli.notify.server import SERVERS
 
     with held_signals() as wait, SERVERS[cloud](port) as server:
         click.echo(f"# The metadata server of {cloud}, faked. For the job's shell:")
@@ -268,7 +268,7 @@ def _serve(cloud: str, port: int) -> int:
 
 def _give_metadata(url: str, topic: str | None, hold: float | None) -> int:
     """Has a server of `--serve` give a notice, and take it back."""
-    from tfpreempt.cli._notify_server import tell
+    from tfpreempt.cli.notify.server import tell
 
     with held_signals() as wait:
         said = tell(url, topic, is_up=True)
@@ -295,7 +295,7 @@ def _wait_heard(url: str, topic: str, wait: Wait) -> signal.Signals | None:
     Raises:
         ConfigurationError: nobody has asked.
     """
-    from tfpreempt.cli._notify_server import is_heard
+    from tfpreempt.cli.notify.server import is_heard
 
     deadline = time.monotonic() + _ASK_SECONDS
     while not is_heard(url):

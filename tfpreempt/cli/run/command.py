@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from tfpreempt.cli._cluster import read_given_task
-from tfpreempt.cli._policy import Limits
-from tfpreempt.cli._settings import Settings
-from tfpreempt.cli._sizes import Size
-from tfpreempt.cli._supervisor import Supervisor
+from tfpreempt.cli.run.cluster import read_given_task
+from tfpreempt.cli.run.policy import Limits
+from tfpreempt.cli.run.settings import Settings
+from tfpreempt.cli.run.supervisor import Supervisor
+from tfpreempt.cli.sizes import Size
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths

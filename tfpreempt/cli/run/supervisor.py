@@ -14,15 +14,15 @@ import sys
 from typing import IO, TextIO
 
 from tfpreempt.checkpoint.home import Home
-from tfpreempt.cli import _policy
-from tfpreempt.cli._echo import Echo
-from tfpreempt.cli._incarnation import Incarnation
-from tfpreempt.cli._logs import Pump, WorkerLog
-from tfpreempt.cli._policy import Cause, Leave, Restart, Situation, Tally
-from tfpreempt.cli._processes import Fleet, Guard, adopt_orphans
-from tfpreempt.cli._record import Record, Summary
-from tfpreempt.cli._settings import Settings
-from tfpreempt.cli._signals import SignalBox, watch_signals
+from tfpreempt.cli.run import policy
+from tfpreempt.cli.run.echo import Echo
+from tfpreempt.cli.run.incarnation import Incarnation
+from tfpreempt.cli.run.logs import Pump, WorkerLog
+from tfpreempt.cli.run.policy import Cause, Leave, Restart, Situation, Tally
+from tfpreempt.cli.run.processes import Fleet, Guard, adopt_orphans
+from tfpreempt.cli.run.record import Record, Summary
+from tfpreempt.cli.run.settings import Settings
+from tfpreempt.cli.run.signals import SignalBox, watch_signals
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.storage import paths
 
@@ -126,20 +126,20 @@ class Supervisor:
             verdict = self._judge(incarnation, seen)
             incarnation.clear(verdict.delay if isinstance(verdict, Restart) else 0.0)
         if isinstance(verdict, Restart) and signals.stop is not None:
-            return _policy.leave_between_runs(limits, verdict.tally)
+            return policy.leave_between_runs(limits, verdict.tally)
         return verdict
 
     def _judge(self, incarnation: Incarnation, seen: Situation) -> Restart | Leave:
         """What follows from a run that is over; tells and remembers it."""
         limits = self._settings.limits
-        verdict = _policy.decide(limits, seen)
+        verdict = policy.decide(limits, seen)
         assert isinstance(verdict, Restart | Leave)  # `follow` returns on these only
         if isinstance(verdict, Restart) and self._home and not self._home.is_same():
-            verdict = _policy.leave_without_directory(verdict.tally)
+            verdict = policy.leave_without_directory(verdict.tally)
         self._tally = verdict.tally
         self._down_at = next((e.at for e in seen.exits if e.code != 0), None)
         self._record.decided(verdict, limits)
-        failed = _policy.first_failure(limits, seen)
+        failed = policy.first_failure(limits, seen)
         if failed and isinstance(verdict, Leave) and verdict.cause is Cause.FAILURE:
             log = self._logs[failed.worker].path
             lines = incarnation.errors.get(failed.worker, [])

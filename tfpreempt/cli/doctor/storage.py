@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tfpreempt.cli._doctor_facts import Storage
-from tfpreempt.cli._sizes import size_text
+from tfpreempt.cli.doctor.facts import Storage
+from tfpreempt.cli.sizes import size_text
 from tfpreempt.storage.files import LocalFiles
 
 _BLOCK_BYTES = 4 * 1024 * 1024

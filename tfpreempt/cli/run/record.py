@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from tfpreempt.cli._echo import Echo
-from tfpreempt.cli._policy import Cause, Leave, Limits, Restart, Tally, WorkerExit
+from tfpreempt.cli.run.echo import Echo
+from tfpreempt.cli.run.policy import Cause, Leave, Limits, Restart, Tally, WorkerExit
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.journal import JsonLines
 

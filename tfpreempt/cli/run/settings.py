@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfpreempt.cli._cluster import GivenTask, make_tf_config
-from tfpreempt.cli._policy import Limits
+from tfpreempt.cli.run.cluster import GivenTask, make_tf_config
+from tfpreempt.cli.run.policy import Limits
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfpreempt.cli._doctor_facts import (
+from tfpreempt.cli.doctor.facts import (
     Facts,
     Finding,
     Level,
@@ -14,7 +14,7 @@ from tfpreempt.cli._doctor_facts import (
     SlurmState,
     Storage,
 )
-from tfpreempt.cli._sizes import size_text
+from tfpreempt.cli.sizes import size_text
 from tfpreempt.core.deadline import SAFETY, after_travel
 from tfpreempt.notice.aws import INTERVAL_SECONDS
 from tfpreempt.platforms import aws, azure, gce

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tfpreempt.cli._doctor_facts import Liveness, SourceState
+from tfpreempt.cli.doctor.facts import Liveness, SourceState
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import TfpreemptError

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpreempt.cli._demo_job import parse_progress, progress_path
+from tfpreempt.cli.demo.job import parse_progress, progress_path
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

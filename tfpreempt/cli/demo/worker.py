@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfpreempt
-from tfpreempt.cli._demo_data import Digits, load_digits
+from tfpreempt.cli.demo.data import Digits, load_digits
 
 BATCH_PER_WORKER = 32
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tfpreempt.cli._demo_plan import Progress, Striker
+from tfpreempt.cli.demo.plan import Progress, Striker
 from tfpreempt.errors import TfpreemptError
 
 _POLL_SECONDS = 0.02
@@ -159,8 +159,8 @@ def demo_command(
     supervisor += ["--max-preemptions", str(preemptions), "--max-failures", "0"]
     supervisor += ["--checkpoint-dir", checkpoints]
     supervisor += ["--log-dir", str(directory / "logs")]
-    module = "_demo_keras_worker" if keras else "_demo_worker"
-    program = [sys.executable, "-m", f"tfpreempt.cli.{module}"]
+    module = "keras_worker" if keras else "worker"
+    program = [sys.executable, "-m", f"tfpreempt.cli.demo.{module}"]
     program += ["--steps", str(steps), "--seed", str(seed)]
     program += ["--checkpoint-dir", checkpoints, "--out", str(directory)]
     return [*supervisor, "--", *program]

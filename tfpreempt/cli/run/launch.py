@@ -4,7 +4,7 @@ A script of its own (run by path, without site packages) because the kernel's se
 belongs to the process that sets it, and because code between fork and exec of a larger
 process (`preexec_fn`) is unsafe.
 
-Usage: _launch.py PARENT_PID COMMAND [ARGUMENT ...]
+Usage: launch.py PARENT_PID COMMAND [ARGUMENT ...]
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfpreempt.cli._policy import ReturnCode
+from tfpreempt.cli.run.policy import ReturnCode
 
 _HERE = Path(__file__).parent
 _SCRIPT = (sys.executable, "-I", "-S")  # neither site packages nor PYTHON* variables
@@ -47,7 +47,7 @@ class Guard:
     def __init__(self, grace_seconds: float, outputs: Mapping[int, Path]) -> None:
         pairs = [str(each) for pair in outputs.items() for each in pair]
         self._process = subprocess.Popen(
-            [*_SCRIPT, str(_HERE / "_guard.py"), str(grace_seconds), *pairs],
+            [*_SCRIPT, str(_HERE / "guard.py"), str(grace_seconds), *pairs],
             pass_fds=tuple(outputs),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -116,7 +116,7 @@ class Fleet:
             Its process id; None where it could not be started, which `reap` reports as
             exit code 126.
         """
-        launcher = [*_SCRIPT, str(_HERE / "_launch.py"), str(os.getpid()), *command]
+        launcher = [*_SCRIPT, str(_HERE / "launch.py"), str(os.getpid()), *command]
         try:
             process = subprocess.Popen(
                 launcher,

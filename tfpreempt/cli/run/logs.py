@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from tfpreempt.cli._echo import Echo
+from tfpreempt.cli.run.echo import Echo
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import ConfigurationError
 

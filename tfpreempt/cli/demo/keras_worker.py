@@ -13,9 +13,9 @@ import keras
 import tensorflow as tf
 
 import tfpreempt
-from tfpreempt.cli._demo_data import Digits, load_digits
-from tfpreempt.cli._demo_plan import EPOCH_STEPS
-from tfpreempt.cli._demo_worker import (
+from tfpreempt.cli.demo.data import Digits, load_digits
+from tfpreempt.cli.demo.plan import EPOCH_STEPS
+from tfpreempt.cli.demo.worker import (
     BATCH_PER_WORKER,
     make_repeatable,
     open_progress,

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfpreempt.cli._doctor_facts import Facts, Finding, Level
+from tfpreempt.cli.doctor.facts import Facts, Finding, Level
 
 _STYLES = {Level.OK: "green", Level.ADVICE: "yellow", Level.PROBLEM: "red"}
 

@@ -6,15 +6,15 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-from tfpreempt.cli import _policy
-from tfpreempt.cli._cluster import Ports
-from tfpreempt.cli._logs import WorkerLog
-from tfpreempt.cli._policy import Situation, Tally, WorkerExit
-from tfpreempt.cli._processes import Ended, Fleet
-from tfpreempt.cli._progress import newest_step
-from tfpreempt.cli._record import Record
-from tfpreempt.cli._settings import Settings
-from tfpreempt.cli._signals import SignalBox
+from tfpreempt.cli.run import policy
+from tfpreempt.cli.run.cluster import Ports
+from tfpreempt.cli.run.logs import WorkerLog
+from tfpreempt.cli.run.policy import Situation, Tally, WorkerExit
+from tfpreempt.cli.run.processes import Ended, Fleet
+from tfpreempt.cli.run.progress import newest_step
+from tfpreempt.cli.run.record import Record
+from tfpreempt.cli.run.settings import Settings
+from tfpreempt.cli.run.signals import SignalBox
 from tfpreempt.core.clock import Clock
 
 _LEFTOVER_SECONDS = 0.05  # nobody tells when the last child of a dead worker goes
@@ -71,18 +71,18 @@ class Incarnation:
         )
         while True:
             seen = self._look(seen)
-            match _policy.decide(self._settings.limits, seen):
-                case _policy.Wait(until=until):
+            match policy.decide(self._settings.limits, seen):
+                case policy.Wait(until=until):
                     self.wait(None if until is None else until - seen.now)
-                case _policy.Ask():
+                case policy.Ask():
                     self._record.ended_others("SIGTERM", self._fleet.running)
                     self._fleet.ask()
                     seen = dataclasses.replace(seen, asked_at=seen.now)
-                case _policy.Kill():
+                case policy.Kill():
                     self._record.ended_others("SIGKILL", self._fleet.running)
                     self._fleet.kill()
                     seen = dataclasses.replace(seen, killed_at=seen.now)
-                case _policy.Restart() | _policy.Leave():
+                case policy.Restart() | policy.Leave():
                     return seen
 
     def clear(self, delay: float) -> None:

@@ -8,7 +8,7 @@ what is written is appended to the logs.
 The kernel's parent-death signal is not enough: TensorFlow's own SIGTERM handler
 swallows it, and two runs in one checkpoint directory would follow.
 
-Usage: _guard.py GRACE_SECONDS [DESCRIPTOR LOG ...]
+Usage: guard.py GRACE_SECONDS [DESCRIPTOR LOG ...]
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping
 
-from tfpreempt.cli._doctor_facts import Requeue, SlurmState
+from tfpreempt.cli.doctor.facts import Requeue, SlurmState
 from tfpreempt.platforms.slurm import run_scontrol
 
 ANSWER_SECONDS = 5.0

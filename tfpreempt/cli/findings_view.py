@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfpreempt.checkpoint.inspection.findings import Condition, Row
-from tfpreempt.cli._sizes import size_text
+from tfpreempt.cli.sizes import size_text
 
 _STYLES = {
     Condition.COMMITTED: "green",

@@ -16,16 +16,16 @@ from typing import NoReturn
 import click
 from rich.console import Console
 
-from tfpreempt.cli._demo_job import Job, demo_command
-from tfpreempt.cli._demo_plan import (
+from tfpreempt.cli.demo.job import Job, demo_command
+from tfpreempt.cli.demo.plan import (
     EPOCH_STEPS,
     STEPS,
     Strike,
     Striker,
     draw_strikes,
 )
-from tfpreempt.cli._demo_result import Result, assess
-from tfpreempt.cli._demo_view import result_table, show_progress
+from tfpreempt.cli.demo.result import Result, assess
+from tfpreempt.cli.demo.view import result_table, show_progress
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 
 

@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tfpreempt.cli import _demo_plan
-from tfpreempt.cli._demo_result import Result
+from tfpreempt.cli.demo import plan
+from tfpreempt.cli.demo.result import Result
 
 
 @contextmanager
 def show_progress(
     console: Console, title: str, steps: int
-) -> Iterator[Callable[[_demo_plan.Progress], None]]:
+) -> Iterator[Callable[[plan.Progress], None]]:
     """A progress bar; yields what it is to be told of each progress."""
     columns = (
         TextColumn("{task.description:<16}"),
@@ -29,7 +29,7 @@ def show_progress(
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(title, total=steps, loss="     -", restarts=0)
 
-        def show(latest: _demo_plan.Progress) -> None:
+        def show(latest: plan.Progress) -> None:
             bar.update(
                 task,
                 completed=latest.step + 1,

@@ -11,13 +11,13 @@ from typing import Any
 import click
 from rich.console import Console
 
-from tfpreempt.cli._doctor_facts import Facts, Level, Requeue
-from tfpreempt.cli._doctor_slurm import ask_slurm
-from tfpreempt.cli._doctor_sources import probe_sources
-from tfpreempt.cli._doctor_storage import try_save
-from tfpreempt.cli._doctor_verdict import assess
-from tfpreempt.cli._doctor_view import show, to_json
-from tfpreempt.cli._sizes import Size
+from tfpreempt.cli.doctor.facts import Facts, Level, Requeue
+from tfpreempt.cli.doctor.slurm import ask_slurm
+from tfpreempt.cli.doctor.sources import probe_sources
+from tfpreempt.cli.doctor.storage import try_save
+from tfpreempt.cli.doctor.verdict import assess
+from tfpreempt.cli.doctor.view import show, to_json
+from tfpreempt.cli.sizes import Size
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.platforms.detect import VARIABLE, VARIANTS, Platform, detect_platform
 

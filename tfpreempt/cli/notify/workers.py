@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tfpreempt.cli._cluster import read_given_task
+from tfpreempt.cli.run.cluster import read_given_task
 from tfpreempt.core.journal import journal_directory, parse_record
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 

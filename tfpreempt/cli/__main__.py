@@ -1,8 +1,0 @@
-"""Lets `python -m tfpreempt.cli` do what the command `tfpreempt` does."""
-
-from __future__ import annotations
-
-from tfpreempt.cli import main
-
-if __name__ == "__main__":
-    main()
