@@ -7,8 +7,7 @@ import json
 import random
 import re
 
-from tfpreempt.core.events import Outcome
-from tfpreempt.testing.cluster import (
+from tests.cluster.simulation import (
     AskToSave,
     Ending,
     FailSave,
@@ -23,6 +22,7 @@ from tfpreempt.testing.cluster import (
     SlowStore,
     WorkerReport,
 )
+from tfpreempt.core.events import Outcome
 
 GRACES = (None, 0, 1, 2, 3, 5, 7, 15, 30, 120)
 SPEEDS = ((1, 5), (5, 50), (50, 150), (100, 400), (200, 1500))

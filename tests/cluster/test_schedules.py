@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cluster.schedules import draw, is_calm, smallest, wrong
-from tfpreempt.coordination import agreement
-from tfpreempt.core.events import Outcome
-from tfpreempt.testing.cluster import (
+from tests.cluster.simulation import (
     AskToSave,
     Ending,
     FailSave,
@@ -30,6 +28,8 @@ from tfpreempt.testing.cluster import (
     Schedule,
     SimulatedCluster,
 )
+from tfpreempt.coordination import agreement
+from tfpreempt.core.events import Outcome
 
 
 @pytest.fixture(autouse=True, scope="module")

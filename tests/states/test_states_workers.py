@@ -18,7 +18,7 @@ import pytest
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
 from tfpreempt.checkpoint.restore import newest_verified
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]

@@ -11,16 +11,16 @@ import functools
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from tests.cluster.reports import Ending, Marker, Save, WorkerReport
+from tests.cluster.simulated_store import SimulatedRuntime
+from tests.cluster.timeline import Process, milliseconds
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.coordinator import FOREVER, Coordinator
 from tfpreempt.coordination.events import CommitKind, Key
 from tfpreempt.core.events import Notice, Outcome
-from tfpreempt.testing._reports import Ending, Marker, Save, WorkerReport
-from tfpreempt.testing._simulated_store import SimulatedRuntime
-from tfpreempt.testing._timeline import Process, milliseconds
 
 if TYPE_CHECKING:
-    from tfpreempt.testing.cluster import SimulatedCluster
+    from tests.cluster.simulation import SimulatedCluster
 
 Resume = Callable[[Any], None]
 Pause = Callable[[Resume], None]

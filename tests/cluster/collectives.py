@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfpreempt.testing._timeline import Process, Timeline
+from tests.cluster.timeline import Process, Timeline
 
 Tag = tuple[str, int]  # what the collective is for: a step, or a save, and its number
 

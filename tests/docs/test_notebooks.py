@@ -8,7 +8,7 @@ from typing import Any
 import nbformat
 import pytest
 
-COLAB = Path(__file__).parents[1] / "colab"
+COLAB = Path(__file__).parents[2] / "colab"
 NOTEBOOKS = sorted(COLAB.glob("*.ipynb"))
 CELL_SECONDS = 200
 

@@ -348,7 +348,7 @@ sys.exit(bool({"tensorflow", "keras"} & sys.modules.keys()))
     environment |= {"TFPREEMPT_CHECKPOINT_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ import tfpreempt
 from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
 from tfpreempt.platforms.detect import VARIANTS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tfpreempt"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")

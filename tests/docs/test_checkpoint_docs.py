@@ -15,7 +15,7 @@ from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.testing.gcs import GcsServer
 
 RAY = {"to_uri", "to_dict"}  # in the table of what Ray had
-PAGE = (Path(__file__).parents[1] / "docs" / "checkpoints.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -17,11 +17,11 @@ import dataclasses
 import functools
 import random
 
-from tfpreempt.testing._collectives import Collectives
-from tfpreempt.testing._reports import Ending, Marker, RunReport, Save, WorkerReport
-from tfpreempt.testing._simulated_store import SimulatedStore
-from tfpreempt.testing._simulated_worker import Worker
-from tfpreempt.testing._timeline import Timeline
+from tests.cluster.collectives import Collectives
+from tests.cluster.reports import Ending, Marker, RunReport, Save, WorkerReport
+from tests.cluster.simulated_store import SimulatedStore
+from tests.cluster.simulated_worker import Worker
+from tests.cluster.timeline import Timeline
 
 __all__ = [
     "AskToSave",

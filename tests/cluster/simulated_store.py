@@ -13,9 +13,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from tests.cluster.timeline import Process, Timeline, milliseconds
 from tfpreempt.coordination.runtime import GATHERERS, OnValue
 from tfpreempt.errors import StoreGoneError
-from tfpreempt.testing._timeline import Process, Timeline, milliseconds
 
 DEATHS_EVERY = 1000
 """Milliseconds between two questions for dead workers."""
