@@ -1,21 +1,17 @@
-"""Directories that cannot work, the shared-storage probe, structure, encoding."""
+"""Directories that cannot work, the shared-storage probe, structure."""
 
 from __future__ import annotations
 
 import errno
-import io
 import os
 import pathlib
 import re
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.checkpoint.fakes import OwnPayload, make_saver
 from tfpreempt import errors
-from tfpreempt.checkpoint import encoding, layout, probe, structure
+from tfpreempt.checkpoint import layout, probe, structure
 from tfpreempt.storage import failure
 
 
@@ -105,27 +101,6 @@ def test_structure():
     assert "v0: the model has shape (2, None), the checkpoint (3, 5)" in text
     assert "and 11 more" in text
     assert "old/kernel" in text
-
-
-@settings(max_examples=200)
-@given(st.lists(st.binary(max_size=50)), st.integers(0))
-def test_parts(parts, cut):
-    file = io.BytesIO()
-    encoding.write_parts(file, {"n": len(parts)}, parts)
-    data = file.getvalue()
-    assert encoding.read_parts(io.BytesIO(data)) == ({"n": len(parts)}, parts)
-    with pytest.raises(errors.CheckpointDamagedError):
-        encoding.read_parts(io.BytesIO(data[: cut % len(data)]))
-
-
-@settings(max_examples=200)
-@given(st.floats())
-def test_floats_come_back(number):
-    again = encoding.decode(encoding.encode((number, [1, None, "x"])))
-    assert again[1] == [1, None, "x"]
-    assert np.float64(again[0]).tobytes() == np.float64(number).tobytes() or (
-        number != number and again[0] != again[0]
-    )
 
 
 DAMAGED = [pathlib.Path("gs://bucket/run"), "gs:/bucket/run", "/work/gs://bucket"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -15,7 +16,16 @@ from tfpreempt import errors
 
 _HEADER = struct.Struct("<8sI")
 _MAGIC = b"tfpbytes"
-_UNREADABLE = (struct.error, ValueError, KeyError, TypeError, RecursionError)
+_UNREADABLE = (
+    *(struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError),
+    *(OverflowError, RecursionError, MemoryError),
+)
+_AS_THEY_ARE = (type(None), bool, int, str)
+_KINDS = "biufcSUmM"  # of NumPy types that `dtype.str` names in full
+_EXPECTED = (
+    "None, a bool, int, float, str, NumPy array or NumPy number, or a list, tuple or "
+    "dict of these"
+)
 
 
 def write_parts(fileobj: IO[bytes], header: Any, parts: list[bytes]) -> None:
@@ -75,40 +85,100 @@ def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
     return header, sizes
 
 
-def encode(value: Any) -> Any:
-    """JSON for what RNG states are made of; `decode` gives the same back."""
-    if isinstance(value, np.ndarray):
-        raw = np.ascontiguousarray(value)
-        return {
-            "array": raw.tobytes().hex(),
-            "dtype": raw.dtype.str,
-            "shape": raw.shape,
-        }
-    if isinstance(value, np.generic):
-        return encode(value.item())
-    if isinstance(value, float):
-        return {"float": value.hex()}
-    if isinstance(value, tuple | list):
-        return {type(value).__name__: [encode(item) for item in value]}
-    if isinstance(value, dict):
-        return {"dict": {key: encode(item) for key, item in value.items()}}
-    return value
+def encode(
+    value: Any,
+    path: str = "the value",
+    arrays: list[bytes] | None = None,
+    *,
+    takes_tensors: bool = False,
+) -> Any:
+    """JSON that `decode` makes the same value of, type for type.
 
+    Args:
+        value: None, a bool, int, float, str, NumPy array or number, or lists, tuples
+            and dicts of these.
+        path: names the value in an error.
+        arrays: takes the bytes of arrays; without it they are in the JSON.
+        takes_tensors: tensors become NumPy arrays; otherwise they are refused.
 
-def decode(value: Any) -> Any:
-    """What `encode` was given."""
-    if not isinstance(value, dict):
+    Raises:
+        SaveError: a part of the value is of another kind.
+    """
+
+    def inner(part: Any, path: str) -> Any:
+        return encode(part, path, arrays, takes_tensors=takes_tensors)
+
+    kind = type(value)
+    if kind in _AS_THEY_ARE or (kind is float and math.isfinite(value)):
         return value
-    if "array" in value:
-        raw = np.frombuffer(bytes.fromhex(value["array"]), np.dtype(value["dtype"]))
-        return raw.reshape(value["shape"]).copy()
-    if "float" in value:
-        return float.fromhex(value["float"])
-    if "tuple" in value:
-        return tuple(decode(item) for item in value["tuple"])
-    if "list" in value:
-        return [decode(item) for item in value["list"]]
-    return {key: decode(item) for key, item in value["dict"].items()}
+    if kind is float:  # JSON has no infinity, nor the bits of a NaN
+        return {"float": struct.pack(">d", value).hex()}
+    if isinstance(value, np.generic) or kind is np.ndarray:
+        return _encode_array(value, path, arrays)
+    if kind in (list, tuple):
+        items = [inner(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        return items if kind is list else {"tuple": items}
+    if kind is dict:
+        pairs = {key: inner(item, f"{path}[{key!r}]") for key, item in value.items()}
+        if all(type(key) is str for key in pairs):
+            return {"dict": pairs}
+        keys = [inner(key, f"a key of {path}") for key in pairs]
+        return {"pairs": [*zip(keys, pairs.values(), strict=True)]}
+    if takes_tensors and callable(getattr(value, "numpy", None)):
+        return inner(value.numpy(), path)
+    raise errors.SaveError(f"{path} is {_shown(value)}; expected {_EXPECTED}")
+
+
+def _encode_array(value: Any, path: str, arrays: list[bytes] | None) -> Any:
+    dtype = value.dtype
+    if dtype.kind not in _KINDS and dtype.isbuiltin != 2:  # bfloat16, by ml_dtypes
+        raise errors.SaveError(
+            f"{path} is an array of dtype {dtype}; expected numbers, bools, strings or "
+            "times of one plain dtype, not objects or records"
+        )
+    name = dtype.str if dtype.kind in _KINDS else dtype.name
+    data = value.tobytes()
+    if isinstance(value, np.generic):
+        return {"scalar": data.hex(), "dtype": name}
+    found = {"array": data.hex(), "dtype": name, "shape": list(value.shape)}
+    if arrays is not None:
+        found["array"] = len(arrays)
+        arrays.append(data)
+    return found
+
+
+def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
+    """What `encode` was given; arrays are new and writable.
+
+    Args:
+        encoded: what it returned, also after a trip through JSON.
+        arrays: those that `encode` filled.
+    """
+    if isinstance(encoded, list):
+        return [decode(item, arrays) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    if "float" in encoded:
+        return struct.unpack(">d", bytes.fromhex(encoded["float"]))[0]
+    if "tuple" in encoded:
+        return tuple(decode(item, arrays) for item in encoded["tuple"])
+    if "dict" in encoded:
+        return {key: decode(item, arrays) for key, item in encoded["dict"].items()}
+    if "pairs" in encoded:
+        return {decode(k, arrays): decode(v, arrays) for k, v in encoded["pairs"]}
+    dtype = np.dtype(encoded["dtype"])
+    if dtype.hasobject:
+        raise ValueError(f"dtype {dtype}: saved bytes are no addresses of objects")
+    if "scalar" in encoded:
+        return np.ndarray((), dtype, bytes.fromhex(encoded["scalar"]))[()]
+    where = encoded["array"]
+    data = bytes.fromhex(where) if isinstance(where, str) else arrays[where]
+    return np.ndarray(encoded["shape"], dtype, data).copy()
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text[:60] + '...' if len(text) > 60 else text} ({type(value).__name__})"
 
 
 @contextlib.contextmanager
@@ -120,10 +190,7 @@ def readable(state: object) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        *(ValueError, KeyError, TypeError, IndexError, AttributeError),
-        *(OverflowError, RecursionError, MemoryError),
-    ) as error:
+    except _UNREADABLE as error:
         raise errors.CheckpointDamagedError(
             f"What was saved for {state!r} cannot be read: {type(error).__name__}: "
             f"{error}"

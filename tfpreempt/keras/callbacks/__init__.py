@@ -5,5 +5,4 @@ crowd   the other callbacks of a fit, as one thing
 files   the file of a CSVLogger: its whole text is kept, and written back on restore
 known   what the callbacks of Keras 3 and tf_keras remember, class by class
 state   the state of the other callbacks of a fit: captured at a commit
-values  what callbacks remember as JSON and raw bytes, bit for bit, without pickle
 """

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tfpreempt.checkpoint.encoding import decode, encode
 from tfpreempt.keras.callbacks import files, known
 from tfpreempt.keras.callbacks.check import conflicts, unsupported, warn_of_backup
-from tfpreempt.keras.callbacks.values import Packer, unpack
 
 __all__ = [
     "CallbackStates",
@@ -53,19 +53,19 @@ def capture(callbacks: Sequence[Any]) -> CallbackStates:
         SaveError: `get_state()` of one of them gives what cannot be kept; whatever that
             raises itself.
     """
-    packer = Packer()
+    arrays: list[bytes] = []
     header: dict[str, Any] = {}
     for name, callback in _by_name(callbacks).items():
         entry: dict[str, Any] = {}
         if remembered := known.capture(callback):
             path = f"The callback {name} cannot be saved: its state"
-            entry["keras"] = packer.pack(remembered, path, takes_tensors=True)
+            entry["keras"] = encode(remembered, path, arrays, takes_tensors=True)
         if known.has_hooks(callback):
             path = f"The callback {name} cannot be saved: get_state()"
-            entry["own"] = packer.pack(callback.get_state(), path)
+            entry["own"] = encode(callback.get_state(), path, arrays)
         if entry:
             header[name] = entry
-    return CallbackStates(header=header, arrays=tuple(packer.arrays))
+    return CallbackStates(header=header, arrays=tuple(arrays))
 
 
 def restore(
@@ -87,10 +87,10 @@ def restore(
 
     for callback, entry in _matched(callbacks, states.header, is_kept):
         if "keras" in entry:
-            remembered = unpack(entry["keras"], states.arrays)
+            remembered = decode(entry["keras"], states.arrays)
             known.restore(callback, remembered, extends=extends)
         if "own" in entry and known.has_hooks(callback):
-            callback.set_state(unpack(entry["own"], states.arrays))
+            callback.set_state(decode(entry["own"], states.arrays))
 
 
 def capture_files(callbacks: Sequence[Any]) -> CallbackStates:
@@ -103,16 +103,15 @@ def capture_files(callbacks: Sequence[Any]) -> CallbackStates:
     Raises:
         OSError: a file cannot be read.
     """
-    packer = Packer()
+    arrays: list[bytes] = []
     header = {}
     for name, callback in _by_name(callbacks).items():
         if files.is_log(callback):
             state, text = files.capture(callback)
-            header[name] = {
-                "log": packer.pack(state, f"The state of the callback {name}"),
-                "text": None if text is None else packer.add(text),
-            }
-    return CallbackStates(header=header, arrays=tuple(packer.arrays))
+            log = encode(state, f"The state of the callback {name}", arrays)
+            header[name] = {"log": log, "text": None if text is None else len(arrays)}
+            arrays += [] if text is None else [text]
+    return CallbackStates(header=header, arrays=tuple(arrays))
 
 
 def restore_files(
@@ -124,7 +123,7 @@ def restore_files(
         OSError: a file cannot be written.
     """
     for callback, entry in _matched(callbacks, states.header, files.is_log):
-        state = unpack(entry["log"], states.arrays)
+        state = decode(entry["log"], states.arrays)
         text = None if entry["text"] is None else states.arrays[entry["text"]]
         files.restore(callback, state, text, extends=extends)
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import decode, encode
 from tfpreempt.core import reach
 from tfpreempt.keras.callbacks.state import CallbackStates
-from tfpreempt.keras.callbacks.values import Packer, unpack
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Attributes:
         for entry in states.header:
             arrays = [next(left) for _ in range(entry["arrays"])]
             try:
-                value = unpack(json.loads(entry["value"]), arrays)
+                value = decode(json.loads(entry["value"]), arrays)
                 _put(owners[entry["owner"]], entry["key"], value)
             except _UNPLACED as error:
                 path = f"{entry['key']!r} of {entry['owner']}"
@@ -115,7 +115,7 @@ class Attributes:
                 continue
             owner, key = value.place.owner, value.place.key
             with contextlib.suppress(*_UNPLACED):  # a tuple's item: it is another tuple
-                _put(owner, key, unpack(json.loads(was.packed), was.arrays))
+                _put(owner, key, decode(json.loads(was.packed), was.arrays))
 
     def traced_by(self, step: Callable[..., Any], *args: Any) -> Any:
         """Calls a step for the first time; what it changes is made by its trace."""
@@ -193,16 +193,17 @@ def _packed(place: reach.Place, owner: str) -> Value:
     if reach.is_data(place.value) or _size(place.value) > _LARGE:
         why = f"more than {reach.MANY} items or {_LARGE >> 20} MiB are taken for data"
         return Value(place=place, owner=owner, packed="", arrays=(), problem=why)
-    packer, problem = Packer(), None
+    arrays: list[bytes] = []
+    problem = None
     try:
-        packed = json.dumps(packer.pack(_bare(place.value), "it"))
+        packed = json.dumps(encode(_bare(place.value), "it", arrays))
     except errors.SaveError as error:
         packed, problem = repr(_state_of(place.value)), str(error)
     return Value(
         place=place,
         owner=owner,
         packed=packed,
-        arrays=tuple(packer.arrays),
+        arrays=tuple(arrays),
         problem=problem,
     )
 

@@ -1,0 +1,124 @@
+"""Values come back from JSON as what they were: type for type, bit for bit."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import (
+    decode,
+    encode,
+    read_parts,
+    write_parts,
+)
+
+
+def carried(value):
+    arrays = []
+    apart = json.dumps(encode(value, "value", arrays))
+    inside = json.dumps(encode(value))
+    back = decode(json.loads(apart), arrays)
+    assert repr(decode(json.loads(inside))) == repr(back)
+    return back
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        2**70,
+        "a\ud800",
+        -0.0,
+        0.1 + 0.2,
+        5e-324,
+        math.inf,
+        -math.inf,
+        {"a": [1, (2.0, None)], "": {}, "dict": {"float": ()}},
+        [[], (), {}],
+        {1: "a", "1": "b", (2, None): {False: 0.5}},
+    ],
+)
+def test_values_come_back_with_their_type(value):
+    back = carried(value)
+    assert back == value
+    assert repr(back) == repr(value)
+
+
+def test_every_bit_of_a_nan_comes_back():
+    bits = bytes.fromhex("fff8000000000abc")
+    value = struct.unpack(">d", bits)[0]
+    assert struct.pack(">d", carried(value)) == bits
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float32(0.1),
+        np.float64(np.nan),
+        np.bool_(True),
+        np.int8(-3),
+        np.str_("é"),
+        np.datetime64("2020-01-02T03"),
+        np.arange(6, dtype=">i2").reshape(2, 3).T,
+        np.zeros((0, 3), np.float16),
+        np.array(["a", "bc"]),
+        np.array(1.5),
+    ],
+    ids=repr,
+)
+def test_numpy_values_come_back_with_their_dtype(value):
+    back = carried({"x": [value]})["x"][0]
+    assert type(back) is type(value)
+    assert back.dtype == value.dtype
+    assert back.tobytes() == value.tobytes()
+    assert back.shape == value.shape
+
+
+def test_arrays_come_back_writable():
+    carried(np.zeros(3))[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"a": [0, {1, 2}]}, r"it\['a'\]\[1\] is \{1, 2\} \(set\)"),
+        ({b"k": 1}, r"a key of it is b'k' \(bytes\)"),
+        (np.zeros(2, "i4,f4"), r"it is an array of dtype \[\('f0'"),
+    ],
+)
+def test_what_would_not_come_back_is_refused_by_its_path(value, said):
+    with pytest.raises(errors.SaveError, match=said):
+        encode(value, "it")
+
+
+@pytest.mark.parametrize("kind", ["array", "scalar"])
+def test_saved_bytes_are_never_taken_for_objects(kind):
+    hostile = {kind: "41" * 8, "dtype": "O", "shape": [1]}
+    with pytest.raises(ValueError, match="addresses of objects"):
+        decode(hostile)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.binary(max_size=50)), st.integers(0))
+def test_parts(parts, cut):
+    file = io.BytesIO()
+    write_parts(file, {"n": len(parts)}, parts)
+    data = file.getvalue()
+    assert read_parts(io.BytesIO(data)) == ({"n": len(parts)}, parts)
+    with pytest.raises(errors.CheckpointDamagedError):
+        read_parts(io.BytesIO(data[: cut % len(data)]))
+
+
+@settings(max_examples=200)
+@given(st.floats())
+def test_floats_come_back(number):
+    assert struct.pack(">d", carried(number)) == struct.pack(">d", number)
