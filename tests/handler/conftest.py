@@ -25,12 +25,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+def program(tmp_path: Path) -> Iterator[Program]:
     """A program that was just started."""
     from tests.handler.program import Program
 
-    monkeypatch.setattr(session, "_current", None)
-    yield Program(tmp_path / "ckpt")
-    if session._current is not None:
-        for member in session._current.members():
-            session._current.part(member)
+    with session.new_process():
+        yield Program(tmp_path / "ckpt")

@@ -35,8 +35,7 @@ class Button:
     def press(self) -> None:
         """The machine is going away; returns when the handler knows."""
         self._tell("pressed")
-        gate = session._current.gate
-        wait_until(lambda: gate.flag)
+        wait_until(session.is_told)
 
 
 class Program:

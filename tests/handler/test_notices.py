@@ -98,11 +98,11 @@ def test_a_notice_that_is_still_up_is_served_again(
     first = program.handler(config=config)
     first.run(program.step)
     file.touch()
-    wait_until(lambda: session._current.gate.flag)
+    wait_until(session.is_told)
     with pytest.raises(SystemExit):
         first.run(program.step)
     second = program.handler(config=config)
-    wait_until(lambda: session._current.gate.flag)
+    wait_until(session.is_told)
     file.unlink()
     with pytest.raises(SystemExit):
         second.run(program.step)
@@ -157,7 +157,7 @@ def test_tensorflows_own_config(program: Program) -> None:
     with handler:
         handler.run(program.step)
         told.set()
-        wait_until(lambda: session._current.gate.flag)
+        wait_until(session.is_told)
         handler.run(program.step)
     assert program.exits == 1
     assert program.events("notice")[0]["source"].startswith("callable:")
@@ -183,7 +183,7 @@ def test_the_previous_signal_handler_is_chained_and_restored(program: Program) -
             assert seen == [signal.SIGUSR1]
             assert program.events("notice") == []
             os.kill(os.getpid(), signal.SIGUSR1)
-            wait_until(lambda: session._current.gate.flag)
+            wait_until(session.is_told)
             handler.run(program.step)
             assert seen == [signal.SIGUSR1] * 2
         assert signal.getsignal(signal.SIGUSR1) is theirs
@@ -200,7 +200,7 @@ def test_a_dropped_handler_puts_the_signals_back(program: Program) -> None:
     del handler
     gc.collect()
     assert signal.getsignal(signal.SIGUSR1) is before
-    assert session._current.members() == []
+    assert session.open_handlers() == []
 
 
 # --- errors under a notice -----------------------------------------------------------

@@ -91,11 +91,11 @@ class Participant:
 @pytest.fixture
 def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Session]:
     """The session of a process that was just started; forgotten afterwards."""
-    monkeypatch.setattr(session, "_current", None)
     monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
-    made = session.session_for(LOCAL, MemoryStore, 5.0)
-    yield made
-    made.come_back()
+    with session.new_process():
+        made = session.session_for(LOCAL, MemoryStore, 5.0)
+        yield made
+        made.come_back()
 
 
 def notify(current: session.Session, grace: float | None = None) -> None:

@@ -51,8 +51,7 @@ def test_a_notice_and_a_restart(remote: Program, tmp_path: Path) -> None:
 
     again = Program(remote.directory)
     word.text = "after"
-    session._current = None
-    with again.handler() as restored:
+    with session.new_process(), again.handler() as restored:
         restored.run(again.step)
         assert (restored.total_run_calls, word.text) == (3, "before")
         assert again.variable.numpy().tolist() == [4.0, 5.0]

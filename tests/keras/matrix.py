@@ -364,7 +364,7 @@ def preempt() -> None:
 
     os.kill(os.getpid(), signal.SIGTERM)
     end = time.monotonic() + 20
-    while not session._current.gate.flag:
+    while not session.is_told():
         assert time.monotonic() < end, "the notice does not arrive"
         time.sleep(0.001)
 

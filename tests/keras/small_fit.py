@@ -60,10 +60,14 @@ class Machine:
 
     # --- starts ----------------------------------------------------------------------
 
-    def start(self, seed: int | None = 7) -> None:
-        """A new process begins."""
+    def abandon(self) -> None:
+        """The fits that were interrupted are over."""
         while callback._running:
             callback._running.pop().abandon()
+
+    def start(self, seed: int | None = 7) -> None:
+        """A new process begins."""
+        self.abandon()
         rounds._ended.clear()
         self.keras.backend.clear_session(*([False] if self.line == "keras" else []))
         if seed is not None:
@@ -188,21 +192,16 @@ def machine(line: str) -> Iterator[Machine]:
     """A machine with a directory in memory, on which no program ran before."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     directory = Path(tempfile.mkdtemp(prefix="tfpreempt-test-", dir=memory))
-    before, session._current = session._current, None
     legacy = importlib.import_module("tf_keras").backend.experimental
     was_enabled = legacy.is_tf_random_generator_enabled()
     legacy.enable_tf_random_generator()
-    try:
-        yield Machine(line, directory)
-    finally:
+    made = Machine(line, directory)
+    with session.new_process(), contextlib.ExitStack() as at_end:
+        at_end.callback(shutil.rmtree, directory, ignore_errors=True)
         if not was_enabled:
-            legacy.disable_tf_random_generator()
-        while callback._running:
-            callback._running.pop().abandon()
-        for member in session._current.members() if session._current else ():
-            session._current.part(member)
-        session._current = before
-        shutil.rmtree(directory, ignore_errors=True)
+            at_end.callback(legacy.disable_tf_random_generator)
+        at_end.callback(made.abandon)
+        yield made
 
 
 class Seen:

@@ -254,7 +254,7 @@ def test_sigterm_is_heard_by_default(
     def send() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         end = time.monotonic() + 20
-        while not session._current.gate.flag:
+        while not session.is_told():
             assert time.monotonic() < end
             time.sleep(0.001)
 

@@ -32,11 +32,11 @@ def directory(tmp_path, monkeypatch):
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
-    monkeypatch.setattr(session, "_current", None)
     restart(monkeypatch)
     for left in REGISTRY.in_order():  # by a test that failed, in its traceback
         left.unregister()
-    return tmp_path / "ckpt"
+    with session.new_process():
+        yield tmp_path / "ckpt"
 
 
 def restart(monkeypatch, number=None):

@@ -87,12 +87,12 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(made.directory))
     monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", made.store.uri)
     monkeypatch.setattr(mirroring, "open_store", lambda place: made.store)
-    monkeypatch.setattr(session, "_current", None)
     for left in REGISTRY.in_order():
         left.unregister()
     made.restart()
-    yield made
-    made.stop()
+    with session.new_process():
+        yield made
+        made.stop()
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ def url(tmp_path, monkeypatch):
     for name in ("TF_CONFIG", "TFPREEMPT_REMOTE_CHECKPOINT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", place)
-    monkeypatch.setattr(session, "_current", None)
     for left in REGISTRY.in_order():
         left.unregister()
     restart(monkeypatch)
-    return place
+    with session.new_process():
+        yield place
 
 
 def restart(monkeypatch):

@@ -495,6 +495,35 @@ def session_for(
         return _current
 
 
+def _swap(new: Session | None) -> Session | None:
+    """Puts a session in the place of this process's, which is returned."""
+    global _current
+    with _lock:
+        before, _current = _current, new
+    return before
+
+
+@contextlib.contextmanager
+def new_process() -> Iterator[None]:
+    """For tests: inside, no handler was made in this process yet.
+
+    Handlers that are still open at the end take part no more, without a last commit.
+    What was before goes on where it was.
+    """
+    before = _swap(None)
+    try:
+        yield
+    finally:
+        if (made := _swap(before)) is not None:
+            for member in made.members():
+                made.part(member)
+
+
+def is_told() -> bool:
+    """Whether this process was told of a notice that its next boundary serves."""
+    return _current is not None and _current.gate.flag
+
+
 def open_handlers() -> list[Participant]:
     """The open handlers of this process, oldest first."""
     return [] if _current is None else _current.members()

@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfpreempt.keras import PreemptionCallback, callback
+from tfpreempt.handler import session
+from tfpreempt.keras import PreemptionCallback
 from tfpreempt.keras.fit import rounds
 
 ROOT = sys.argv[1]
@@ -40,9 +41,8 @@ class Cut(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if (self._now, batch) == self._at:
-            gate = callback._running[0].handler._gate
             os.kill(os.getpid(), signal.SIGTERM)
-            while not gate.flag:
+            while not session.is_told():
                 threading.Event().wait(0.001)
 
     def get_state(self) -> dict[str, int]:
