@@ -2,8 +2,9 @@
 
 The names are loaded on first use, so that importing this imports neither Keras.
 
-callback          preemptionCallback: what a user of `model.fit` adds
-multi_worker      makes `fit`
+callback      PreemptionCallback: what a user of `model.fit` adds
+interface     a running `model.fit` of either Keras line, as this room sees it
+multi_worker  makes `fit` of Keras 3 work with two workers or more
 callbacks/    the other callbacks of a fit: what they remember, kept and given back
 data/         the place in the data; in public
 fit/          one `model.fit`: its loop, its phases, and what a save takes of it

@@ -17,7 +17,12 @@ from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.keras.callbacks.state import CallbackStates, capture_files
-from tfpreempt.keras.fit.fit import callbacks_of, check_model, is_running, is_validation
+from tfpreempt.keras.fit.lookup import (
+    callbacks_of,
+    check_model,
+    is_running,
+    is_validation,
+)
 from tfpreempt.keras.fit.settings import Settings, check_directory, check_save_freq
 from tfpreempt.keras.fit.training import Training
 from tfpreempt.notice.readers import guard_children

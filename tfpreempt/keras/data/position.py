@@ -32,7 +32,7 @@ from tfpreempt.keras.data.host_iterator import (
     owned_iterators,
     read_locally,
 )
-from tfpreempt.keras.fit.fit import Fit
+from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from tfpreempt.keras.data.position import (
     ReplayPosition,
     serialize,
 )
-from tfpreempt.keras.fit.fit import Fit
+from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfpreempt.checkpoint.encoding import decode, encode
 from tfpreempt.checkpoint.tf_state import is_seeded
 from tfpreempt.keras.data.position import Feed, Place
-from tfpreempt.keras.fit.fit import Fit
+from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
 

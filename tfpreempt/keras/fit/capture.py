@@ -12,12 +12,12 @@ from tfpreempt.keras.callbacks.crowd import Crowd
 from tfpreempt.keras.data.position import Feed, Place, Position
 from tfpreempt.keras.fit import rounds, snapshot, variables
 from tfpreempt.keras.fit.attributes import Attributes
-from tfpreempt.keras.fit.fit import Fit, made_of
 from tfpreempt.keras.fit.fit_handler import FitHandler
 from tfpreempt.keras.fit.plan import Plan
 from tfpreempt.keras.fit.progress import Phase, Progress
 from tfpreempt.keras.fit.tally import Tally
 from tfpreempt.keras.fit.train_function import TrainFunction
+from tfpreempt.keras.interface import Fit
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +110,15 @@ class Capture:
             histories=self.plan.histories,
             made_of={**made_of(self.fit), "slots": variables.count_slots(model)},
         )
+
+
+def made_of(fit: Fit) -> dict[str, Any]:
+    """What a run must have in common with the run that it goes on from."""
+    return {
+        "keras": fit.line,
+        "optimizer": type(fit.model.optimizer).__name__,
+        "data": type(fit.adapter).__name__,
+        "samples": getattr(fit.adapter, "_num_samples", None),
+        "steps": fit.steps,
+        "steps_per_execution": fit.steps_per_execution,
+    }

@@ -13,8 +13,9 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.core.events import Notice
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
-from tfpreempt.keras.fit.fit import Fit, is_running
+from tfpreempt.keras.fit.lookup import is_running
 from tfpreempt.keras.fit.settings import Settings
+from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Keras3Fit:
-    """See `fit.Fit`.
+    """See `interface.Fit`.
 
     Args:
         model: the model.

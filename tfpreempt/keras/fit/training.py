@@ -25,15 +25,16 @@ from tfpreempt.keras.data.position_choice import choose, position_of, validation
 from tfpreempt.keras.data.sequence import SequencePosition
 from tfpreempt.keras.fit import progress, rounds, snapshot, variables
 from tfpreempt.keras.fit.attributes import Attributes
-from tfpreempt.keras.fit.capture import Capture
-from tfpreempt.keras.fit.fit import Fit, find, made_of
+from tfpreempt.keras.fit.capture import Capture, made_of
 from tfpreempt.keras.fit.fit_handler import make_handler
+from tfpreempt.keras.fit.lookup import find
 from tfpreempt.keras.fit.plan import Task, make_plan
 from tfpreempt.keras.fit.progress import Progress
 from tfpreempt.keras.fit.schedule import Schedule
 from tfpreempt.keras.fit.settings import Settings
 from tfpreempt.keras.fit.tally import Tally
 from tfpreempt.keras.fit.train_function import TrainFunction
+from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
 

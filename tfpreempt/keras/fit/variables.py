@@ -16,7 +16,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import per_replica
 from tfpreempt.checkpoint.tf_state import local_parts
 from tfpreempt.checkpoint.untracked import attach
-from tfpreempt.keras.fit.fit import Fit
+from tfpreempt.keras.interface import Fit
 
 
 def checkpoint_of(model: Any) -> tf.train.Checkpoint:

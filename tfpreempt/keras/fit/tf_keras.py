@@ -26,8 +26,8 @@ _ARRAYS = (
 )
 
 
-class LegacyFit:
-    """See `fit.Fit`.
+class TfKerasFit:
+    """See `interface.Fit`.
 
     Args:
         model: the model.

@@ -1,0 +1,109 @@
+"""Finds the `model.fit` that runs, on the stack of the main thread.
+
+Keras gives a callback the model and nothing of the loop around it: neither the data,
+nor the batch to begin with, nor the other callbacks. All three are local variables of
+`fit`, so they are looked up there, once, at the start of training
+(docs/decisions/0007).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.keras.fit.keras3 import Keras3Fit
+from tfpreempt.keras.fit.tf_keras import TfKerasFit
+from tfpreempt.keras.interface import Fit
+
+LOOPS = ("epoch_iterator", "data_handler")
+"""The local variable of `fit` that holds its data: in Keras 3, in tf_keras."""
+
+
+def find(model: Any) -> Fit:
+    """The fit that calls the callback right now.
+
+    Args:
+        model: the callback's model.
+
+    Raises:
+        UsageError: there is none, or it is built differently from those that we know.
+    """
+    check_model(model)
+    if getattr(model, "autotune_steps_per_execution", False):
+        raise errors.ConfigurationError(
+            'the model was compiled with steps_per_execution="auto", which changes '
+            "while an epoch runs, so that nobody knows where it stands. Compile with a "
+            "number."
+        )
+    frame = _frame(model, sys._getframe())
+    if frame is None:
+        raise errors.UsageError(
+            "PreemptionCallback works inside model.fit, and no fit of Keras 3 or "
+            f"tf_keras is running for {type(model).__name__!r} (its own fit must call "
+            "super().fit). In a loop of your own use "
+            "tfpreempt.PreemptionCheckpointHandler."
+        )
+    kind = Keras3Fit if LOOPS[0] in frame.f_locals else TfKerasFit
+    return kind(model, frame.f_locals)
+
+
+def is_running(fit: Fit) -> bool:
+    """Whether this very fit is on the main thread's stack; any thread.
+
+    Another one of the same model may be, after this one has died.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while (frame := _frame(fit.model, frame)) is not None:
+        if any(frame.f_locals.get(name) is fit.loop for name in LOOPS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_validation(model: Any) -> bool:
+    """Whether `evaluate` was called by a fit of the model itself, not by a callback."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "evaluate" and frame.f_locals.get("self") is model:
+            return bool(frame.f_locals.get("use_cached_eval_dataset"))
+        frame = frame.f_back
+    return False
+
+
+def callbacks_of(model: Any) -> list[Any]:
+    """The callbacks of the fit that is being set up; empty outside of one."""
+    frame = _frame(model, sys._getframe())
+    given = None if frame is None else frame.f_locals["callbacks"]
+    given = getattr(given, "callbacks", given)  # a CallbackList
+    return list(given) if isinstance(given, list | tuple) else []
+
+
+def check_model(model: Any) -> None:
+    """Refuses models that are not trained by TensorFlow.
+
+    Raises:
+        ConfigurationError: another backend of Keras 3.
+    """
+    if any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__):
+        return
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise errors.ConfigurationError(
+            f"Keras runs on the backend {keras.backend.backend()!r}; tfpreempt works "
+            "with the TensorFlow backend only. Set KERAS_BACKEND=tensorflow before "
+            "keras is imported."
+        )
+
+
+def _frame(model: Any, frame: FrameType | None) -> FrameType | None:
+    while frame is not None:
+        if frame.f_code.co_name == "fit":
+            names = frame.f_locals
+            if names.get("self") is model and any(name in names for name in LOOPS):
+                return frame
+        frame = frame.f_back
+    return None

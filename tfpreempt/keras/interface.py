@@ -1,0 +1,125 @@
+"""A running `model.fit` of either Keras line, as this room sees it.
+
+Everything that differs between Keras 3 and tf_keras is behind `Fit`; `fit/keras3.py`
+and `fit/tf_keras.py` implement it, and `fit/lookup.py` finds the one that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+
+class Fit(Protocol):
+    """One running fit. Main thread."""
+
+    model: Any
+    loop: Any  # its local variable among LOOPS
+    callbacks: Any  # the CallbackList
+    adapter: Any  # Keras' own data adapter
+    line: str  # "keras" or "tf_keras"
+    validation_data: Any  # what `fit` was given
+
+    @property
+    def dataset(self) -> Any:
+        """What `fit` makes an iterator of, by `iter(dataset)`."""
+
+    @dataset.setter
+    def dataset(self, value: Any) -> None: ...
+
+    @property
+    def steps_per_execution(self) -> int:
+        """Batches that one call of the train function trains."""
+
+    @property
+    def steps(self) -> int | None:
+        """Batches in an epoch; None while unknown."""
+
+    @property
+    def epoch_limit(self) -> int | None:
+        """Batches at which the last step of an epoch is cut short; None: never."""
+
+    @property
+    def keeps_iterator(self) -> bool:
+        """Whether one iterator serves several epochs."""
+
+    @property
+    def first_iterator(self) -> int:
+        """The number, from 1, of the iterator that a fresh fit trains with first."""
+
+    @property
+    def array_way(self) -> str | None:
+        """How to go on in arrays, which Keras itself makes a dataset of.
+
+        "iterator": by the iterator's state; "index": by `distribute_arrays`; "replay":
+        by reading again. None: other data.
+        """
+
+    @property
+    def sequence(self) -> Any:
+        """The PyDataset or Sequence that is trained on; None for other data."""
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Its batches; None for ever."""
+
+    @property
+    def shuffles_sequence(self) -> bool:
+        """Whether Keras shuffles its batches in each epoch."""
+
+    @property
+    def reads_early(self) -> bool:
+        """Whether Keras draws the order in `on_epoch_begin`, and not with a batch."""
+
+    @property
+    def workers(self) -> int:
+        """Threads or processes that read it."""
+
+    def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
+        """A dataset of some batches of it, as `fit` would have made it."""
+
+    def read_one_pass(self) -> Any:
+        """A dataset of one epoch of it, if Keras' own would be read beyond; or None."""
+
+    def distribute_arrays(self, batches: int) -> Any:
+        """The dataset of arrays without its first batches, as `fit` would make it."""
+
+    def keep_generators(self) -> None:
+        """Makes random layers draw from generators whose state can be saved.
+
+        Unless their step is traced already; then the handler will name them.
+        """
+
+    def loop_state(self) -> dict[str, Any]:
+        """What the loop has learned of its data; JSON."""
+
+    def start_at(self, epoch: int, batch: int, loop_state: Mapping[str, Any]) -> None:
+        """Makes the fit begin there; called in `on_train_begin`."""
+
+    def epoch_begins(self) -> None:
+        """Called in `on_epoch_begin`, after all other callbacks."""
+
+    def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
+        """No step is left in an epoch whose steps returned these logs.
+
+        Returns:
+            Whether Keras can end the epoch so; otherwise a step must return them.
+        """
+
+    def forget_answer(self, answered: bool) -> None:
+        """A step beyond the data was answered, and must not count as one of theirs."""
+
+    def ends(self) -> None:
+        """Takes back what `start_at` left on the model; also after a failure."""
+
+    def build(self, iterator: Any, train_function: Any) -> None:
+        """Makes every variable that training will use; reads no data."""
+
+    def build_test(self, iterator: Any) -> None:
+        """Makes what only a test step makes, such as metrics; reads no data."""
+
+    def per_replica(self) -> list[Any]:
+        """Variables that replicas have different values of: metrics."""
+
+    def settle(self) -> None:
+        """Waits until callbacks that Keras runs in the background are through."""
