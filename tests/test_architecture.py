@@ -52,7 +52,6 @@ TENSORFLOW = {
     "handler/remote_cluster.py": "connects to remote workers",
     "states/tensorflow_states.py": "States of TensorFlow's own things",
     "cli/demo/worker.py": "the demo's training program, a process of its own",
-    "cli/demo/keras_worker.py": "the same by model.fit",
 }
 TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras"}
 # Who reaches below TensorFlow's public surface, into its eager context, and for what.
@@ -69,7 +68,6 @@ SLEEPERS = {
 VISITORS = {
     "cli/__init__.py": "shows the version",
     "cli/demo/worker.py": "is written as a user's program",
-    "cli/demo/keras_worker.py": "is written as a user's program",
 }
 # The decision is made without I/O, clock or TensorFlow: these import one another only.
 PURE = {

@@ -7,25 +7,26 @@ import importlib.util
 import json
 import random
 import signal
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.table import Table
 
-from tfpreempt.cli.demo.job import Job, demo_command
-from tfpreempt.cli.demo.plan import (
+from tfpreempt.cli.demo.job import (
     EPOCH_STEPS,
-    STEPS,
-    Strike,
-    Striker,
-    draw_strikes,
+    Preemption,
+    Trained,
+    plan_preemptions,
+    supervised,
+    train,
 )
 from tfpreempt.cli.demo.result import Result, assess
-from tfpreempt.cli.demo.view import result_table, show_progress
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 
 
@@ -51,7 +52,7 @@ from tfpreempt.errors import ConfigurationError, TfpreemptError
     help="Draws steps, victims and weights; a new one each time if not given.",
 )  # fmt: skip
 @click.option(
-    "--steps", type=click.IntRange(1), default=STEPS, show_default=True,
+    "--steps", type=click.IntRange(1), default=1_000, show_default=True,
     help="Training steps.",
 )  # fmt: skip
 @click.option(
@@ -81,96 +82,39 @@ def demo(
     began = time.monotonic()
     console = Console(stderr=True, quiet=as_json)
     try:
-        strikes = draw_strikes(
+        planned = plan_preemptions(
             workers=workers, preemptions=preemptions, seed=seed, steps=steps
         )
-        if keras:
-            _require_whole_epochs(steps)
-        _require_scikit_learn()
+        _check(steps, keras)
         directory = _fresh_directory(out)
         console.print(f"seed {seed}, files in {directory}", highlight=False)
-        with _left_by_sigterm():
-            result = _run(console, directory, strikes, workers, steps, seed, keras)
+        # SIGTERM ends the demo as Ctrl-C does, with its supervisor and workers.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        way = "fit" if keras else "loop"
+        result = _train_twice(console, directory, planned, workers, steps, seed, way)
     except TfpreemptError as error:
         raise click.ClickException(str(error)) from error
     seconds = round(time.monotonic() - began, 1)
-    _report(result, as_json, seed=seed, directory=directory, seconds=seconds)
-
-
-@contextlib.contextmanager
-def _left_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does, with its supervisor and workers."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _run(
-    console: Console,
-    directory: Path,
-    strikes: tuple[Strike, ...],
-    workers: int,
-    steps: int,
-    seed: int,
-    keras: bool,
-) -> Result:
-    """Trains twice, once struck and once left alone, and compares."""
-    jobs = {"interrupted": strikes, "uninterrupted": ()}
-    for title, planned in jobs.items():
-        command = demo_command(
-            directory / title,
-            workers=workers,
-            steps=steps,
-            seed=seed,
-            preemptions=len(planned),
-            keras=keras,
-        )
-        job = Job(directory / title, command, workers)
-        with job, show_progress(console, title, steps) as show:
-            job.watch(Striker(planned), show)
-    return assess(
-        *(directory / title for title in jobs),
-        workers=workers,
-        steps=steps,
-        asked=len(strikes),
-    )
-
-
-def _report(
-    result: Result, as_json: bool, *, seed: int, directory: Path, seconds: float
-) -> None:
-    """Prints the outcome; exits with 1 if anything was lost or differs."""
     failures = result.failures()
     if as_json:
         more = {"seed": seed, "directory": str(directory), "seconds": seconds}
         click.echo(json.dumps({**result.to_json(), **more}))
     else:
-        Console().print(result_table(result))
+        Console().print(_table(result))
         verdict = "Nothing was lost." if not failures else "Something was lost."
         click.echo(f"{verdict} {seconds} s, seed {seed}, files in {directory}")
     for failure in failures:
         click.echo(f"Error: {failure}", err=True)
-    if failures:
-        raise SystemExit(1)
+    sys.exit(bool(failures))
 
 
-def _require_whole_epochs(steps: int) -> None:
-    """Says before any process is started what `model.fit` can't do."""
-    if steps % EPOCH_STEPS:
+def _check(steps: int, keras: bool) -> None:
+    """Says before any process is started what can't be done."""
+    if keras and steps % EPOCH_STEPS:
         raise ConfigurationError(
             f"--steps {steps} with --keras: model.fit trains whole epochs, of "
             f"{EPOCH_STEPS} steps here. Give a multiple of {EPOCH_STEPS}."
         )
-
-
-def _require_scikit_learn() -> None:
-    """Says what is missing before any process is started."""
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigurationError(
             "The demo trains on the handwritten digits that come with scikit-learn, "
@@ -183,16 +127,58 @@ def _fresh_directory(out: Path) -> Path:
     """A new folder in `out`: a demo neither resumes nor deletes an earlier one."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for number in range(1, 10_000):
-            directory = out.resolve() / f"run-{number}"
-            try:
-                directory.mkdir()
-            except FileExistsError:
-                continue
-            return directory
+        return Path(tempfile.mkdtemp(prefix=time.strftime("%m%d-%H%M-"), dir=out))
     except OSError as error:
         raise ConfigurationError(
             f"--out {out}: no folder can be made there ({error}). Name a directory "
             "that can be written to."
         ) from error
-    raise ConfigurationError(f"--out {out} holds 9,999 runs already. Name another.")
+
+
+def _train_twice(
+    console: Console,
+    directory: Path,
+    planned: Sequence[Preemption],
+    workers: int,
+    steps: int,
+    seed: int,
+    way: str,
+) -> Result:
+    """Trains with preemptions and without, and compares."""
+    folders = [directory / name for name in ("interrupted", "uninterrupted")]
+    trained: dict[Path, list[Trained]] = {}
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress("{task.description}", *columns, console=console) as bar:
+        for folder, preemptions in zip(folders, (planned, ()), strict=True):
+            command = supervised(
+                folder, workers, steps=steps, seed=seed, way=way,
+                max_preemptions=len(preemptions),
+            )  # fmt: skip
+            task = bar.add_task(folder.name, total=steps)
+            trained[folder] = []
+            job = train(folder, command, workers, preemptions)
+            with contextlib.closing(job):
+                for new in job:
+                    trained[folder] += new
+                    last = max(new, key=lambda each: each.step)
+                    told = f"loss {last.loss:.4f}, restarts {last.restart}"
+                    text = f"{folder.name:<13} {told}"
+                    bar.update(task, completed=last.step + 1, description=text)
+    return assess(folders, trained[folders[0]], workers, steps, asked=len(planned))
+
+
+def _table(result: Result) -> Table:
+    """The closing table."""
+    table = Table("", "", title="What the preemptions cost", show_header=False)
+    for number, each in enumerate(result.preemptions, start=1):
+        names = ", ".join(map(str, each.notified))
+        table.add_row(
+            f"preemption {number}: worker(s) {names}, committed step {each.step}",
+            f"notice to commit {each.notice_to_commit_seconds:.3f} s",
+        )
+    table.add_row("steps lost", str(result.steps_lost))
+    table.add_row("restarts", str(result.restarts))
+    table.add_row("final accuracy", f"{result.final_accuracy:.1%}")
+    identical = "yes" if result.bit_identical else "NO"
+    table.add_row("final weights byte-identical", identical)
+    return table

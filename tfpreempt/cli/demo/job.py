@@ -1,21 +1,25 @@
-"""One training job of the demo: the supervisor as a process, watched and struck."""
+"""A training job of the demo: a supervisor's process, preempted as planned."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import IO
 
-from tfpreempt.cli.demo.plan import Progress, Striker
-from tfpreempt.errors import TfpreemptError
+from tfpreempt.errors import ConfigurationError, TfpreemptError
 
+EPOCH_STEPS = 50  # of `model.fit`
+_GAP = 20  # steps between two preemptions: who is started again trains before the next
+_LAST = 0.8  # share of the steps after which nobody is preempted: a notice needs time
 _POLL_SECONDS = 0.02
 _STALL_SECONDS = 120.0  # importing TensorFlow on a busy machine takes tens of seconds
 _STOP_SECONDS = 20.0
@@ -26,186 +30,184 @@ class DemoFailedError(TfpreemptError, RuntimeError):
     """A job of the demo did not come to its end."""
 
 
-class Job:
-    """A supervisor's process whose workers record their progress in a directory.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """SIGTERM goes to these workers as soon as this step is trained."""
 
-    Leaving the context ends whatever still runs.
+    step: int
+    workers: tuple[int, ...]
 
-    Args:
-        directory: where the workers write, and where the supervisor's output goes.
-        command: starts the supervisor.
-        workers: number of workers.
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A line of a worker's record: this process has trained this step."""
+
+    worker: int
+    step: int
+    loss: float
+    pid: int
+    restart: int
+
+
+def plan_preemptions(
+    *, workers: int, preemptions: int, seed: int, steps: int
+) -> tuple[Preemption, ...]:
+    """Draws steps and workers from a seed, in the order of the steps.
+
+    Raises:
+        ConfigurationError: so many preemptions do not fit into the steps.
     """
-
-    def __init__(self, directory: Path, command: Sequence[str], workers: int) -> None:
-        self.directory = directory
-        self._latest: dict[int, Progress] = {}
-        self._offsets = dict.fromkeys(range(workers), 0)
-        directory.mkdir(parents=True, exist_ok=True)
-        with (directory / "supervisor.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=_environment(),
-                # Ctrl-C reaches the demo alone, which then ends the supervisor.
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def watch(
-        self,
-        striker: Striker,
-        show: Callable[[Progress], None],
-        *,
-        stall_seconds: float = _STALL_SECONDS,
-    ) -> None:
-        """Follows the job to its end, striking where the striker says so.
-
-        Args:
-            striker: decides whom to signal.
-            show: gets each new progress of the worker that is furthest on.
-            stall_seconds: give up when no worker trained a step for so long.
-
-        Raises:
-            DemoFailedError: the supervisor failed, or nothing moved any more.
-        """
-        moved = time.monotonic()
-        ended = False
-        while not ended:
-            ended = self._has_ended()  # first: what was written last is read below
-            if self._read_progress():
-                moved = time.monotonic()
-                show(max(self._latest.values(), key=lambda each: each.step))
-                for pid in () if ended else striker.due(self._latest):
-                    _terminate(pid)
-            elif time.monotonic() - moved > stall_seconds:
-                raise DemoFailedError(
-                    f"No worker trained a step for {stall_seconds:.0f} s. "
-                    f"The logs are in {self.directory / 'logs'}."
-                )
-        if self._process.returncode != 0:
-            raise DemoFailedError(self._failure())
-
-    def _has_ended(self) -> bool:
-        try:
-            self._process.wait(_POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def _read_progress(self) -> bool:
-        """Reads what the workers added; says whether there was anything."""
-        moved = False
-        for worker, offset in self._offsets.items():
-            path = progress_path(self.directory, worker)
-            for line, end in _complete_lines(path, offset):
-                self._latest[worker] = parse_progress(worker, line)
-                self._offsets[worker] = end
-                moved = True
-        return moved
-
-    def _failure(self) -> str:
-        log = self.directory / "supervisor.log"
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(
-            [
-                f"The supervisor ended with status {self._process.returncode}, 0 was "
-                f"expected. The workers' logs are in {self.directory / 'logs'}; its "
-                "own last lines:",
-                *lines[-_TAIL_LINES:],
-            ]
+    slots = range(_GAP, int(steps * _LAST), _GAP)
+    if preemptions > len(slots):
+        raise ConfigurationError(
+            f"--preemptions {preemptions} does not fit: at most {len(slots)} fit into "
+            f"{steps} steps, {_GAP} steps apart and none after step "
+            f"{int(steps * _LAST)}. Ask for fewer, or for more --steps."
         )
-
-    def stop(self) -> None:
-        """Ends the supervisor, which ends its workers; a deaf one is killed."""
-        if self._process.poll() is not None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            for each in self._latest.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(each.pid, signal.SIGKILL)
-            self._process.wait(_STOP_SECONDS)
-
-
-def demo_command(
-    directory: Path,
-    *,
-    workers: int,
-    steps: int,
-    seed: int,
-    preemptions: int,
-    keras: bool = False,
-) -> list[str]:
-    """The demo's training program under the supervisor; no failure is forgiven."""
-    checkpoints = str(directory / "checkpoints")
-    supervisor = [sys.executable, "-m", "tfpreempt", "run"]
-    supervisor += ["--workers", str(workers)]
-    supervisor += ["--max-preemptions", str(preemptions), "--max-failures", "0"]
-    supervisor += ["--checkpoint-dir", checkpoints]
-    supervisor += ["--log-dir", str(directory / "logs")]
-    module = "keras_worker" if keras else "worker"
-    program = [sys.executable, "-m", f"tfpreempt.cli.demo.{module}"]
-    program += ["--steps", str(steps), "--seed", str(seed)]
-    program += ["--checkpoint-dir", checkpoints, "--out", str(directory)]
-    return [*supervisor, "--", *program]
-
-
-def progress_path(directory: Path, worker: int) -> Path:
-    """Where a worker of the job records its steps."""
-    return directory / f"progress-{worker}.jsonl"
-
-
-def parse_progress(worker: int, line: str) -> Progress:
-    """Reads one line of a worker's record."""
-    record = json.loads(line)
-    return Progress(
-        worker=worker,
-        step=record["step"],
-        loss=record["loss"],
-        pid=record["pid"],
-        restart=record["restart"],
+    rng = random.Random(seed)
+    choices = [*((worker,) for worker in range(workers)), tuple(range(workers))]
+    return tuple(
+        Preemption(step=slot + rng.randrange(_GAP // 2), workers=rng.choice(choices))
+        for slot in sorted(rng.sample(slots, preemptions))
     )
 
 
-def _complete_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
-    """The lines after an offset that have their end, each with the offset behind it."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            yield line.decode("utf-8"), offset
+def train(
+    directory: Path,
+    command: Sequence[str],
+    workers: int,
+    planned: Sequence[Preemption],
+    *,
+    stall_seconds: float = _STALL_SECONDS,
+) -> Generator[list[Trained]]:
+    """Runs a job to its end, preempts each of its incarnations as planned.
+
+    Args:
+        directory: where the workers record their steps; gets the supervisor's output.
+        command: starts the supervisor, see `supervised`.
+        workers: number of workers.
+        planned: one preemption for each incarnation but the last.
+        stall_seconds: give up when no worker trained a step for so long.
+
+    Yields:
+        What the workers have added to their records. Close it to end the job.
+
+    Raises:
+        DemoFailedError: the supervisor failed, or nothing moved any more.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    latest: dict[int, Trained] = {}
+    done = 0  # preemptions, so this is the restart to come to as well
+    with contextlib.ExitStack() as ends:
+        paths = [record_path(directory, worker) for worker in range(workers)]
+        files = [ends.enter_context(path.open("ab+")) for path in paths]
+        process = ends.enter_context(_supervisor(directory, command))
+        moved = time.monotonic()
+        while process.returncode is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_SECONDS)  # first: the last lines are read below
+            new = [
+                Trained(worker=worker, **json.loads(line))
+                for worker, file in enumerate(files)
+                for line in _whole_lines(file)
+            ]
+            if new:
+                moved = time.monotonic()
+                latest |= {each.worker: each for each in new}
+                yield new
+            elif time.monotonic() - moved > stall_seconds:
+                raise DemoFailedError(
+                    f"No worker trained a step for {stall_seconds:.0f} s. "
+                    f"The logs are in {directory / 'logs'}."
+                )
+            if process.returncode is None and done < len(planned):
+                pids = pids_to_preempt(planned[done], latest, restart=done)
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+                done += bool(pids)
+    if process.returncode != 0:
+        log = (directory / "supervisor.log").read_text(errors="replace")
+        raise DemoFailedError(
+            f"The supervisor ended with status {process.returncode}, 0 was expected. "
+            f"The workers' logs are in {directory / 'logs'}; its own last lines:\n"
+            + "\n".join(log.splitlines()[-_TAIL_LINES:])
+        )
 
 
-def _terminate(pid: int) -> None:
-    """A real SIGTERM; a process that is gone already is counted as not struck."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+def pids_to_preempt(
+    planned: Preemption, latest: Mapping[int, Trained], restart: int
+) -> list[int]:
+    """The processes to signal now, if it is time.
+
+    Args:
+        planned: whom, and when.
+        latest: the newest record of each worker that has any.
+        restart: of the incarnation that is meant; its workers may just be starting, and
+            one that has trained no step yet has no handler yet either, perhaps.
+    """
+    alive = {i: each for i, each in latest.items() if each.restart == restart}
+    if not alive.keys() >= set(planned.workers):
+        return []
+    if max(each.step for each in alive.values()) < planned.step:
+        return []
+    return [alive[worker].pid for worker in planned.workers]
 
 
-def _environment() -> dict[str, str]:
-    """The workers share one machine, so they train on its CPU."""
-    return {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-    }
+def supervised(
+    directory: Path,
+    workers: int,
+    *,
+    steps: int,
+    seed: int,
+    way: str,
+    max_preemptions: int,
+) -> list[str]:
+    """The demo's training program under the supervisor; no failure is forgiven."""
+    checkpoints = f"--checkpoint-dir={directory / 'checkpoints'}"
+    return [
+        *(sys.executable, "-m", "tfpreempt", "run", checkpoints),
+        *(f"--log-dir={directory / 'logs'}", f"--workers={workers}"),
+        *(f"--max-preemptions={max_preemptions}", "--max-failures=0", "--"),
+        *(sys.executable, "-m", "tfpreempt.cli.demo.worker", way, checkpoints),
+        *(f"--steps={steps}", f"--seed={seed}", f"--out={directory}"),
+    ]
+
+
+def record_path(directory: Path, worker: int) -> Path:
+    """Where a worker of the job records its steps, over all restarts."""
+    return directory / f"progress-{worker}.jsonl"
+
+
+@contextlib.contextmanager
+def _supervisor(
+    directory: Path, command: Sequence[str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The supervisor's process; whatever still runs at the end is ended."""
+    with (directory / "supervisor.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # The workers share one machine, so they train on its CPU.
+            env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            # Ctrl-C reaches the demo alone, which then ends the supervisor.
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()  # it ends its workers; where it is killed its guard does
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    for line in iter(file.readline, b""):
+        if not line.endswith(b"\n"):  # it is still being written
+            file.seek(-len(line), os.SEEK_CUR)
+            return
+        yield line

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tfpreempt.cli.demo.job import parse_progress, progress_path
+from tfpreempt.cli.demo.job import Trained
+from tfpreempt.core.journal import journal_directory, read_journal
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Preemption:
-    """One preemption, from the journal of the interrupted job."""
+class Survived:
+    """A preemption that ended in a commit, from the journal."""
 
     step: int
     notified: tuple[int, ...]
@@ -40,7 +38,7 @@ class Result:
     """
 
     asked: int
-    preemptions: tuple[Preemption, ...]
+    preemptions: tuple[Survived, ...]
     restarts: int
     steps: int
     steps_lost: int
@@ -64,7 +62,7 @@ class Result:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The result as a JSON-able dictionary."""
+        """The result as values that JSON has."""
         return {
             "preemptions": len(self.preemptions),
             "steps_lost": self.steps_lost,
@@ -79,91 +77,70 @@ class Result:
 
 
 def assess(
-    interrupted: Path, uninterrupted: Path, *, workers: int, steps: int, asked: int
+    folders: Sequence[Path],
+    trained: Sequence[Trained],
+    workers: int,
+    steps: int,
+    *,
+    asked: int,
 ) -> Result:
-    """Reads what both jobs left in their directories."""
-    records = {i: _read_records(progress_path(interrupted, i)) for i in range(workers)}
-    trained = {
-        i: [parse_progress(i, line) for line in lines] for i, lines in records.items()
+    """Compares what the jobs left in their directories.
+
+    Args:
+        folders: of the job with preemptions, and of the other one.
+        trained: the records of the job with preemptions.
+        workers: number of workers.
+        steps: number of steps.
+        asked: number of preemptions.
+    """
+    weights = {
+        (job / f"weights-{worker}.bin").read_bytes()
+        for job in folders
+        for worker in range(workers)
     }
-    journal = interrupted / "checkpoints" / "journal"
-    events = [
-        json.loads(line)
-        for path in sorted(journal.glob("worker-*.jsonl"))
-        for line in _read_records(path)
-    ]
-    digests = {
-        digest_weights(job / f"weights-{i}.npz")
-        for job in (interrupted, uninterrupted)
-        for i in range(workers)
-    }
-    result = json.loads((interrupted / "result-0.json").read_text(encoding="utf-8"))
+    journal = read_journal(journal_directory(folders[0] / "checkpoints"))
+    accuracy = (folders[0] / "accuracy-0.json").read_text(encoding="utf-8")
     return Result(
         asked=asked,
-        preemptions=find_preemptions(events),
-        restarts=len({each.restart for each in trained[0]}) - 1,
+        preemptions=find_survived(journal),
+        restarts=max(each.restart for each in trained),
         steps=steps,
-        steps_lost=count_lost(
-            {i: [each.step for each in lines] for i, lines in trained.items()}, steps
-        ),
-        bit_identical=len(digests) == 1,
-        final_accuracy=result["accuracy"],
+        steps_lost=count_lost(trained, workers, steps),
+        bit_identical=len(weights) == 1,
+        final_accuracy=json.loads(accuracy),
     )
 
 
-def count_lost(trained: Mapping[int, Iterable[int]], steps: int) -> int:
-    """Number of steps that some worker did not train exactly once.
+def count_lost(trained: Iterable[Trained], workers: int, steps: int) -> int:
+    """Number of steps that some worker did not train exactly once."""
+    times = collections.Counter((each.worker, each.step) for each in trained)
+    planned = {(worker, step) for worker in range(workers) for step in range(steps)}
+    once = {pair for pair, count in times.items() if count == 1}
+    return len({step for _, step in planned ^ once})
+
+
+def find_survived(journal: Iterable[Mapping[str, Any]]) -> tuple[Survived, ...]:
+    """The preemptions that ended in a commit, in order.
+
+    From the first notice that any worker of the incarnation recorded to the first
+    commit, by the wall clock: all workers of the demo share one machine.
 
     Args:
-        trained: for each worker the steps that it recorded, over all restarts.
-        steps: number of steps that there should be.
+        journal: its records by wall time.
     """
-    lost: set[int] = set()
-    for done in trained.values():
-        times = collections.Counter(done)
-        lost.update(step for step in range(steps) if times[step] != 1)
-        lost.update(step for step in times if not 0 <= step < steps)
-    return len(lost)
-
-
-def find_preemptions(events: Iterable[Mapping[str, Any]]) -> tuple[Preemption, ...]:
-    """The preemptions that ended in a commit, in the order of their steps.
-
-    From the first notice that any worker of the incarnation recorded to the chief's
-    commit, by the wall clock: all workers of the demo share one machine.
-    """
-    notices: dict[Any, list[tuple[float, int]]] = collections.defaultdict(list)
-    commits: dict[Any, tuple[float, int]] = {}
-    for each in events:
+    notices: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
+    commits: dict[str, Mapping[str, Any]] = {}
+    for each in journal:
         if each["event"] == "notice":
-            notices[each["incarnation"]].append((each["wall"], each["worker"]))
+            notices[each["incarnation"]].append(each)
         elif each["event"] == "commit" and each["because"] == "preemption":
-            at = (each["wall"], each["step"])
-            commits[each["incarnation"]] = min(at, commits.get(each["incarnation"], at))
-    found = [
-        Preemption(
-            step=step,
-            notified=tuple(sorted({worker for _, worker in notices[incarnation]})),
-            notice_to_commit_seconds=wall - min(notices[incarnation])[0],
+            commits.setdefault(each["incarnation"], each)
+    return tuple(
+        Survived(
+            step=commit["step"],
+            notified=tuple(sorted({each["worker"] for each in notices[incarnation]})),
+            notice_to_commit_seconds=commit["wall"] - notices[incarnation][0]["wall"],
         )
-        for incarnation, (wall, step) in commits.items()
+        for incarnation, commit in commits.items()
         if notices[incarnation]
-    ]
-    return tuple(sorted(found, key=lambda each: each.step))
-
-
-def digest_weights(path: Path) -> str:
-    """Digest of the bytes, shapes and types of all arrays in an .npz file."""
-    digest = hashlib.sha256()
-    with np.load(path, allow_pickle=False) as arrays:
-        for name in sorted(arrays.files):
-            array = arrays[name]
-            digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-            digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def _read_records(path: Path) -> list[str]:
-    """The complete lines of a JSONL file."""
-    text = path.read_text(encoding="utf-8")
-    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    )

@@ -1,7 +1,7 @@
-"""The program that the demo trains with: an ordinary custom loop, made preemptible.
+"""The program that the demo trains with, made preemptible: a loop, or `model.fit`.
 
 Every worker process runs this file under `tfpreempt run`, which sets TF_CONFIG and
-starts it again after each preemption. What tfpreempt asks of it is marked 1 to 3;
+starts it again after each preemption. What tfpreempt asks of it is marked by numbers;
 everything else is what any MultiWorkerMirroredStrategy program has. This is the only
 part of the demo that imports TensorFlow.
 """
@@ -11,33 +11,50 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
+import sklearn.datasets
 import tensorflow as tf
 
 import tfpreempt
-from tfpreempt.cli.demo.data import Digits, load_digits
+from tfpreempt.cli.demo.job import EPOCH_STEPS, record_path
 
-BATCH_PER_WORKER = 32
+BATCH = 32  # of each worker
+TRAIN_IMAGES = 1437  # of 1797; the rest is for the final accuracy
+
+Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
+Tell = Callable[[int, float], None]
 
 
 def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("way", choices=["loop", "fit"])
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--checkpoint-dir", type=Path, required=True)
+    parser.add_argument("--checkpoint-dir", required=True)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
-def build_model() -> keras.Model:
-    """A small convolutional network for 8x8 grey images, without Dropout."""
+def load_digits() -> tuple[Pair, Pair]:
+    """Images of shape (n, 8, 8, 1) with values from 0 to 1 and their labels, in two
+    parts: to train on, and to test with."""
+    raw = sklearn.datasets.load_digits()
+    images = (raw.images[..., np.newaxis] / 16.0).astype(np.float32)
+    labels = raw.target.astype(np.int32)
+    order = np.random.default_rng(0).permutation(len(images))
+    train, test = order[:TRAIN_IMAGES], order[TRAIN_IMAGES:]
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def build_model(dropout: float) -> keras.Model:
+    """A small convolutional network for 8x8 grey images."""
     return keras.Sequential(
         [
             keras.layers.Input((8, 8, 1)),
@@ -45,6 +62,7 @@ def build_model() -> keras.Model:
             keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
+            keras.layers.Dropout(dropout),
             keras.layers.Dense(64, activation="relu"),
             keras.layers.Dense(10),
         ]
@@ -76,13 +94,15 @@ def make_update(
     return update  # type: ignore[no-any-return]  # tf.function is untyped
 
 
-def train(arguments: argparse.Namespace, digits: Digits) -> None:
+def train_by_loop(
+    arguments: argparse.Namespace, strategy: tf.distribute.Strategy, tell: Tell
+) -> keras.Model:
     """Trains to the last step, however often it is interrupted."""
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    (images, labels), _ = load_digits()
+    resolver = strategy.cluster_resolver
     worker, workers = resolver.task_id or 0, strategy.num_replicas_in_sync
     with strategy.scope():
-        model = build_model()
+        model = build_model(dropout=0.0)
         optimizer = keras.optimizers.Adam(2e-3)
         optimizer.build(model.trainable_variables)
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
@@ -90,52 +110,65 @@ def train(arguments: argparse.Namespace, digits: Digits) -> None:
 
     # 1. The handler restores the newest committed checkpoint, if there is one.
     handler = tfpreempt.PreemptionCheckpointHandler(
-        resolver, checkpoint, str(arguments.checkpoint_dir)
+        resolver, checkpoint, arguments.checkpoint_dir
     )
 
     def step_function(step: int) -> float:
-        images, labels = digits.batch(
-            arguments.seed, step, worker, workers, BATCH_PER_WORKER
-        )
-        return float(update(tf.constant(images), tf.constant(labels)))
+        drawn = np.random.default_rng([arguments.seed, step])
+        rows = drawn.choice(len(labels), workers * BATCH)[worker::workers]
+        return float(update(tf.constant(images[rows]), tf.constant(labels[rows])))
 
-    with handler, open_progress(arguments.out, worker) as progress:
+    with handler:
         # 2. The handler knows how many steps are done, over all restarts.
         for step in range(handler.total_run_calls, arguments.steps):
             # 3. Each step goes through `run()`; the batch is fetched inside, from the
             #    step alone, so that the place in the data can't be lost.
-            loss = handler.run(step_function, step)
-            write_progress(progress, step, loss)
-    save_result(arguments.out, worker, model, digits)
+            tell(step, handler.run(step_function, step))
+    return model
 
 
-def open_progress(out: Path, worker: int) -> TextIO:
-    """Opens this worker's record of trained steps; restarts add to it."""
-    out.mkdir(parents=True, exist_ok=True)
-    return (out / f"progress-{worker}.jsonl").open("a", encoding="utf-8")
+def train_by_fit(
+    arguments: argparse.Namespace, strategy: tf.distribute.Strategy, tell: Tell
+) -> keras.Model:
+    """Trains to the last epoch, however often it is interrupted."""
+    train, test = load_digits()
+    batch_size = BATCH * strategy.num_replicas_in_sync
+    with strategy.scope():
+        model = build_model(dropout=0.25)
+        model.compile(
+            optimizer=keras.optimizers.Adam(2e-3),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    images = tf.data.Dataset.from_tensor_slices(train)
+    images = images.shuffle(TRAIN_IMAGES, seed=arguments.seed).repeat()
+    steps_told = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: tell(
+            int(model.optimizer.iterations.numpy()) - 1, logs["loss"]
+        )
+    )
+    # 1. The callback restores the newest commit, commits on a notice and leaves.
+    preemption = tfpreempt.keras.PreemptionCallback(arguments.checkpoint_dir)
+    model.fit(
+        images.batch(batch_size),
+        epochs=arguments.steps // EPOCH_STEPS,
+        steps_per_epoch=EPOCH_STEPS,
+        validation_data=test,
+        validation_batch_size=batch_size,
+        callbacks=[preemption, steps_told],
+        verbose=2,
+    )
+    return model
 
 
-def write_progress(progress: TextIO, step: int, loss: float) -> None:
-    """Tells the driver that a step is trained, and by which process."""
-    record = {
-        "step": step,
-        "loss": loss,
-        "pid": os.getpid(),
-        "restart": int(os.environ.get("TFPREEMPT_NUM_RESTARTS", "0")),
-        "wall": time.time(),
-    }
-    progress.write(json.dumps(record) + "\n")
-    progress.flush()
-
-
-def save_result(out: Path, worker: int, model: keras.Model, digits: Digits) -> None:
+def save_result(out: Path, worker: int, model: keras.Model) -> None:
     """Writes the final weights, and the accuracy on images never trained on."""
-    logits = np.asarray(model(tf.constant(digits.test_images), training=False))
-    accuracy = float(np.mean(logits.argmax(axis=1) == digits.test_labels))
-    weights = {str(i): np.asarray(v) for i, v in enumerate(model.get_weights())}
-    np.savez(out / f"weights-{worker}.npz", **weights)  # type: ignore[arg-type]
-    result = json.dumps({"accuracy": accuracy})
-    (out / f"result-{worker}.json").write_text(result, encoding="utf-8")
+    _, (images, labels) = load_digits()
+    logits = np.asarray(model(tf.constant(images), training=False))
+    accuracy = float(np.mean(logits.argmax(axis=1) == labels))
+    (out / f"accuracy-{worker}.json").write_text(json.dumps(accuracy))
+    weights = b"".join(np.asarray(each).tobytes() for each in model.get_weights())
+    (out / f"weights-{worker}.bin").write_bytes(weights)
 
 
 def make_repeatable(seed: int) -> None:
@@ -147,10 +180,21 @@ def make_repeatable(seed: int) -> None:
 
 
 def main() -> None:
-    """Makes the run repeatable, and trains."""
+    """Trains, and records each step."""
     arguments = parse_arguments()
     make_repeatable(arguments.seed)
-    train(arguments, load_digits())
+    if arguments.way == "fit":
+        tfpreempt.keras.enable_multi_worker()  # Keras 3 fails with many by itself
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    worker = strategy.cluster_resolver.task_id or 0
+    process = {"pid": os.getpid(), "restart": tfpreempt.num_restarts()}
+    with record_path(arguments.out, worker).open("a", buffering=1) as record:
+
+        def tell(step: int, loss: float) -> None:
+            record.write(json.dumps({"step": step, "loss": loss, **process}) + "\n")
+
+        train = train_by_fit if arguments.way == "fit" else train_by_loop
+        save_result(arguments.out, worker, train(arguments, strategy, tell))
 
 
 if __name__ == "__main__":
