@@ -13,16 +13,15 @@ import pytest
 
 from tfpreempt.cli.doctor.facts import Liveness
 from tfpreempt.cli.doctor.sources import probe_sources
-from tfpreempt.notice._shared import Report
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource
 from tfpreempt.notice.signals import SignalSource
-from tfpreempt.notice.source import Told
+from tfpreempt.notice.topics import Poller, Report, Told
 from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.testing.notice import ScriptedSource
 
 
-class Asker:
+class ScriptedPoller(Poller):
     """Reports what it is told to, or waits."""
 
     def __init__(self, levels: dict[str, str | None], *, hangs: bool = False) -> None:
@@ -30,7 +29,7 @@ class Asker:
         self._closed = threading.Event()
         self._hangs = hangs
 
-    def ask(self, report: Report) -> float:
+    def poll(self, report: Report) -> float:
         if self._hangs:
             self._closed.wait(30)
         for topic, level in self._levels.items():
@@ -44,11 +43,13 @@ class Asker:
         self._closed.set()
 
 
-def states(*sources: Any, limit: float = 10.0, **askers: Asker) -> list[Liveness]:
+def states(
+    *sources: Any, limit: float = 10.0, **pollers: ScriptedPoller
+) -> list[Liveness]:
     watched = [WatchedSource(source, 5.0) for source in sources]
     makers = {
-        kind: functools.partial(lambda asker, topics: asker, asker)
-        for kind, asker in askers.items()
+        kind: functools.partial(lambda poller, topics: poller, poller)
+        for kind, poller in pollers.items()
     }
     found = probe_sources(watched, makers, limit_seconds=limit)
     assert [each.name for each in found] == [source.name for source in sources]
@@ -58,8 +59,8 @@ def states(*sources: Any, limit: float = 10.0, **askers: Asker) -> list[Liveness
 
 def test_each_topic_has_its_own_state() -> None:
     sources = [ScriptedSource(f"gce:{topic}") for topic in ("quiet", "up", "unread")]
-    asker = Asker({"quiet": None, "up": "it goes"})
-    assert states(*sources, gce=asker) == [
+    poller = ScriptedPoller({"quiet": None, "up": "it goes"})
+    assert states(*sources, gce=poller) == [
         Liveness.LIVE,
         Liveness.NOTICE,
         Liveness.DEAD,
@@ -68,13 +69,15 @@ def test_each_topic_has_its_own_state() -> None:
 
 def test_an_answer_that_takes_long_is_slow() -> None:
     source = ScriptedSource("azure:Preempt")
-    assert states(source, limit=0.05, azure=Asker({}, hangs=True)) == [Liveness.SLOW]
+    assert states(source, limit=0.05, azure=ScriptedPoller({}, hangs=True)) == [
+        Liveness.SLOW
+    ]
 
 
 def test_two_sources_of_one_name_are_two() -> None:
     pair = [ScriptedSource("azure:Preempt") for _ in range(2)]
-    asker = Asker({"Preempt": None})
-    assert states(*pair, azure=asker) == [Liveness.LIVE] * 2
+    poller = ScriptedPoller({"Preempt": None})
+    assert states(*pair, azure=poller) == [Liveness.LIVE] * 2
 
 
 def test_a_notice_file(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from tfpreempt.cli.notify.server import (
     tell,
 )
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.notice._http import MetadataSession
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.gce import GceWatch
+from tfpreempt.notice.metadata import MetadataSession
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.detect import VARIANTS

@@ -55,3 +55,26 @@ def test_after_a_step_that_outlived_the_wait_the_copy_has_the_whole_time(
     clock.advance(step)
     deadlines.arrive(None)
     assert deadlines.left == pytest.approx(left)
+
+
+@pytest.mark.parametrize(
+    ("graces", "times", "end"),
+    [
+        ((30.0, 60.0), (0.0, 0.0), 30.0),
+        ((60.0, 30.0), (0.0, 10.0), 40.0),  # a later notice shortens it
+        ((30.0, 60.0), (0.0, 10.0), 30.0),  # and never extends it
+        ((30.0, 30.0), (0.0, 29.0), 30.0),  # the same notice again changes nothing
+        ((30.0, None), (0.0, 10.0), 30.0),
+        ((60.0, None), (0.0, 10.0), 40.0),  # nobody says: a wait's length
+        ((0.0, 60.0), (0.0, 10.0), 30.0),  # 0: the same
+    ],
+)
+def test_the_earliest_deadline_wins(
+    graces: tuple[float | None, ...], times: tuple[float, ...], end: float
+) -> None:
+    clock = FakeClock()
+    deadlines, start = deadlines_on(clock), clock.monotonic()
+    assert deadlines.at is None
+    for grace, at in zip(graces, times, strict=True):
+        deadlines.shorten(start + at, grace, None)
+    assert deadlines.at == start + end

@@ -8,10 +8,8 @@ import pytest
 
 from tests.notice.rigs import PolledRig, wait_until
 from tfpreempt.notice import aws, azure, gce
-from tfpreempt.notice._gce_topics import TOPICS
-from tfpreempt.notice._http import Limits
 from tfpreempt.notice.azure import AzureWatch
-from tfpreempt.notice.gce import GceWatch
+from tfpreempt.notice.gce import TOPICS, GceWatch
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
 from tfpreempt.testing.metadata._server import FakeServer
@@ -26,15 +24,14 @@ QUICK_SECONDS = 0.2
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets deadlines that a test can wait for."""
-    limits = Limits(total_seconds=QUICK_SECONDS)
     monkeypatch.setattr(gce, "PLAIN_SECONDS", QUICK_SECONDS)
     # A hanging GET lasts a second at least, by the client's request to the server.
     monkeypatch.setattr(gce, "HANG_SECONDS", 1)
     monkeypatch.setattr(gce, "HANG_BETWEEN_SINGLES_SECONDS", 1)
     monkeypatch.setattr(gce, "HANG_EXTRA_SECONDS", QUICK_SECONDS)
-    monkeypatch.setattr(aws, "LIMITS", limits)
-    monkeypatch.setattr(azure, "LIMITS", limits)
-    monkeypatch.setattr(azure, "FIRST_LIMITS", limits)
+    monkeypatch.setattr(aws, "REQUEST_SECONDS", QUICK_SECONDS)
+    monkeypatch.setattr(azure, "REQUEST_SECONDS", QUICK_SECONDS)
+    monkeypatch.setattr(azure, "FIRST_REQUEST_SECONDS", QUICK_SECONDS)
 
 
 class ServerRig(PolledRig):

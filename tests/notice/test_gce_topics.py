@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.notice._gce_topics import pick, read_upcoming_maintenance
+from tfpreempt.notice.gce import pick, read_upcoming_maintenance
 
 BEGINS = 1_795_309_200.0
 WINDOW = {

@@ -14,20 +14,24 @@ from tests.notice.server_rigs import Heard, hurry, is_hanging, quiet_gce
 from tfpreempt import errors
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.notice import azure
-from tfpreempt.notice._gce_topics import TOPICS
-from tfpreempt.notice._http import Answer, Limits, MetadataSession
-from tfpreempt.notice.azure import AzureAsker
-from tfpreempt.notice.gce import GceAsker, GceWatch
+from tfpreempt.notice.azure import AzurePoller
+from tfpreempt.notice.gce import TOPICS, GcePoller, GceWatch
+from tfpreempt.notice.metadata import (
+    BODY_BYTES,
+    REQUEST_SECONDS,
+    Answer,
+    MetadataSession,
+)
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeGce, Reply, Request
 
 
 class Recorder(MetadataSession):
-    """Answers from a list, without a server; keeps targets and limits."""
+    """Answers from a list, without a server; keeps targets and time limits."""
 
     def __init__(self, *answers: Answer | errors.NoticeError) -> None:
         super().__init__("http://127.0.0.1:9")
-        self.asked: list[tuple[str, Limits]] = []
+        self.asked: list[tuple[str, float]] = []
         self._answers = iter(answers)
 
     def request(
@@ -37,10 +41,10 @@ class Recorder(MetadataSession):
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-        limits: Limits | None = None,
+        seconds: float = REQUEST_SECONDS,
+        body_bytes: int = BODY_BYTES,
     ) -> Answer:
-        assert limits is not None
-        self.asked.append((target, limits))
+        self.asked.append((target, seconds))
         answer = next(self._answers)
         if isinstance(answer, errors.NoticeError):
             raise answer
@@ -52,13 +56,13 @@ def test_a_hanging_get_may_last_a_little_longer_than_the_server_is_told() -> Non
     answer = Answer(status=200, headers=headers, body=b'"FALSE"')
     session = Recorder(answer, answer)
     topics = {"preempted": TOPICS["preempted"]}
-    asker = GceAsker(session, topics, SystemClock(), None)
+    poller = GcePoller(session, topics, SystemClock(), None)
     for _ in range(2):
-        asker.ask(lambda topic, told: None)
+        poller.poll(lambda topic, told: None)
     (_, plain), (target, hanging) = session.asked
-    assert plain.total_seconds == 3
+    assert plain == 3
     assert parse_qs(urlsplit(target).query)["timeout_sec"] == ["60"]
-    assert hanging.total_seconds == 70
+    assert hanging == 70
 
 
 def test_only_the_first_look_at_azures_events_may_take_minutes() -> None:
@@ -66,12 +70,12 @@ def test_only_the_first_look_at_azures_events_may_take_minutes() -> None:
     late = errors.NoticeError("its answer was not complete in time")
     document = Answer(status=200, headers={}, body=json.dumps({"Events": []}).encode())
     session = Recorder(late, document, document)
-    asker = AzureAsker(session, azure.KINDS, "trainer_0", SystemClock(), 1.0)
+    poller = AzurePoller(session, azure.KINDS, "trainer_0", SystemClock(), 1.0)
     with pytest.raises(errors.NoticeError):
-        asker.ask(lambda topic, told: None)
+        poller.poll(lambda topic, told: None)
     for _ in range(2):
-        asker.ask(lambda topic, told: None)
-    assert [limits.total_seconds for _, limits in session.asked] == [150, 150, 10]
+        poller.poll(lambda topic, told: None)
+    assert [seconds for _, seconds in session.asked] == [150, 150, 10]
 
 
 @pytest.fixture

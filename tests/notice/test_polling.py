@@ -1,14 +1,39 @@
-"""The polling loop: faults are logged once, retried with back-off, never silent."""
+"""A source that polls: faults are logged once, retried with back-off, never silent."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.notice._polling import PollingLoop, retry_seconds
+from tfpreempt.notice.polling import (
+    CLOSE_LIMIT_SECONDS,
+    PollingSource,
+    Wait,
+    retry_seconds,
+    wait_event,
+)
+
+
+class Polled(PollingSource):
+    """Looks by a function."""
+
+    def __init__(
+        self,
+        look: Callable[[], str | None],
+        *,
+        interval: float = 1.0,
+        wait: Wait = wait_event,
+        close_limit: float = CLOSE_LIMIT_SECONDS,
+    ) -> None:
+        super().__init__("polled", interval, wait, close_limit)
+        self._look = look
+
+    def look(self) -> str | None:
+        return self._look()
 
 
 class Script:
@@ -34,12 +59,10 @@ class Script:
         return event.wait(10.0)
 
     def run(self, interval: float = 1.0) -> None:
-        loop = PollingLoop(
-            "polled", self.poll, self.edges.append, interval=interval, wait=self.wait
-        )
-        loop.start()
+        source = Polled(self.poll, interval=interval, wait=self.wait)
+        source.start(self.edges.append)
         assert self.done.wait(10.0)
-        loop.close()
+        source.close()
 
 
 def test_only_edges_are_reported() -> None:
@@ -122,13 +145,13 @@ def test_a_call_that_hangs_does_not_hold_up_close(
         release.wait(10.0)
         return "too late"
 
-    loop = PollingLoop("hung", hang, edges.append, interval=1.0, close_limit=0.05)
-    loop.start()
+    source = Polled(hang, close_limit=0.05)
+    source.start(edges.append)
     assert entered.wait(10.0)
-    loop.close()
+    source.close()
     assert "has not returned within" in caplog.text
     release.set()
-    loop.close()
+    source.close()
     assert edges == []
 
 
@@ -137,4 +160,4 @@ def test_a_call_that_hangs_does_not_hold_up_close(
 )
 def test_bad_intervals_are_refused(interval: float) -> None:
     with pytest.raises(errors.ConfigurationError, match="positive, finite"):
-        PollingLoop("p", lambda: None, lambda detail: None, interval=interval)
+        Polled(lambda: None, interval=interval)

@@ -13,7 +13,7 @@ import pytest
 from tests.notice.rigs import wait_until
 from tests.notice.server_rigs import QUICK_SECONDS, hurry
 from tfpreempt.notice import aws, azure, gce
-from tfpreempt.notice._polling import Wait, wait_event
+from tfpreempt.notice.polling import Wait, wait_event
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.platforms import probing
 from tfpreempt.testing.clock import FakeClock

@@ -1,4 +1,4 @@
-"""The watcher: many sources, each with its grace, the earliest deadline."""
+"""The watcher: many sources, each with its grace."""
 
 from __future__ import annotations
 
@@ -46,35 +46,6 @@ def test_a_notice_says_who_where_when_and_how_long() -> None:
             detail="SIGTERM",
         )
     ]
-    assert watcher.deadline == START + 35.0
-    watcher.close()
-
-
-@pytest.mark.parametrize(
-    ("graces", "times", "deadline"),
-    [
-        ((30.0, 60.0), (0.0, 0.0), 30.0),
-        ((60.0, 30.0), (0.0, 10.0), 40.0),  # a later notice shortens it
-        ((30.0, 60.0), (0.0, 10.0), 30.0),  # and never extends it
-        ((30.0, 30.0), (0.0, 29.0), 30.0),  # the same notice again changes nothing
-        ((30.0, None), (0.0, 10.0), 30.0),
-        ((None, 30.0), (0.0, 10.0), 40.0),
-        ((None, None), (0.0, 10.0), None),
-        ((0.0, 30.0), (0.0, 10.0), 40.0),  # 0: nobody says
-    ],
-)
-def test_the_earliest_deadline_wins(
-    graces: tuple[float | None, ...],
-    times: tuple[float, ...],
-    deadline: float | None,
-) -> None:
-    clock = FakeClock(start=START)
-    sources = [ScriptedSource(at=[(START + at, "")], clock=clock) for at in times]
-    watcher = watch(*sources, clock=clock, graces=graces)
-    watcher.start()
-    assert watcher.deadline is None
-    clock.advance(50.0)
-    assert watcher.deadline == (None if deadline is None else START + deadline)
     watcher.close()
 
 
@@ -107,7 +78,6 @@ def test_a_time_of_its_own_shortens_the_grace(
     watcher.start()
     source.fire()
     assert [notice.grace_seconds for notice in heard] == [told]
-    assert watcher.deadline == (START + told if told else None)
     watcher.close()
 
 
@@ -127,7 +97,6 @@ def test_a_failing_listener_is_logged_and_heard_again(
     source.fire()
     assert len(calls) == 2
     assert caplog.text.count("ValueError: not today") == 2
-    assert watcher.deadline == START + 5.0
     watcher.close()
 
 
@@ -155,7 +124,6 @@ def test_after_close_nothing_comes() -> None:
     watcher.close()
     source.fire()
     assert heard == []
-    assert watcher.deadline is None
 
 
 def test_close_goes_on_after_a_source_fails_to(
@@ -208,29 +176,6 @@ def test_the_listener_may_close_the_watcher() -> None:
     source.fire()
     source.fire()
     assert len(heard) == 1
-
-
-def test_a_slow_listener_hides_no_earlier_deadline() -> None:
-    release, entered = threading.Event(), threading.Event()
-
-    def listen(notice: Notice) -> None:
-        entered.set()
-        release.wait(10.0)
-
-    late, soon = ScriptedSource("late"), ScriptedSource("soon")
-    watcher = watch(late, soon, on_notice=listen, graces=(100.0, 5.0))
-    watcher.start()
-    threads = [
-        threading.Thread(target=source.fire, daemon=True) for source in (late, soon)
-    ]
-    threads[0].start()
-    assert entered.wait(10.0)
-    threads[1].start()
-    assert wait_until(lambda: watcher.deadline == START + 5.0)
-    release.set()
-    for thread in threads:
-        thread.join(10.0)
-    watcher.close()
 
 
 def test_rearm_reaches_every_source_while_open() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from tfpreempt.testing.metadata import (
     FakeGce,
     HostileServer,
 )
+from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
 
 
 def test_the_limit_is_at_most_300_ms() -> None:
@@ -113,16 +115,29 @@ def test_a_server_that_fails_is_no_evidence(tmp_path: Path) -> None:
     ],
 )
 def test_gce_is_known_by_its_header_and_the_instance_s_id(
-    headers: dict[str, str],
-    body: bytes,
-    is_gce: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    headers: dict[str, str], body: bytes, is_gce: bool
 ) -> None:
-    def request(*arguments: object) -> tuple[int, dict[str, str], bytes]:
-        return 200, headers, body
+    class Server(FakeServer):
+        def answer(self, request: Request) -> Reply:
+            return Reply(headers=headers, body=body)
 
-    monkeypatch.setattr(probing, "_request", request)
-    assert (probing.probe_gce({}, 1.0) is not None) is is_gce
+    with Server() as server:
+        environment = {"GCE_METADATA_HOST": server.host}
+        assert (probing.probe_gce(environment, 5.0) is not None) is is_gce
+
+
+def test_the_end_of_an_ipv6_address_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def connect(address: object, *more: object) -> None:
+        asked.append(address)
+        raise OSError("not here")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    environment = {"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE": "IPv6"}
+    probes = {"aws": probing.probe_aws}
+    assert probing.probe_all(probes, environment, 5.0) is None
+    assert asked == [("fd00:ec2::254", 80)]
 
 
 @pytest.mark.parametrize(

@@ -12,36 +12,29 @@ from __future__ import annotations
 import logging
 import math
 import os
-import random
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Unpack
 
 from tfpreempt import errors
-from tfpreempt.core.clock import Clock, SystemClock
-from tfpreempt.notice._faults import FaultLog
-from tfpreempt.notice._http import (
+from tfpreempt.core.clock import Clock
+from tfpreempt.notice.metadata import (
+    DEFAULT_URL,
     Answer,
-    Limits,
     MetadataSession,
     checked_base_url,
+    epoch_seconds,
     printable,
+    url_from,
 )
-from tfpreempt.notice._polling import (
-    CLOSE_LIMIT_SECONDS,
-    Wait,
-    checked_interval,
-    wait_event,
-)
-from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
-from tfpreempt.notice._times import epoch_seconds
-from tfpreempt.notice.source import NoticeSource, Told
+from tfpreempt.notice.polling import checked_interval
+from tfpreempt.notice.topics import Poller, Report, Told, TopicWatch, WatchOptions
 
 _logger = logging.getLogger(__name__)
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 MODE_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"
 DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
-DEFAULT_URL = "http://169.254.169.254"
 IPV6_URL = "http://[fd00:ec2::254]"
 
 TOKEN_TARGET = "/latest/api/token"
@@ -50,7 +43,7 @@ TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_SECONDS = 21_600  # the longest that is granted
 ROOT = "/latest/meta-data/"
 INTERVAL_SECONDS = 5.0
-LIMITS = Limits(total_seconds=3.0, body_bytes=64 * 1024)
+REQUEST_SECONDS = 3.0
 
 # In a warm pool an instance that is stopped or hibernates is taken away as well.
 AWAY = {"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"}
@@ -117,18 +110,17 @@ def metadata_url(environment: Mapping[str, str] | None = None) -> str:
         ConfigurationError: a variable holds something else.
     """
     variables = os.environ if environment is None else environment
-    endpoint = variables.get(ENDPOINT_VARIABLE, "").strip()
-    if endpoint:
-        return checked_base_url(endpoint, ENDPOINT_VARIABLE)
     mode = variables.get(MODE_VARIABLE, "").strip()
-    if mode.lower() not in {"", "ipv4", "ipv6"}:
+    default = IPV6_URL if mode.lower() == "ipv6" else DEFAULT_URL
+    url = url_from((ENDPOINT_VARIABLE,), variables, "")
+    if not url and mode.lower() not in {"", "ipv4", "ipv6"}:
         raise errors.ConfigurationError(
             f"{MODE_VARIABLE}={mode!r}: expected 'IPv4' or 'IPv6'; unset it for IPv4"
         )
-    return IPV6_URL if mode.lower() == "ipv6" else DEFAULT_URL
+    return url or default
 
 
-class AwsWatch:
+class AwsWatch(TopicWatch):
     """Watches what the metadata service says of this instance's end.
 
     | topic | is a notice | source |
@@ -142,10 +134,7 @@ class AwsWatch:
         url: host, host:port or http://host:port of the service; by default from the
             environment, see `metadata_url()`.
         interval: seconds between two looks.
-        clock: where times come from.
-        wait: how to wait between looks; tests pass that of a fake clock.
-        jitter: spreads the pauses after failures; returns 0 to below 1.
-        close_limit: seconds for which the last `close()` waits for the thread.
+        **options: clock, wait, jitter and close_limit, see `WatchOptions`.
 
     Raises:
         ConfigurationError: a topic is unknown, the address is none, or the interval is
@@ -158,38 +147,21 @@ class AwsWatch:
         *,
         url: str | None = None,
         interval: float = INTERVAL_SECONDS,
-        clock: Clock | None = None,
-        wait: Wait = wait_event,
-        jitter: Jitter = random.random,
-        close_limit: float = CLOSE_LIMIT_SECONDS,
+        **options: Unpack[WatchOptions],
     ) -> None:
-        chosen = checked_topics(topics, TOPICS, "AwsWatch")
-        base = metadata_url() if url is None else checked_base_url(url, "url")
-        seconds = checked_interval("AwsWatch", interval)
-        asking_clock = SystemClock() if clock is None else clock
-        self._shared = SharedWatch(
-            "aws",
-            {name: f"aws:{name}" for name in chosen},
-            lambda: AwsAsker(MetadataSession(base), chosen, asking_clock, seconds),
-            clock=asking_clock,
-            wait=wait,
-            jitter=jitter,
-            close_limit=close_limit,
-        )
+        super().__init__("aws", topics, TOPICS, **options)
+        self._url = metadata_url() if url is None else checked_base_url(url, "url")
+        self._interval = checked_interval("AwsWatch", interval)
 
-    def source(self, topic: str) -> NoticeSource:
-        """A new source of one topic.
-
-        Raises:
-            ConfigurationError: the watch was made without this topic.
-        """
-        return self._shared.source(topic)
+    def poller(self) -> Poller:
+        session = MetadataSession(self._url)
+        return AwsPoller(session, self.topics, self.clock, self._interval)
 
 
-class AwsAsker:
+class AwsPoller(Poller):
     """Asks for each topic once, with a token that is renewed in time.
 
-    What the service has said since before this asker was made is no notice: the process
+    What the service has said since before this was made is no notice: the process
     before this one has left by it, and every restart would do so again.
 
     Args:
@@ -206,21 +178,17 @@ class AwsAsker:
         clock: Clock,
         interval: float,
     ) -> None:
-        self._session = session
+        super().__init__(session, "aws", topics, interval)
         self._clock = clock
-        self._interval = interval
-        self._faults = {
-            name: FaultLog(f"aws:{name}", lambda failures: interval) for name in topics
-        }
         self._began = math.floor(clock.wall())  # the service's times are whole seconds
         self._has_passed_over = False
         self._token = ""
         self._renew_at = 0.0
 
-    def ask(self, report: Report) -> float:
+    def poll(self, report: Report) -> float:
         """Asks for all topics. What all fail at is the service's fault, and raised."""
         failures: dict[str, errors.NoticeError] = {}
-        for name in self._faults:
+        for name in self._failures:
             path, read = TOPICS[name]
             answer = self._get(path)
             try:
@@ -228,19 +196,13 @@ class AwsAsker:
             except errors.NoticeError as error:
                 failures[name] = error
             else:
-                self._faults[name].note_success()
+                self._failures[name].note_success()
                 report(name, self._if_new(told))
-        if len(failures) == len(self._faults):
+        if len(failures) == len(self._failures):
             raise next(iter(failures.values()))
         for name, failure in failures.items():
-            self._faults[name].note_failure(failure)
+            self._failures[name].note_failure(failure)
         return self._interval
-
-    def fault(self, topic: str) -> str:
-        return self._faults[topic].text
-
-    def close(self) -> None:
-        self._session.close()
 
     def _if_new(self, told: Told | None) -> Told | None:
         if told is None or told.since is None or told.since >= self._began:
@@ -266,7 +228,9 @@ class AwsAsker:
             if not self._token or self._clock.monotonic() >= self._renew_at:
                 self._fetch_token()
             headers = {TOKEN_HEADER: self._token}
-            answer = self._session.request(ROOT + path, headers=headers, limits=LIMITS)
+            answer = self._session.request(
+                ROOT + path, headers=headers, seconds=REQUEST_SECONDS
+            )
             if answer.status != 401 or is_second:
                 break
             self._token = ""
@@ -278,7 +242,7 @@ class AwsAsker:
             TOKEN_TARGET,
             method="PUT",
             headers={TTL_HEADER: str(TTL_SECONDS)},
-            limits=LIMITS,
+            seconds=REQUEST_SECONDS,
         )
         token = answer.text()
         is_token = 0 < len(token) <= 4096 and token.isascii() and token.isprintable()

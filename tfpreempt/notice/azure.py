@@ -9,34 +9,27 @@ Protocol: https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-eve
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
-import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Unpack
 
 from tfpreempt import errors
-from tfpreempt.core.clock import Clock, SystemClock
-from tfpreempt.notice._azure_events import Event, read_events
-from tfpreempt.notice._faults import FaultLog
-from tfpreempt.notice._http import (
+from tfpreempt.core.clock import Clock
+from tfpreempt.notice.metadata import (
     Answer,
-    Limits,
     MetadataSession,
     checked_base_url,
+    epoch_seconds,
     printable,
+    readable,
+    url_from,
 )
-from tfpreempt.notice._polling import (
-    CLOSE_LIMIT_SECONDS,
-    Wait,
-    checked_interval,
-    wait_event,
-)
-from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
-from tfpreempt.notice.source import NoticeSource, Told
+from tfpreempt.notice.polling import FailureLog, checked_interval
+from tfpreempt.notice.topics import Poller, Report, Told, TopicWatch, WatchOptions
 
 HOST_VARIABLE = "TFPREEMPT_AZURE_METADATA"
-DEFAULT_URL = "http://169.254.169.254"
 EVENTS_TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME_TARGET = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 HEADERS = {"Metadata": "true"}
@@ -45,10 +38,118 @@ KINDS = ("Preempt", "Terminate", "Reboot", "Redeploy", "Freeze")
 DEFAULT_KINDS = KINDS[:-1]
 # A Spot machine has 30 s from its event on: Microsoft recommends to look each second.
 INTERVAL_SECONDS = 1.0
-FIRST_LIMITS = Limits(total_seconds=150.0)
-LIMITS = Limits(total_seconds=10.0)
+FIRST_REQUEST_SECONDS = 150.0
+REQUEST_SECONDS = 10.0
 # Three questions, of a grace of 30 s.
-ACKNOWLEDGE_LIMITS = Limits(total_seconds=3.0)
+ACKNOWLEDGE_SECONDS = 3.0
+
+_UP = ("Scheduled", "Started")  # other states are over
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event that is still ahead, or has started.
+
+    Attributes:
+        id: by which it is acknowledged.
+        kind: such as "Preempt".
+        is_started: whether it goes on already.
+        resources: the machines that it is for.
+        not_before: when it starts at the earliest, for people; "" once it has started.
+        starts_at: the same in seconds since the Unix epoch; None if it is not known.
+    """
+
+    id: str
+    kind: str
+    is_started: bool
+    resources: tuple[str, ...]
+    not_before: str
+    starts_at: float | None
+
+    def names(self, machine: str) -> bool:
+        """Whether it is for this machine; Azure's names ignore the case."""
+        return machine.casefold() in self._folded()
+
+    def is_led_by(self, machine: str) -> bool:
+        """Whether this machine is the first of those that it is for."""
+        return machine.casefold() in self._folded()[:1]
+
+    def goes_at(self, now: float) -> float | None:
+        """When the machine goes; one that has started leaves nothing.
+
+        Args:
+            now: in seconds since the Unix epoch, as is what is returned.
+        """
+        return now if self.is_started else self.starts_at
+
+    def describe(self) -> str:
+        """One line for people."""
+        state = "has started" if self.is_started else "is scheduled"
+        when = f", not before {self.not_before}" if self.not_before else ""
+        return printable(f"{self.kind} {state}{when} (event {self.id})")
+
+    def _folded(self) -> tuple[str, ...]:
+        return tuple(each.casefold() for each in self.resources)
+
+
+def read_events(
+    document: object, url: str
+) -> tuple[tuple[Event, ...], errors.NoticeError | None]:
+    """The events of a document that are scheduled or started.
+
+    Args:
+        document: as it came from JSON.
+        url: where from, for messages.
+
+    Returns:
+        The events, and what is wrong with the first one that was passed over, if any.
+
+    Raises:
+        NoticeError: it is no such document.
+    """
+    listed = document.get("Events") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        said = printable(repr(document))
+        raise errors.NoticeError(
+            f"{url} answered {said}, expected an object with a list of Events; it is "
+            "taken for no notice",
+            said=said,
+        )
+    events: list[Event] = []
+    odd: errors.NoticeError | None = None
+    for fields in listed:
+        event = _read_event(fields)
+        if event is not None:
+            events.append(event)
+        elif not isinstance(fields, dict) or fields.get("EventStatus") in _UP:
+            said = printable(repr(fields))
+            odd = odd or errors.NoticeError(
+                f"{url} has an event {said}, expected one with EventId, EventType and "
+                "Resources; it is taken for no notice",
+                said=said,
+            )
+    return tuple(events), odd
+
+
+def _read_event(fields: object) -> Event | None:
+    if not isinstance(fields, dict) or fields.get("EventStatus") not in _UP:
+        return None
+    identity, kind = fields.get("EventId"), fields.get("EventType")
+    resources = fields.get("Resources")
+    if not isinstance(identity, str) or not isinstance(kind, str):
+        return None
+    if not isinstance(resources, list):
+        return None
+    told = fields.get("NotBefore")
+    starts_at = epoch_seconds(told)
+    return Event(
+        id=identity,
+        kind=kind,
+        is_started=fields["EventStatus"] == "Started",
+        resources=tuple(str(each) for each in resources),
+        not_before=str(told or "") if starts_at is None else readable(starts_at),
+        starts_at=starts_at,
+    )
 
 
 def metadata_url(environment: Mapping[str, str] | None = None) -> str:
@@ -57,12 +158,10 @@ def metadata_url(environment: Mapping[str, str] | None = None) -> str:
     Raises:
         ConfigurationError: the variable holds no host.
     """
-    variables = os.environ if environment is None else environment
-    text = variables.get(HOST_VARIABLE, "").strip()
-    return checked_base_url(text, HOST_VARIABLE) if text else DEFAULT_URL
+    return url_from((HOST_VARIABLE,), environment)
 
 
-class AzureWatch:
+class AzureWatch(TopicWatch):
     """Watches the events that are scheduled for this machine, each kind a source.
 
     Each event is a notice of its own, also while another is up: a preemption in 30 s
@@ -77,10 +176,7 @@ class AzureWatch:
         url: host, host:port or http://host:port of the service; by default from
             the environment variable TFPREEMPT_AZURE_METADATA, or 169.254.169.254.
         interval: seconds between two looks.
-        clock: where times come from.
-        wait: how to wait between looks; tests pass that of a fake clock.
-        jitter: spreads the pauses after failures; returns 0 to below 1.
-        close_limit: seconds for which the last `close()` waits for the thread.
+        **options: clock, wait, jitter and close_limit, see `WatchOptions`.
 
     Raises:
         ConfigurationError: a kind is unknown, the address is none, or the interval is
@@ -94,35 +190,18 @@ class AzureWatch:
         vm_name: str | None = None,
         url: str | None = None,
         interval: float = INTERVAL_SECONDS,
-        clock: Clock | None = None,
-        wait: Wait = wait_event,
-        jitter: Jitter = random.random,
-        close_limit: float = CLOSE_LIMIT_SECONDS,
+        **options: Unpack[WatchOptions],
     ) -> None:
-        chosen = checked_topics(kinds, KINDS, "AzureWatch", argument="kinds")
-        base = metadata_url() if url is None else checked_base_url(url, "url")
-        seconds = checked_interval("AzureWatch", interval)
-        asking_clock = SystemClock() if clock is None else clock
-        self._make_asker: Callable[[], AzureAsker] = lambda: AzureAsker(
-            MetadataSession(base), chosen, vm_name, asking_clock, seconds
-        )
-        self._shared = SharedWatch(
-            "azure",
-            {kind: f"azure:{kind}" for kind in chosen},
-            self._make_asker,
-            clock=asking_clock,
-            wait=wait,
-            jitter=jitter,
-            close_limit=close_limit,
-        )
+        super().__init__("azure", kinds, KINDS, argument="kinds", **options)
+        self._vm_name = vm_name
+        self._url = metadata_url() if url is None else checked_base_url(url, "url")
+        self._interval = checked_interval("AzureWatch", interval)
 
-    def source(self, kind: str) -> NoticeSource:
-        """A new source of one kind.
-
-        Raises:
-            ConfigurationError: the watch was made without this kind.
-        """
-        return self._shared.source(kind)
+    def poller(self) -> AzurePoller:
+        session = MetadataSession(self._url)
+        return AzurePoller(
+            session, self.topics, self._vm_name, self.clock, self._interval
+        )
 
     def acknowledge(self) -> tuple[str, ...]:
         """Tells Azure not to wait any longer with the events that are scheduled now.
@@ -139,14 +218,10 @@ class AzureWatch:
         Raises:
             NoticeError: the service has not accepted it; the events come anyway.
         """
-        asker = self._make_asker()
-        try:
-            return asker.acknowledge()
-        finally:
-            asker.close()
+        return self.poller().acknowledge()
 
 
-class AzureAsker:
+class AzurePoller(Poller):
     """Asks for the events of one machine; the kinds are its topics.
 
     Args:
@@ -165,20 +240,19 @@ class AzureAsker:
         clock: Clock,
         interval: float,
     ) -> None:
-        self._session = session
+        super().__init__(session, "azure", kinds, interval)
         self._kinds = tuple(kinds)
         self._vm_name = vm_name
         self._clock = clock
-        self._interval = interval
         # One event that can't be read must not hide the others, nor slow the looks.
-        self._oddities = FaultLog("azure:events", lambda failures: interval)
-        self._limits = FIRST_LIMITS
+        self._oddities = FailureLog("azure:events", lambda failures: interval)
+        self._seconds = FIRST_REQUEST_SECONDS
         self._known: frozenset[str] = frozenset()
 
-    def ask(self, report: Report) -> float:
+    def poll(self, report: Report) -> float:
         """Asks once, and reports what is scheduled for this machine."""
-        listed = self._ask_events(self._limits)
-        self._limits = LIMITS
+        listed = self._ask_events(self._seconds)
+        self._seconds = REQUEST_SECONDS
         now = self._clock.wall()
         for kind in self._kinds:
             events = [event for event in listed if event.kind == kind]
@@ -194,28 +268,22 @@ class AzureAsker:
 
     def acknowledge(self) -> tuple[str, ...]:
         """As that of the watch."""
-        limits = ACKNOWLEDGE_LIMITS
-        name = self._name(limits)
+        seconds = ACKNOWLEDGE_SECONDS
+        name = self._name(seconds)
         ids = tuple(
             event.id
-            for event in self._ask_events(limits)
+            for event in self._ask_events(seconds)
             if event.is_led_by(name) and not event.is_started
         )
         if ids:
             body = {"StartRequests": [{"EventId": each} for each in ids]}
-            self._request(EVENTS_TARGET, limits, json.dumps(body).encode())
+            self._request(EVENTS_TARGET, seconds, json.dumps(body).encode())
         return ids
 
-    def fault(self, topic: str) -> str:
-        return ""  # all that keeps it from being seen is raised
-
-    def close(self) -> None:
-        self._session.close()
-
-    def _ask_events(self, limits: Limits) -> tuple[Event, ...]:
+    def _ask_events(self, seconds: float) -> tuple[Event, ...]:
         """The events of these kinds for this machine."""
-        name = self._name(limits)
-        answer = self._request(EVENTS_TARGET, limits)
+        name = self._name(seconds)
+        answer = self._request(EVENTS_TARGET, seconds)
         url = f"{self._session.base_url}{EVENTS_TARGET.partition('?')[0]}"
         listed, odd = read_events(answer.json(url), url)
         if odd is not None:
@@ -226,9 +294,9 @@ class AzureAsker:
             event for event in listed if event.kind in self._kinds and event.names(name)
         )
 
-    def _name(self, limits: Limits) -> str:
+    def _name(self, seconds: float) -> str:
         if self._vm_name is None:
-            answer = self._request(NAME_TARGET, limits)
+            answer = self._request(NAME_TARGET, seconds)
             name = answer.text()
             if not is_vm_name(name):
                 expected = "this machine's name"
@@ -237,7 +305,7 @@ class AzureAsker:
         return self._vm_name
 
     def _request(
-        self, target: str, limits: Limits, body: bytes | None = None
+        self, target: str, seconds: float, body: bytes | None = None
     ) -> Answer:
         """A GET; a POST of a body, if there is one."""
         json_type = {"Content-Type": "application/json"}
@@ -246,7 +314,7 @@ class AzureAsker:
             method="GET" if body is None else "POST",
             headers=HEADERS if body is None else {**HEADERS, **json_type},
             body=body,
-            limits=limits,
+            seconds=seconds,
         )
         if answer.status != 200:
             expected = "200" if body is None else "200 for StartRequests"

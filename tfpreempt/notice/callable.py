@@ -6,12 +6,15 @@ import reprlib
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt.notice._outlet import Outlet
-from tfpreempt.notice._polling import CLOSE_LIMIT_SECONDS, PollingLoop, Wait, wait_event
-from tfpreempt.notice.source import OnNotice
+from tfpreempt.notice.polling import (
+    CLOSE_LIMIT_SECONDS,
+    PollingSource,
+    Wait,
+    wait_event,
+)
 
 
-class CallableSource:
+class CallableSource(PollingSource):
     """Polls a `termination_watcher_fn` in a thread of its own.
 
     What the function returns is taken by its truth; the change from false to true is
@@ -43,32 +46,8 @@ class CallableSource:
             )
         self._fn = fn
         self._label = str(getattr(fn, "__qualname__", type(fn).__qualname__))
-        self._name = f"callable:{self._label}"
-        self._outlet = Outlet(self._name)
-        self._loop = PollingLoop(
-            self._name,
-            self._poll,
-            self._outlet.send,
-            interval=interval,
-            wait=wait,
-            close_limit=close_limit,
-        )
+        super().__init__(f"callable:{self._label}", interval, wait, close_limit)
 
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def start(self, on_notice: OnNotice) -> None:
-        self._outlet.open(on_notice)
-        self._loop.start()
-
-    def rearm(self) -> None:
-        pass  # nothing can disarm a poll
-
-    def close(self) -> None:
-        if self._outlet.close():
-            self._loop.close()
-
-    def _poll(self) -> str | None:
+    def look(self) -> str | None:
         value = self._fn()
         return f"{self._label}() returned {reprlib.repr(value)}" if value else None

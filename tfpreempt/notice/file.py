@@ -6,14 +6,18 @@ import os
 import stat
 
 from tfpreempt import errors
-from tfpreempt.notice._outlet import Outlet
-from tfpreempt.notice._polling import CLOSE_LIMIT_SECONDS, PollingLoop, Wait, wait_event
-from tfpreempt.notice.source import OnNotice
+from tfpreempt.notice.metadata import printable
+from tfpreempt.notice.polling import (
+    CLOSE_LIMIT_SECONDS,
+    PollingSource,
+    Wait,
+    wait_event,
+)
 
 DETAIL_LIMIT_BYTES = 1024
 
 
-class FileSource:
+class FileSource(PollingSource):
     """Tells when a path exists: a scheduler's hook or a person has put it there.
 
     A file that is there at the start is a notice: this machine has been told to go. A
@@ -39,33 +43,9 @@ class FileSource:
         close_limit: float = CLOSE_LIMIT_SECONDS,
     ) -> None:
         self._path = checked_path(path)
-        self._name = f"file:{self._path}"
-        self._outlet = Outlet(self._name)
-        self._loop = PollingLoop(
-            self._name,
-            self._poll,
-            self._outlet.send,
-            interval=interval,
-            wait=wait,
-            close_limit=close_limit,
-        )
+        super().__init__(f"file:{self._path}", interval, wait, close_limit)
 
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def start(self, on_notice: OnNotice) -> None:
-        self._outlet.open(on_notice)
-        self._loop.start()
-
-    def rearm(self) -> None:
-        pass  # nothing can disarm a poll
-
-    def close(self) -> None:
-        if self._outlet.close():
-            self._loop.close()
-
-    def _poll(self) -> str | None:
+    def look(self) -> str | None:
         try:
             status = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
@@ -100,4 +80,4 @@ def first_line(path: str) -> str:
     except OSError:
         return ""  # it is there, so it is a notice; the detail is for people only
     text = content.partition(b"\n")[0].decode("utf-8", errors="replace").strip()
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return printable(text, DETAIL_LIMIT_BYTES)

@@ -9,32 +9,28 @@ Protocol: https://cloud.google.com/compute/docs/metadata/querying-metadata
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
-import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Unpack
 from urllib.parse import quote
 
 from tfpreempt import errors
-from tfpreempt.core.clock import Clock, SystemClock
-from tfpreempt.notice._faults import FaultLog
-from tfpreempt.notice._gce_topics import ABSENT, TOPICS, Topic, pick
-from tfpreempt.notice._http import (
+from tfpreempt.core.clock import Clock
+from tfpreempt.notice.metadata import (
+    BODY_BYTES,
     Answer,
-    Limits,
     MetadataSession,
     SessionClosedError,
     checked_base_url,
+    epoch_seconds,
     printable,
+    url_from,
 )
-from tfpreempt.notice._polling import CLOSE_LIMIT_SECONDS, Wait, wait_event
-from tfpreempt.notice._shared import Jitter, Report, SharedWatch, checked_topics
-from tfpreempt.notice.source import NoticeSource, Told
+from tfpreempt.notice.topics import Poller, Report, Told, TopicWatch, WatchOptions
 
 HOST_VARIABLES = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
-# The address behind metadata.google.internal, which google-auth pings as well: looking
-# up a name has no time limit, and fails where a container has a resolver of its own.
-DEFAULT_URL = "http://169.254.169.254"
 NO_CHECK_VARIABLE = "NO_GCE_CHECK"
 
 ROOT = "/computeMetadata/v1/"
@@ -54,6 +50,158 @@ HIDDEN = frozenset({403, 404})  # how a proxy conceals an entry
 POLL_SECONDS = 1.0
 
 
+ABSENT = object()
+"""What `pick()` returns for an entry that is not there."""
+
+Read = Callable[[object, float], Told | None]
+"""Takes the entry's value and the wall time; returns the notice if any."""
+
+_NO_MAINTENANCE = {"COMPLETED", "CANCELED", "CANCELLED", "NONE", "UNKNOWN", ""}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One entry.
+
+    Attributes:
+        path: below the root, with a "/" at its end if it is a directory.
+        read: what its value means.
+        is_404_normal: whether this status is one of its ways to say nothing; every
+            machine has the others.
+        is_503_normal: the same of this status.
+    """
+
+    path: str
+    read: Read
+    is_404_normal: bool = False
+    is_503_normal: bool = False
+
+
+def read_preempted(value: object, now: float) -> Told | None:
+    """instance/preempted: FALSE, then TRUE for good."""
+    return _read_word("preempted", value, up={"TRUE"}, quiet={"FALSE", "NONE", ""})
+
+
+def read_maintenance_event(value: object, now: float) -> Told | None:
+    """instance/maintenance-event: a migration is no end."""
+    return _read_word(
+        "maintenance-event",
+        value,
+        up={"TERMINATE_ON_HOST_MAINTENANCE"},
+        quiet={"NONE", "MIGRATE_ON_HOST_MAINTENANCE", ""},
+    )
+
+
+def read_stop_state(value: object, now: float) -> Told | None:
+    """instance/shutdown-details/stop-state: a graceful shutdown."""
+    return _read_word(
+        "stop-state",
+        value,
+        up={"PENDING_STOP", "STOPPING"},
+        quiet={"UNSPECIFIED", "STOP_STATE_UNSPECIFIED", "NONE", ""},
+    )
+
+
+def read_upcoming_maintenance(value: object, now: float) -> Told | None:
+    """instance/upcoming-maintenance/: an object, in one of two spellings.
+
+    Nothing is said by {}, "NONE", an object with an error, or empty fields; nor by a
+    maintenance that is over, by its status or by the end of its window. Without a
+    status the window decides alone.
+
+    Raises:
+        NoticeError: the status is none that is known.
+    """
+    if not isinstance(value, dict):
+        _read_word("upcoming-maintenance", value, up=set(), quiet={"NONE", ""})
+        return None
+    fields = {_squash(str(name)): each for name, each in value.items()}
+    status = str(fields.get("maintenancestatus") or "").strip().upper()
+    start, end = (fields.get(f"window{side}time") for side in ("start", "end"))
+    told = _read_word(
+        "upcoming-maintenance", status, up={"PENDING", "ONGOING"}, quiet=_NO_MAINTENANCE
+    )
+    begins, ends = epoch_seconds(start), epoch_seconds(end)
+    if told is None:
+        if status not in {"UNKNOWN", ""} or not start:
+            return None
+        ends = begins if ends is None else ends
+    if ends is not None and ends <= now:
+        return None
+    kind = fields.get("maintenancetype") or fields.get("type") or "UNKNOWN"
+    detail = (
+        f"upcoming-maintenance is {status or 'PENDING'}, type {kind}, "
+        f"window {start or '?'} to {end or '?'}"
+    )
+    return Told(printable(detail), now if status == "ONGOING" else begins)
+
+
+TOPICS: Mapping[str, Topic] = {
+    "preempted": Topic(path="instance/preempted", read=read_preempted),
+    "maintenance-event": Topic(
+        path="instance/maintenance-event", read=read_maintenance_event
+    ),
+    "upcoming-maintenance": Topic(
+        path="instance/upcoming-maintenance/",
+        read=read_upcoming_maintenance,
+        is_404_normal=True,
+        is_503_normal=True,
+    ),
+    "stop-state": Topic(
+        path="instance/shutdown-details/stop-state",
+        read=read_stop_state,
+        is_404_normal=True,
+    ),
+}
+
+
+def pick(tree: Mapping[str, object], path: str) -> object:
+    """An entry of a recursive answer, whose names may be in camelCase.
+
+    Args:
+        tree: the answer.
+        path: the entry's path below it.
+
+    Returns:
+        Its value, or `ABSENT`.
+    """
+    at: object = tree
+    for name in path.strip("/").split("/"):
+        if not isinstance(at, Mapping):
+            return ABSENT
+        spelled = {_squash(str(key)): key for key in at}
+        if _squash(name) not in spelled:
+            return ABSENT
+        at = at[spelled[_squash(name)]]
+    return at
+
+
+def _squash(name: str) -> str:
+    """One form of camelCase, snake_case and dashed names."""
+    return name.replace("-", "").replace("_", "").lower()
+
+
+def _read_word(
+    topic: str, value: object, *, up: set[str], quiet: set[str]
+) -> Told | None:
+    """A notice if the word is among `up`.
+
+    Raises:
+        NoticeError: it is no word that is known.
+    """
+    word = "" if value is None else str(value).strip().upper()
+    if word in up:
+        return Told(f"{topic} is {word}")
+    if word not in quiet:
+        said = repr(printable(str(value)))
+        raise errors.NoticeError(
+            f"the metadata server says {said} for {topic}, expected one of "
+            f"{sorted(up | quiet - {''})}; it is taken for no notice",
+            said=said,
+        )
+    return None
+
+
 def is_excluded(environment: Mapping[str, str] | None = None) -> bool:
     """Whether NO_GCE_CHECK says that this is not a machine of Google's.
 
@@ -71,15 +219,10 @@ def metadata_url(environment: Mapping[str, str] | None = None) -> str:
     Raises:
         ConfigurationError: a variable holds no host.
     """
-    variables = os.environ if environment is None else environment
-    for name in HOST_VARIABLES:
-        text = variables.get(name, "").strip()
-        if text:
-            return checked_base_url(text, name)
-    return DEFAULT_URL
+    return url_from(HOST_VARIABLES, environment)
 
 
-class GceWatch:
+class GceWatch(TopicWatch):
     """Watches the machine's own entries on the metadata server.
 
     | topic | is a notice | source |
@@ -96,10 +239,7 @@ class GceWatch:
         maintenance_lead_seconds: an upcoming maintenance is a notice only once its
             window begins within so many seconds. It is announced up to seven days
             ahead. None: as soon as it is announced.
-        clock: where times come from.
-        wait: how to wait between requests; tests pass that of a fake clock.
-        jitter: spreads the pauses after failures; returns 0 to below 1.
-        close_limit: seconds for which the last `close()` waits for the thread.
+        **options: clock, wait, jitter and close_limit, see `WatchOptions`.
 
     Raises:
         ConfigurationError: a topic is unknown, or the address is none.
@@ -111,39 +251,19 @@ class GceWatch:
         *,
         url: str | None = None,
         maintenance_lead_seconds: float | None = None,
-        clock: Clock | None = None,
-        wait: Wait = wait_event,
-        jitter: Jitter = random.random,
-        close_limit: float = CLOSE_LIMIT_SECONDS,
+        **options: Unpack[WatchOptions],
     ) -> None:
-        chosen = checked_topics(topics, TOPICS, "GceWatch")
-        base = metadata_url() if url is None else checked_base_url(url, "url")
-        asking_clock = SystemClock() if clock is None else clock
-        self._shared = SharedWatch(
-            "gce",
-            {name: f"gce:{name}" for name in chosen},
-            lambda: GceAsker(
-                MetadataSession(base),
-                {name: TOPICS[name] for name in chosen},
-                asking_clock,
-                maintenance_lead_seconds,
-            ),
-            clock=asking_clock,
-            wait=wait,
-            jitter=jitter,
-            close_limit=close_limit,
-        )
+        super().__init__("gce", topics, TOPICS, **options)
+        self._url = metadata_url() if url is None else checked_base_url(url, "url")
+        self._lead_seconds = maintenance_lead_seconds
 
-    def source(self, topic: str) -> NoticeSource:
-        """A new source of one topic.
-
-        Raises:
-            ConfigurationError: the watch was made without this topic.
-        """
-        return self._shared.source(topic)
+    def poller(self) -> Poller:
+        topics = {name: TOPICS[name] for name in self.topics}
+        session = MetadataSession(self._url)
+        return GcePoller(session, topics, self.clock, self._lead_seconds)
 
 
-class GceAsker:
+class GcePoller(Poller):
     """One hanging GET after the other.
 
     Args:
@@ -160,7 +280,7 @@ class GceAsker:
         clock: Clock,
         lead_seconds: float | None,
     ) -> None:
-        self._session = session
+        super().__init__(session, "gce", topics, HANG_BETWEEN_SINGLES_SECONDS)
         self._topics = topics
         self._clock = clock
         self._lead_seconds = lead_seconds
@@ -170,28 +290,18 @@ class GceAsker:
         self._etag: str | None = None
         self._hang_seconds = HANG_SECONDS
         self._due: dict[str, float] = {}  # when what is announced becomes a notice
-        self._faults = {
-            name: FaultLog(f"gce:{name}", lambda failures: HANG_BETWEEN_SINGLES_SECONDS)
-            for name in topics
-        }
 
-    def ask(self, report: Report) -> float:
+    def poll(self, report: Report) -> float:
         """Waits for a change, at most `HANG_SECONDS`, and reports all topics."""
         try:
-            return self._ask(report)
+            return self._poll(report)
         except errors.NoticeError:
             # A wait for the next change would miss those that came meanwhile, and a
             # server that was refusing things as it started may refuse them no more.
             self._etag, self._target = None, self._preferred
             raise
 
-    def fault(self, topic: str) -> str:
-        return self._faults[topic].text
-
-    def close(self) -> None:
-        self._session.close()
-
-    def _ask(self, report: Report) -> float:
+    def _poll(self, report: Report) -> float:
         began, before = self._clock.monotonic(), self._etag
         answer = self._get(self._target, self._hang_query())
         if self._target == DIRECTORY and answer.status in {400, *HIDDEN}:
@@ -252,7 +362,7 @@ class GceAsker:
         except SessionClosedError:
             raise
         except errors.NoticeError as error:
-            self._faults[name].note_failure(error)
+            self._failures[name].note_failure(error)
         else:
             self._report_value(name, value, report)
 
@@ -265,7 +375,7 @@ class GceAsker:
             return ABSENT
         if answer.status in HIDDEN:
             # Not raised: the other topics are asked for all the same.
-            self._faults[name].note_failure(self._hidden(topic, answer))
+            self._failures[name].note_failure(self._hidden(topic, answer))
             return ABSENT
         self._check_status(topic.path, answer)
         try:
@@ -283,9 +393,9 @@ class GceAsker:
             told = topic.read(value, now)
         except errors.NoticeError as error:
             # A word that we do not know must not cost us the others' hanging GET.
-            self._faults[name].note_failure(error)
+            self._failures[name].note_failure(error)
         else:
-            self._faults[name].note_success()
+            self._failures[name].note_success()
             report(name, self._within_lead(name, told, now))
 
     def _within_lead(self, name: str, told: Told | None, now: float) -> Told | None:
@@ -312,15 +422,11 @@ class GceAsker:
         is_directory = path.endswith("/")
         recursive = "recursive=true&" if is_directory else ""
         hang = self._hang_seconds + HANG_EXTRA_SECONDS
-        seconds = hang if query else PLAIN_SECONDS
-        limits = Limits(
-            total_seconds=seconds,
-            body_bytes=DIRECTORY_BYTES if path == DIRECTORY else Limits().body_bytes,
-        )
         answer = self._session.request(
             f"{ROOT}{path}?{recursive}alt=json{query}",
             headers={"Metadata-Flavor": "Google"},
-            limits=limits,
+            seconds=hang if query else PLAIN_SECONDS,
+            body_bytes=DIRECTORY_BYTES if path == DIRECTORY else BODY_BYTES,
         )
         name, value = FLAVOR
         if answer.headers.get(name) != value:

@@ -14,13 +14,12 @@ import threading
 from collections.abc import Callable, Hashable
 
 from tfpreempt.core.threads import OwnedThread
-from tfpreempt.notice._outlet import Outlet
-from tfpreempt.notice.source import OnNotice
+from tfpreempt.notice.source import OnNotice, Source
 
 _logger = logging.getLogger(__name__)
 
 
-class NativeKeySource:
+class NativeKeySource(Source):
     """Reports the value of TensorFlow's key once, such as "/job:worker/task:1".
 
     The key can be set once in the life of a cluster and stays. So after it has been
@@ -37,8 +36,6 @@ class NativeKeySource:
             while somebody listens is a warning. Else others tell, or are told.
     """
 
-    name = "tensorflow:preemption-notice"
-
     def __init__(
         self,
         read_key: Callable[[], str],
@@ -46,22 +43,17 @@ class NativeKeySource:
         identity: Hashable = None,
         is_alone: bool = False,
     ) -> None:
+        super().__init__("tensorflow:preemption-notice")
         self._read_key = read_key
         self._identity = read_key if identity is None else identity
         self._is_alone = is_alone
-        self._outlet = Outlet(self.name)
 
-    def start(self, on_notice: OnNotice) -> None:
-        self._outlet.open(on_notice)
+    def _begin(self) -> None:
         make = functools.partial(_KeyReader, self._read_key, self._is_alone)
-        _subscribe(self._identity, make, self._outlet.send)
+        _subscribe(self._identity, make, self.send)
 
-    def rearm(self) -> None:
-        pass  # the get stays blocked whatever happens to signals
-
-    def close(self) -> None:
-        if self._outlet.close():
-            _unsubscribe(self._identity, self._outlet.send)
+    def _end(self) -> None:
+        _unsubscribe(self._identity, self.send)
 
 
 def read_again(identity: Hashable) -> None:

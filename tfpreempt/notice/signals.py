@@ -7,10 +7,9 @@ import signal
 import threading
 
 from tfpreempt import errors
-from tfpreempt.notice._outlet import Outlet
 from tfpreempt.notice._signal_registry import REGISTRY
 from tfpreempt.notice.readers import guard_children
-from tfpreempt.notice.source import OnNotice
+from tfpreempt.notice.source import OnNotice, Source
 
 _logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ _ELSEWHERE = (
 )
 
 
-class SignalSource:
+class SignalSource(Source):
     """Reports each arrival of one signal.
 
     Any number of sources in a process may watch one signal. The handler that Python
@@ -55,13 +54,8 @@ class SignalSource:
 
     def __init__(self, signum: signal.Signals | int | str) -> None:
         self._signal = parse_signal(signum)
-        self._name = f"signal:{self._signal.name}"
-        self._outlet = Outlet(self._name)
+        super().__init__(f"signal:{self._signal.name}")
         self._has_warned = False
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def start(self, on_notice: OnNotice) -> None:
         """Starts to watch; `on_notice` is called in a thread, with the signal's name.
@@ -76,7 +70,9 @@ class SignalSource:
                 f"{threading.current_thread().name!r}; Python lets only the main "
                 f"thread watch signals: {_ELSEWHERE}"
             )
-        self._outlet.open(on_notice)
+        super().start(on_notice)
+
+    def _begin(self) -> None:
         guard_children(self._signal)
         REGISTRY.subscribe(self._signal, self._on_signal)
 
@@ -98,12 +94,11 @@ class SignalSource:
                 _ELSEWHERE,
             )
 
-    def close(self) -> None:
-        if self._outlet.close():
-            REGISTRY.unsubscribe(self._signal, self._on_signal)
+    def _end(self) -> None:
+        REGISTRY.unsubscribe(self._signal, self._on_signal)
 
     def _on_signal(self) -> None:
-        self._outlet.send(self._signal.name)
+        self.send(self._signal.name)
 
 
 def parse_signal(value: signal.Signals | int | str) -> signal.Signals:

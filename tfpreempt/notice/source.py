@@ -1,30 +1,18 @@
-"""What every source of notices promises."""
+"""What every source of notices promises, and what all of ours share."""
 
 from __future__ import annotations
 
-import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
+
+from tfpreempt import errors
+
+_logger = logging.getLogger(__name__)
 
 OnNotice = Callable[[str], None]
 """Called with a detail for people, from any thread of the source, never in a signal
 handler. It returns quickly and does not raise."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Told:
-    """What a service says while a notice of it is up.
-
-    Attributes:
-        detail: for people.
-        goes_at: when the machine goes, in seconds since the Unix epoch; None where the
-            service does not say.
-        since: when the service began to say so; None where it does not tell.
-    """
-
-    detail: str
-    goes_at: float | None = None
-    since: float | None = None
 
 
 class NoticeSource(Protocol):
@@ -71,3 +59,64 @@ class TimedSource(NoticeSource, Protocol):
         keep; any thread.
         """
         ...
+
+
+class Source:
+    """A source that is started once, closed once, and outlives its listener's errors.
+
+    A subclass says how to begin and how to end to watch, and calls `send`.
+
+    Args:
+        name: as it is called in logs and the journal.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._on_notice: OnNotice | None = None
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def start(self, on_notice: OnNotice) -> None:
+        """Starts to watch.
+
+        Raises:
+            NoticeError: the source cannot work here.
+            UsageError: it was started or closed before.
+        """
+        if self._on_notice is not None or self._is_closed:
+            state = "closed" if self._is_closed else "started"
+            raise errors.UsageError(
+                f"start() of the notice source {self._name!r}, which was already "
+                f"{state}; a source is started once: make a new one"
+            )
+        self._on_notice = on_notice
+        self._begin()
+
+    def rearm(self) -> None:
+        pass  # nothing disarms what is no signal
+
+    def close(self) -> None:
+        """Stops; nothing is reported from now on. Idempotent."""
+        was_open = self._on_notice is not None and not self._is_closed
+        self._is_closed = True
+        if was_open:
+            self._end()
+
+    def send(self, detail: str) -> None:
+        """Passes a notice on; says nothing when closed. Any thread, never raises."""
+        if self._on_notice is None or self._is_closed:
+            return
+        try:
+            self._on_notice(detail)
+        except Exception:
+            # The source must outlive its listener: others may share its thread.
+            _logger.exception("on_notice failed for a notice of %s", self._name)
+
+    def _begin(self) -> None:
+        """Begins to watch."""
+
+    def _end(self) -> None:
+        """Ends it, if it has begun."""

@@ -1,4 +1,4 @@
-"""One watcher, many sources, each with its own grace; the earliest deadline wins."""
+"""One watcher, many sources, each with its own grace."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WatchedSource:
 
 
 class Watcher:
-    """Starts sources, turns what they say into notices, and knows the deadline.
+    """Starts sources, and turns what they say into notices.
 
     Args:
         sources: they belong to the watcher from now on.
@@ -72,22 +72,11 @@ class Watcher:
         self._worker = worker
         self._on_notice = on_notice
         self._clock = SystemClock() if clock is None else clock
-        self._deadline: float | None = None
-        self._deadline_lock = threading.Lock()
         self._started: list[NoticeSource] = []
         self._is_used = False
         self._is_closed = False
         # Held while on_notice runs. Re-entrant: on_notice may close the watcher.
         self._delivery = threading.RLock()
-
-    @property
-    def deadline(self) -> float | None:
-        """Monotonic seconds by which the machine goes, as far as anyone said.
-
-        The earliest over all notices so far: a later notice can only shorten it. None
-        while there is no notice that carries a grace.
-        """
-        return self._deadline
 
     def start(self) -> None:
         """Starts every source, or none. Called once, on the main thread.
@@ -145,9 +134,6 @@ class Watcher:
             received_at=self._clock.monotonic(),
             detail=detail,
         )
-        if not self._is_closed:
-            # Before the lock: a slow on_notice must not hide an earlier deadline.
-            self._shorten_deadline(notice)
         with self._delivery:
             if self._is_closed:
                 return
@@ -155,11 +141,3 @@ class Watcher:
                 self._on_notice(notice)
             except Exception:
                 _logger.exception("on_notice failed for %s", notice)
-
-    def _shorten_deadline(self, notice: Notice) -> None:
-        if not notice.grace_seconds:
-            return
-        deadline = notice.received_at + notice.grace_seconds
-        with self._deadline_lock:
-            if self._deadline is None or deadline < self._deadline:
-                self._deadline = deadline

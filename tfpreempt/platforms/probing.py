@@ -1,26 +1,19 @@
-"""Asks the metadata servers of all clouds at once, with one deadline for all.
-
-By the standard library's client, not that of `notice/_http.py`: importing what that
-needs takes as long as the whole probe may. No proxy is used, no redirect followed.
-"""
+"""Asks the metadata servers of all clouds at once, with one deadline for all."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import http.client
-import json
 import queue
 import time
 from collections.abc import Callable, Mapping
-from urllib.parse import urlsplit
 
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.notice import aws, azure, gce
-from tfpreempt.notice._gce_topics import ABSENT, pick
+from tfpreempt.notice.gce import ABSENT, pick
+from tfpreempt.notice.metadata import MetadataSession
 
 LIMIT_SECONDS = 0.25
-BODY_BYTES = 2 * 1024 * 1024
 _GPU_MACHINES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 
 
@@ -48,12 +41,15 @@ def probe_gce(environment: Mapping[str, str], limit: float) -> Finding | None:
     if gce.is_excluded(environment):
         return None
     base = gce.metadata_url(environment)
-    path = "/computeMetadata/v1/instance/?recursive=true&alt=json"
-    flavor = {"Metadata-Flavor": "Google"}
-    status, headers, body = _request(base, "GET", path, flavor, limit)
-    if status != 200 or headers.get("metadata-flavor") != "Google":
+    answer = MetadataSession(base).request(
+        "/computeMetadata/v1/instance/?recursive=true&alt=json",
+        headers={"Metadata-Flavor": "Google"},
+        seconds=limit,
+        body_bytes=gce.DIRECTORY_BYTES,
+    )
+    if answer.status != 200 or answer.headers.get("metadata-flavor") != "Google":
         return None
-    instance = json.loads(body)
+    instance = answer.json(base)
     if not isinstance(instance, dict) or pick(instance, "id") is ABSENT:
         return None
     kinds: dict[str, str] = {}
@@ -74,9 +70,10 @@ def probe_aws(environment: Mapping[str, str], limit: float) -> Finding | None:
     if aws.is_excluded(environment):
         return None
     base = aws.metadata_url(environment)
-    headers = {aws.TTL_HEADER: "60"}
-    status, answer, _ = _request(base, "PUT", aws.TOKEN_TARGET, headers, limit)
-    if status != 200 or aws.TTL_HEADER.lower() not in answer:
+    answer = MetadataSession(base).request(
+        aws.TOKEN_TARGET, method="PUT", headers={aws.TTL_HEADER: "60"}, seconds=limit
+    )
+    if answer.status != 200 or aws.TTL_HEADER.lower() not in answer.headers:
         return None
     return Finding(cloud="aws", evidence=(f"{base} gives tokens of EC2",))
 
@@ -84,10 +81,11 @@ def probe_aws(environment: Mapping[str, str], limit: float) -> Finding | None:
 def probe_azure(environment: Mapping[str, str], limit: float) -> Finding | None:
     """Asks Azure what this machine is called."""
     base = azure.metadata_url(environment)
-    headers = azure.HEADERS
-    status, _, body = _request(base, "GET", azure.NAME_TARGET, headers, limit)
-    name = body.decode("utf-8", errors="replace").strip()
-    if status != 200 or not azure.is_vm_name(name):
+    answer = MetadataSession(base).request(
+        azure.NAME_TARGET, headers=azure.HEADERS, seconds=limit
+    )
+    name = answer.text()
+    if answer.status != 200 or not azure.is_vm_name(name):
         return None
     return Finding(cloud="azure", evidence=(f"{base} calls this VM {name!r}",))
 
@@ -134,21 +132,3 @@ def probe_all(
         if finding is not None:
             return finding
     return None
-
-
-def _request(
-    base: str, method: str, target: str, headers: Mapping[str, str], limit: float
-) -> tuple[int, Mapping[str, str], bytes]:
-    parts = urlsplit(base)
-    assert parts.hostname is not None  # each metadata_url() has checked it
-    client = http.client.HTTPConnection(parts.hostname, parts.port, timeout=limit)
-    try:
-        client.request(method, target, headers=dict(headers))
-        response = client.getresponse()
-        answer = {name.lower(): text for name, text in response.headers.items()}
-        # Not read(BODY_BYTES): a chunk of length -1 is read to its end, however far.
-        body = bytearray(BODY_BYTES)
-        count = response.readinto(body)
-        return response.status, answer, bytes(body[:count])
-    finally:
-        client.close()

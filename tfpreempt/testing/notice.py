@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from tfpreempt.notice._outlet import Outlet
-from tfpreempt.notice.source import OnNotice
+from tfpreempt.notice.source import Source
 from tfpreempt.testing.clock import FakeClock
 
 
-class ScriptedSource:
+class ScriptedSource(Source):
     """A `NoticeSource` without threads: it speaks when fired, or at scripted times.
 
     Args:
@@ -39,23 +38,17 @@ class ScriptedSource:
     ) -> None:
         if at and clock is None:
             raise ValueError("at= needs a clock= whose times these are")
-        self._name = name
+        super().__init__(name)
         self._at = tuple(at)
         self._clock = clock
         self._start_error = start_error
-        self._outlet = Outlet(name)
         self.rearmed = 0
         self.is_started = False
         self.is_closed = False
 
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def start(self, on_notice: OnNotice) -> None:
+    def _begin(self) -> None:
         if self._start_error is not None:
             raise self._start_error
-        self._outlet.open(on_notice)
         self.is_started = True
         if self._clock is not None:
             now = self._clock.monotonic()
@@ -65,11 +58,11 @@ class ScriptedSource:
 
     def fire(self, detail: str = "") -> None:
         """Reports a notice now, in this thread; nothing when not started or closed."""
-        self._outlet.send(detail)
+        self.send(detail)
 
     def rearm(self) -> None:
         self.rearmed += 1
 
     def close(self) -> None:
-        self._outlet.close()
+        super().close()
         self.is_closed = True

@@ -9,55 +9,36 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tfpreempt.cli.doctor.facts import Liveness, SourceState
-from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import TfpreemptError
-from tfpreempt.notice import aws, azure, gce
-from tfpreempt.notice._gce_topics import TOPICS
-from tfpreempt.notice._http import MetadataSession
-from tfpreempt.notice._shared import Asker
-from tfpreempt.notice.source import Told
+from tfpreempt.notice.aws import AwsWatch
+from tfpreempt.notice.azure import AzureWatch
+from tfpreempt.notice.gce import GceWatch
+from tfpreempt.notice.topics import Poller, Told
 from tfpreempt.notice.watcher import WatchedSource
 
 ANSWER_SECONDS = 8.0
 
-AskerMaker = Callable[[list[str]], Asker]
+PollerMaker = Callable[[list[str]], Poller]
 Verdict = tuple[Liveness, str]
 
-
-def _ask_gce(topics: list[str]) -> Asker:
-    session = MetadataSession(gce.metadata_url())
-    chosen = {name: TOPICS[name] for name in topics}
-    return gce.GceAsker(session, chosen, SystemClock(), None)
-
-
-def _ask_aws(topics: list[str]) -> Asker:
-    session = MetadataSession(aws.metadata_url())
-    return aws.AwsAsker(session, topics, SystemClock(), 1.0)
-
-
-def _ask_azure(topics: list[str]) -> Asker:
-    session = MetadataSession(azure.metadata_url())
-    return azure.AzureAsker(session, topics, None, SystemClock(), 1.0)
-
-
-ASKERS: Mapping[str, AskerMaker] = {
-    "gce": _ask_gce,
-    "aws": _ask_aws,
-    "azure": _ask_azure,
+POLLERS: Mapping[str, PollerMaker] = {
+    "gce": lambda topics: GceWatch(topics).poller(),
+    "aws": lambda topics: AwsWatch(topics).poller(),
+    "azure": lambda topics: AzureWatch(topics).poller(),
 }
 
 
 def probe_sources(
     sources: Iterable[WatchedSource],
-    askers: Mapping[str, AskerMaker] = ASKERS,
+    pollers: Mapping[str, PollerMaker] = POLLERS,
     limit_seconds: float = ANSWER_SECONDS,
 ) -> tuple[SourceState, ...]:
     """The state of each source; none of them is started.
 
     Args:
         sources: as a config names them.
-        askers: for each cloud, how to ask its metadata server for topics.
+        pollers: for each cloud, how to ask its metadata server for topics.
         limit_seconds: for each cloud.
     """
     watched = [(each.source.name, each.grace_seconds) for each in sources]
@@ -65,7 +46,7 @@ def probe_sources(
     topics: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for name, _ in watched):
         kind, _, rest = name.partition(":")
-        if kind in askers:
+        if kind in pollers:
             topics.setdefault(kind, []).append(rest)
         elif kind == "signal":
             verdicts[name] = _signal(rest)
@@ -74,7 +55,7 @@ def probe_sources(
         else:
             verdicts[name] = Liveness.LIVE, "not asked: it is a function of the program"
     for kind, names in topics.items():
-        verdicts |= _cloud(kind, names, askers[kind], limit_seconds)
+        verdicts |= _cloud(kind, names, pollers[kind], limit_seconds)
     return tuple(
         SourceState(
             name=name,
@@ -108,26 +89,26 @@ def _file(path: Path) -> Verdict:
 
 
 def _cloud(
-    kind: str, topics: list[str], make: AskerMaker, limit: float
+    kind: str, topics: list[str], make: PollerMaker, limit: float
 ) -> dict[str, Verdict]:
     """Asks one metadata server for all its topics."""
     levels: dict[str, Told | None] = {}
     faults: list[str] = []
     try:
-        asker = make(topics)
+        poller = make(topics)
     except TfpreemptError as error:
         return {f"{kind}:{topic}": (Liveness.DEAD, str(error)) for topic in topics}
 
     def ask() -> None:
         try:
-            asker.ask(levels.__setitem__)
+            poller.poll(levels.__setitem__)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
             faults.append(str(error))
 
     thread = OwnedThread(f"tfpreempt-doctor-{kind}", ask)
     thread.start()
     is_done = thread.join(limit)
-    asker.close()
+    poller.close()
 
     def verdict(topic: str) -> Verdict:
         if (told := levels.get(topic)) is not None:
@@ -136,7 +117,7 @@ def _cloud(
             return Liveness.LIVE, "answers; no notice now"
         if not is_done:
             return Liveness.SLOW, f"no answer within {limit:g} s"
-        why = faults[0] if faults else asker.fault(topic)
+        why = faults[0] if faults else poller.fault(topic)
         return Liveness.DEAD, why or "its answer cannot be read"
 
     return {f"{kind}:{topic}": verdict(topic) for topic in topics}

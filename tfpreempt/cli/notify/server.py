@@ -13,7 +13,7 @@ from typing import ClassVar
 from urllib.parse import urlencode
 
 from tfpreempt.errors import ConfigurationError, NoticeError
-from tfpreempt.notice._http import MetadataSession, checked_base_url
+from tfpreempt.notice.metadata import MetadataSession, checked_base_url
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce, Reply, Request
 from tfpreempt.testing.metadata._server import FakeServer
 

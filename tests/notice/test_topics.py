@@ -5,29 +5,37 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Callable
+from typing import Unpack
 
 import pytest
 
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
-from tfpreempt.notice._shared import Report, SharedWatch, quick_retry_seconds
-from tfpreempt.notice.source import TimedSource, Told
+from tfpreempt.notice.source import TimedSource
+from tfpreempt.notice.topics import (
+    Poller,
+    Report,
+    Told,
+    TopicWatch,
+    WatchOptions,
+    quick_retry_seconds,
+)
 from tfpreempt.testing.clock import FakeClock
 
-SOURCES = {"a": "shared:a", "b": "shared:b"}
 GOES_AT = 1_700_000_100.0
 Levels = dict[str, str | None]
 
 
-class ScriptedAsker:
+class ScriptedPoller(Poller):
     """Answers each question with what the test puts in."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # it has no session
         self.script: queue.Queue[Levels | BaseException | None] = queue.Queue()
         self.asked = 0
         self.closed = 0
 
-    def ask(self, report: Report) -> float:
+    def poll(self, report: Report) -> float:
         self.asked += 1
         said = self.script.get(timeout=10.0)
         if said is None:
@@ -38,38 +46,41 @@ class ScriptedAsker:
             report(topic, None if detail is None else Told(detail, GOES_AT))
         return 0.0
 
-    def fault(self, topic: str) -> str:
-        return ""
-
     def close(self) -> None:
         self.closed += 1
         self.script.put(None)
 
 
+class Watch(TopicWatch):
+    def __init__(
+        self, make_poller: Callable[[], Poller], **options: Unpack[WatchOptions]
+    ) -> None:
+        super().__init__("shared", ("a", "b"), ("a", "b"), **options)
+        self.poller = make_poller  # type: ignore[method-assign]  # a test's own
+
+
 class Bench:
     def __init__(self) -> None:
-        self.askers: list[ScriptedAsker] = []
+        self.pollers: list[ScriptedPoller] = []
         self.heard: list[str] = []
         self.clock = FakeClock(wall=GOES_AT - 100.0)
-        self.watch = SharedWatch(
-            "shared",
-            SOURCES,
-            self.make_asker,
+        self.watch = Watch(
+            self.make_poller,
             clock=self.clock,
             wait=lambda stop, seconds: stop.is_set(),
         )
 
-    def make_asker(self) -> ScriptedAsker:
-        self.askers.append(ScriptedAsker())
-        return self.askers[-1]
+    def make_poller(self) -> ScriptedPoller:
+        self.pollers.append(ScriptedPoller())
+        return self.pollers[-1]
 
     def say(self, said: Levels | BaseException) -> None:
         """Answers a question, and returns when the next one is asked."""
-        asker = self.askers[-1]
-        assert wait_until(lambda: asker.asked > 0)
-        before = asker.asked
-        asker.script.put(said)
-        assert wait_until(lambda: asker.asked > before)
+        poller = self.pollers[-1]
+        assert wait_until(lambda: poller.asked > 0)
+        before = poller.asked
+        poller.script.put(said)
+        assert wait_until(lambda: poller.asked > before)
 
 
 def threads() -> int:
@@ -101,7 +112,7 @@ def test_the_thread_lives_from_the_first_start_to_the_last_close() -> None:
         assert threads() == 1
         second.close()
         assert threads() == 0
-        assert [asker.closed for asker in bench.askers] == [1] * number
+        assert [poller.closed for poller in bench.pollers] == [1] * number
 
 
 def test_a_late_source_hears_what_is_up_and_a_closed_one_nothing() -> None:
@@ -172,14 +183,14 @@ def test_what_comes_after_the_last_close_is_not_reported() -> None:
     release, entered = threading.Event(), threading.Event()
     heard: list[str] = []
 
-    class Late(ScriptedAsker):
-        def ask(self, report: Report) -> float:
+    class Late(ScriptedPoller):
+        def poll(self, report: Report) -> float:
             entered.set()
             release.wait(10.0)
             report("a", Told("too late"))
             return 0.0
 
-    watch = SharedWatch("shared", SOURCES, Late, close_limit=0.05)
+    watch = Watch(Late, close_limit=0.05)
     source = watch.source("a")
     source.start(heard.append)
     assert entered.wait(10.0)
@@ -190,12 +201,12 @@ def test_what_comes_after_the_last_close_is_not_reported() -> None:
 
 
 def test_starts_and_closes_from_many_threads_leave_nothing() -> None:
-    class Idle(ScriptedAsker):
-        def ask(self, report: Report) -> float:
+    class Idle(ScriptedPoller):
+        def poll(self, report: Report) -> float:
             report("a", Told("up"))
             return 0.001
 
-    watch = SharedWatch("shared", SOURCES, Idle)
+    watch = Watch(Idle)
     counts: list[int] = []
 
     def use() -> None:

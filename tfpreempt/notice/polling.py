@@ -1,0 +1,216 @@
+"""What asks again and again: in a thread of its own, edges out, faults logged once."""
+
+from __future__ import annotations
+
+import logging
+import math
+import numbers
+import re
+import threading
+from collections.abc import Callable
+
+from tfpreempt import errors
+from tfpreempt.core.threads import OwnedThread
+from tfpreempt.notice.source import Source
+
+_logger = logging.getLogger(__name__)
+
+Wait = Callable[[threading.Event, float], bool]
+"""Waits at most that many seconds for the event; returns whether it is set."""
+
+Retry = Callable[[int], float]
+"""The pause in seconds after so many failures in a row (1 is the first)."""
+
+CLOSE_LIMIT_SECONDS = 2.0
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 30.0
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+def wait_event(event: threading.Event, seconds: float) -> bool:
+    """Waits on the real clock."""
+    return event.wait(seconds)
+
+
+def retry_seconds(failures: int, first: float = FIRST_RETRY_SECONDS) -> float:
+    """The pause after the given number of failures in a row (1 is the first)."""
+    doublings = min(failures - 1, 16)
+    return min(first * 2.0**doublings, LONGEST_RETRY_SECONDS)
+
+
+class FailureLog:
+    """Counts failures in a row and says each one once.
+
+    Two are the same if type and message are the same, but for what a server said
+    (`NoticeError.kind`), and but for the numbers in errors of others: a page may carry
+    a date, a message the address of an object, that is always new.
+
+    Args:
+        name: the source's name, for messages.
+        retry: when it is tried again.
+
+    Attributes:
+        text: what the last failure said; "" if there was none since it last worked.
+    """
+
+    def __init__(self, name: str, retry: Retry) -> None:
+        self.text = ""
+        self._name = name
+        self._retry = retry
+        self._failures = 0
+        self._last: tuple[type[BaseException], str] | None = None
+
+    def note_failure(self, error: BaseException) -> float:
+        """Logs it unless the last failure was the same; returns the pause."""
+        self._failures += 1
+        pause = self._retry(self._failures)
+        self.text = str(error)
+        ours = error if isinstance(error, errors.NoticeError) else None
+        kind = _NUMBER.sub("", self.text) if ours is None else ours.kind
+        this = (type(error), kind)
+        if this != self._last:
+            # The traceback comes with the first of a row; what follows it is one line,
+            # and the same again says nothing. Our own errors say in words what happened
+            # and need none.
+            is_told = ours is not None or self._last is not None
+            _logger.warning(
+                "%s failed (%s: %s); it is tried again in %.2g s and from then on with "
+                "back-off. Until it works, a notice from it cannot be seen",
+                self._name,
+                *(type(error).__name__, self.text),
+                pause,
+                exc_info=None if is_told else error,
+            )
+            self._last = this
+        return pause
+
+    def note_success(self) -> None:
+        """Says that it works again, if it had failed."""
+        if self._last is not None:
+            _logger.warning(
+                "%s works again after %d failures", self._name, self._failures
+            )
+        self._failures, self._last, self.text = 0, None, ""
+
+
+class PollingLoop:
+    """Polls in a thread of its own until it is stopped; nothing else ends it.
+
+    Args:
+        name: of the thread, and for messages.
+        poll: asks once; returns the seconds until the next time. It may raise: that is
+            logged once per fault and retried. It may hang: then only this thread hangs.
+        retry: the pauses after failures.
+        wait: how to wait; tests pass that of a fake clock.
+        close_limit: seconds for which `close()` waits for the thread.
+        cut_off: makes a poll that waits return, or raise, at once; any thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        poll: Callable[[], float],
+        *,
+        retry: Retry,
+        wait: Wait,
+        close_limit: float,
+        cut_off: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name = name
+        self._poll = poll
+        self._cut_off = cut_off
+        self._wait = wait
+        self._close_limit = close_limit
+        self._failures = FailureLog(name, retry)
+        self._thread = OwnedThread(f"tfpreempt-{name}", self._run)
+
+    def start(self) -> None:
+        """Starts to poll, at once. Called once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops; waits for the thread with a limit and warns if it is still there."""
+        self._thread.stop()
+        self._cut_off()
+        if not self._thread.end(self._close_limit):
+            _logger.warning(
+                "%s: its call has not returned within %.1f s of closing; its daemon "
+                "thread is left behind and nothing that it finds will be reported. A "
+                "watcher function should return at once",
+                self._name,
+                self._close_limit,
+            )
+
+    def _run(self) -> None:
+        stop = self._thread.stop_event
+        while not stop.is_set():
+            try:
+                pause = self._poll()
+            except BaseException as error:  # noqa: BLE001 - a poll's sys.exit() is one
+                if stop.is_set():
+                    return  # it was cut off
+                pause = self._failures.note_failure(error)
+            else:
+                self._failures.note_success()
+            if self._wait(stop, pause):
+                return
+
+
+class PollingSource(Source):
+    """A source that looks for itself, and reports each change from quiet to notice.
+
+    A failure is retried with back-off, from 1 s up to 30 s.
+
+    Args:
+        name: the source's name.
+        interval: seconds between two looks that went well.
+        wait: how to wait between looks; tests pass that of a fake clock.
+        close_limit: seconds for which `close()` waits for a look that hangs.
+
+    Raises:
+        ConfigurationError: the interval is not positive.
+    """
+
+    def __init__(
+        self, name: str, interval: float, wait: Wait, close_limit: float
+    ) -> None:
+        super().__init__(name)
+        self._interval = checked_interval(name, interval)
+        self._is_up = False
+        self._loop = PollingLoop(
+            name, self._poll, retry=retry_seconds, wait=wait, close_limit=close_limit
+        )
+
+    def look(self) -> str | None:
+        """Looks once: a detail while the notice is up, None while it is not."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        self._loop.start()
+
+    def _end(self) -> None:
+        self._loop.close()
+
+    def _poll(self) -> float:
+        detail = self.look()
+        is_new, self._is_up = not self._is_up, detail is not None
+        if is_new and detail is not None:
+            self.send(detail)
+        return self._interval
+
+
+def checked_interval(name: str, interval: object) -> float:
+    """The interval as a float.
+
+    Raises:
+        ConfigurationError: it is not a positive finite number.
+    """
+    if not isinstance(interval, bool) and isinstance(interval, numbers.Real):
+        seconds = float(interval)
+        if math.isfinite(seconds) and seconds > 0:
+            return seconds
+    raise errors.ConfigurationError(
+        f"interval={interval!r} for {name}: expected a positive, finite number of "
+        "seconds between two polls, such as interval=1.0"
+    )
