@@ -16,8 +16,6 @@ from typing import IO, Any
 import tensorflow as tf
 from tensorflow.python.lib.io import file_io as _file_io
 
-from tfpreempt.storage.reading import FileStat
-
 _BUFFER_BYTES = 1 << 20
 _NUMBERS = (
     (tf.errors.NotFoundError, errno.ENOENT),
@@ -36,51 +34,35 @@ def schemes() -> list[str]:
     return sorted(found - {"", "file"})
 
 
-class GfileReading:
-    """Reads by tf.io.gfile."""
-
-    def names(self, path: str) -> list[str]:
-        with _translated(path):
-            # of a bucket, folders end in "/", and the folder itself may be among them
-            found = {name.rstrip("/") for name in tf.io.gfile.listdir(path)}
-        return sorted(found - {""})
-
-    def stat(self, path: str) -> FileStat:
-        with _translated(path):
-            status = tf.io.gfile.stat(path)
-        return FileStat(size=int(status.length), modified_ns=int(status.mtime_nsec))
-
-    def is_dir(self, path: str) -> bool:
-        return self._is_directory(path) is True
-
-    def is_file(self, path: str) -> bool:
-        return self._is_directory(path) is False
-
-    def is_there(self, path: str) -> bool:
-        return self._is_directory(path) is not None
-
-    def is_link(self, path: str) -> bool:
-        del path
-        return False  # there are none
-
-    def open(self, path: str, buffering: int) -> IO[bytes]:
-        del buffering  # small reads would be requests of their own
-        is_directory = self._is_directory(path)
-        if is_directory is not False:
-            number = errno.EISDIR if is_directory else errno.ENOENT
-            raise OSError(number, os.strerror(number), path)
-        return io.BufferedReader(_Reader(path), _BUFFER_BYTES)
-
-    def _is_directory(self, path: str) -> bool | None:
-        """None where nothing is; any other error is raised, not taken for that."""
-        try:
-            with _translated(path):
-                return bool(tf.io.gfile.stat(path).is_directory)
-        except FileNotFoundError:
-            return None
+def names(path: str) -> list[str]:
+    """The names in a directory; raises OSError, as all of this."""
+    with _translated(path):
+        # of a bucket, folders end in "/", and the folder itself may be among them
+        found = {name.rstrip("/") for name in tf.io.gfile.listdir(path)}
+    return sorted(found - {""})
 
 
-READING = GfileReading()
+def stat(path: str) -> Any:
+    """TensorFlow's FileStatistics."""
+    with _translated(path):
+        return tf.io.gfile.stat(path)
+
+
+def is_directory(path: str) -> bool | None:
+    """None where nothing is; any other error is raised, not taken for that."""
+    try:
+        return bool(stat(path).is_directory)
+    except FileNotFoundError:
+        return None
+
+
+def open_file(path: str) -> IO[bytes]:
+    """A buffered file, to be read."""
+    is_folder = is_directory(path)
+    if is_folder is not False:
+        number = errno.EISDIR if is_folder else errno.ENOENT
+        raise OSError(number, os.strerror(number), path)
+    return io.BufferedReader(_Reader(path), _BUFFER_BYTES)
 
 
 class GfileFiles:
@@ -91,7 +73,7 @@ class GfileFiles:
             tf.io.gfile.makedirs(path)
 
     def write(self, path: str, data: bytes) -> None:
-        if READING.is_there(path):
+        if is_directory(path) is not None:
             with _translated(path):  # as TensorFlow replaces its own state file
                 _file_io.atomic_write_string_to_file(path, data)
             return
@@ -119,7 +101,7 @@ class GfileFiles:
 
     def remove_dir(self, path: str) -> None:
         try:
-            if READING.names(path):
+            if names(path):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
             with _translated(path):
                 tf.io.gfile.rmtree(path)  # there is no other way to remove one

@@ -12,7 +12,8 @@ import errno
 import os
 import stat as modes
 from collections.abc import Iterator
-from typing import IO, Protocol
+from types import ModuleType
+from typing import IO
 
 from tfpreempt import errors
 from tfpreempt.storage import paths
@@ -30,38 +31,6 @@ class FileStat:
 
     size: int
     modified_ns: int
-
-
-class Reading(Protocol):
-    """What a kind of storage can be asked. All methods raise OSError."""
-
-    def names(self, path: str) -> list[str]:
-        """The names in a directory."""
-        ...
-
-    def stat(self, path: str) -> FileStat:
-        """Size and time of a file."""
-        ...
-
-    def is_dir(self, path: str) -> bool:
-        """Whether it is a directory, or a link to one."""
-        ...
-
-    def is_file(self, path: str) -> bool:
-        """Whether it is a file, or a link to one."""
-        ...
-
-    def is_there(self, path: str) -> bool:
-        """Whether there is anything under the name, be it a dangling link."""
-        ...
-
-    def is_link(self, path: str) -> bool:
-        """Whether it is a symbolic link."""
-        ...
-
-    def open(self, path: str, buffering: int) -> IO[bytes]:
-        """A file, to be read; the caller closes it."""
-        ...
 
 
 @contextlib.contextmanager
@@ -85,53 +54,13 @@ def telling_shortage(path: str) -> Iterator[None]:
         ) from error
 
 
-class LocalReading:
-    """The file system of this machine."""
-
-    def names(self, path: str) -> list[str]:
-        return os.listdir(path)
-
-    def stat(self, path: str) -> FileStat:
-        status = os.stat(path)
-        return FileStat(size=status.st_size, modified_ns=status.st_mtime_ns)
-
-    def is_dir(self, path: str) -> bool:
-        return os.path.isdir(path)
-
-    def is_file(self, path: str) -> bool:
-        return os.path.isfile(path)
-
-    def is_there(self, path: str) -> bool:
-        return os.path.lexists(path)
-
-    def is_link(self, path: str) -> bool:
-        return os.path.islink(path)
-
-    def open(self, path: str, buffering: int) -> IO[bytes]:
-        with telling_shortage(path):
-            return open(path, "rb", buffering=buffering, opener=_open_regular)
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Refuses a pipe or a device: to open or read one may take for ever."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    mode = os.fstat(descriptor).st_mode
-    if modes.S_ISREG(mode) or modes.S_ISDIR(mode):  # Python itself refuses the latter
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "Not a regular file", path)
-
-
-_LOCAL = LocalReading()
-
-
 def names(path: str) -> list[str]:
     """The names in a directory, in no order.
 
     Raises:
         OSError: as the storage says.
     """
-    return _of(path).names(path)
+    return _gfile().names(path) if paths.is_url(path) else os.listdir(path)
 
 
 def stat(path: str) -> FileStat:
@@ -140,37 +69,55 @@ def stat(path: str) -> FileStat:
     Raises:
         OSError: as the storage says.
     """
-    return _of(path).stat(path)
+    if paths.is_url(path):
+        found = _gfile().stat(path)
+        return FileStat(size=int(found.length), modified_ns=int(found.mtime_nsec))
+    status = os.stat(path)
+    return FileStat(size=status.st_size, modified_ns=status.st_mtime_ns)
 
 
 def is_there(path: str) -> bool:
     """Whether there is anything under the name, be it a dangling link."""
-    return _of(path).is_there(path)
+    if paths.is_url(path):
+        return _gfile().is_directory(path) is not None
+    return os.path.lexists(path)
 
 
 def is_link(path: str) -> bool:
-    """Whether it is a symbolic link."""
-    return _of(path).is_link(path)
+    """Whether it is a symbolic link; behind a URL there are none."""
+    return not paths.is_url(path) and os.path.islink(path)
 
 
 def is_dir(path: str) -> bool:
     """Whether it is a directory, or a link to one."""
-    return _of(path).is_dir(path)
+    if paths.is_url(path):
+        return _gfile().is_directory(path) is True
+    return os.path.isdir(path)
 
 
 def is_file(path: str) -> bool:
     """Whether it is a file, or a link to one."""
-    return _of(path).is_file(path)
+    if paths.is_url(path):
+        return _gfile().is_directory(path) is False
+    return os.path.isfile(path)
 
 
 def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
     """Opens a file to read it; the caller closes it.
 
+    Args:
+        path: of the file.
+        buffering: as of `open`; a URL is buffered always, small reads are requests.
+
     Raises:
         OSError: as the storage says; or it is a pipe or a device.
         CheckpointError: too many files are open; see `telling_shortage`.
     """
-    return _of(path).open(path, buffering)
+    if paths.is_url(path):
+        opened: IO[bytes] = _gfile().open_file(path)
+        return opened
+    with telling_shortage(path):
+        return open(path, "rb", buffering=buffering, opener=_open_regular)
 
 
 def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -209,9 +156,17 @@ def tree(root: str) -> list[str]:
     )
 
 
-def _of(path: str) -> Reading:
-    if not paths.is_url(path):
-        return _LOCAL
-    from tfpreempt.storage import gfile
+def _open_regular(path: str, flags: int) -> int:
+    """Refuses a pipe or a device: to open or read one may take for ever."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if modes.S_ISREG(mode) or modes.S_ISDIR(mode):  # Python itself refuses the latter
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "Not a regular file", path)
 
-    return gfile.READING
+
+def _gfile() -> ModuleType:
+    from tfpreempt.storage import gfile  # imports TensorFlow
+
+    return gfile
