@@ -24,7 +24,7 @@ from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.verification import Effort, check_bytes
 from tfpreempt.cli.doctor.storage import mount_of
 from tfpreempt.storage import checksum
-from tfpreempt.storage.readonly import ReadingStore
+from tfpreempt.storage.local import LocalStore
 
 BAR = 0.8  # of the speed
 PIECE = 2 << 20
@@ -93,7 +93,7 @@ def _seconds(
 
 
 def _verify(root: Path, files: list[FileEntry], threads: int) -> None:
-    assert check_bytes(ReadingStore(str(root)), "", files, Effort(threads)) == []
+    assert check_bytes(LocalStore(str(root)), "", files, Effort(threads)) == []
 
 
 def _plain(root: Path, files: list[FileEntry], threads: int) -> None:

@@ -14,9 +14,7 @@ from tfpreempt.checkpoint import verification
 from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.verification import Effort, check_bytes, check_sizes
 from tfpreempt.storage import checksum
-from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.readonly import ReadingStore
 from tfpreempt.testing.storage import FaultyStore, damage
 
 DATA = {"a/x.bin": b"x" * 3000, "a/empty": b"", "b.bin": bytes(range(256)) * 40}
@@ -35,7 +33,7 @@ def filled(request, tmp_path):
     store = LocalStore(str(tmp_path)) if request.param == "directory" else FaultyStore()
     for name, data in DATA.items():
         store.put_if_absent(f"5/{name}", io.BytesIO(data))
-    return ReadingStore(str(tmp_path)) if request.param == "directory" else store
+    return LocalStore(str(tmp_path)) if request.param == "directory" else store
 
 
 def test_ranges_are_combined():
@@ -100,7 +98,7 @@ def test_one_flipped_bit_in_any_range(tmp_path, monkeypatch):
     for offset in (0, 63, 64, 300, 499):
         damage(str(tmp_path / "f"), offset=offset)
         (fault,) = check_bytes(
-            ReadingStore(str(tmp_path)), "", [entry("f", data)], Effort(3)
+            LocalStore(str(tmp_path)), "", [entry("f", data)], Effort(3)
         )
         assert fault.name == "f"
         damage(str(tmp_path / "f"), offset=offset)
@@ -150,8 +148,9 @@ def make_odd(path, kind):
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_what_is_no_file_is_a_fault_and_not_opened(tmp_path, kind):
     make_odd(tmp_path / "f", kind)
-    (fault,) = check_bytes(ReadingStore(str(tmp_path)), "", [entry("f", b"")], Effort())
-    assert "is a link" in fault.text or "no regular file" in fault.text
+    (fault,) = check_bytes(LocalStore(str(tmp_path)), "", [entry("f", b"")], Effort())
+    said = {"link": "is a link", "pipe": "no regular file", "folder": "is missing"}
+    assert said[kind] in fault.text
 
 
 def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
@@ -159,34 +158,9 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / "outside" / "f").write_bytes(b"x")
     (tmp_path / "root").mkdir()
     os.symlink(tmp_path / "outside", tmp_path / "root" / "states")
-    store = ReadingStore(str(tmp_path / "root"))
+    store = LocalStore(str(tmp_path / "root"))
     (fault,) = check_bytes(store, "", [entry("states/f", b"x")], Effort())
     assert "links aren't followed" in fault.text
     assert list(store.folders()) == []
     assert list(store.list("states/")) == []
     assert list(store.list()) == ["states"]
-
-
-def test_reading_only(tmp_path):
-    (tmp_path / "f").write_bytes(b"12345")
-    store = ReadingStore(str(tmp_path))
-    target = io.BytesIO()
-    assert store.get("f", target, offset=1, length=2) == 2
-    assert target.getvalue() == b"23"
-    with pytest.raises(ObjectMissingError):
-        store.get("g", target)
-    assert store.stat("g") is None
-    stat = store.stat("f")
-    assert (stat.size, stat.crc32c) == (5, checksum.of_bytes(b"12345"))
-    for change in (
-        lambda: store.put_if_absent("g", io.BytesIO()),
-        lambda: store.replace("f", b""),
-        lambda: store.delete("f"),
-    ):
-        with pytest.raises(errors.UsageError, match="looking only"):
-            change()
-    with pytest.raises(errors.ConfigurationError, match="no directory"):
-        ReadingStore(str(tmp_path / "missing"))
-    with pytest.raises(errors.ConfigurationError, match=r"'\.\.'"):
-        store.get("../f", target)
-    assert os.listdir(tmp_path) == ["f"]

@@ -19,7 +19,7 @@ from tfpreempt.checkpoint.remote import commits
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.cli import main
 from tfpreempt.storage import opening
-from tfpreempt.storage.readonly import ReadingStore
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore, damage
 
 KEYS = {
@@ -72,7 +72,7 @@ def run(tmp_path: Path) -> Path:
 
 def mirrored(run: Path, name: str, mirror: Path) -> str:
     """Lays a commit out as the mirror has it; its folder's name."""
-    commit = commits.read(ReadingStore(str(run)), name)
+    commit = commits.read(LocalStore(str(run)), name)
     assert commit is not None
     folder = commits.folder_name(commit.manifest.step, commit.token)
     shutil.copytree(run / name, mirror / folder)
@@ -298,7 +298,7 @@ def test_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def filled(run: Path) -> FaultyStore:
     """A bucket with all commits of a run."""
-    store, source = FaultyStore(), ReadingStore(str(run))
+    store, source = FaultyStore(), LocalStore(str(run))
     for name in source.folders():
         commit = commits.read(source, name)
         assert commit is not None
@@ -315,7 +315,7 @@ class Bucket(FaultyStore):
     def __init__(self, uri: str, root: Path | None) -> None:
         super().__init__()
         self._uri = uri
-        for name in () if root is None else ReadingStore(str(root)).list():
+        for name in () if root is None else LocalStore(str(root)).list():
             assert root is not None
             self.put_if_absent(name, io.BytesIO((root / name).read_bytes()))
 
@@ -325,7 +325,7 @@ class Bucket(FaultyStore):
 
 
 def test_one_folder_of_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = commits.read(ReadingStore(str(run)), "10")
+    commit = commits.read(LocalStore(str(run)), "10")
     assert commit is not None
     folder = commits.folder_name(10, commit.token)
 

@@ -167,15 +167,15 @@ def test_a_bucket_that_is_not_reached(
 
 _INTERRUPTED = """
 import pathlib, sys, threading
-from tfpreempt.storage.readonly import ReadingStore
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.cli import main
-get = ReadingStore.get
+get = LocalStore.get
 def stuck(self, name, *args, **kwargs):
     if name.endswith(".index"):
         pathlib.Path(sys.argv[2]).write_text("reading")
         threading.Event().wait(60)
     return get(self, name, *args, **kwargs)
-ReadingStore.get = stuck
+LocalStore.get = stuck
 main(["verify", sys.argv[1]])
 """
 

@@ -67,21 +67,42 @@ def hostile(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["file", "folder/passwd", "loop/honest", "loop/file"])
-def test_links_are_not_followed(hostile, name):
+def test_links_are_seen_and_not_followed(hostile, name):
     store, outside = hostile
-    assert list(store.list()) == ["honest"]
+    assert list(store.list()) == ["file", "folder", "honest", "loop"]
+    assert list(store.list("folder/")) == []
     assert list(store.folders()) == []
-    assert store.stat(name) is None
     assert store.delete(name) is False
     target = io.BytesIO()
-    with pytest.raises(ObjectMissingError, match="symbolic links"):
-        store.get(name, target)
+    for read in (lambda: store.get(name, target), lambda: store.stat(name)):
+        with pytest.raises(errors.CheckpointDamagedError, match="links aren't"):
+            read()
     assert target.getvalue() == b""
     for write in (lambda: put(store, name), lambda: store.replace(name, b"2")):
         with pytest.raises(errors.SaveError, match="symbolic link"):
             write()
     assert (outside / "passwd").read_bytes() == SECRET
     assert os.listdir(outside) == ["passwd"]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    store = LocalStore(str(tmp_path))
+    assert list(store.list()) == ["pipe"]
+    with pytest.raises(errors.CheckpointDamagedError, match="no regular file"):
+        store.get("pipe", io.BytesIO())
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_folder_that_cannot_be_listed_does_not_pass_for_empty(tmp_path):
+    store = LocalStore(str(tmp_path))
+    put(store, "a/x")
+    (tmp_path / "a").chmod(0)
+    try:
+        with pytest.raises(errors.CheckpointError, match="cannot be listed"):
+            list(store.list())
+    finally:
+        (tmp_path / "a").chmod(0o700)
 
 
 def test_the_directory_itself_may_be_a_link(tmp_path):

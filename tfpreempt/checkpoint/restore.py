@@ -21,7 +21,7 @@ from tfpreempt.checkpoint.manifest import Manifest
 from tfpreempt.checkpoint.remote.bar import Bar
 from tfpreempt.checkpoint.verification import Effort, check_bytes
 from tfpreempt.storage import checksum, paths, reading
-from tfpreempt.storage.readonly import ReadingStore
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.url import UrlStore
 
 _log = logging.getLogger(__name__)
@@ -112,13 +112,8 @@ def verify(candidate: Candidate) -> None:
         if candidate.prefix is not None:
             bundle.check(candidate.prefix)
         return
-    try:
-        is_url = paths.is_url(candidate.base)
-        store = (UrlStore if is_url else ReadingStore)(candidate.base)
-    except errors.ConfigurationError as error:
-        raise errors.CheckpointDamagedError(
-            f"Checkpoint {candidate.path!r} is gone: {error}"
-        ) from error
+    is_url = paths.is_url(candidate.base)
+    store = (UrlStore if is_url else LocalStore)(candidate.base)
     with _shown(candidate.path, candidate.manifest) as tick:
         effort = Effort(_THREADS, tick)
         faults = check_bytes(store, "", candidate.manifest.files, effort)

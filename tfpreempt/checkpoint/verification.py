@@ -18,8 +18,6 @@ from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
-from tfpreempt.storage.readonly import ReadingStore
-from tfpreempt.storage.url import UrlStore
 
 THREADS = 8
 _RANGE = 64 << 20
@@ -86,15 +84,13 @@ def check_sizes(
     def look(entry: FileEntry) -> Fault | None:
         name = joined(base, entry.name)
         try:
-            if isinstance(store, ReadingStore | UrlStore):
-                size, crc = store.size(name), entry.crc32c
-            else:
-                known = store.stat(name)
-                size = None if known is None else known.size
-                crc = entry.crc32c if known is None else known.crc32c
+            known = store.stat(name)
         except errors.CheckpointDamagedError as error:
             return Fault(name=name, text=str(error))
-        return _compare(name, entry, size, crc)
+        if known is None:
+            return _compare(name, entry, None, entry.crc32c)
+        crc = entry.crc32c if known.crc32c is None else known.crc32c
+        return _compare(name, entry, known.size, crc)
 
     faults = _in_threads(list(files), look, effort)
     return [fault for fault in faults if fault is not None]
@@ -115,14 +111,7 @@ def check_bytes(
         CheckpointError: the store cannot be reached.
     """
     files = list(files)
-    # Opening each file twice shows where there are many; reading finds the same.
-    doubtful = [
-        entry
-        for entry in files
-        if not isinstance(store, ReadingStore)
-        or not store.seems_of_size(joined(base, entry.name), entry.size)
-    ]
-    faults = check_sizes(store, base, doubtful, effort)
+    faults = check_sizes(store, base, files, effort)
     wrong = {fault.name for fault in faults}
     ranges = [
         _Range(name=joined(base, entry.name), entry=entry, offset=offset)
@@ -205,7 +194,7 @@ def _compare(name: str, entry: FileEntry, size: int | None, crc: int) -> Fault |
     return Fault(name=name, text=f"{name!r} {text}.")
 
 
-class _Sum(checksum.Sink):
+class _Sum(checksum.Sum):
     """It also tells how many bytes there were."""
 
     def __init__(self, effort: Effort) -> None:

@@ -18,11 +18,9 @@ Object stores:
     s3                  s3://, by obstore
     s3_client           its client and options
     s3_failure          its errors, as ours
-    filesystem          a file system of fsspec or pyarrow
-    filesystem_kinds    which of the two it is, and how it is asked
+    filesystem          a file system of fsspec, or of pyarrow by fsspec
     url                 reads what TensorFlow's file system reads
     prefixed            a part of another store
-    readonly            a directory that is only looked at
 
 What they share:
     checksum            crc32c

@@ -47,7 +47,7 @@ def joined(first: int, second: int, second_size: int) -> int:
     return _times(first, _power_of_x(8 * second_size)) ^ second
 
 
-class Sink(io.RawIOBase):
+class Sum(io.RawIOBase):
     """A file that keeps nothing of what is written to it but size and crc32c."""
 
     def __init__(self) -> None:

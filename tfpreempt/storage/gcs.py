@@ -13,7 +13,7 @@ import io
 import secrets
 import threading
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from google.api_core import exceptions as api
 
@@ -157,11 +157,10 @@ class GcsStore:
             blob = self._reloaded(key, limit)
         if blob is None:
             return None
-        crc = gcs_transfer.decoded(blob.crc32c) if blob.crc32c else self._crc_of(name)
         return ObjectStat(
             name=name,
             size=blob.size or 0,  # zeros may be left out
-            crc32c=crc,
+            crc32c=gcs_transfer.decoded(blob.crc32c) if blob.crc32c else None,
             generation=str(blob.generation),
         )
 
@@ -264,12 +263,6 @@ class GcsStore:
                 raise
             return None
         return blob
-
-    def _crc_of(self, name: str) -> int:
-        """The checksum of an object that the service has none of."""
-        target = checksum.Sink()
-        self.get(name, cast(IO[bytes], target))
-        return target.crc32c
 
     @contextlib.contextmanager
     def _edge(

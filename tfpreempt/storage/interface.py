@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import IO, Protocol
+from typing import IO, Protocol, cast
 
 from tfpreempt import errors
-from tfpreempt.storage import paths
+from tfpreempt.storage import checksum, paths
 
 
 class ObjectMissingError(errors.CheckpointError):
@@ -26,13 +26,13 @@ class ObjectStat:
     Attributes:
         name: relative to the store's root, "/" between parts.
         size: bytes.
-        crc32c: of all its bytes, unsigned 32 bits.
+        crc32c: of all its bytes, unsigned 32 bits; None where the place keeps none.
         generation: differs between two objects that had the same name in turn.
     """
 
     name: str
     size: int
-    crc32c: int
+    crc32c: int | None
     generation: str
 
 
@@ -106,7 +106,7 @@ class ObjectStore(Protocol):
         ...
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
-        """Size and checksum of an object; None if there is none."""
+        """What is known of an object without reading it; None if there is none."""
         ...
 
     def delete(self, name: str, *, timeout: float | None = None) -> bool:
@@ -116,6 +116,21 @@ class ObjectStore(Protocol):
             Whether there was one.
         """
         ...
+
+
+def summed(
+    store: ObjectStore, name: str, *, timeout: float | None = None
+) -> ObjectStat | None:
+    """As a store's `stat`, with a checksum: all bytes are read where none is kept."""
+    found = store.stat(name, timeout=timeout)
+    if found is None or found.crc32c is not None:
+        return found
+    read = checksum.Sum()
+    try:
+        store.get(name, cast(IO[bytes], read), timeout=timeout)
+    except ObjectMissingError:
+        return None
+    return dataclasses.replace(found, size=read.size, crc32c=read.crc32c)
 
 
 def check_name(name: str) -> str:

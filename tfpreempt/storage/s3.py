@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import obstore
 import obstore.exceptions as said
@@ -154,7 +154,7 @@ class S3Store:
         return ObjectStat(
             name=name,
             size=meta["size"],
-            crc32c=int(noted, 16) if noted else self._crc_of(name, timeout),
+            crc32c=int(noted, 16) if noted else None,
             generation=f"{meta['e_tag']}-{meta['last_modified'].isoformat()}-{token}",
         )
 
@@ -277,12 +277,6 @@ class S3Store:
             if is_about_the_bucket(error):
                 raise
             return None
-
-    def _crc_of(self, name: str, timeout: float | None) -> int:
-        """The checksum of an object that somebody else wrote."""
-        target = checksum.Sink()
-        self.get(name, cast(IO[bytes], target), timeout=timeout)
-        return target.crc32c
 
     def _edge(
         self, doing: str, limit: Limit, kind: type[errors.CheckpointError]

@@ -8,10 +8,10 @@ nothing of ours races there.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO, cast
+from typing import IO
 
 from tfpreempt import errors
-from tfpreempt.storage import checksum, failure, pieces, reading
+from tfpreempt.storage import failure, pieces, reading
 from tfpreempt.storage.files import files_for
 from tfpreempt.storage.interface import (
     ObjectMissingError,
@@ -89,27 +89,22 @@ class UrlStore:
                 yield name
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
-        sink = checksum.Sink()
+        del timeout
+        path = self._path(name)
         try:
-            self.get(name, cast(IO[bytes], sink), timeout=timeout)
-        except ObjectMissingError:
-            return None
-        found = reading.stat(self._path(name))
-        return ObjectStat(
-            name=name,
-            size=sink.size,
-            crc32c=sink.crc32c,
-            generation=str(found.modified_ns),
-        )
-
-    def size(self, name: str) -> int | None:
-        """Bytes of a file, without reading them; None if there is none."""
-        try:
-            return reading.stat(self._path(name)).size
+            if not reading.is_file(path):
+                return None
+            found = reading.stat(path)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._unreadable(name, error) from error
+        return ObjectStat(
+            name=name,
+            size=found.size,
+            crc32c=None,
+            generation=str(found.modified_ns),
+        )
 
     def delete(self, name: str, *, timeout: float | None = None) -> bool:
         del timeout

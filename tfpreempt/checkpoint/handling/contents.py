@@ -22,11 +22,8 @@ from tfpreempt.checkpoint.remote import commits, landing
 from tfpreempt.checkpoint.remote.download import Source
 from tfpreempt.storage import checksum, paths
 from tfpreempt.storage.crew import Crew
-from tfpreempt.storage.interface import (
-    ObjectStat,
-    ObjectStore,
-)
-from tfpreempt.storage.readonly import ReadingStore
+from tfpreempt.storage.interface import ObjectStore, summed
+from tfpreempt.storage.local import LocalStore
 
 _log = logging.getLogger(__name__)
 _THREADS = 8
@@ -134,17 +131,6 @@ def tensorflow_prefix(contents: Contents) -> str | None:
     return indices[0] if len(indices) == 1 else None
 
 
-class _Directory(ReadingStore):
-    """Files of this machine; of one only the size is known before it is read."""
-
-    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
-        del timeout
-        size = self.size(name)  # what is fetched is checksummed on the way
-        if size is None:
-            return None
-        return ObjectStat(name=name, size=size, crc32c=0, generation="")
-
-
 def _commit_at(path: str) -> Contents | None:
     for kind, base, holder in (
         (Kind.OWN, path, path),
@@ -171,7 +157,7 @@ def _from_commit(entry: Committed, holder: str) -> Contents:
     with open(os.path.join(holder, layout.MANIFEST), "rb") as file:
         data = file.read()
     return Contents(
-        source=_Directory(entry.base),
+        source=LocalStore(entry.base),
         folder="",
         manifest=entry.manifest,
         token=entry.token,
@@ -216,7 +202,7 @@ def _plain(
         entries = [FileEntry(name=n, size=size, crc32c=crc) for n, size, crc in found]
     manifest = _made_of(entries)
     return Contents(
-        source=_Directory(base),
+        source=LocalStore(base),
         folder="",
         manifest=manifest,
         token=_token_of(manifest),
@@ -270,8 +256,8 @@ def _stats(store: ObjectStore, folder: str, names: list[str]) -> list[FileEntry]
     found: dict[str, FileEntry] = {}
 
     def look(name: str) -> None:
-        status = store.stat(commits.joined(folder, name))
-        if status is not None:
+        status = summed(store, commits.joined(folder, name))
+        if status is not None and status.crc32c is not None:
             found[name] = FileEntry(name=name, size=status.size, crc32c=status.crc32c)
 
     crew = Crew("tfpreempt-stat", min(_THREADS, len(names)))

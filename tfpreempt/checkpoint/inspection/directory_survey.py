@@ -14,7 +14,7 @@ from tfpreempt.checkpoint import catalog, flat, layout, restore
 from tfpreempt.checkpoint.inspection import control_files
 from tfpreempt.checkpoint.inspection.findings import Condition, Form, Found
 from tfpreempt.storage import paths
-from tfpreempt.storage.readonly import ReadingStore
+from tfpreempt.storage.local import LocalStore
 
 _INDEX = ".index"
 _LOOKS = 5
@@ -28,7 +28,7 @@ def of_directory(directory: str) -> list[Found]:
     Raises:
         CheckpointError: the directory cannot be listed.
     """
-    store = ReadingStore(directory)
+    store = LocalStore(directory)
     fault: OSError | None = None
     for _ in range(_LOOKS):
         try:
@@ -44,7 +44,7 @@ def of_directory(directory: str) -> list[Found]:
     ) from fault
 
 
-def _listed(store: ReadingStore) -> list[Found]:
+def _listed(store: LocalStore) -> list[Found]:
     with os.scandir(store.uri) as entries:
         named = sorted(entries, key=lambda entry: entry.name)
     found = [
@@ -69,7 +69,7 @@ def _listed(store: ReadingStore) -> list[Found]:
     return found
 
 
-def _of_entry(store: ReadingStore, entry: os.DirEntry[str], form: Form) -> Found | None:
+def _of_entry(store: LocalStore, entry: os.DirEntry[str], form: Form) -> Found | None:
     blank = control_files.blank(
         store, entry.name, form, os.path.join(store.uri, entry.name)
     )
@@ -113,7 +113,7 @@ def _unless_deleted(found: Found) -> Found:
     )
 
 
-def _of_intent(store: ReadingStore, entry: os.DirEntry[str]) -> Found | None:
+def _of_intent(store: LocalStore, entry: os.DirEntry[str]) -> Found | None:
     """A flat save of ours that is under way, or died."""
     name = entry.name.removesuffix(layout.INTENT_SUFFIX)
     if name in ("", entry.name) or not entry.is_file(follow_symlinks=False):
@@ -135,7 +135,7 @@ def _of_intent(store: ReadingStore, entry: os.DirEntry[str]) -> Found | None:
     )
 
 
-def _staged(store: ReadingStore) -> list[Found]:
+def _staged(store: LocalStore) -> list[Found]:
     """What saves are writing, or left when they died."""
     root = os.path.join(store.uri, layout.STAGING)
     if os.path.islink(root) or not os.path.isdir(root):
@@ -169,7 +169,7 @@ def _size_below(path: str) -> int:
     return total
 
 
-def _foreign(store: ReadingStore, name: str, is_overwritten: bool) -> Found:
+def _foreign(store: LocalStore, name: str, is_overwritten: bool) -> Found:
     location = os.path.join(store.uri, name)
     remark = "not ours: without a manifest only index and lengths can be checked"
     if is_overwritten:

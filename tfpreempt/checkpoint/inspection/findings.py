@@ -10,7 +10,7 @@ from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.manifest import Manifest
 from tfpreempt.checkpoint.remote import commits
 from tfpreempt.storage.interface import ObjectStore
-from tfpreempt.storage.readonly import ReadingStore
+from tfpreempt.storage.local import LocalStore
 
 _LATEST_TIME = 253_402_300_000.0  # dates end with the year 9999
 _WORKER = layout.worker_name(0).rstrip("0")
@@ -98,7 +98,7 @@ class Found:
     @property
     def is_remote(self) -> bool:
         """Whether it is a copy in a mirror, or on no disk of this machine."""
-        return self.form is Form.REMOTE or not isinstance(self.store, ReadingStore)
+        return self.form is Form.REMOTE or not isinstance(self.store, LocalStore)
 
     @property
     def step(self) -> int | None:

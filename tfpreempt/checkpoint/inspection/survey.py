@@ -19,7 +19,7 @@ from tfpreempt.checkpoint.remote import commits
 from tfpreempt.checkpoint.verification import Effort, check_bytes, check_sizes, joined
 from tfpreempt.storage import opening, paths
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
-from tfpreempt.storage.readonly import ReadingStore
+from tfpreempt.storage.local import LocalStore
 
 _INDEX = ".index"
 _MAX_EXTRA = 5
@@ -132,7 +132,7 @@ def _at_path(path: str, place: str) -> list[Found]:
                 return directory_survey.of_directory(path)
         elif not name.endswith(layout.SIDECAR_SUFFIX):
             form = Form.OWN if commits.parse(name) is None else Form.REMOTE
-            one = control_files.look_into(_root(ReadingStore(path), name, form))
+            one = control_files.look_into(_root(LocalStore(path), name, form))
             return [] if one is None else [one]
     elif name == layout.PAYLOAD and _has_control(above):
         return _at_path(above, place)  # TensorFlow's prefix in a directory of our own

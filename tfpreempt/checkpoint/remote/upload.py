@@ -22,7 +22,7 @@ from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.remote import commits
 from tfpreempt.storage import checksum
 from tfpreempt.storage.crew import Crew
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.interface import ObjectStore, summed
 
 THREADS = 8
 
@@ -174,7 +174,7 @@ class Upload:
         )
 
     def _is_whole(self, name: str, size: int, crc32c: int) -> bool:
-        found = self._store.stat(name)
+        found = summed(self._store, name)
         return found is not None and (found.size, found.crc32c) == (size, crc32c)
 
     def _check_names(self) -> None:
