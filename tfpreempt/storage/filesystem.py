@@ -1,4 +1,4 @@
-"""ObjectStore in a file system object of fsspec or pyarrow that the user hands over.
+"""ObjectStore in a file system of fsspec that the user hands over; pyarrow's by fsspec.
 
 What such an object can promise differs with what is behind it, and few can create a
 file only if there is none. So `put_if_absent` is best effort here: it writes under
@@ -7,6 +7,8 @@ may be told that they did, and the last one's bytes stay. Whether a file is dura
 it is closed, and whether a move is atomic, is for the file system to say; and it alone
 knows time-outs, so `timeout` is not looked at. For gs:// and s3:// our own stores
 promise more.
+
+Neither library is a dependency: who passes an object of one has it.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from tfpreempt import errors
-from tfpreempt.storage import checksum, pieces
-from tfpreempt.storage.filesystem_kinds import Kind
+from tfpreempt.storage import pieces
 from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
@@ -28,37 +29,58 @@ from tfpreempt.storage.interface import (
 
 _TEMPORARY = ".tfpreempt-put-"
 _PIECE = 4 << 20
+# What may tell that a file was replaced; file systems differ in what they know.
+_CHANGING = ("etag", "ETag", "generation", "mtime", "created", "ino", "size")
+
+
+def as_fsspec(filesystem: Any) -> Any:
+    """A file system of fsspec, or of pyarrow, as one of fsspec; None for all else.
+
+    Raises:
+        ConfigurationError: it is pyarrow's, and fsspec is not installed.
+    """
+    if all(hasattr(filesystem, name) for name in ("info", "find", "mv", "rm_file")):
+        return filesystem
+    if not all(hasattr(filesystem, name) for name in ("get_file_info", "delete_file")):
+        return None
+    try:
+        from fsspec.implementations.arrow import ArrowFSWrapper
+    except ImportError as error:
+        raise errors.ConfigurationError(
+            f"Got the pyarrow file system {filesystem!r}, which is read by fsspec, and "
+            f"that cannot be imported: {error}. Run `pip install fsspec`."
+        ) from error
+    return ArrowFSWrapper(filesystem)
 
 
 class FilesystemStore:
-    """Objects as files below a directory of a file system.
+    """Objects as files below a directory of a file system; links are no objects.
 
     Args:
-        kind: the file system.
+        filesystem: of fsspec.
         root: the directory; made by the first put.
     """
 
-    def __init__(self, kind: Kind, root: str) -> None:
-        self._kind = kind
-        self._root = kind.normal(root).rstrip("/")
+    def __init__(self, filesystem: Any, root: str) -> None:
+        self._fs = filesystem
+        self._root = str(filesystem._strip_protocol(root)).rstrip("/")
 
     @property
     def uri(self) -> str:
-        return f"{self._kind.name}:{self._root}"
+        protocol = self._fs.protocol
+        scheme = protocol if isinstance(protocol, str) else protocol[0]
+        return f"{scheme}:{self._root}"
 
     def put_if_absent(
         self, name: str, source: IO[bytes], *, timeout: float | None = None
     ) -> bool:
         del timeout
-        path = self._path(name)
-        with self._edge(f"look at {name!r}", errors.SaveError):
-            if self._kind.look(path) is not None:
-                return False
+        if self.stat(name) is not None:
+            return False
         return self._write(name, source, is_new=True)
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
         del timeout
-        check_name(name)
         self._write(name, io.BytesIO(data), is_new=False)
 
     def get(
@@ -71,30 +93,30 @@ class FilesystemStore:
         timeout: float | None = None,
     ) -> int:
         del timeout
-        path = self._path(name)
-        with self._edge(f"read {name!r}", errors.CheckpointError):
-            file = self._open(name, path)
+        if self.stat(name) is None:
+            raise ObjectMissingError(f"There is no object {name!r} in {self.uri}.")
+        doing, path = f"read {name!r}", self._path(name)
+        with self._edge(doing, errors.CheckpointError):
+            file = self._fs.open(path, "rb")
 
         def read(position: int, size: int) -> bytes:
             del position  # one after the other: a seek may be a request
-            with self._edge(f"read {name!r}", errors.CheckpointError):
+            with self._edge(doing, errors.CheckpointError):
                 return bytes(file.read(size))
 
         with contextlib.closing(file):
-            with self._edge(f"read {name!r}", errors.CheckpointError):
+            with self._edge(doing, errors.CheckpointError):
                 file.seek(offset)
             return pieces.copy(read, target, offset=offset, length=length, size=_PIECE)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         with self._edge("list files", errors.CheckpointError):
-            found = sorted(
-                path[len(self._root) + 1 :]
-                for path in self._kind.files(self._root)
-                if path.startswith(self._root + "/")
-            )
-        for name in found:
+            self._fs.invalidate_cache()
+            found = self._fs.find(self._root, detail=True)
+        for path, info in sorted(found.items()):
+            name = path.removeprefix(self._root + "/")
             is_temporary = name.rpartition("/")[2].startswith(_TEMPORARY)
-            if name.startswith(prefix) and not is_temporary:
+            if _is_file(info) and name.startswith(prefix) and not is_temporary:
                 yield name
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
@@ -105,50 +127,48 @@ class FilesystemStore:
         del timeout
         path = self._path(name)
         with self._edge(f"look at {name!r}", errors.CheckpointError):
-            found = self._kind.look(path)
-            if found is None:
+            # fsspec caches listings, and other processes write too.
+            self._fs.invalidate_cache()
+            try:
+                info = self._fs.info(path)
+            except (FileNotFoundError, NotADirectoryError):
                 return None
-            size, crc = 0, 0
-            with contextlib.closing(self._open(name, path)) as file:
-                while piece := file.read(_PIECE):
-                    size, crc = size + len(piece), checksum.extended(crc, piece)
-        return ObjectStat(name=name, size=size, crc32c=crc, generation=found)
+        if not _is_file(info):
+            return None
+        changing = "-".join(str(info[key]) for key in _CHANGING if key in info)
+        return ObjectStat(
+            name=name, size=info["size"], crc32c=None, generation=changing
+        )
 
     def delete(self, name: str, *, timeout: float | None = None) -> bool:
         del timeout
-        path = self._path(name)
+        if self.stat(name) is None:
+            return False
         with self._edge(f"delete {name!r}", errors.SaveError):
-            if self._kind.look(path) is None:
-                return False
-            self._kind.remove(path)
+            self._fs.rm_file(self._path(name))
         return True
 
     def _write(self, name: str, source: IO[bytes], *, is_new: bool) -> bool:
         """Writes under another name and moves; whether it did."""
-        path = self._path(name)
-        temporary = f"{path.rpartition('/')[0]}/{_TEMPORARY}{secrets.token_hex(8)}"
+        path, doing = self._path(name), f"write {name!r}"
+        folder = path.rpartition("/")[0]
+        temporary = f"{folder}/{_TEMPORARY}{secrets.token_hex(8)}"
         try:
-            with self._edge(f"write {name!r}", errors.SaveError):
-                self._kind.make_parent(path)
-                file = self._kind.create(temporary)
+            with self._edge(doing, errors.SaveError):
+                self._fs.makedirs(folder, exist_ok=True)
+                file = self._fs.open(temporary, "wb")
             with contextlib.closing(file):
                 for piece in pieces.of(source, _PIECE):
-                    with self._edge(f"write {name!r}", errors.SaveError):
+                    with self._edge(doing, errors.SaveError):
                         file.write(piece)
-            with self._edge(f"write {name!r}", errors.SaveError):
-                if is_new and self._kind.look(path) is not None:
+            with self._edge(doing, errors.SaveError):
+                if is_new and self.stat(name) is not None:
                     return False
-                self._kind.move(temporary, path)
+                self._fs.mv(temporary, path)
                 return True
         finally:
-            with contextlib.suppress(Exception):  # it may be moved, or never was
-                if self._kind.look(temporary) is not None:
-                    self._kind.remove(temporary)
-
-    def _open(self, name: str, path: str) -> Any:
-        if self._kind.look(path) is None:
-            raise ObjectMissingError(f"There is no object {name!r} in {self.uri}.")
-        return self._kind.open(path)
+            with contextlib.suppress(Exception):  # it was moved, or never was
+                self._fs.rm_file(temporary)
 
     @contextlib.contextmanager
     def _edge(self, doing: str, kind: type[errors.CheckpointError]) -> Iterator[None]:
@@ -165,3 +185,7 @@ class FilesystemStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{check_name(name)}"
+
+
+def _is_file(info: Any) -> bool:
+    return info.get("type") == "file" and not info.get("islink")

@@ -9,8 +9,8 @@ import urllib.parse
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.storage import filesystem_kinds, paths
-from tfpreempt.storage.filesystem import FilesystemStore
+from tfpreempt.storage import paths
+from tfpreempt.storage.filesystem import FilesystemStore, as_fsspec
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.prefixed import PrefixedStore
@@ -167,9 +167,9 @@ def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
     if all(hasattr(filesystem, name) for name in _STORE):
         prefix = _checked(place, place)
         return PrefixedStore(filesystem, prefix) if prefix else filesystem
-    if kind := filesystem_kinds.kind_of(filesystem):
+    if (theirs := as_fsspec(filesystem)) is not None:
         _checked(place, place)
-        return FilesystemStore(kind, place)
+        return FilesystemStore(theirs, place)
     raise errors.ConfigurationError(
         f"Got filesystem={filesystem!r}; expected one of tfpreempt's stores, or a file "
         "system object of pyarrow or fsspec."
