@@ -6,9 +6,13 @@ import os
 import pathlib
 
 from tfpreempt.checkpoint import claims
-from tfpreempt.checkpoint.saver import CheckpointSaver, Written
+from tfpreempt.checkpoint.loader import CheckpointLoader
+from tfpreempt.checkpoint.payload import Contents, Written
+from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.storage.paths import is_url
 
 
 class Later(SystemClock):
@@ -99,15 +103,32 @@ class Words(State):
         self.text = fileobj.read().decode()
 
 
-def make_saver(directory, payload=None, **kwargs):
-    os.makedirs(directory, exist_ok=True)
-    defaults = {
-        "worker": 0,
-        "world_size": 1,
-        "is_chief": True,
-        "registry": StateRegistry(),
-    }
-    return CheckpointSaver(payload, str(directory), **(defaults | kwargs))
+def cluster(worker, world):
+    return Cluster(worker=worker, jobs=(("worker", world),))
+
+
+def make_saver(
+    directory,
+    payload=None,
+    *,
+    worker=0,
+    world=1,
+    registry=None,
+    random_state=None,
+    copies=None,
+    clock=None,
+    **kwargs,
+):
+    if not is_url(str(directory)):
+        os.makedirs(directory, exist_ok=True)
+    contents = Contents(
+        cluster=cluster(worker, world),
+        payload=payload,
+        random_state=random_state,
+        registry=registry or StateRegistry(),
+    )
+    loader = CheckpointLoader(contents, str(directory), **kwargs)
+    return CheckpointSaver(loader, copies=copies, clock=clock)
 
 
 def save(saver, step, workers=(0,), attempt=None, **kwargs):

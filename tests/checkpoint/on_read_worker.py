@@ -82,6 +82,7 @@ def main():
     import tensorflow as tf
 
     from tfpreempt.checkpoint.writer import make_saver
+    from tfpreempt.core.cluster import read_cluster
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     variables = make_variables(tf, strategy)
@@ -96,9 +97,7 @@ def main():
     saver = make_saver(
         given,
         str(directory),
-        worker=options.worker,
-        world_size=len(workers),
-        is_chief=options.worker == 0,
+        cluster=read_cluster(strategy.cluster_resolver),
         chief_directory=str(directory),
     )
     fill(variables, options.worker, add=0.0)
@@ -123,8 +122,8 @@ def main():
     report["next"] = [int(next(data)) for _ in range(5)]
     fill(variables, options.worker, add=5.0)
     variables["weights"].assign([0.0, 0.0, 0.0])
-    candidate = saver.newest()
-    restored = saver.restore(saver.find(candidate.token))
+    candidate = saver.loader.newest()
+    restored = saver.loader.restore(saver.loader.find(candidate.token))
     report["restored_next"] = [int(next(data)) for _ in range(5)]
     report["restored_parts"] = parts(variables)
     report["restored_step"] = restored.step

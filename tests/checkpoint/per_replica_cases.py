@@ -84,7 +84,7 @@ def test_parts_survive_a_save_that_reduces(strategy, tmp_path):
     save(saver, 1)
     for component in total.values:
         component.assign([0.0] * 4)
-    saver.restore(saver.newest())
+    saver.loader.restore(saver.loader.newest())
     assert [component.numpy().tobytes() for component in total.values] == before
     plain = tf.Variable([0.0] * 4)
     path = tf.train.latest_checkpoint(str(tmp_path))
@@ -118,7 +118,7 @@ def test_batch_statistics_of_keras_3_are_each_replicas_own(strategy, tmp_path):
     )
     save(saver, 1)
     step()
-    saver.restore(saver.newest())
+    saver.loader.restore(saver.loader.newest())
     assert [part.numpy().tobytes() for part in means] == before
 
 

@@ -45,7 +45,7 @@ from tests.checkpoint.fakes import *
 registry = StateRegistry()
 word = Words("mine", "1", per_worker=True, registry=registry)
 saver = make_saver(
-    sys.argv[1], OwnPayload(False), worker=1, world_size=2, is_chief=False,
+    sys.argv[1], OwnPayload(False), worker=1, world=2,
     registry=registry,
 )
 saver.stage(2, "theirs-1")
@@ -124,7 +124,7 @@ def test_a_start_leaves_a_living_programs_save_alone_and_removes_a_dead_ones(
     starting(tmp_path, clock=Later())  # however long it stands still
     assert {*tmp_path.rglob("*")} == before
     first.go_on()
-    assert make_saver(tmp_path).newest().step == 2
+    assert make_saver(tmp_path).loader.newest().step == 2
     assert not (tmp_path / ".tfpreempt-staging").exists()
     for each in sorted(tmp_path.rglob("*"), reverse=True):
         each.unlink() if each.is_file() else each.rmdir()
@@ -132,7 +132,7 @@ def test_a_start_leaves_a_living_programs_save_alone_and_removes_a_dead_ones(
         (tmp_path / "ckpt-2_temp").mkdir()
     other(*program).kill()
     saver = starting(tmp_path)
-    assert saver.newest() is None
+    assert saver.loader.newest() is None
     assert {".tfpreempt-staging", "2", "ckpt-2_temp"} & set(
         os.listdir(tmp_path)
     ) == set()

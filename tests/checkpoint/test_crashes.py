@@ -46,9 +46,9 @@ def look(form, directory):
     """The step that a restarted run restores, checked to be all of a piece."""
     payload = make_payload(form, directory)
     saver, word = with_state(directory, payload, text="nothing")
-    candidate = saver.newest()
+    candidate = saver.loader.newest()
     assert candidate is not None
-    restored = saver.restore(candidate)
+    restored = saver.loader.restore(candidate)
     assert payload.restored_from == content(restored.step)
     assert word.text == {1: "old", 2: "new"}[restored.step]
     return restored.step, payload

@@ -32,9 +32,9 @@ def start(directory, store):
     """The step that a start on this disk restores."""
     saver = make_saver(directory, OwnPayload())
     saver.start()
-    local = saver.newest(print, print)
-    if saver.fetch_newer(store, local, pytest.fail):
-        local = saver.newest(print, print)
+    local = saver.loader.newest(print, print)
+    if saver.loader.fetch_newer(store, local, pytest.fail):
+        local = saver.loader.newest(print, print)
     return None if local is None else local.step
 
 

@@ -45,7 +45,7 @@ def remote(store):
 def own(tmp_path):
     saver = make_saver(tmp_path / "run", OwnPayload())
     save(saver, 6)
-    return saver.checkpoint(saver.newest())
+    return saver.loader.checkpoint(saver.loader.newest())
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def flat(tmp_path):
     saver = make_saver(directory, FlatPayload(str(directory)))
     save(saver, 6)
     (directory / "ckpt-9.index").write_bytes(b"another one's")
-    return saver.checkpoint(saver.newest())
+    return saver.loader.checkpoint(saver.loader.newest())
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_directory_that_is_another_one_is_a_save_error(run, form, how):
     assert content(run.parent.parent) == before  # nothing was made in its place
     put_back(run)
     save(saver, 3)
-    assert started(run).newest().step == 3
+    assert started(run).loader.newest().step == 3
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -110,7 +110,7 @@ def test_a_file_system_that_was_mounted_again_has_the_token(run):
     shutil.rmtree(run)
     run.parent.with_name("copy").rename(run)
     save(saver, 2)
-    assert started(run).newest().step == 2
+    assert started(run).loader.newest().step == 2
 
 
 MOUNTED = """
@@ -137,7 +137,7 @@ journal.record(events.Fault(where="save", error="gone"))
 print(os.listdir(place))
 sh(f"mount --bind {place}2 {place}")
 save(saver, 3)
-print(make_saver(place).newest().step)
+print(make_saver(place).loader.newest().step)
 """
 
 

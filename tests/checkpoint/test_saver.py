@@ -24,8 +24,7 @@ def worker(directory, index, world, text=""):
         OwnPayload(index == 0),
         registry=registry,
         worker=index,
-        world_size=world,
-        is_chief=index == 0,
+        world=world,
         random_state=Words("random", f"{text}{index}", per_worker=True, registry=None),
     )
     return saver, words
@@ -34,14 +33,13 @@ def worker(directory, index, world, text=""):
 def save_all(directory, world, complete=None, step=5):
     workers = [worker(directory, i, world, "text") for i in range(world)]
     staged = [saver.stage(step, f"a-{step}") for saver, _ in workers]
-    assert all(s.has_shard for s in staged)
     return workers[0][0].commit(staged[0], "preemption", complete or range(world))
 
 
 def restore(directory, index, world):
     saver, words = worker(directory, index, world, "fresh")
-    candidate = saver.newest()
-    saver.restore(candidate)
+    candidate = saver.loader.newest()
+    saver.loader.restore(candidate)
     return saver, candidate, [word.text for word in words]
 
 
@@ -53,9 +51,11 @@ def test_each_worker_gets_its_own_shard_and_the_chiefs_replicated_state(tmp_path
     for index in range(3):
         saver, candidate, texts = restore(tmp_path, index, 3)
         assert texts == [f"text{index}", "text0"]
-        assert saver._random_state.text == f"fresh{index}"  # only when asked
-        assert saver.load_random_state(candidate)
-        assert saver._random_state.text == f"text{index}"
+        assert (
+            saver.loader.contents.random_state.text == f"fresh{index}"
+        )  # only when asked
+        assert saver.loader.load_random_state(candidate)
+        assert saver.loader.contents.random_state.text == f"text{index}"
 
 
 def test_another_world_size_restores_what_is_everyones_with_one_warning(
@@ -64,7 +64,7 @@ def test_another_world_size_restores_what_is_everyones_with_one_warning(
     save_all(tmp_path, 3)
     saver, candidate, texts = restore(tmp_path, 1, 2)
     assert texts == ["fresh1", "text0"]
-    assert not saver.load_random_state(candidate)
+    assert not saver.loader.load_random_state(candidate)
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
     assert "3 workers, now there are 2" in record.getMessage()
     assert "data position" in record.getMessage()
@@ -128,7 +128,7 @@ def test_start_removes_what_dead_saves_left(tmp_path):
     assert (tmp_path / ".tfpreempt-probe-aa").exists()  # somebody may be looking at it
     make_saver(tmp_path, OwnPayload(), clock=Later()).start()
     assert not (tmp_path / ".tfpreempt-probe-aa").exists()
-    assert saver.newest().step == 1
+    assert saver.loader.newest().step == 1
 
 
 UNREADABLE = {
@@ -158,10 +158,10 @@ def test_a_state_that_cannot_be_read_is_damage_though_its_bytes_are_right(
     job(Words("x", text, per_worker=per_worker, registry=StateRegistry()), 2)
     again = make("x", per_worker=per_worker, registry=StateRegistry())
     saver, payload = job(again, None)
-    candidate = saver.newest()
+    candidate = saver.loader.newest()
     assert candidate.step == 1
     assert payload.restored_from is None
-    saver.restore(candidate)
+    saver.loader.restore(candidate)
     assert "Passing over a checkpoint" in caplog.text
 
 
@@ -183,17 +183,17 @@ def test_a_lone_worker_needs_no_peers(tmp_path):
     payload = OwnPayload()
     payload.needs_peers = lambda: True
     assert not make_saver(tmp_path, payload).needs_peers()
-    assert make_saver(tmp_path, payload, world_size=2).needs_peers()
+    assert make_saver(tmp_path, payload, world=2).needs_peers()
 
 
 def test_handles(tmp_path):
     saver = make_saver(tmp_path, OwnPayload())
     save(saver, 6)
-    handle = saver.checkpoint(saver.newest())
+    handle = saver.loader.checkpoint(saver.loader.newest())
     assert (handle.path, handle.step) == (str(tmp_path / "6"), 6)
     assert handle.prefix == str(tmp_path / "6" / "ckpt")
     assert repr(handle) == f"Checkpoint({str(tmp_path / '6')!r}, step=6, local)"
-    assert handle == saver.checkpoint(saver.newest())
+    assert handle == saver.loader.checkpoint(saver.loader.newest())
     with pytest.raises(TypeError, match=r"\.path"):
         os.path.exists(handle)
 
@@ -205,20 +205,20 @@ def test_retention_does_not_count_a_commit_that_was_found_damaged(tmp_path, keep
     save(saver, 2)
     damage(str(tmp_path / "2" / "ckpt.index"))
     saver = make_saver(tmp_path, OwnPayload(), max_to_keep=keep)
-    assert saver.newest().step == 1
+    assert saver.loader.newest().step == 1
     save(saver, 3)
     assert sorted(name for name in os.listdir(tmp_path) if name.isdigit()) == kept
     save(saver, 2)  # a new commit under the damaged one's number is a good one
-    assert saver.newest().step == 2
+    assert saver.loader.newest().step == 2
 
 
 def test_a_commit_of_states_alone_is_passed_over_where_weights_are_needed(tmp_path):
     save(make_saver(tmp_path, OwnPayload()), 1)
     save(make_saver(tmp_path), 2)
-    assert make_saver(tmp_path).newest().step == 2
+    assert make_saver(tmp_path).loader.newest().step == 2
     problems = []
     saver = make_saver(tmp_path, OwnPayload(), needs_prefix=True)
-    assert saver.newest(problems.append).step == 1
+    assert saver.loader.newest(problems.append).step == 1
     (problem,) = problems
     assert "only named States" in problem
     assert str(tmp_path / "2") in problem

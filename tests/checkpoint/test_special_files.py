@@ -80,8 +80,8 @@ def commit(directory, step, form="own"):
 
 def restored(directory, form="own"):
     saver, word = job(directory, form)
-    candidate = saver.newest()
-    saver.restore(candidate)
+    candidate = saver.loader.newest()
+    saver.loader.restore(candidate)
     assert word.text == str(candidate.step)
     return candidate.step
 

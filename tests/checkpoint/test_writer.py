@@ -49,9 +49,9 @@ class Job:
         return self.saver.commit(staged, "save", [0])
 
     def restore(self):
-        candidate = self.saver.newest()
+        candidate = self.saver.loader.newest()
         assert candidate is not None
-        self.saver.restore(candidate)
+        self.saver.loader.restore(candidate)
         return candidate, float(self.weight[0])
 
 
@@ -90,13 +90,13 @@ def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, form):
     prefix = commit.path + ("/ckpt" if form == "own" else "")
     damage(prefix + ".data-00000-of-00001")
     fresh, problems = Job(tmp_path, form), []
-    candidate = fresh.saver.newest(problems.append)
+    candidate = fresh.saver.loader.newest(problems.append)
     assert candidate.step == 3
     (problem,) = problems
     assert "ckpt" in problem
     assert "data-00000-of-00001" in problem
     assert "crc32c" in problem
-    fresh.saver.restore(candidate)
+    fresh.saver.loader.restore(candidate)
     fresh.save(7)
     assert Job(tmp_path, form).restore()[1] == 7.0
     if form == "manager":
@@ -243,7 +243,7 @@ def test_an_incomplete_foreign_checkpoint_is_passed_over(tmp_path, cut):
         path = data if cut == "data" else tmp_path / "ckpt-2.index"
         path.write_bytes(path.read_bytes()[:-3])
     problems = []
-    candidate = Job(tmp_path, "manager").saver.newest(problems.append)
+    candidate = Job(tmp_path, "manager").saver.loader.newest(problems.append)
     assert candidate.step == 3
     assert "ckpt-2" in problems[0]
 
@@ -267,9 +267,9 @@ def test_another_models_checkpoint_is_refused_before_anything_is_assigned(tmp_pa
     first, second = tf.Variable([9.0, 9.0]), tf.Variable([[1.0]])
     checkpoint = tf.train.Checkpoint(weight=first, extra=second)
     saver = writer.make_saver(checkpoint, tmp_path, registry=StateRegistry())
-    candidate = saver.newest()
+    candidate = saver.loader.newest()
     with pytest.raises(errors.CheckpointMismatchError, match="extra") as caught:
-        saver.restore(candidate)
+        saver.loader.restore(candidate)
     assert "(1, 1)" in str(caught.value)
     assert float(first[0]) == 9.0
 
@@ -282,7 +282,7 @@ def test_wrong_shapes_and_types_are_named(tmp_path, value, what):
     other = tf.train.Checkpoint(weight=tf.Variable(value))
     saver = writer.make_saver(other, tmp_path, registry=StateRegistry())
     with pytest.raises(errors.CheckpointMismatchError, match=f"weight: .*{what}"):
-        saver.restore(saver.newest())
+        saver.loader.restore(saver.loader.newest())
 
 
 def test_a_layer_built_later_is_restored_then_or_explained(tmp_path):
@@ -297,13 +297,13 @@ def test_a_layer_built_later_is_restored_then_or_explained(tmp_path):
     model(tf.zeros([1, 2]))
     save(saver, 1)
     later, saver = job(3)
-    saver.restore(saver.newest())
+    saver.loader.restore(saver.loader.newest())
     later(tf.zeros([1, 2]))
     tf.debugging.assert_equal(
         later.layers[0].kernel.value, model.layers[0].kernel.value
     )
     wrong, saver = job(4)
-    saver.restore(saver.newest())
+    saver.loader.restore(saver.loader.newest())
     with pytest.raises(errors.CheckpointMismatchError, match="built after"):
         wrong(tf.zeros([1, 2]))
 
@@ -327,7 +327,7 @@ def test_save_fn_that_returns_none_commits_nothing(tmp_path, caplog):
     job = Job(tmp_path, save_fn=lambda: None)
     assert job.save(3) is None
     assert "save_fn returned None" in caplog.text
-    assert job.saver.newest() is None
+    assert job.saver.loader.newest() is None
     assert os.listdir(tmp_path) == [".tfpreempt-directory"]
 
 
@@ -348,6 +348,6 @@ def test_named_states_alone(tmp_path):
     saver = writer.make_saver(None, tmp_path, registry=registry)
     save(saver, 4)
     words.text = ""
-    assert saver.restore(saver.newest()).step == 4
+    assert saver.loader.restore(saver.loader.newest()).step == 4
     assert words.text == "hello"
     assert tf.train.latest_checkpoint(str(tmp_path)) is None

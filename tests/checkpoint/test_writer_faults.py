@@ -9,7 +9,7 @@ import resource
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import OwnPayload, cluster, make_saver, save
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.storage.files import LocalFiles
@@ -114,7 +114,7 @@ def test_a_save_fn_that_wrote_nothing_is_an_error(tmp_path, name):
     with pytest.raises(errors.SaveError, match="nothing to commit") as caught:
         job.save(3)
     assert repr(path) in str(caught.value)
-    assert job.saver.newest() is None
+    assert job.saver.loader.newest() is None
 
 
 def test_a_save_fn_may_write_a_single_file(tmp_path):
@@ -124,7 +124,7 @@ def test_a_save_fn_may_write_a_single_file(tmp_path):
 
     Job(tmp_path, save_fn=save_fn).save(3)
     Job(tmp_path, save_fn=save_fn).save(4)  # its tidying leaves the file's sidecar
-    candidate = Job(tmp_path, save_fn=save_fn).saver.newest()
+    candidate = Job(tmp_path, save_fn=save_fn).saver.loader.newest()
     assert candidate.step == 4
     assert next(file.name for file in candidate.manifest.files) == "model.keras"
 
@@ -187,7 +187,7 @@ def test_an_index_that_tensorflow_cannot_read_is_passed_over(tmp_path, caplog):
     Job(tmp_path).save(3)
     save(make_saver(tmp_path, OwnPayload()), 4)
     job = Job(tmp_path)
-    candidate = job.saver.newest()
+    candidate = job.saver.loader.newest()
     assert candidate.step == 3
     assert "TensorFlow cannot read" in caplog.text
     assert float(job.weight[0]) == 0.0
@@ -213,7 +213,7 @@ def test_a_checkpoint_that_fits_warns_of_nothing(tmp_path, caplog):
     weight = tf.Variable([0.0, 0.0])
     other = tf.train.Checkpoint(weight=weight)  # without our counter
     saver = writer.make_saver(other, tmp_path)
-    saver.restore(saver.newest())
+    saver.loader.restore(saver.loader.newest())
     assert float(weight[0]) == 3.0
     assert [r for r in caplog.records if r.levelname == "WARNING"] == []
 
@@ -240,7 +240,7 @@ def test_a_commit_of_states_alone_does_not_stand_for_weights(tmp_path, caplog):
     candidate, value = Job(tmp_path).restore()
     assert (candidate.step, value) == (3, 3.0)
     assert "only named States" in caplog.text
-    assert Job(tmp_path, save_fn=lambda: None).saver.newest().step == 4
+    assert Job(tmp_path, save_fn=lambda: None).saver.loader.newest().step == 4
 
 
 # --- dataset iterators ---------------------------------------------------------------
@@ -262,15 +262,15 @@ def shuffled(seed=3):
 
 def test_a_worker_without_its_shard_starts_its_data_anew(tmp_path, caplog):
     first = take(with_data(tmp_path / "other", shuffled()), 5)
-    chief = with_data(tmp_path, shuffled(), world_size=2)
+    chief = with_data(tmp_path, shuffled(), cluster=cluster(0, 2))
     take(chief, 20)
     chief.save(3)  # the shard of worker 1 is not in it
     expected = take(chief, 5)
-    lost = with_data(tmp_path, shuffled(), world_size=2, worker=1, is_chief=False)
+    lost = with_data(tmp_path, shuffled(), cluster=cluster(1, 2))
     assert lost.restore()[1] == 3.0
     assert take(lost, 5) == first
     assert "no shard of worker 1" in caplog.text
-    again = with_data(tmp_path, shuffled(), world_size=2)
+    again = with_data(tmp_path, shuffled(), cluster=cluster(0, 2))
     assert again.restore()[1] == 3.0
     assert take(again, 5) == expected
 
@@ -280,7 +280,7 @@ def test_another_world_size_restores_though_the_datasets_differ(tmp_path, worker
     one = with_data(tmp_path, shuffled())
     take(one, 20)
     one.save(3)
-    options = {"world_size": 2, "worker": worker, "is_chief": worker == 0}
+    options = {"cluster": cluster(worker, 2)}
     data = tf.data.Dataset.range(100).shard(2, worker).map(lambda x: x + 1)
     two = with_data(tmp_path, data, **options)
     assert two.restore()[1] == 3.0

@@ -62,7 +62,7 @@ def run(tmp_path: Path) -> Path:
     ]
     directory = tmp_path / "run"
     saver = make_saver(
-        directory, OwnPayload(), registry=registry, max_to_keep=None, world_size=2
+        directory, OwnPayload(), registry=registry, max_to_keep=None, world=2
     )
     for step in (20, 30, 10):
         save(saver, step)

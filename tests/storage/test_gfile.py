@@ -8,12 +8,11 @@ import os
 
 import pytest
 
-from tests.checkpoint.fakes import Later, Words, content, names, save
+from tests.checkpoint.fakes import Later, Words, content, make_saver, names, save
 from tfpreempt import errors
 from tfpreempt.checkpoint import probe
 from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.payload import Written
-from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.files import files_for
@@ -91,13 +90,13 @@ def make(url, text="", files=None, max_to_keep=1, **kwargs):
         Words("word", text, registry=registry),
         Words("own", text, per_worker=True, registry=registry),
     ]
-    saver = CheckpointSaver(
-        ObjectPayload(),
+    saver = make_saver(
         url,
-        **{"worker": 0, "world_size": 1, "is_chief": True, **kwargs},
+        ObjectPayload(),
         registry=registry,
         files=files,
         max_to_keep=max_to_keep,
+        **kwargs,
     )
     return saver, words
 
@@ -118,9 +117,9 @@ def save_new(url, files):
 def look(url):
     """The step that a restarted run restores, checked to be all of a piece."""
     saver, words = make(url, "nothing")
-    candidate = saver.newest()
-    restored = saver.restore(candidate)
-    assert saver._payload.restored_from == content(restored.step)
+    loader = saver.loader
+    restored = loader.restore(loader.newest())
+    assert loader.contents.payload.restored_from == content(restored.step)
     assert [word.text for word in words] == [{1: "old", 2: "new"}[restored.step]] * 2
     return restored.step
 
@@ -199,21 +198,21 @@ def test_a_crash_while_tensorflow_writes_leaves_the_old_one(url):
 
 
 def test_many_workers_and_those_whose_shard_is_missing(url):
-    chief, kept = make(url, "0", world_size=3)
-    others = [make(url, str(i), worker=i, world_size=3, is_chief=False) for i in (1, 2)]
+    chief, kept = make(url, "0", world=3)
+    others = [make(url, str(i), worker=i, world=3) for i in (1, 2)]
     for other, _ in others:
         other.stage(4, "run-4")
     staged = chief.stage(4, "run-4")
     commit = chief.commit(staged, "preemption", [0, 1])  # 2 did not come in time
-    candidate = chief.newest()
+    candidate = chief.loader.newest()
     assert candidate.path == commit.path == f"{url}/commit-run-4"
     assert candidate.kind is Kind.OWN
     assert candidate.manifest.workers == (0, 1)
-    fresh, words = make(url, "?", worker=1, world_size=3, is_chief=False)
-    fresh.restore(fresh.find(candidate.token))
+    fresh, words = make(url, "?", worker=1, world=3)
+    fresh.loader.restore(fresh.loader.find(candidate.token))
     assert [word.text for word in words] == ["0", "1"]
     assert len(kept) == 2
-    handle = chief.checkpoint(candidate)
+    handle = chief.loader.checkpoint(candidate)
     assert (handle.path, handle.prefix) == (commit.path, f"{commit.path}/ckpt")
 
 
@@ -252,8 +251,8 @@ class Job:
         return save(self.saver, step)
 
     def restore(self):
-        candidate = self.saver.newest()
-        self.saver.restore(candidate)
+        candidate = self.saver.loader.newest()
+        self.saver.loader.restore(candidate)
         return candidate.step, float(self.weight[0])
 
 
@@ -279,7 +278,7 @@ def test_retention_stock_tensorflow_and_damage(url):
 
     damage(latest + ".data-00000-of-00001")
     fresh, problems = Job(url), []
-    assert fresh.saver.newest(problems.append).step == 5
+    assert fresh.saver.loader.newest(problems.append).step == 5
     assert "crc32c" in problems[0]
     assert fresh.restore() == (5, 5.0)
 
@@ -291,7 +290,7 @@ def test_what_a_manager_saved_there_is_found(url):
     manager.save()
     fresh = Job(url)
     assert fresh.restore() == (None, 7.0)
-    assert fresh.saver.newest().kind is Kind.FOREIGN
+    assert fresh.saver.loader.newest().kind is Kind.FOREIGN
 
 
 def test_a_copied_bucket_is_a_directory(url, tmp_path):
@@ -343,7 +342,7 @@ def test_a_service_that_does_not_answer_is_no_empty_directory(url, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(tf.io.gfile, "stat", fail)
         with pytest.raises(errors.CheckpointError, match="try again later"):
-            make(url)[0].newest()
+            make(url)[0].loader.newest()
         with pytest.raises(errors.ConfigurationError, match="check its name, the netw"):
             failure.check_directory(url)
     assert look(url) == 1

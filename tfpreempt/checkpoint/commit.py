@@ -4,7 +4,7 @@ The marker is the commit, not the rename: object storage has no rename, and a di
 that was renamed is complete only if its files were synced before. Whoever dies at any
 line of `publish` leaves either the old newest commit or the new one, each whole.
 
-Steps of `publish`, on the chief, after all workers are known to be done:
+The steps, on the chief, after all workers are known to be done:
 
     1. sync every file and directory that was staged, and checksum the files
     2. write and sync the manifest
@@ -23,61 +23,17 @@ import concurrent.futures
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import platform
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tfpreempt.checkpoint import catalog, layout, pointer, retention
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
 from tfpreempt.core.clock import Clock
-from tfpreempt.core.events import Commit
 from tfpreempt.storage import checksum, reading
 from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """What a commit will say of itself.
-
-    Attributes:
-        step: the step number that the checkpoint carries.
-        world_size: number of workers of this run.
-        workers: those whose shard is complete.
-        because: "preemption", "periodic" or "save".
-        started_at: monotonic seconds at which writing started.
-        versions: by package name.
-        metadata: further JSON-able facts.
-        above: a sequence that is taken elsewhere: this one must be higher.
-    """
-
-    step: int
-    world_size: int
-    workers: tuple[int, ...]
-    because: str
-    started_at: float
-    above: int = 0
-    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def event(manifest: Manifest, path: str, seconds: float) -> Commit:
-    """The record of a commit.
-
-    Args:
-        manifest: what was committed.
-        path: where.
-        seconds: how long the save took.
-    """
-    return Commit(
-        step=manifest.step,
-        path=path,
-        sequence=manifest.sequence,
-        world_size=manifest.world_size,
-        save_seconds=seconds,
-        bytes=manifest.bytes,
-        because=manifest.because,
-    )
 
 
 def publish(
@@ -86,10 +42,8 @@ def publish(
     directory: str,
     staged: str,
     number: int,
-    draft: Draft,
-    max_to_keep: int | None,
-    damaged: Collection[str] = (),
-    is_pinned: Callable[[str], bool] = lambda path: False,
+    draft: Manifest,
+    started_at: float,
 ) -> tuple[str, Manifest]:
     """Commits a staging directory in the own form.
 
@@ -97,38 +51,80 @@ def publish(
         files: the file operations.
         clock: for the measured time.
         directory: the checkpoint directory.
-        staged: the staging directory; every worker has finished with it.
-        number: the number that becomes the directory's name.
-        draft: what the commit says of itself.
-        max_to_keep: commits to keep; None keeps all.
-        damaged: tokens of commits that don't count as kept.
-        is_pinned: whether a commit's path must not be deleted now.
+        staged: the staging directory, complete.
+        number: the directory number wanted.
+        draft: what the commit says of itself; nothing of its files yet.
+        started_at: monotonic seconds at which writing started.
 
     Returns:
-        The path of the commit and its manifest.
+        Where the commit is, and its manifest.
 
     Raises:
         OSError: before the marker; nothing older was touched.
     """
-    names = reading.tree(staged)
-    sums = make_durable(files, [os.path.join(staged, n) for n in names], [staged])
-    manifest = compose(
-        clock,
+
+    def place(manifest: Manifest) -> str:
+        if os.path.dirname(staged) == directory:
+            return staged  # under its last name already
+        target = free_target(files, clock, directory, number, manifest.sequence)
+        files.rename(staged, target)
+        files.sync_dir(directory)
+        return target
+
+    contents = {name: os.path.join(staged, name) for name in reading.tree(staged)}
+    prefix = layout.PAYLOAD if f"{layout.PAYLOAD}.index" in contents else None
+    draft = dataclasses.replace(draft, prefix=prefix)
+    return seal(files, clock, staged, contents, [staged], draft, started_at, place)
+
+
+def seal(
+    files: Files,
+    clock: Clock,
+    staged: str,
+    contents: Mapping[str, str],
+    roots: Sequence[str],
+    draft: Manifest,
+    started_at: float,
+    place: Callable[[Manifest], str],
+) -> tuple[str, Manifest]:
+    """Steps 1 to 4, in whatever form.
+
+    Args:
+        files: the file operations.
+        clock: for the measured time.
+        staged: the staging directory.
+        contents: the path of each file, by its name in the manifest.
+        roots: the directories with all of them.
+        draft: what the commit says of itself; nothing of its files yet.
+        started_at: monotonic seconds at which writing started.
+        place: gives what was staged, with the manifest in it, its last name.
+
+    Returns:
+        That name, and the manifest.
+
+    Raises:
+        OSError: before the marker.
+    """
+    sums = make_durable(files, list(contents.values()), roots)
+    entries = {
+        name: FileEntry(name=name, size=sums[path][0], crc32c=sums[path][1])
+        for name, path in contents.items()
+    }
+    manifest = dataclasses.replace(
         draft,
-        max(draft.above, catalog.highest_sequence(directory)) + 1,
-        {name: sums[os.path.join(staged, name)] for name in names},
-        layout.PAYLOAD if f"{layout.PAYLOAD}.index" in names else None,
+        files=tuple(entries[name] for name in sorted(entries)),
+        save_seconds=max(0.0, clock.monotonic() - started_at),
+        metadata={"saved_at": clock.wall(), **draft.metadata},
     )
     data = to_json(manifest)
     write_durably(files, os.path.join(staged, layout.MANIFEST), data)
-    target = _settle(files, clock, directory, staged, number, manifest.sequence)
-    mark(files, target, data, manifest.sequence)
-    finish(files, directory, max_to_keep, damaged, is_pinned)
-    return target, manifest
+    holder = place(manifest)
+    mark(files, holder, data, manifest.sequence)
+    return holder, manifest
 
 
 def make_durable(
-    files: Files, paths: list[str], roots: list[str]
+    files: Files, paths: list[str], roots: Sequence[str]
 ) -> dict[str, tuple[int, int]]:
     """Syncs files and all directories below the roots; checksums files meanwhile.
 
@@ -154,32 +150,6 @@ def make_durable(
         sums = checksum.of_files(paths)
         syncing.result()
     return sums
-
-
-def compose(
-    clock: Clock,
-    draft: Draft,
-    sequence: int,
-    sums: Mapping[str, tuple[int, int]],
-    prefix: str | None,
-) -> Manifest:
-    """The manifest of a commit."""
-    entries = [
-        FileEntry(name=name, size=size, crc32c=crc)
-        for name, (size, crc) in sorted(sums.items())
-    ]
-    return Manifest(
-        step=draft.step,
-        sequence=sequence,
-        world_size=draft.world_size,
-        workers=tuple(sorted(draft.workers)),
-        files=tuple(entries),
-        prefix=prefix,
-        versions=dict(draft.versions),
-        because=draft.because,
-        save_seconds=max(0.0, clock.monotonic() - draft.started_at),
-        metadata={"saved_at": clock.wall(), **draft.metadata},
-    )
 
 
 def mark(files: Files, holder: str, manifest_bytes: bytes, sequence: int) -> None:
@@ -250,18 +220,6 @@ def point(files: Files, directory: str, kept: list[str], dropped: list[str]) -> 
     )
 
 
-def _settle(
-    files: Files, clock: Clock, directory: str, staged: str, number: int, sequence: int
-) -> str:
-    """Gives what was staged its last name, unless it was staged under that one."""
-    if os.path.dirname(staged) == directory:
-        return staged
-    target = free_target(files, clock, directory, number, sequence)
-    files.rename(staged, target)
-    files.sync_dir(directory)
-    return target
-
-
 def free_target(
     files: Files, clock: Clock, directory: str, number: int, sequence: int
 ) -> str:
@@ -291,3 +249,12 @@ def _listed(directory: str) -> pointer.Pointer | None:
 
 def _has_index(directory: str, name: str) -> bool:
     return reading.is_file(os.path.join(directory, name) + ".index")
+
+
+def versions() -> dict[str, str]:
+    """What is running now, by name; nothing is imported for it."""
+    found = {"python": platform.python_version()}
+    for name in ("tensorflow", "keras", "tf_keras", "numpy"):
+        if module := sys.modules.get(name):
+            found[name] = str(getattr(module, "__version__", "unknown"))
+    return found

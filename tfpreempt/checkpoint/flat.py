@@ -17,6 +17,7 @@ checkpoint is gone: at the next commit.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import json
 import logging
@@ -25,7 +26,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, commit, layout, retention
-from tfpreempt.checkpoint.manifest import Manifest, to_json
+from tfpreempt.checkpoint.manifest import Manifest
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files, write_durably
@@ -33,13 +34,13 @@ from tfpreempt.storage.files import Files, write_durably
 _log = logging.getLogger(__name__)
 
 
-def declare(files: Files, prefix: str, staged: str) -> None:
+def declare(files: Files, staged: str, prefix: str) -> None:
     """Writes the intent, before TensorFlow writes anything under the prefix.
 
     Args:
         files: the file operations.
-        prefix: TensorFlow's prefix.
         staged: the staging directory of the save, whose claim the intent shares.
+        prefix: TensorFlow's prefix.
 
     Raises:
         OSError: as the file system says.
@@ -64,19 +65,21 @@ def publish(
     files: Files,
     clock: Clock,
     directory: str,
-    prefix: str,
     staged: str,
-    draft: commit.Draft,
+    prefix: str,
+    draft: Manifest,
+    started_at: float,
 ) -> Manifest:
     """Commits a flat checkpoint: TensorFlow's files plus the staged shards.
 
     Args:
         files: the file operations.
         clock: for the measured time.
-        directory: the checkpoint directory, whose sequence counts.
-        prefix: TensorFlow's prefix, or a file or directory that a save_fn returned.
+        directory: the checkpoint directory.
         staged: the staging directory with shards and States; it may be missing.
-        draft: what the commit says of itself.
+        prefix: TensorFlow's prefix, or a file or directory that a save_fn returned.
+        draft: what the commit says of itself; nothing of its files yet.
+        started_at: monotonic seconds at which writing started.
 
     Returns:
         The manifest.
@@ -103,30 +106,30 @@ def publish(
             base,
         )
     files.make_dirs(staged)
-    shards = reading.tree(staged)
-    roots = [staged, *([prefix] if os.path.isdir(prefix) else [])]
-    sums = commit.make_durable(
-        files, payload + [os.path.join(staged, name) for name in shards], roots
-    )
-    named = {os.path.relpath(path, base): sums[path] for path in payload}
-    for name in shards:
-        named[f"{stem}{layout.SIDECAR_SUFFIX}/{name}"] = sums[
-            os.path.join(staged, name)
-        ]
-    files.sync_dir(base)
-    found = [catalog.highest_sequence(each) for each in {directory, base}]
-    sequence = 1 + max(draft.above, *found)
-    is_tensorflow = os.path.exists(prefix + ".index")
-    manifest = commit.compose(
-        clock, draft, sequence, named, stem if is_tensorflow else None
-    )
-    data = to_json(manifest)
-    write_durably(files, os.path.join(staged, layout.MANIFEST), data)
     holder = layout.sidecar(prefix)
-    _make_room(files, holder)
-    files.rename(staged, holder)
-    files.sync_dir(base)
-    commit.mark(files, holder, data, manifest.sequence)
+
+    def place(manifest: Manifest) -> str:
+        del manifest
+        files.sync_dir(base)  # TensorFlow's files
+        _make_room(files, holder)
+        files.rename(staged, holder)
+        files.sync_dir(base)
+        return holder
+
+    contents = {os.path.relpath(path, base): path for path in payload}
+    for name in reading.tree(staged):
+        inside = f"{stem}{layout.SIDECAR_SUFFIX}/{name}"
+        contents[inside] = os.path.join(staged, name)
+    roots = [staged, *([prefix] if os.path.isdir(prefix) else [])]
+    is_tensorflow = os.path.exists(prefix + ".index")
+    draft = dataclasses.replace(
+        draft,
+        sequence=max(draft.sequence, catalog.highest_sequence(base) + 1),
+        prefix=stem if is_tensorflow else None,
+    )
+    _, manifest = commit.seal(
+        files, clock, staged, contents, roots, draft, started_at, place
+    )
     files.remove(layout.intent(prefix))
     files.sync_dir(base)
     return manifest

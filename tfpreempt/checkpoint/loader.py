@@ -8,66 +8,50 @@ import os
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.payload import Payload
+from tfpreempt.checkpoint.payload import Contents
 from tfpreempt.checkpoint.remote import fetch
 from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.state import (
-    State,
-    StateRegistry,
-    check_state_file,
-    read_state,
-)
+from tfpreempt.checkpoint.state import check_state_file, read_state
 from tfpreempt.core import events
-from tfpreempt.storage.files import Files
+from tfpreempt.storage.files import Files, files_for
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 
 
 class CheckpointLoader:
-    """One worker's view of a checkpoint directory; the part of a saver that restores.
+    """One worker's view of a checkpoint directory.
 
     Args:
-        payload: what TensorFlow restores; None for named States alone.
-        directory: the checkpoint directory.
-        worker: index of this worker.
-        world_size: number of workers.
-        is_chief: whether TensorFlow's own files have this worker's iterators.
+        contents: what is restored.
+        directory: the checkpoint directory, the chief's for all workers.
         max_to_keep: own commits to keep; None keeps all.
         needs_prefix: whether a commit of named States alone is nothing to restore.
-        random_state: what `load_random_state` restores.
-        registry: the named States that are loaded.
         files: the file operations.
+
+    Attributes:
+        damaged: tokens of the commits that `newest` passed over.
     """
 
     def __init__(
         self,
-        payload: Payload | None,
+        contents: Contents,
         directory: str,
         *,
-        worker: int,
-        world_size: int,
-        is_chief: bool,
-        max_to_keep: int | None,
-        needs_prefix: bool,
-        random_state: State | None,
-        registry: StateRegistry,
-        files: Files,
+        max_to_keep: int | None = 2,
+        needs_prefix: bool = False,
+        files: Files | None = None,
     ) -> None:
+        retention.check_max_to_keep(max_to_keep)
+        self.contents = contents
         self.directory = directory
-        self.worker = worker
-        self.world_size = world_size
-        self.is_chief = is_chief
         self.max_to_keep = max_to_keep
-        self._payload = payload
+        self.files = files or files_for(directory)
+        self.damaged: set[str] = set()
         self._needs_prefix = needs_prefix
-        self._damaged: set[str] = set()  # tokens of commits that `newest` passed over
-        self._random_state = random_state
-        self._registry = registry
-        self._files = files
 
     def newest(self, *on_skip: Callable[[str], None]) -> Candidate | None:
         """The newest that verifies; on the chief. See `restore.newest_verified`."""
@@ -76,7 +60,7 @@ class CheckpointLoader:
             *on_skip,
             needs_prefix=self._needs_prefix,
             check=self._check_readable,
-            on_damaged=lambda candidate: self._damaged.add(candidate.token),
+            on_damaged=lambda candidate: self.damaged.add(candidate.token),
         )
 
     def fetch_newer(
@@ -87,7 +71,7 @@ class CheckpointLoader:
     ) -> bool:
         """Brings a newer commit from an object store; see `fetch.newest_first`."""
         return fetch.newest_first(
-            self._files,
+            self.files,
             store,
             local,
             self.directory,
@@ -117,7 +101,7 @@ class CheckpointLoader:
         if commit is None:
             return None
         keep = self.max_to_keep  # nobody else deletes any on this disk
-        fetch.bring(self._files, store, commit, self.directory, max_to_keep=keep)
+        fetch.bring(self.files, store, commit, self.directory, max_to_keep=keep)
         return self.find(token)
 
     def find(self, token: str) -> Candidate | None:
@@ -139,18 +123,18 @@ class CheckpointLoader:
         Raises:
             CheckpointMismatchError: another model's checkpoint; nothing was assigned.
         """
-        if self._payload is not None and candidate.prefix is not None:
-            with_data = self._has_my_data(candidate)
-            self._payload.restore(candidate.prefix, with_data=with_data)
+        payload, cluster = self.contents.payload, self.contents.cluster
+        if payload is not None and candidate.prefix is not None:
+            payload.restore(candidate.prefix, with_data=self._has_my_data(candidate))
         if candidate.manifest is not None:
-            restoring.warn_about_world(candidate, self.worker, self.world_size)
-            if self._payload is not None and self._has_my_shard(candidate):
-                for state in self._payload.shard_states():
+            restoring.warn_about_world(candidate, cluster.worker, cluster.world)
+            if self._has_my_shard(candidate):
+                for state in self.contents.payload_states:
                     read_state(self._shard(candidate), state)
             if named_states:
                 self.load_named_states(candidate)
-        if self._payload is not None:
-            self._payload.restored(candidate)
+        if payload is not None:
+            payload.restored(candidate)
         return events.Restored(
             path=candidate.path,
             step=candidate.step or 0,
@@ -164,15 +148,16 @@ class CheckpointLoader:
         Returns:
             Whether the checkpoint had them for this worker.
         """
-        if self._random_state is None or not self._has_my_shard(candidate):
+        state = self.contents.random_state
+        if state is None or not self._has_my_shard(candidate):
             return False
-        return read_state(self._shard(candidate), self._random_state)
+        return read_state(self._shard(candidate), state)
 
     def random_bytes(self) -> bytes:
         """This worker's random generators as a save would hold them."""
         buffer = io.BytesIO()
-        if self._random_state is not None:
-            self._random_state.save(buffer)
+        if self.contents.random_state is not None:
+            self.contents.random_state.save(buffer)
         return buffer.getvalue()
 
     def checkpoint(self, candidate: Candidate) -> Checkpoint:
@@ -183,7 +168,7 @@ class CheckpointLoader:
         """Loads the registered States; on every worker, main thread."""
         shared = os.path.join(candidate.shards, layout.STATES)
         has_shard, shard = self._has_my_shard(candidate), self._shard(candidate)
-        for state in self._registry.in_order():
+        for state in self.contents.registry.in_order():
             is_there = has_shard or not state.per_worker
             if is_there and not read_state(
                 shard if state.per_worker else shared, state
@@ -198,10 +183,11 @@ class CheckpointLoader:
         Raises:
             CheckpointDamagedError: something of it cannot be read.
         """
-        if self._payload is not None and candidate.prefix is not None:
-            self._payload.check(candidate.prefix)
+        payload = self.contents.payload
+        if payload is not None and candidate.prefix is not None:
+            payload.check(candidate.prefix)
         manifest = candidate.manifest
-        states = {each.name: each for each in self._registry.in_order()}
+        states = {each.name: each for each in self.contents.registry.in_order()}
         for entry in manifest.files if manifest is not None else ():
             path = os.path.join(candidate.base, entry.name)
             folder, name = os.path.split(path)
@@ -210,18 +196,19 @@ class CheckpointLoader:
 
     def _has_my_data(self, candidate: Candidate) -> bool:
         """Whether TensorFlow's own files have this worker's iterators (the chief's)."""
-        manifest = candidate.manifest
+        manifest, cluster = candidate.manifest, self.contents.cluster
         return manifest is None or (
-            self.is_chief and manifest.world_size == self.world_size
+            cluster.is_chief and manifest.world_size == cluster.world
         )
 
     def _has_my_shard(self, candidate: Candidate) -> bool:
-        manifest = candidate.manifest
+        manifest, cluster = candidate.manifest, self.contents.cluster
         return (
             manifest is not None
-            and manifest.world_size == self.world_size
-            and self.worker in manifest.workers
+            and manifest.world_size == cluster.world
+            and cluster.worker in manifest.workers
         )
 
     def _shard(self, candidate: Candidate) -> str:
-        return os.path.join(candidate.shards, layout.worker_name(self.worker))
+        worker = self.contents.cluster.worker
+        return os.path.join(candidate.shards, layout.worker_name(worker))

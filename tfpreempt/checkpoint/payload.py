@@ -1,19 +1,14 @@
-"""What a saver asks of the part that TensorFlow, or a save_fn, writes."""
+"""What a checkpoint holds of one worker, and what a saver asks of TensorFlow's part."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import platform
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from tfpreempt import errors
 from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.state import State
-
-_SAVE_PARAMETERS = ("checkpoint_number", "check_interval", "options")
+from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.core.cluster import Cluster
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +91,28 @@ class Payload(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What a checkpoint holds of one worker.
+
+    Attributes:
+        cluster: who the workers are, and which one this is.
+        payload: what TensorFlow or a save_fn writes; None for named States alone.
+        random_state: this worker's random generators; None where they are not kept.
+        registry: the named States that go along.
+    """
+
+    cluster: Cluster
+    payload: Payload | None = None
+    random_state: State | None = None
+    registry: StateRegistry = REGISTRY
+
+    @property
+    def payload_states(self) -> Sequence[State]:
+        """What this worker keeps apart of TensorFlow's part."""
+        return [] if self.payload is None else self.payload.shard_states()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
     """One worker's part of a save, durable but not committed.
 
@@ -106,9 +123,7 @@ class Staged:
         number: the directory number in the own form.
         prefix: where a flat checkpoint lies; None in the own form.
         is_empty: there is nothing to commit (save_fn returned None).
-        has_shard: this worker wrote a shard.
         started_at: monotonic seconds at which writing started.
-        stage_seconds: how long it took on this worker.
     """
 
     step: int
@@ -117,39 +132,4 @@ class Staged:
     number: int
     prefix: str | None
     is_empty: bool
-    has_shard: bool
     started_at: float
-    stage_seconds: float
-
-
-def save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `tf.train.CheckpointManager.save` by name, as far as given.
-
-    Raises:
-        ConfigurationError: it has no such arguments.
-    """
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature(
-        [inspect.Parameter(name, kind) for name in _SAVE_PARAMETERS]
-    )
-    try:
-        return dict(signature.bind_partial(*args, **kwargs).arguments)
-    except TypeError as error:
-        raise errors.ConfigurationError(
-            "Arguments for the save are those of tf.train.CheckpointManager.save "
-            f"({', '.join(_SAVE_PARAMETERS)}); got {args!r}, {dict(kwargs)!r}: {error}"
-        ) from error
-
-
-def whole_number(value: Any) -> int:
-    """A number, or the value of a variable or tensor."""
-    return int(value.numpy() if hasattr(value, "numpy") else value)
-
-
-def versions() -> dict[str, str]:
-    """What is running now, by name; nothing is imported for it."""
-    found = {"python": platform.python_version()}
-    for name in ("tensorflow", "keras", "tf_keras", "numpy"):
-        if module := sys.modules.get(name):
-            found[name] = str(getattr(module, "__version__", "unknown"))
-    return found

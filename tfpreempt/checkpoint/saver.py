@@ -7,10 +7,11 @@ What TensorFlow has to do with it sits behind `Payload` (writer.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, flat, home, layout, probe, retention
@@ -19,76 +20,58 @@ from tfpreempt.checkpoint.catalog import Committed
 from tfpreempt.checkpoint.claims import Claim
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.payload import Payload, Staged, Written, versions
+from tfpreempt.checkpoint.manifest import Manifest
+from tfpreempt.checkpoint.payload import Staged, Written
 from tfpreempt.checkpoint.remote import commits
-from tfpreempt.checkpoint.state import (
-    REGISTRY,
-    State,
-    StateRegistry,
-    sync_states,
-    try_states,
-    write_states,
-)
+from tfpreempt.checkpoint.state import sync_states, try_states, write_states
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.restarts import num_restarts
 from tfpreempt.storage import failure, reading
-from tfpreempt.storage.files import Files, files_for
 
 _log = logging.getLogger(__name__)
 
 
-class CheckpointSaver(CheckpointLoader):
-    """Saves and restores checkpoints; build it with `writer.make_saver`.
+class Copies(Protocol):
+    """The copy of the directory in an object store; see `remote/`."""
 
-    It restores too because what was found damaged then doesn't count as kept later.
+    @property
+    def highest_sequence(self) -> int:
+        """The highest sequence that is taken there."""
+        ...
+
+    def is_pinned(self, path: str) -> bool:
+        """Whether a local commit is being copied, and must not be deleted."""
+        ...
+
+
+class CheckpointSaver:
+    """Saves checkpoints; build it with `writer.make_saver`.
 
     Args:
-        payload: what TensorFlow or a save_fn writes; None for named States alone.
-        directory: the checkpoint directory, the chief's for all workers.
-        worker: index of this worker.
-        world_size: number of workers.
-        is_chief: whether this worker writes the payload and commits.
-        max_to_keep: own commits to keep; None keeps all.
-        needs_prefix: whether a commit of named States alone is nothing to restore.
-        random_state: what `load_random_state` restores.
-        registry: the named States that go along.
-        files: the file operations.
+        loader: says what is saved, and where.
+        copies: the copy of the directory; None without one.
         clock: for measured times.
+
+    Attributes:
+        loader: finds and restores; what it finds damaged does not count as kept.
+        directory: the checkpoint directory, the chief's for all workers.
     """
 
     def __init__(
         self,
-        payload: Payload | None,
-        directory: str,
+        loader: CheckpointLoader,
         *,
-        worker: int,
-        world_size: int,
-        is_chief: bool,
-        max_to_keep: int | None = 2,
-        needs_prefix: bool = False,
-        random_state: State | None = None,
-        registry: StateRegistry = REGISTRY,
-        files: Files | None = None,
+        copies: Copies | None = None,
         clock: Clock | None = None,
     ) -> None:
-        retention.check_max_to_keep(max_to_keep)
-        super().__init__(
-            payload,
-            directory,
-            worker=worker,
-            world_size=world_size,
-            is_chief=is_chief,
-            max_to_keep=max_to_keep,
-            needs_prefix=needs_prefix,
-            random_state=random_state,
-            registry=registry,
-            files=files or files_for(directory),
-        )
+        self.loader = loader
+        self.directory = loader.directory
+        self._contents = loader.contents
+        self._files = loader.files
+        self._copies = copies
         self._clock = clock or SystemClock()
-        self.above: Callable[[], int] = lambda: 0  # a sequence taken elsewhere
-        self.is_pinned: Callable[[str], bool] = lambda path: False  # not to be deleted
-        self._home = Home(directory)
+        self._home = Home(self.directory)
         self._claim: Claim | None = None  # of the newest save, until it is over
         self._restart = num_restarts()  # read now: a save must not fail on it
 
@@ -114,16 +97,13 @@ class CheckpointSaver(CheckpointLoader):
 
     def needs_peers(self) -> bool:
         """Whether `stage` needs all workers at once; main thread."""
-        return (
-            self.world_size > 1
-            and self._payload is not None
-            and self._payload.needs_peers()
-        )
+        payload, world = self._contents.payload, self._contents.cluster.world
+        return world > 1 and payload is not None and payload.needs_peers()
 
     def try_states(self) -> None:
         """Warns of named States that this worker could not save; main thread."""
-        states = self._registry.in_order()
-        try_states(each for each in states if each.per_worker or self.is_chief)
+        states, is_chief = self._contents.registry.in_order(), self._is_chief
+        try_states(each for each in states if each.per_worker or is_chief)
 
     def stage(self, step: int, attempt: str, *args: Any, **kwargs: Any) -> Staged:
         """Writes this worker's part of a save; on every worker, main thread.
@@ -144,7 +124,7 @@ class CheckpointSaver(CheckpointLoader):
             failure.translated(f"save step {step}", self.directory),
         ):
             written = self._write_payload(directory, step, args, kwargs)
-            shards = self._write_states(directory)
+            self._write_states(directory)
         return Staged(
             step=step,
             attempt=attempt,
@@ -152,9 +132,7 @@ class CheckpointSaver(CheckpointLoader):
             number=written.number,
             prefix=written.prefix,
             is_empty=written.is_empty,
-            has_shard=shards > 0,
             started_at=started,
-            stage_seconds=self._clock.monotonic() - started,
         )
 
     def commit(
@@ -174,9 +152,10 @@ class CheckpointSaver(CheckpointLoader):
         Raises:
             SaveError: nothing was committed, and nothing older was touched.
         """
-        if not self.is_chief:
+        if not self._is_chief:
+            worker = self._contents.cluster.worker
             raise errors.UsageError(
-                f"Worker {self.worker} is not the chief; it cannot commit."
+                f"Worker {worker} is not the chief; it cannot commit."
             )
         if staged.is_empty:
             _log.warning(
@@ -206,7 +185,7 @@ class CheckpointSaver(CheckpointLoader):
         try:
             yield
         except Exception:
-            if self.is_chief:
+            if self._is_chief:
                 self._undo(staged)
             self._home.check()  # if it raises, that is why
             raise
@@ -232,91 +211,99 @@ class CheckpointSaver(CheckpointLoader):
             _log.warning("Could not remove the claim of %s: %s", staged, error)
         self._claim = None
 
+    @property
+    def _is_chief(self) -> bool:
+        return self._contents.cluster.is_chief
+
     def _write_payload(
         self, directory: str, step: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Written:
         def prepare() -> None:
             self._home.check()
-            if self.is_chief:
+            if self._is_chief:
                 self._begin(directory)
                 self._files.make_dirs(directory)
 
-        if self._payload is None:
+        if self._contents.payload is None:
             prepare()
             number = kwargs.get("checkpoint_number")
             return Written(number=step if number is None else int(number))
+        declare = functools.partial(flat.declare, self._files, directory)
+        return self._contents.payload.write(
+            directory, step, prepare, declare, args, kwargs
+        )
 
-        def declare(prefix: str) -> None:
-            flat.declare(self._files, prefix, directory)
-
-        return self._payload.write(directory, step, prepare, declare, args, kwargs)
-
-    def _write_states(self, directory: str) -> int:
-        states = self._registry.in_order()
+    def _write_states(self, directory: str) -> None:
+        states = self._contents.registry.in_order()
         sync_states(states)
         self._home.check()
-        if self.is_chief:
+        if self._is_chief:
             replicated = [state for state in states if not state.per_worker]
             write_states(os.path.join(directory, layout.STATES), replicated)
-        folder = os.path.join(directory, layout.worker_name(self.worker))
-        own = self._shard_states(states)
-        if own and not self.is_chief:
+        own = list(self._contents.payload_states)
+        if self._contents.random_state is not None:
+            own.append(self._contents.random_state)
+        own += [state for state in states if state.per_worker]
+        worker = layout.worker_name(self._contents.cluster.worker)
+        folder = os.path.join(directory, worker)
+        if own and not self._is_chief:
             self._begin(directory)
-        count = write_states(folder, own)
-        if count and not self.is_chief:
+        if write_states(folder, own) and not self._is_chief:
             # The chief can't sync what another machine still has in its cache.
             for name in sorted(reading.names(folder)):
                 self._files.sync_file(os.path.join(folder, name))
             self._files.sync_dir(folder)
-        return count
 
-    def _shard_states(self, registered: Sequence[State]) -> list[State]:
-        own = [] if self._payload is None else list(self._payload.shard_states())
-        if self._random_state is not None:
-            own.append(self._random_state)
-        return own + [state for state in registered if state.per_worker]
-
-    def _draft(
-        self, staged: Staged, because: str, workers: Sequence[int]
-    ) -> committing.Draft:
-        return committing.Draft(
+    def _draft(self, staged: Staged, because: str, workers: Sequence[int]) -> Manifest:
+        """What the commit says of itself, before its files are known."""
+        taken = catalog.highest_sequence(self.directory)
+        if self._copies is not None:
+            taken = max(taken, self._copies.highest_sequence)
+        return Manifest(
             step=staged.step,
-            world_size=self.world_size,
+            sequence=taken + 1,
+            world_size=self._contents.cluster.world,
             workers=tuple(sorted(set(workers))),
+            files=(),
             because=because,
-            started_at=staged.started_at,
-            above=self.above(),
-            versions=versions(),
+            versions=committing.versions(),
             metadata={"restart": self._restart, "attempt": staged.attempt},
         )
 
-    def _publish(self, staged: Staged, draft: committing.Draft) -> events.Commit:
+    def _publish(self, staged: Staged, draft: Manifest) -> events.Commit:
+        started = staged.started_at
+        place = self._files, self._clock, self.directory, staged.directory
         if staged.prefix is None:
-            path, manifest = committing.publish(
+            path, manifest = committing.publish(*place, staged.number, draft, started)
+            committing.finish(
                 self._files,
-                self._clock,
                 self.directory,
-                staged.directory,
-                staged.number,
-                draft,
-                self.max_to_keep,
-                self._damaged,
-                self.is_pinned,
+                self.loader.max_to_keep,
+                self.loader.damaged,
+                self._is_pinned,
             )
         else:
             path = staged.prefix
-            manifest = flat.publish(
-                self._files, self._clock, self.directory, path, staged.directory, draft
-            )
+            manifest = flat.publish(*place, path, draft, started)
             self._tidy(os.path.dirname(path))
-        seconds = self._clock.monotonic() - staged.started_at
-        return committing.event(manifest, path, seconds)
+        return events.Commit(
+            step=manifest.step,
+            path=path,
+            sequence=manifest.sequence,
+            world_size=manifest.world_size,
+            save_seconds=self._clock.monotonic() - started,
+            bytes=manifest.bytes,
+            because=manifest.because,
+        )
+
+    def _is_pinned(self, path: str) -> bool:
+        return self._copies is not None and self._copies.is_pinned(path)
 
     def _tidy(self, directory: str) -> None:
         # The commit stands already, so what fails here is logged, not raised.
         try:
-            if self._payload is not None:
-                self._payload.committed()
+            if self._contents.payload is not None:
+                self._contents.payload.committed()
             flat.sweep(self._files, directory)
             for path in retention.plan(self.directory, 1)[1]:  # fetched once
                 retention.delete(self._files, path)
@@ -330,7 +317,7 @@ class CheckpointSaver(CheckpointLoader):
         for name in names:
             if name.startswith("worker-") and name not in complete:
                 retention.delete_staging(self._files, os.path.join(directory, name))
-        if self._random_state is None:
+        if self._contents.random_state is None:
             return list(workers)  # then a worker may have had nothing to save
         missing = sorted(complete[name] for name in complete.keys() - set(names))
         if missing:

@@ -8,6 +8,7 @@ CheckpointManager, or whatever a save_fn does.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,22 +19,18 @@ from tensorflow.python.checkpoint import checkpoint as _checkpoint_lib
 from tensorflow.python.checkpoint import checkpoint_context as _checkpoint_context
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, retention, structure
+from tfpreempt.checkpoint import layout, structure
 from tfpreempt.checkpoint.iterator_state import (
     IteratorState,
     check_position,
     iterators,
     positions_kept,
 )
-from tfpreempt.checkpoint.payload import (
-    Payload,
-    Written,
-    save_arguments,
-    whole_number,
-)
+from tfpreempt.checkpoint.loader import CheckpointLoader
+from tfpreempt.checkpoint.payload import Contents, Payload, Written
 from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.restore import Candidate
-from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.checkpoint.saver import CheckpointSaver, Copies
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.tf_state import (
     RandomState,
@@ -49,24 +46,25 @@ from tfpreempt.checkpoint.tf_state import (
 )
 from tfpreempt.checkpoint.untracked import NAME, attach
 from tfpreempt.core.clock import Clock
+from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
 _OPTIONAL = {"checkpointed_runs", "save_counter"}
+_SAVE_PARAMETERS = ("checkpoint_number", "check_interval", "options")
 
 
 def make_saver(
     checkpoint_or_manager: Any,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     *,
-    worker: int = 0,
-    world_size: int = 1,
-    is_chief: bool = True,
+    cluster: Cluster = LOCAL,
     max_to_keep: int | None = 2,
     save_fn: Callable[..., Any] | None = None,
     chief_directory: str | None = None,
     io_device: str | None = None,
+    copies: Copies | None = None,
     registry: StateRegistry = REGISTRY,
     files: Files | None = None,
     clock: Clock | None = None,
@@ -77,14 +75,13 @@ def make_saver(
         checkpoint_or_manager: a tf.train.Checkpoint, a tf.train.CheckpointManager, or
             None for named States alone.
         checkpoint_dir: where a Checkpoint is saved; a manager has its own.
-        worker: index of this worker.
-        world_size: number of workers.
-        is_chief: whether this worker writes the payload and commits.
+        cluster: who the workers are; the chief writes the payload and commits.
         max_to_keep: own commits to keep, None for all; a manager keeps its own number.
         save_fn: called on every worker in place of the save.
         chief_directory: the chief's directory, where a non-chief manager has another.
         io_device: where TensorFlow's files are written and read; None: where the
             variables are, which may be another machine.
+        copies: the copy of the directory in an object store; None without one.
         registry: the named States that go along.
         files: the file operations.
         clock: for measured times.
@@ -93,7 +90,6 @@ def make_saver(
         ConfigurationError: an argument cannot work; says what to do.
     """
     given = checkpoint_or_manager
-    retention.check_max_to_keep(max_to_keep)
     if isinstance(given, tf.train.CheckpointManager):
         checkpoint, directory = given.checkpoint, given.directory
     elif given is None or isinstance(given, tf.train.Checkpoint):
@@ -108,6 +104,7 @@ def make_saver(
         is_flat=save_fn is not None or given is not checkpoint,
         name=None if checkpoint is None else _name_of_files(given),
     )
+    is_chief = cluster.is_chief
     if checkpoint is not None and (save_fn is None or not is_chief):
         for path, iterator in iterators(checkpoint):
             check_position(iterator, f"The iterator {path!r} of the Checkpoint")
@@ -118,19 +115,20 @@ def make_saver(
         payload = _ManagedPayload(given, is_chief, io_device)
     elif given is not None:
         payload = _OwnPayload(given, is_chief, io_device)
-    return CheckpointSaver(
-        payload,
-        directory,
-        worker=worker,
-        world_size=world_size,
-        is_chief=is_chief,
-        max_to_keep=max_to_keep,
-        needs_prefix=checkpoint is not None and save_fn is None,
+    contents = Contents(
+        cluster=cluster,
+        payload=payload,
         random_state=RandomState(),
         registry=registry,
-        files=files,
-        clock=clock,
     )
+    loader = CheckpointLoader(
+        contents,
+        directory,
+        max_to_keep=max_to_keep,
+        needs_prefix=checkpoint is not None and save_fn is None,
+        files=files,
+    )
+    return CheckpointSaver(loader, copies=copies, clock=clock)
 
 
 def _name_of_files(given: Any) -> str:
@@ -270,6 +268,30 @@ def _writing(what: str) -> Iterator[None]:
         ) from error
 
 
+def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `tf.train.CheckpointManager.save` by name, as far as given.
+
+    Raises:
+        ConfigurationError: it has no such arguments.
+    """
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature(
+        [inspect.Parameter(name, kind) for name in _SAVE_PARAMETERS]
+    )
+    try:
+        return dict(signature.bind_partial(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise errors.ConfigurationError(
+            "Arguments for the save are those of tf.train.CheckpointManager.save "
+            f"({', '.join(_SAVE_PARAMETERS)}); got {args!r}, {dict(kwargs)!r}: {error}"
+        ) from error
+
+
+def _whole_number(value: Any) -> int:
+    """A number, or the value of a variable or tensor."""
+    return int(value.numpy() if hasattr(value, "numpy") else value)
+
+
 class _OwnPayload(_Tracked):
     """A tf.train.Checkpoint in a directory of our own per commit."""
 
@@ -287,7 +309,7 @@ class _OwnPayload(_Tracked):
         assert checkpoint is not None
         attach(checkpoint)
         with _writing(f"step {step}"), gathering(checkpoint):
-            arguments = save_arguments(args, kwargs)
+            arguments = _save_arguments(args, kwargs)
             number = arguments.get("checkpoint_number")
             checkpoint.sync()
             checkpoint.save_counter.assign_add(1)
@@ -297,7 +319,7 @@ class _OwnPayload(_Tracked):
                     os.path.join(directory, layout.PAYLOAD),
                     options=arguments.get("options") or self._options,
                 )
-        return Written(number=step if number is None else whole_number(number))
+        return Written(number=step if number is None else _whole_number(number))
 
 
 class _ManagedPayload(_Tracked):
@@ -334,7 +356,7 @@ class _ManagedPayload(_Tracked):
         kwargs: Mapping[str, Any],
     ) -> Written:
         manager, checkpoint = self._manager, self._manager.checkpoint
-        arguments = save_arguments(args, kwargs)
+        arguments = _save_arguments(args, kwargs)
         if self._options is not None:
             arguments.setdefault("options", self._options)
         if "check_interval" not in arguments:
@@ -346,7 +368,7 @@ class _ManagedPayload(_Tracked):
         manager.sync()
         number = arguments.get("checkpoint_number")
         next_number = int(checkpoint.save_counter.numpy()) + 1
-        number = next_number if number is None else whole_number(number)
+        number = next_number if number is None else _whole_number(number)
         prefix = os.path.abspath(f"{manager._prefix}-{number}")
         is_saved = True
         if self._is_chief:
@@ -367,14 +389,14 @@ class _ManagedPayload(_Tracked):
         """What `manager.save` counts, on a worker that writes nothing."""
         manager = self._manager
         if manager.checkpoint_interval is not None:
-            manager._last_checkpoint_step = whole_number(manager._step_counter)
+            manager._last_checkpoint_step = _whole_number(manager._step_counter)
         manager.checkpoint.save_counter.assign_add(1)
 
     def restored(self, candidate: Candidate) -> None:
         """As `manager.restore_or_initialize` does, also for an older checkpoint."""
         manager = self._manager
         if manager.checkpoint_interval is not None:
-            manager._last_checkpoint_step = whole_number(manager._step_counter)
+            manager._last_checkpoint_step = _whole_number(manager._step_counter)
         if not self._is_chief or candidate.prefix is None:
             return
         folder, name = os.path.split(candidate.prefix)

@@ -267,13 +267,11 @@ class Keeper:
         remote = self._remote
         if remote is None or not self._cluster.is_chief:
             return
-        self._saver.above = lambda: remote.highest_sequence
-        self._saver.is_pinned = remote.is_pinned
         remote.open(
             self._saver.directory,
             self._candidate,
             token=self._token,
-            max_to_keep=self._saver.max_to_keep,
+            max_to_keep=self._saver.loader.max_to_keep,
             record=self.record,
         )
 
@@ -285,7 +283,7 @@ class Keeper:
     def load_states(self) -> None:
         """Loads the named States of the agreed commit, ahead of `restore`."""
         if self._candidate is not None and self._candidate.manifest is not None:
-            self._saver.load_named_states(self._candidate)
+            self._saver.loader.load_named_states(self._candidate)
 
     def adopt(self) -> None:
         """Counts on from the agreed commit without restoring it."""
@@ -305,13 +303,15 @@ class Keeper:
         world = self._coordinator.settings.world
         restored = Restored(path=None, step=0, sequence=0, world_size=world)
         if self._candidate is not None:
-            restored = self._saver.restore(self._candidate, named_states=named_states)
+            restored = self._saver.loader.restore(
+                self._candidate, named_states=named_states
+            )
             if self._counter is not None and self._candidate.prefix is None:
                 self._counter.assign(restored.step)  # saved without the variable
             if self._counter is not None:
                 step = int(self._counter.numpy())
                 restored = dataclasses.replace(restored, step=step)
-            self._random_at_start = self._saver.random_bytes()
+            self._random_at_start = self._saver.loader.random_bytes()
         restored = dataclasses.replace(restored, skipped=self._skipped)
         self.record(restored)
         if restored.path is not None:
@@ -334,7 +334,7 @@ class Keeper:
     def latest(self) -> Checkpoint | None:
         """The newest commit in the directory."""
         found = restoring.find_candidates(self._saver.directory)
-        return self._saver.checkpoint(found[0]) if found else None
+        return self._saver.loader.checkpoint(found[0]) if found else None
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
@@ -382,13 +382,13 @@ class Keeper:
     def load_random_state(self) -> None:
         """Sets this worker's random generators to the restored commit."""
         if self._candidate is not None:
-            self._saver.load_random_state(self._candidate)
+            self._saver.loader.load_random_state(self._candidate)
 
     def warn_of_late_random_state(self) -> None:
         """A first boundary after the first step finds the generators moved on."""
         if self._candidate is None:
             return
-        if self._saver.random_bytes() != self._random_at_start:
+        if self._saver.loader.random_bytes() != self._random_at_start:
             log.warning(
                 "tfpreempt: random numbers were drawn after the restart and before the "
                 "first save_checkpoint_if_preempted(); the generators are set back to "

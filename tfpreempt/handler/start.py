@@ -156,13 +156,12 @@ class Start:
         self.saver = make_saver(
             self._given,
             self._own_directory,
-            worker=self._cluster.worker,
-            world_size=self._cluster.world,
-            is_chief=self._cluster.is_chief,
+            cluster=self._cluster,
             max_to_keep=self._max_to_keep,
             save_fn=self._save_fn,
             chief_directory=directory,
             io_device=self._io_device,
+            copies=self.remote,
         )
         return self.saver
 
@@ -217,9 +216,9 @@ class Start:
         token = plan["checkpoint"]
         if token is not None:
             if is_apart and self._store is not None:
-                self.candidate = saver.fetch(self._store, token)
+                self.candidate = saver.loader.fetch(self._store, token)
             else:
-                self.candidate = saver.find(token)
+                self.candidate = saver.loader.find(token)
             if self.candidate is None:
                 return (
                     f"{DISAGREES}worker 0 restores the commit {token} of "
@@ -238,9 +237,9 @@ class Start:
 
     def _find_newest(self, saver: CheckpointSaver) -> None:
         lost: list[str] = []  # damaged commits of ours
-        self.candidate = saver.newest(self.skipped.append, lost.append)
+        self.candidate = saver.loader.newest(self.skipped.append, lost.append)
         if self._store is not None and self._fetch_newer(saver, self._store):
-            self.candidate = saver.newest(self.skipped.append, lost.append)
+            self.candidate = saver.loader.newest(self.skipped.append, lost.append)
         self.skipped += lost
         if lost and self.candidate is None:
             found = "; ".join(text.rstrip(".") for text in lost)
@@ -258,7 +257,9 @@ class Start:
         assert self.remote is not None
         return self.remote.look_for_newer(
             self.candidate,
-            lambda: saver.fetch_newer(store, self.candidate, self.skipped.append),
+            lambda: saver.loader.fetch_newer(
+                store, self.candidate, self.skipped.append
+            ),
             instead="pass restore=False",
         )
 

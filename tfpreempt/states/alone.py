@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.loader import CheckpointLoader
+from tfpreempt.checkpoint.payload import Contents
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.core.clock import Clock, SystemClock
@@ -51,23 +53,13 @@ class StatesAlone:
         self._directory = directory
         self._cluster = cluster
         self._registry = registry
-        self._saver = CheckpointSaver(
-            None,
-            directory,
-            worker=cluster.worker,
-            world_size=cluster.world,
-            is_chief=cluster.is_chief,
-            registry=registry,
-            files=files,
-            clock=clock,
-        )
+        contents = Contents(cluster=cluster, registry=registry)
+        loader = CheckpointLoader(contents, directory, files=files)
+        self._saver = CheckpointSaver(loader, copies=copies, clock=clock)
         self._meeting = Meeting(
             directory, cluster, files=files, clock=clock, seconds=seconds
         )
         self._copies = copies
-        if copies is not None:
-            self._saver.above = copies.above
-            self._saver.is_pinned = copies.is_pinned
         self._is_started = False
         self.pending = ""
         self._calls = 0

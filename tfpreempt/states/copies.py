@@ -90,7 +90,8 @@ class Copies:
                 self._process = os.getpid()
                 on_interpreter_end(self._end)
 
-    def above(self) -> int:
+    @property
+    def highest_sequence(self) -> int:
         """The highest sequence that is known to be taken in the store."""
         return self._remote.highest_sequence
 
