@@ -44,32 +44,12 @@ def test_a_task_is_given() -> None:
         "{}",
         '{"task": {"index": "x"}}',
         "3",
-        '{"task": {"index": 0}, "cluster": 3}',
+        '{"task": [0]}',
     ],
 )
 def test_a_tf_config_without_a_task_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="TF_CONFIG is set to"):
         read_given_task({"TF_CONFIG": text})
-
-
-@pytest.mark.parametrize(
-    ("cluster", "kind", "index", "worker"),
-    [
-        ({"worker": ["a:1", "b:1"]}, "worker", 1, 1),
-        ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", 0, 0),
-        ({"chief": ["a:1"], "worker": ["b:1"]}, "worker", 0, 1),
-        ({"chief": None, "worker": ["b:1"]}, "worker", 0, 0),
-        ({"worker": ["b:1"], "evaluator": ["c:1"]}, "evaluator", 0, None),
-        (None, "worker", 2, 2),
-    ],
-)
-def test_the_worker_that_a_task_is(
-    cluster: dict[str, list[str]] | None, kind: str, index: int, worker: int | None
-) -> None:
-    given = {"cluster": cluster, "task": {"type": kind, "index": index}}
-    task = read_given_task({"TF_CONFIG": json.dumps(given)})
-    assert task is not None
-    assert task.worker == worker
 
 
 def test_ports_are_held_then_released_and_never_given_twice() -> None:

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.cli.conftest import Run, is_alive, wait_until
+from tests.cli.conftest import is_alive
 from tfpreempt.cli import main
-from tfpreempt.cli.notify.workers import _holders
-from tfpreempt.core.clock import SystemClock
-from tfpreempt.core.journal import JsonLines, journal_directory
+from tfpreempt.cli.notify.workers import NothingRunsError, hold_worker
+from tfpreempt.core.journal import journal_directory
 
 # A worker as this command sees it: it holds its journal open, and ends by SIGTERM.
 _WORKER = """
-import os, signal, sys
+import os, signal, sys, threading
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-if len(sys.argv) > 1:
-    journal = open(sys.argv[1], "a")
-if len(sys.argv) > 2 and os.fork() == 0:  # a data loader
-    signal.pause()
 signal.signal(signal.SIGUSR2, lambda *_: None)
+spare = [os.open("/", os.O_RDONLY) for _ in range(200)]
+journal = open(sys.argv[1], "a")
+for each in spare:
+    os.close(each)  # numbers below the journal's for what is opened and closed
+if "fork" in sys.argv and os.fork() == 0:  # a data loader
+    signal.pause()
+def read():
+    while True:
+        files = [os.open("/", os.O_RDONLY) for _ in spare]
+        for each in files:
+            os.close(each)
+if "busy" in sys.argv:
+    threading.Thread(target=read, daemon=True).start()
 print("ready", flush=True)
 while True:
     signal.pause()
@@ -39,17 +45,21 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts small programs that are killed at the end of the test."""
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts workers of a job in `tmp_path`, which are killed at the end."""
     started: list[subprocess.Popen[str]] = []
+    journal = journal_directory(tmp_path)
+    journal.mkdir()
 
-    def begin(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    def begin(index: int, *how: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _WORKER, *arguments],
+            [
+                *(sys.executable, "-I", "-S", "-c", _WORKER),
+                *(str(journal / f"worker-{index}.jsonl"), *how),
+            ],
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, **variables},
         )
         started.append(process)
         assert process.stdout is not None
@@ -58,7 +68,8 @@ def start() -> Iterator[Start]:
 
     yield begin
     for process in started:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has forked too
         process.communicate()
 
 
@@ -66,89 +77,43 @@ def notify(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["notify", *map(str, arguments)])
 
 
-def record_start(directory: Path, pids: list[int | None], **values: Any) -> None:
-    """Writes what a supervisor writes when it has started workers."""
-    lines = JsonLines(journal_directory(directory) / "supervisor.jsonl", SystemClock())
-    record = {"event": "started", "incarnation": "life-0", "restart": 0, "pids": pids}
-    lines.append({**record, **values})
-    lines.close()
+# --- the right process ---------------------------------------------------------------
 
 
-def supervised(**variables: str) -> dict[str, str]:
-    return {
-        "TFPREEMPT_SUPERVISED": "1",
-        "TFPREEMPT_NUM_RESTARTS": "0",
-        "TFPREEMPT_INCARNATION": "life-0",
-        **variables,
-    }
-
-
-# --- signals -------------------------------------------------------------------------
-
-
-def test_a_worker_of_a_real_supervisor(supervised: Run) -> None:
-    supervised.start("until_told() if restart == 0 else None", "--workers", "2")
-    pids = [supervised.wait_told(f"ready-{i}-0") for i in (0, 1)]
-    result = notify("--worker", "1", supervised.directory / "ckpt")
-    assert result.exit_code == 0, result.output
-    assert f"sent SIGTERM to worker 1, process {pids[1]} " in result.output
-
-    def ends() -> list[tuple[int, int]]:
-        records = supervised.records()
-        return [
-            (each["worker"], each["code"])
-            for each in records
-            if each["event"] == "worker_ended"
-        ]
-
-    wait_until(lambda: len(ends()) == 1, "the end of worker 1")
-    assert ends() == [(1, 143)]  # the other one has not heard of it
-    os.kill(int(pids[0]), signal.SIGTERM)
-    assert supervised.finish()[0] == 0
-    assert ends()[1] == (0, 143)
-
-
-def test_a_worker_without_a_supervisor(start: Start, tmp_path: Path) -> None:
-    journal = journal_directory(tmp_path)
-    journal.mkdir()
-    processes = [start(str(journal / f"worker-{i}.jsonl")) for i in (0, 1)]
+def test_the_worker_that_is_named_is_signalled(start: Start, tmp_path: Path) -> None:
+    processes = [start(index) for index in range(3)]
     result = notify(tmp_path, "--worker", "1")
     assert result.exit_code == 0, result.output
-    assert f"process {processes[1].pid} (writes" in result.output
+    assert f"sent SIGTERM to worker 1, process {processes[1].pid}" in result.output
     assert processes[1].wait(10) == 143
-    assert processes[0].poll() is None
+    assert [each.poll() for each in processes] == [None, 143, None]
+    assert notify(tmp_path).exit_code == 0
+    assert processes[0].wait(10) == 143
+
+
+def test_many_may_be_named(start: Start, tmp_path: Path) -> None:
+    processes = [start(index) for index in range(2)]
+    assert notify(tmp_path, "--worker", "1", "--worker", "0").exit_code == 0
+    assert [each.wait(10) for each in processes] == [143] * 2
 
 
 def test_forks_of_a_worker_are_not_the_worker(start: Start, tmp_path: Path) -> None:
-    journal = tmp_path / "worker-0.jsonl"
-    process = start(str(journal), "with a fork")
-    (child,) = children(process.pid)
-    try:
-        assert _holders(journal) == {process.pid}
-    finally:
-        os.kill(child, signal.SIGKILL)
+    process = start(0, "fork")
+    with hold_worker(tmp_path, 0) as worker:
+        assert worker.pid == process.pid
 
 
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(each) for each in tasks.split()]
-
-
-def test_worker_0_is_the_default_and_many_may_be_named(
+def test_a_worker_that_opens_and_closes_files_is_found(
     start: Start, tmp_path: Path
 ) -> None:
-    journal = journal_directory(tmp_path)
-    journal.mkdir()
-    processes = [start(str(journal / f"worker-{i}.jsonl")) for i in range(3)]
-    assert notify(tmp_path).exit_code == 0
-    assert processes[0].wait(10) == 143
-    assert notify(tmp_path, "--worker", "1", "--worker", "2").exit_code == 0
-    assert [each.wait(10) for each in processes] == [143] * 3
+    process = start(0, "busy")
+    for _ in range(20):
+        with hold_worker(tmp_path, 0) as worker:
+            assert worker.pid == process.pid
 
 
 def test_another_signal(start: Start, tmp_path: Path) -> None:
-    process = start(**supervised())
-    record_start(tmp_path, [process.pid])
+    process = start(0)
     assert notify(tmp_path, "--signal", "usr1").exit_code == 0
     assert process.wait(10) == -signal.SIGUSR1
 
@@ -160,85 +125,16 @@ def test_signals_that_are_no_notice_are_refused(name: str, tmp_path: Path) -> No
     assert f"signal '{name}': expected one of TERM" in result.output
 
 
-# --- never a stranger ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {},
-        {"TFPREEMPT_INCARNATION": "life-1"},
-        {"TFPREEMPT_NUM_RESTARTS": "1"},
-        {"TFPREEMPT_SUPERVISED": ""},
-    ],
-)
-def test_a_stranger_with_the_recorded_id_is_left_alone(
-    variables: dict[str, str], start: Start, tmp_path: Path
-) -> None:
-    stranger = start(**(supervised(**variables) if variables else {}))
-    record_start(tmp_path, [stranger.pid])
-    result = notify(tmp_path)
-    assert result.exit_code == 1
-    assert f"process {stranger.pid} (started by the supervisor" in result.output
-    assert "worker 0 of" in result.output
-    assert stranger.poll() is None
-    assert is_alive(stranger.pid)
-
-
-def test_a_stranger_after_a_start_long_ago_is_left_alone(
+def test_a_worker_that_ends_before_its_signal_is_told(
     start: Start, tmp_path: Path
 ) -> None:
-    """With a TF_CONFIG from outside the workers have no incarnation to compare."""
-    told = {"TFPREEMPT_SUPERVISED": "1", "TFPREEMPT_NUM_RESTARTS": "0"}
-    process = start(**told)
-    record_start(tmp_path, [process.pid], wall=time.time() - 3600)
-    assert notify(tmp_path).exit_code == 1
-    assert is_alive(process.pid)
-    record_start(tmp_path, [process.pid])
-    assert notify(tmp_path).exit_code == 0
-    assert process.wait(10) == 143
-
-
-def test_a_child_of_the_worker_is_not_the_worker(tmp_path: Path) -> None:
-    program = "print('ready', flush=True); import time; time.sleep(60)"
-    child = subprocess.Popen(  # in our group, with a worker's variables
-        [sys.executable, "-I", "-S", "-c", program],
-        stdout=subprocess.PIPE,
-        env={**os.environ, **supervised()},
-    )
-    try:
-        assert child.stdout is not None
-        child.stdout.readline()
-        record_start(tmp_path, [child.pid])
-        assert notify(tmp_path).exit_code == 1
-        assert is_alive(child.pid)
-    finally:
-        child.kill()
-        child.communicate()
-
-
-def test_the_index_is_that_of_tf_config(start: Start, tmp_path: Path) -> None:
-    """One supervisor for each machine: its one worker is not worker 0 of the job."""
-    config = {
-        "cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]},
-        "task": {"type": "worker", "index": 1},
-    }
-    process = start(**supervised(TF_CONFIG=json.dumps(config)))
-    record_start(tmp_path, [process.pid])
-    assert notify(tmp_path, "--worker", "0").exit_code == 1
-    assert notify(tmp_path, "--worker", "2").exit_code == 0
-    assert process.wait(10) == 143
-
-
-def test_an_evaluator_is_no_worker(start: Start, tmp_path: Path) -> None:
-    config = {
-        "cluster": {"worker": ["a:1"], "evaluator": ["b:1"]},
-        "task": {"type": "evaluator", "index": 0},
-    }
-    process = start(**supervised(TF_CONFIG=json.dumps(config)))
-    record_start(tmp_path, [process.pid])
-    assert notify(tmp_path, "--worker", "0").exit_code == 1
-    assert is_alive(process.pid)
+    """Its process id may be a stranger's by then; the pidfd is nobody's."""
+    process = start(0)
+    with hold_worker(tmp_path, 0) as worker:
+        process.kill()
+        process.wait()
+        with pytest.raises(NothingRunsError, match="has ended just before"):
+            worker.send(signal.SIGTERM)
 
 
 # --- nothing runs there --------------------------------------------------------------
@@ -252,7 +148,7 @@ def test_a_directory_without_a_journal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["journal", "12"])
 def test_a_directory_within_the_job_s(name: str, tmp_path: Path) -> None:
-    record_start(tmp_path, [])
+    journal_directory(tmp_path).mkdir()
     (tmp_path / name).mkdir(exist_ok=True)
     result = notify(tmp_path / name)
     assert f"{tmp_path} has one: name that" in result.output
@@ -261,8 +157,7 @@ def test_a_directory_within_the_job_s(name: str, tmp_path: Path) -> None:
 def test_all_are_looked_for_before_one_is_signalled(
     start: Start, tmp_path: Path
 ) -> None:
-    processes = [start(**supervised()) for _ in range(2)]
-    record_start(tmp_path, [each.pid for each in processes])
+    processes = [start(index) for index in range(2)]
     result = notify(tmp_path, "--worker", "0", "--worker", "5")
     assert result.exit_code == 1
     assert "worker 5 of" in result.output
@@ -272,39 +167,19 @@ def test_all_are_looked_for_before_one_is_signalled(
 
 
 def test_workers_that_have_ended(start: Start, tmp_path: Path) -> None:
-    process = start(**supervised())
-    record_start(tmp_path, [process.pid, None])
+    process = start(0)
     process.kill()
     process.wait()
     result = notify(tmp_path)
     assert result.exit_code == 1
     assert "does not run on this machine" in result.output
     assert "No worker of that job does: it has ended" in result.output
-    assert f"process {process.pid}" in result.output
 
 
-def test_a_recorded_end_is_believed(start: Start, tmp_path: Path) -> None:
-    process = start(**supervised())
-    record_start(tmp_path, [process.pid])
-    record_start(tmp_path, [], event="worker_ended", worker=0)
-    assert notify(tmp_path).exit_code == 1
-    assert is_alive(process.pid)
-
-
-def test_a_supervisor_that_has_left_has_no_workers(
-    start: Start, tmp_path: Path
-) -> None:
-    process = start(**supervised())
-    record_start(tmp_path, [process.pid])
-    record_start(tmp_path, [], event="left")
-    assert notify(tmp_path).exit_code == 1
-    assert is_alive(process.pid)
-
-
-def test_a_worker_that_never_was(start: Start, tmp_path: Path) -> None:
-    process = start(**supervised())
-    record_start(tmp_path, [process.pid])
-    assert notify(tmp_path, "--worker", "7").exit_code == 1
+def test_the_worker_of_another_job_is_left_alone(start: Start, tmp_path: Path) -> None:
+    process = start(0)
+    journal_directory(tmp_path / "other").mkdir(parents=True)
+    assert notify(tmp_path / "other").exit_code == 1
     assert is_alive(process.pid)
 
 
@@ -340,25 +215,20 @@ def test_options_that_would_do_nothing_are_refused(
 
 
 def test_follow_ends_in_time(start: Start, tmp_path: Path) -> None:
-    journal = journal_directory(tmp_path)
-    journal.mkdir()
-    start(str(journal / "worker-0.jsonl"))
+    start(0)
     result = notify(tmp_path, "--signal", "USR2", "--follow", "0.05")
     assert result.exit_code == 1
     assert "Nobody has left within 0.05 s." in result.output
     assert "--follow more than that" in result.output
 
 
-@pytest.mark.parametrize(("number", "watch"), [("TERM", ""), ("USR1", "SIGUSR1")])
 def test_follow_ends_with_a_worker_whose_journal_says_nothing(
-    number: str, watch: str, start: Start, tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
-    """It commits elsewhere, or was killed: nothing can come any more."""
-    process = start(**supervised())
-    record_start(tmp_path, [process.pid])
-    result = notify(tmp_path, "--signal", number, "--follow", "60")
+    """Its config does not watch this signal, or it was killed: nothing can come."""
+    start(0)
+    result = notify(tmp_path, "--signal", "USR1", "--follow", "60")
     assert result.exit_code == 1
-    assert f"worker 0 (process {process.pid}) has ended, and nothing" in result.output
-    assert "keeps its checkpoints in another directory" in result.output
-    assert (f"does not watch {watch}" in result.output) is bool(watch)
+    assert "A worker has ended, and nothing of its exit is in" in result.output
+    assert "does not watch SIGUSR1" in result.output
     assert "has the notice" not in result.output

@@ -6,21 +6,23 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from tfpreempt.cli.notify.follow import Ending, Follower
-from tfpreempt.cli.notify.hold import Wait, held_signals
-from tfpreempt.cli.notify.workers import HeldWorker, Worker, hold_worker
+from tfpreempt.cli.notify.workers import hold_worker
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.notice.file import checked_path
 from tfpreempt.notice.signals import parse_signal
 
-_SIGNAL = "SIGTERM"
 _FILE_SECONDS = 5.0
 _ASK_SECONDS = 30.0  # the slowest client looks every 5 s
 _POLL_SECONDS = 0.1
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WAYS = ("DIRECTORY", "--file", "--serve", "--metadata")
 # Which way each option says more of.
 _BELONGS = {
     "--worker": ("DIRECTORY",),
@@ -37,15 +39,15 @@ _BELONGS = {
     "directory", required=False, type=click.Path(file_okay=False, path_type=Path)
 )
 @click.option(
-    "--worker", "workers", type=click.IntRange(min=0), multiple=True,
+    "--worker", "workers", type=click.IntRange(min=0), multiple=True, default=(0,),
     help="With DIRECTORY: the worker to signal (default 0); may be given many times.",
 )  # fmt: skip
 @click.option(
-    "--signal", "signal_name",
-    help=f"With DIRECTORY: the signal to send (default {_SIGNAL}).",
+    "--signal", "signal_name", default="SIGTERM", show_default=True,
+    help="With DIRECTORY: the signal to send.",
 )  # fmt: skip
 @click.option(
-    "--follow", "follow_seconds", type=click.FloatRange(min=0),
+    "--follow", "follow_seconds", type=click.FloatRange(min=0), default=0.0,
     help="With DIRECTORY: tell for so many seconds what the job makes of it; exit "
     "status 1 unless the step was committed.",
 )  # fmt: skip
@@ -58,7 +60,7 @@ _BELONGS = {
     "environment needs.",
 )  # fmt: skip
 @click.option(
-    "--port", type=click.IntRange(0, 65535),
+    "--port", type=click.IntRange(0, 65535), default=0,
     help="With --serve: listen there, so that what was exported still holds for a "
     "server that is started again; by default any free port.",
 )  # fmt: skip
@@ -79,14 +81,16 @@ _BELONGS = {
     f"{_FILE_SECONDS:g} s, and a metadata server is quiet again as soon as the job has "
     f"asked, or exit status 1 if it does not within {_ASK_SECONDS:g} s.",
 )  # fmt: skip
+@click.pass_context
 def notify(
+    ctx: click.Context,
     directory: Path | None,
     workers: tuple[int, ...],
-    signal_name: str | None,
-    follow_seconds: float | None,
+    signal_name: str,
+    follow_seconds: float,
     file: str | None,
     cloud: str | None,
-    port: int | None,
+    port: int,
     url: str | None,
     topic: str | None,
     hold: float | None,
@@ -103,50 +107,44 @@ def notify(
     real notice: all workers commit one step and leave, and `tfpreempt run` starts them
     again.
     """
-    ways = {
-        "DIRECTORY": directory, "--file": file, "--serve": cloud, "--metadata": url
-    }  # fmt: skip
-    options = {
-        "--worker": workers or None, "--signal": signal_name,
-        "--follow": follow_seconds, "--port": port, "--topic": topic, "--hold": hold,
-    }  # fmt: skip
-    _check_options(
-        [name for name, value in ways.items() if value is not None],
-        [name for name, value in options.items() if value is not None],
-    )
+    _check_options(ctx)
     try:
         if directory is not None:
-            code = _signal(
-                directory, workers or (0,), signal_name or _SIGNAL, follow_seconds or 0
-            )
+            code = _signal(directory, workers, signal_name, follow_seconds)
         elif file is not None:
             code = _give_file(file, _FILE_SECONDS if hold is None else hold)
         elif cloud is not None:
-            code = _serve(cloud, port or 0)
+            code = _serve(cloud, port)
         else:
             assert url is not None  # one of the four was given
             code = _give_metadata(url, topic, hold)
     except (TfpreemptError, OSError) as error:  # OSError: a journal of another user
         raise click.ClickException(str(error)) from error
-    raise SystemExit(code)
+    ctx.exit(code)
 
 
-def _check_options(ways: list[str], options: list[str]) -> None:
+def _check_options(ctx: click.Context) -> None:
     """Refuses what would have no effect.
 
     Raises:
         UsageError: none or many ways were named, or an option of another one.
     """
+    given = [
+        "DIRECTORY" if isinstance(each, click.Argument) else each.opts[0]
+        for each in ctx.command.params
+        if ctx.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
+    ]
+    ways = [each for each in given if each in _WAYS]
     if len(ways) != 1:
         raise click.UsageError(
             "Give one of DIRECTORY (with --worker), --file, --serve and --metadata: "
             "tfpreempt notify --worker 1 ckpt"
         )
-    for option in options:
-        if ways[0] not in _BELONGS[option]:
+    for option, belongs in _BELONGS.items():
+        if option in given and ways[0] not in belongs:
             raise click.UsageError(
                 f"{option} means nothing with {ways[0]}; it belongs to "
-                f"{' and '.join(_BELONGS[option])}. Leave it out, or name that instead."
+                f"{' and '.join(belongs)}. Leave it out, or name that instead."
             )
 
 
@@ -161,69 +159,44 @@ def _signal(
             for index in dict.fromkeys(workers)
         ]
         follower = Follower(directory)
-        for each in held:
-            each.send(number)
-            worker = each.worker
+        for worker in held:
+            worker.send(number)
             click.echo(
-                f"sent {number.name} to worker {worker.index}, process {worker.pid} "
-                f"({worker.origin})"
+                f"sent {number.name} to worker {worker.index}, process {worker.pid}"
             )
         if not seconds:
             return 0
-        return _follow(follower, held, number, seconds)
-
-
-def _follow(
-    follower: Follower, held: list[HeldWorker], number: signal.Signals, seconds: float
-) -> int:
-    ending = follower.follow(
-        seconds, click.echo, lambda: any(each.has_ended() for each in held)
-    )
+        ending = follower.follow(seconds, click.echo, held)
     if ending is Ending.NOBODY:
         click.echo(
             f"Nobody has left within {seconds:g} s. With a known grace period a job "
             "commits, trains on and leaves near its end: give --follow more than that.",
             err=True,
         )
-    for each in held:
-        if ending is Ending.UNTOLD and each.has_ended():
-            click.echo(_untold_text(follower, each.worker, number), err=True)
-    return 0 if ending is Ending.COMMITTED else 1
-
-
-def _untold_text(follower: Follower, worker: Worker, number: signal.Signals) -> str:
-    """Of a worker that has ended, and whose journal does not say how."""
-    who = f"worker {worker.index} (process {worker.pid}) has ended"
-    if worker.index in follower.noticed:
-        return (
-            f"{who} after its notice, and nothing of its exit is in {follower.journal}:"
-            " see its log."
+    if ending is Ending.UNTOLD:
+        click.echo(
+            f"A worker has ended, and nothing of its exit is in {follower.journal}: "
+            f"see its log. Perhaps its config does not watch {number.name}.",
+            err=True,
         )
-    watches = "" if number == signal.SIGTERM else f", does not watch {number.name}"
-    return (
-        f"{who}, and nothing of a notice or an exit is in {follower.journal}: see its "
-        "log. Perhaps the program keeps its checkpoints in another directory than this "
-        f"one{watches}, or was still starting (wait for its first step)."
-    )
+    return 0 if ending is Ending.COMMITTED else 1
 
 
 def _give_file(given: str, hold: float) -> int:
     """Creates a notice file, and takes it away again however this is ended."""
     path = checked_path(given)
-    with held_signals() as wait:
+    with _held_signals() as wait:
         _create(path)
         if not hold:
             click.echo(f"created {path}; remove it before the job is started again")
             return 0
-        told = None
-        try:
-            click.echo(f"created {path}; it goes in {hold:g} s")
-            told = wait(hold)
-        finally:
+        click.echo(f"created {path}; it goes in {hold:g} s")
+
+        def remove() -> None:
             with contextlib.suppress(FileNotFoundError):  # somebody was first
                 os.remove(path)
-        click.echo(f"{_because(told)}removed {path}")
-    return _status(told)
+
+        return _take_back_after(lambda: wait(hold), remove, f"removed {path}")
 
 
 def _create(path: str) -> None:
@@ -233,7 +206,8 @@ def _create(path: str) -> None:
         ConfigurationError: it is there already, or cannot be made.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with open(path, "x", encoding="utf-8") as file:
+            file.write("tfpreempt notify\n")
     except FileExistsError as error:
         raise ConfigurationError(
             f"--file {path} is there already, so nobody would notice anything new. "
@@ -245,15 +219,13 @@ def _create(path: str) -> None:
             "directory that exists and can be written to, the one that the job watches "
             "(notice_file=, or TFPREEMPT_NOTICE_FILE)"
         ) from error
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write("tfpreempt notify\n")
 
 
 def _serve(cloud: str, port: int) -> int:
     """Is a metadata server until it is told to end."""
     from tfpreempt.cli.notify.server import SERVERS
 
-    with held_signals() as wait, SERVERS[cloud](port) as server:
+    with _held_signals() as wait, SERVERS[cloud](port) as server:
         click.echo(f"# The metadata server of {cloud}, faked. For the job's shell:")
         for name, value in server.environment().items():
             click.echo(f"export {name}={value}")
@@ -268,53 +240,79 @@ def _serve(cloud: str, port: int) -> int:
 
 def _give_metadata(url: str, topic: str | None, hold: float | None) -> int:
     """Has a server of `--serve` give a notice, and take it back."""
-    from tfpreempt.cli.notify.server import tell
+    from tfpreempt.cli.notify.server import is_heard, tell
 
-    with held_signals() as wait:
+    with _held_signals() as wait:
         said = tell(url, topic, is_up=True)
         if hold == 0:
             click.echo(f"{url} says {said}; it says so to the restarted job too")
             return 0
         how_long = "until the job has asked" if hold is None else f"for {hold:g} s"
-        told = None
-        try:
-            click.echo(f"{url} says {said}, {how_long}")
-            told = _wait_heard(url, said, wait) if hold is None else wait(hold)
-        finally:
-            tell(url, topic, is_up=False)
-            click.echo(f"{_because(told)}{url} is quiet again")
-    return _status(told)
+        click.echo(f"{url} says {said}, {how_long}")
+
+        def wait_heard() -> signal.Signals | None:
+            """Until somebody was told, so that a client which polls cannot miss it."""
+            deadline = time.monotonic() + _ASK_SECONDS
+            while not is_heard(url):
+                if time.monotonic() >= deadline:
+                    raise ConfigurationError(
+                        f"nobody has asked {url} for {said} within {_ASK_SECONDS:g} s. "
+                        "Start the job with the variables that `tfpreempt notify "
+                        "--serve` printed, and with a config that watches this cloud"
+                    )
+                if (told := wait(_POLL_SECONDS)) is not None:
+                    return told
+            click.echo(f"the job was told {said}")
+            return None
+
+        return _take_back_after(
+            wait_heard if hold is None else lambda: wait(hold),
+            lambda: tell(url, topic, is_up=False),
+            f"{url} is quiet again",
+        )
 
 
-def _wait_heard(url: str, topic: str, wait: Wait) -> signal.Signals | None:
-    """Until somebody was told, so that a client which polls cannot miss it.
+def _take_back_after(
+    wait: Callable[[], signal.Signals | None],
+    take_back: Callable[[], object],
+    said: str,
+) -> int:
+    """Takes a notice back however the wait ends.
 
     Returns:
-        The signal that has ended it before.
-
-    Raises:
-        ConfigurationError: nobody has asked.
+        The exit status: as a shell gives it of what a signal has ended.
     """
-    from tfpreempt.cli.notify.server import is_heard
-
-    deadline = time.monotonic() + _ASK_SECONDS
-    while not is_heard(url):
-        if time.monotonic() >= deadline:
-            raise ConfigurationError(
-                f"nobody has asked {url} for {topic} within {_ASK_SECONDS:g} s. Start "
-                "the job with the variables that `tfpreempt notify --serve` printed, "
-                "and with a config that watches this cloud"
-            )
-        if (told := wait(_POLL_SECONDS)) is not None:
-            return told
-    click.echo(f"the job was told {topic}")
-    return None
-
-
-def _because(told: signal.Signals | None) -> str:
-    return "" if told is None else f"ended by {told.name}: "
-
-
-def _status(told: signal.Signals | None) -> int:
-    """As a shell gives it of what a signal has ended."""
+    told = None
+    try:
+        told = wait()
+    finally:
+        take_back()
+        click.echo(said if told is None else f"ended by {told.name}: {said}")
     return 0 if told is None else 128 + told
+
+
+@contextlib.contextmanager
+def _held_signals() -> Iterator[Callable[[float | None], signal.Signals | None]]:
+    """Holds SIGINT, SIGTERM and SIGHUP back, for a wait that ends by them too.
+
+    They are blocked and waited for, not handled: none can come between two lines, and
+    a wait that a handler ends could miss it. A SIGHUP that is ignored (nohup) stays so.
+    Main thread only; threads that are started within hold them back too.
+
+    Yields:
+        Waits so many seconds (None: without limit); returns the signal that ended it.
+    """
+    is_hung_up = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    ends = {each for each in _ENDS if each is not signal.SIGHUP or is_hung_up}
+
+    def wait(seconds: float | None) -> signal.Signals | None:
+        if seconds is None:
+            return signal.Signals(signal.sigwait(ends))
+        told = signal.sigtimedwait(ends, seconds)
+        return None if told is None else signal.Signals(told.si_signo)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        yield wait
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-import threading
+import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfpreempt.cli.notify.workers import Worker
 from tfpreempt.core.journal import journal_directory, parse_record
 
 _POLL_SECONDS = 0.1
@@ -34,49 +35,40 @@ class Follower:
 
     Attributes:
         journal: what is read.
-        noticed: the workers that have recorded a notice.
     """
 
     def __init__(self, directory: Path) -> None:
         self.journal = journal_directory(directory)
-        self.noticed: set[int] = set()
         self._since = time.time()
         self._offsets = {path: path.stat().st_size for path in self._files()}
 
     def follow(
-        self,
-        seconds: float,
-        say: Callable[[str], None],
-        has_ended: Callable[[], bool] = lambda: False,
+        self, seconds: float, say: Callable[[str], None], told: Sequence[Worker] = ()
     ) -> Ending:
         """Tells what happens, until a worker leaves or the time is up.
 
         Args:
             seconds: how long to look at most.
             say: takes each line for people.
-            has_ended: whether a process that was told has ended; one whose exit is
-                recorded has done that before.
+            told: who was told; their end is an end too.
 
         Raises:
             OSError: a file of the journal cannot be read.
         """
-        never = threading.Event()
         deadline = time.monotonic() + seconds
         while True:
             is_late = time.monotonic() >= deadline
-            is_over = has_ended()  # first: what was written last is read below
+            # First: what was written last is read below.
+            ended, _, _ = select.select(told, [], [], _POLL_SECONDS)
             for record in self._read_new():
-                if record.get("event") == "notice":
-                    self.noticed.add(record.get("worker", -1))
                 line = _line(record)
                 if line:
                     say(f"{record['wall'] - self._since:6.2f} s  {line}")
                 if record.get("event") == "exit":
                     is_committed = record.get("outcome") == "committed"
                     return Ending.COMMITTED if is_committed else Ending.LOST
-            if is_over or is_late:
-                return Ending.UNTOLD if is_over else Ending.NOBODY
-            never.wait(_POLL_SECONDS)
+            if ended or is_late:
+                return Ending.UNTOLD if ended else Ending.NOBODY
 
     def _files(self) -> list[Path]:
         return sorted(self.journal.glob("*.jsonl"))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from tfpreempt.errors import ConfigurationError, NoticeError
@@ -18,6 +18,11 @@ from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce, Reply, Reque
 from tfpreempt.testing.metadata._server import FakeServer
 
 _CONTROL = "/tfpreempt/notice"
+
+TakeBack = Callable[[], object]
+Topic = tuple[Callable[[Any], TakeBack], str]
+"""Has a server give the notice, and a regular expression that is found in the answers
+which carry it, and in no others."""
 
 
 class Rehearsal(FakeServer):
@@ -30,15 +35,14 @@ class Rehearsal(FakeServer):
         ConfigurationError: nobody can listen there.
     """
 
-    topics: ClassVar[Mapping[str, str]]
-    """What it can be told to say, the usual one first; each with a regular expression
-    that is found in the answers which carry it, and in no others."""
-
-    _carried: re.Pattern[bytes] | None = None
-    _is_heard = False
+    topics: ClassVar[Mapping[str, Topic]]
+    """What it can be told to say, the usual one first."""
 
     def __init__(self, port: int = 0) -> None:
         self._port = port
+        self._carried: re.Pattern[bytes] | None = None
+        self._is_heard = False
+        self._take_back: TakeBack | None = None
         try:
             super().__init__()
         except OSError as error:
@@ -46,10 +50,6 @@ class Rehearsal(FakeServer):
                 f"--port {port}: cannot listen there ({error.strerror}). Name another "
                 "one, or leave it out for any that is free"
             ) from error
-
-    def say(self, topic: str, is_up: bool) -> None:
-        """Makes a notice come, or takes it back."""
-        raise NotImplementedError
 
     def answer(self, request: Request) -> Reply:
         """As the fake, and obeys."""
@@ -68,75 +68,98 @@ class Rehearsal(FakeServer):
             known = ", ".join(self.topics)
             text = f"--topic {json.dumps(topic)}: expected one of {known}"
             return Reply(status=400, body=text.encode())
-        is_up = request.query.get("is_up") == "1"
-        self._is_heard = False
-        self._carried = re.compile(self.topics[topic].encode()) if is_up else None
-        self.say(topic, is_up)
+        if self._take_back is not None:
+            self._take_back()
+        self._take_back, self._carried, self._is_heard = None, None, False
+        if request.query.get("is_up") == "1":
+            give, mark = self.topics[topic]
+            self._carried = re.compile(mark.encode())
+            self._take_back = give(self)
         return Reply(body=topic.encode())
+
+
+def _entry(
+    path: str, notice: object, mark: str = "", quiet: str | None = None
+) -> Topic:
+    """An entry of the server; without a quiet value it is not there in quiet times.
+
+    The mark of a text is that text.
+    """
+
+    def give(fake: FakeGce | FakeAws) -> TakeBack:
+        fake.set(path, notice() if callable(notice) else notice)
+        return lambda: fake.remove(path) if quiet is None else fake.set(path, quiet)
+
+    return give, mark or str(notice)
+
+
+def _event(kind: str) -> Topic:
+    """A scheduled event of Azure."""
+
+    def give(fake: FakeAzure) -> TakeBack:
+        identity = fake.schedule(kind)
+        return lambda: fake.withdraw(identity)
+
+    return give, f'"EventType": "{kind}"'
+
+
+def _in(minutes: int) -> str:
+    when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=minutes)
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _window() -> dict[str, str]:
+    return {
+        "maintenance_type": "SCHEDULED",
+        "maintenance_status": "PENDING",
+        "can_reschedule": "FALSE",
+        "window_start_time": _in(minutes=1),
+        "window_end_time": _in(minutes=60),
+    }
 
 
 class RehearsalGce(Rehearsal, FakeGce):
     """GCE's, quiet until it is told otherwise."""
 
-    topics: ClassVar[Mapping[str, str]] = {
-        "preempted": '^"?TRUE"?$|"preempted": "TRUE"',
-        "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE",
-        "upcoming-maintenance": "window_start_time",
-        "stop-state": "PENDING_STOP",
+    topics = {
+        "preempted": _entry(
+            "instance/preempted", "TRUE", '^"?TRUE"?$|"preempted": "TRUE"', "FALSE"
+        ),
+        "maintenance-event": _entry(
+            "instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE", "", "NONE"
+        ),
+        "upcoming-maintenance": _entry(
+            "instance/upcoming-maintenance", _window, "window_start_time"
+        ),
+        "stop-state": _entry("instance/shutdown-details/stop-state", "PENDING_STOP"),
     }
-
-    def say(self, topic: str, is_up: bool) -> None:
-        if topic == "upcoming-maintenance":
-            self.set(f"instance/{topic}", _maintenance() if is_up else {})
-        elif topic == "stop-state":
-            word = "PENDING_STOP" if is_up else "UNSPECIFIED"
-            self.set(f"instance/shutdown-details/{topic}", word)
-        elif topic == "preempted":
-            self.set(f"instance/{topic}", "TRUE" if is_up else "FALSE")
-        else:
-            word = "TERMINATE_ON_HOST_MAINTENANCE" if is_up else "NONE"
-            self.set(f"instance/{topic}", word)
 
 
 class RehearsalAws(Rehearsal, FakeAws):
     """EC2's, quiet until it is told otherwise."""
 
-    topics: ClassVar[Mapping[str, str]] = {
-        "spot-interruption": '"action"',
-        "rebalance": "noticeTime",
-        "lifecycle": "^Terminated$",
+    topics = {
+        "spot-interruption": _entry(
+            "spot/instance-action",
+            lambda: {"action": "terminate", "time": _in(minutes=2)},
+            '"action"',
+        ),
+        "rebalance": _entry(
+            "events/recommendations/rebalance",
+            lambda: {"noticeTime": _in(minutes=0)},
+            "noticeTime",
+        ),
+        "lifecycle": _entry("autoscaling/target-lifecycle-state", "Terminated"),
     }
-
-    def say(self, topic: str, is_up: bool) -> None:
-        if topic == "lifecycle":
-            self.set_lifecycle("Terminated" if is_up else "InService")
-        elif not is_up:
-            for path in ("spot/instance-action", "spot/termination-time"):
-                self.remove(path)
-            self.remove("events/recommendations/rebalance")
-        elif topic == "rebalance":
-            self.recommend_rebalance()
-        else:
-            self.interrupt()
 
 
 class RehearsalAzure(Rehearsal, FakeAzure):
     """Azure's, quiet until it is told otherwise."""
 
-    topics: ClassVar[Mapping[str, str]] = {
-        kind: f'"EventType": "{kind}"'
+    topics = {
+        kind: _event(kind)
         for kind in ("Preempt", "Terminate", "Reboot", "Redeploy", "Freeze")
     }
-
-    def __init__(self, port: int = 0) -> None:
-        self._scheduled: list[str] = []
-        super().__init__(port)
-
-    def say(self, topic: str, is_up: bool) -> None:
-        if is_up:
-            self._scheduled.append(self.schedule(topic))
-        while self._scheduled and not is_up:
-            self.withdraw(self._scheduled.pop())
 
 
 SERVERS: Mapping[str, type[Rehearsal]] = {
@@ -193,16 +216,3 @@ def _control(url: str, target: str, method: str) -> str:
             "give a notice"
         )
     return answer.text()
-
-
-def _maintenance() -> dict[str, str]:
-    """One whose window begins in a minute, as the server spells it."""
-    now = datetime.datetime.now(datetime.UTC)
-    minute, hour = datetime.timedelta(minutes=1), datetime.timedelta(hours=1)
-    return {
-        "maintenance_type": "SCHEDULED",
-        "maintenance_status": "PENDING",
-        "can_reschedule": "FALSE",
-        "window_start_time": (now + minute).isoformat(timespec="seconds"),
-        "window_end_time": (now + hour).isoformat(timespec="seconds"),
-    }

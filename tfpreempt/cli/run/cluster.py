@@ -25,18 +25,10 @@ class GivenTask:
     Attributes:
         type: such as "worker".
         index: among the tasks of its type.
-        chiefs: how many tasks the cluster's chief job has.
     """
 
     type: str
     index: int
-    chiefs: int = 0
-
-    @property
-    def worker(self) -> int | None:
-        """The worker's index in the run, chief first; None where it trains nothing."""
-        before = {"chief": 0, "worker": self.chiefs}
-        return before[self.type] + self.index if self.type in before else None
 
     @property
     def label(self) -> str:
@@ -54,13 +46,8 @@ def read_given_task(environment: Mapping[str, str]) -> GivenTask | None:
     if not text:
         return None
     try:
-        config = json.loads(text)
-        task, cluster = config.get("task", {}), config.get("cluster") or {}
-        return GivenTask(
-            type=str(task.get("type", "worker")),
-            index=int(task["index"]),
-            chiefs=len(cluster.get("chief") or ()),
-        )
+        task = json.loads(text)["task"]
+        return GivenTask(type=str(task.get("type", "worker")), index=int(task["index"]))
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigurationError(
             f"TF_CONFIG is set to {text!r}, from which no task can be read. Expected "
