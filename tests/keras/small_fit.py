@@ -23,7 +23,7 @@ from tests.handler.program import Button
 from tfpreempt import TerminationConfig
 from tfpreempt.handler import session
 from tfpreempt.keras import PreemptionCallback, callback
-from tfpreempt.keras.fit import rounds
+from tfpreempt.keras.fit import earlier_fits
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Machine:
     def start(self, seed: int | None = 7) -> None:
         """A new process begins."""
         self.abandon()
-        rounds._ended.clear()
+        earlier_fits._histories.clear()
         self.keras.backend.clear_session(*([False] if self.line == "keras" else []))
         if seed is not None:
             self.keras.utils.set_random_seed(seed)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("summaries")]
 tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES, callbacks_of, looks, travelled  # noqa: E402
-from tfpreempt.keras.callbacks import state  # noqa: E402
+from tfpreempt.keras.callbacks import check, state  # noqa: E402
 from tfpreempt.keras.callbacks.state import CallbackStates  # noqa: E402
 
 EPOCHS, BATCHES = 6, 4
@@ -179,4 +179,4 @@ def test_a_fresh_fit_goes_on_as_the_old_one(line, tmp_path):
     late = [row for row in scalars(old) if is_late(*row[:2])]
     assert {"batch_loss", "epoch_loss"} <= {row[0] for row in late}
     assert scalars(new) == late
-    assert state.unsupported(callbacks) == []
+    assert check.unsupported(callbacks) == []

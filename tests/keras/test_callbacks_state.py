@@ -13,7 +13,7 @@ import pytest
 from tests.keras.both_lines import travelled
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import State
-from tfpreempt.keras.callbacks import state
+from tfpreempt.keras.callbacks import check, state
 
 
 class Callback:
@@ -173,7 +173,7 @@ def net(variables=()):
     ],
 )
 def test_callbacks_that_lose_nothing(values):
-    assert state.unsupported([Counting(**values)]) == []
+    assert check.unsupported([Counting(**values)]) == []
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_callbacks_that_lose_nothing(values):
     ],
 )
 def test_callbacks_that_lose_something_are_named(values, named):
-    (text,) = state.unsupported([Callback(), Counting(**values)])
+    (text,) = check.unsupported([Callback(), Counting(**values)])
     assert text.startswith(f"{__name__}.Counting (")
     assert named in text
 
@@ -193,7 +193,7 @@ def test_callbacks_that_lose_something_are_named(values, named):
 def test_the_model_itself_is_nothing_to_lose():
     callback = Counting(net=net())
     callback._model = callback.net
-    assert state.unsupported([callback]) == []
+    assert check.unsupported([callback]) == []
 
 
 def test_of_a_subclass_only_what_it_adds_is_named():
@@ -202,7 +202,7 @@ def test_of_a_subclass_only_what_it_adds_is_named():
             super().__init__("x.keras")
             self.saves = 0
 
-    (text,) = state.unsupported([ModelCheckpoint("y"), Mine()])
+    (text,) = check.unsupported([ModelCheckpoint("y"), Mine()])
     assert text.endswith("Mine (saves)")
 
 
@@ -210,7 +210,7 @@ def test_a_callback_without_attributes_at_all():
     class Slotted:
         __slots__ = ()
 
-    assert state.unsupported([Slotted()]) == []
+    assert check.unsupported([Slotted()]) == []
     assert state.capture([Slotted()]).header == {}
 
 
@@ -233,7 +233,7 @@ def test_checkpoints_in_our_directory_are_refused(tmp_path, name):
     (tmp_path / "link").symlink_to(ours)
     theirs = str(tmp_path / name)
     with pytest.raises(errors.ConfigurationError) as caught:
-        state.conflicts([ModelCheckpoint(theirs)], f"{ours}{os.sep}")
+        check.conflicts([ModelCheckpoint(theirs)], f"{ours}{os.sep}")
     assert repr(theirs) in str(caught.value)
     assert repr(f"{ours}{os.sep}") in str(caught.value)
     assert "a directory of its own" in str(caught.value)
@@ -242,28 +242,28 @@ def test_checkpoints_in_our_directory_are_refused(tmp_path, name):
 @pytest.mark.parametrize("name", ["m.keras", "ours-{epoch}/m.keras", "{epoch}/m", "o"])
 def test_checkpoints_elsewhere_are_fine(tmp_path, name):
     callbacks = [ModelCheckpoint(str(tmp_path / name)), Callback()]
-    state.conflicts(callbacks, tmp_path / "ours")
+    check.conflicts(callbacks, tmp_path / "ours")
 
 
 def test_remote_directories_are_compared_too():
-    state.conflicts([ModelCheckpoint("gs://b/theirs/m")], "gs://b/ours")
+    check.conflicts([ModelCheckpoint("gs://b/theirs/m")], "gs://b/ours")
     with pytest.raises(errors.ConfigurationError, match="'gs://b/ours/m'"):
-        state.conflicts([ModelCheckpoint("gs://b/ours/m")], "gs://b/ours")
+        check.conflicts([ModelCheckpoint("gs://b/ours/m")], "gs://b/ours")
 
 
 def test_a_backup_directory_that_is_deleted_must_not_hold_ours(tmp_path):
-    state.conflicts([BackupAndRestore(tmp_path / "b")], tmp_path / "ours")
+    check.conflicts([BackupAndRestore(tmp_path / "b")], tmp_path / "ours")
     for place in (tmp_path, tmp_path / "ours", tmp_path / "ours" / "b"):
         with pytest.raises(errors.ConfigurationError, match="backup_dir="):
-            state.conflicts([BackupAndRestore(place)], tmp_path / "ours")
+            check.conflicts([BackupAndRestore(place)], tmp_path / "ours")
 
 
 def test_backup_and_restore_is_named_and_left_alone(caplog):
     callbacks = [Callback(), BackupAndRestore("theirs")]
     with caplog.at_level(logging.WARNING):
-        state.warn_of_backup(callbacks)
+        check.warn_of_backup(callbacks)
     (record,) = caplog.records
     assert "keras.BackupAndRestore (backup_dir='theirs')" in record.getMessage()
     assert "Remove it" in record.getMessage()
-    assert state.unsupported(callbacks) == []
+    assert check.unsupported(callbacks) == []
     assert state.capture(callbacks).header == {}

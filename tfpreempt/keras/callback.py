@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import restore
@@ -23,22 +22,14 @@ from tfpreempt.keras.fit.lookup import (
     is_running,
     is_validation,
 )
-from tfpreempt.keras.fit.settings import Settings, check_directory, check_save_freq
+from tfpreempt.keras.fit.options import Options, check_directory, check_save_freq
 from tfpreempt.keras.fit.training import Training
 from tfpreempt.notice.readers import guard_children
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage import paths
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _running: list[Training] = []
 """The fit that a callback of this process serves; the process belongs to one."""
-
-
-def _unused(hook: F) -> F:
-    """Marks a hook as Keras marks its own empty ones: it costs nothing then."""
-    hook._is_default = True  # type: ignore[attr-defined]  # a mark for Keras
-    return hook
 
 
 class PreemptionCallback:
@@ -82,7 +73,7 @@ class PreemptionCallback:
         max_to_keep: int | None = 2,
         remote_checkpoint_dir: Any = None,
     ) -> None:
-        self._settings = Settings(
+        self._options = Options(
             checkpoint_dir=check_directory(checkpoint_dir),
             save_freq=check_save_freq(save_freq),
             termination_config=termination_config,
@@ -103,7 +94,7 @@ class PreemptionCallback:
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest commit in the directory, or None. Reads the directory."""
-        directory = paths.absolute(self._settings.checkpoint_dir)
+        directory = paths.absolute(self._options.checkpoint_dir)
         found = restore.find_candidates(directory)
         if not found:
             return None
@@ -170,7 +161,7 @@ class PreemptionCallback:
                 )
             other.abandon()
         epochs = int(self.params["epochs"])
-        self._training = Training(self._settings, self.model, epochs, self, self._files)
+        self._training = Training(self._options, self.model, epochs, self, self._files)
         self.model.train_function = self._training.function
         _running.append(self._training)
 
@@ -215,41 +206,14 @@ class PreemptionCallback:
 
     # --- hooks without work ----------------------------------------------------------
 
-    @_unused
-    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Not used."""
+    def _not_used(self, *_: Any, **__: Any) -> None:
+        """Nothing: the train function is the boundary."""
 
-    @_unused
-    def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Not used."""
-
-    @_unused
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Not used: the train function is the boundary."""
-
-    @_unused
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Not used."""
-
-    @_unused
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Not used."""
-
-    @_unused
-    def on_predict_begin(self, logs: Any = None) -> None:
-        """Not used."""
-
-    @_unused
-    def on_predict_end(self, logs: Any = None) -> None:
-        """Not used."""
-
-    @_unused
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Not used."""
-
-    @_unused
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Not used."""
+    _not_used._is_default = True  # type: ignore[attr-defined]  # as Keras marks its own
+    on_batch_begin = on_batch_end = _not_used
+    on_train_batch_begin = on_train_batch_end = on_test_batch_end = _not_used
+    on_predict_begin = on_predict_end = _not_used
+    on_predict_batch_begin = on_predict_batch_end = _not_used
 
     # --- what tf_keras asks a callback -----------------------------------------------
 

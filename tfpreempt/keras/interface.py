@@ -106,7 +106,7 @@ class Fit(Protocol):
             Whether Keras can end the epoch so; otherwise a step must return them.
         """
 
-    def forget_answer(self, answered: bool) -> None:
+    def forget_answer(self) -> None:
         """A step beyond the data was answered, and must not count as one of theirs."""
 
     def ends(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tfpreempt.handler import session
 from tfpreempt.keras import PreemptionCallback
-from tfpreempt.keras.fit import rounds
+from tfpreempt.keras.fit import earlier_fits
 
 ROOT = sys.argv[1]
 ROWS = np.random.default_rng(0).random((64, 4), dtype=np.float32)
@@ -73,7 +73,7 @@ def model() -> keras.Model:
 
 def fit(name: str, *others: Any, epochs: int = 3) -> tuple[keras.Model, Any]:
     """A fit as a program that was started again makes it."""
-    rounds._ended.clear()
+    earlier_fits._histories.clear()
     made = model()
     callbacks = [PreemptionCallback(os.path.join(ROOT, name)), *others]
     history = made.fit(

@@ -1,8 +1,8 @@
 """The other callbacks of a fit: what they remember, kept and given back.
 
 check   callbacks that do not go together with ours, told before the training begins
-crowd   the other callbacks of a fit, as one thing
 files   the file of a CSVLogger: its whole text is kept, and written back on restore
 known   what the callbacks of Keras 3 and tf_keras remember, class by class
+others  the other callbacks of a fit: checked, saved, restored, held back at times
 state   the state of the other callbacks of a fit: captured at a commit
 """

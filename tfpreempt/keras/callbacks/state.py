@@ -14,18 +14,6 @@ from typing import Any
 
 from tfpreempt.checkpoint.encoding import decode, encode
 from tfpreempt.keras.callbacks import files, known
-from tfpreempt.keras.callbacks.check import conflicts, unsupported, warn_of_backup
-
-__all__ = [
-    "CallbackStates",
-    "capture",
-    "capture_files",
-    "conflicts",
-    "restore",
-    "restore_files",
-    "unsupported",
-    "warn_of_backup",
-]
 
 log = logging.getLogger(__name__)
 

@@ -1,12 +1,14 @@
-"""The place in the data; in public, input pipelines whose place is a few numbers.
+"""The position in the data; in public, pipelines whose position is a few numbers.
 
+counted_dataset  the dataset that `fit` makes its iterators of, in place of its own
 host_iterator    a distributed iterator whose position can be saved
-pipeline         what a tf.data pipeline is built of: its generators
+pipeline         what a tf.data pipeline is built of: generators, shuffles, caches
 pipelines        input pipelines whose position is a few numbers
 position         where training is in its data, saved with the step and found again
-position_choice  which way of keeping the place a pipeline allows
+position_choice  which way of keeping the position a pipeline allows
 replica_slices   the slices of global batches that this process's replicas train on
 sequence         the position in a PyDataset (Keras 3) or Sequence (tf_keras): an index
+training_data    the training data of one fit: its iterators, and where training is
 """
 
 from __future__ import annotations

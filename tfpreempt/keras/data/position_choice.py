@@ -1,4 +1,4 @@
-"""Which way of keeping the place a pipeline allows, and what people are told of it."""
+"""Which way of keeping the position a pipeline allows, and what it cannot give."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import tensorflow as tf
 from tfpreempt.checkpoint.iterator_state import hidden_state, reads_generator
 from tfpreempt.checkpoint.tf_state import plain_message
 from tfpreempt.keras.data import pipeline
+from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.host_iterator import owned_iterators
 from tfpreempt.keras.data.position import (
     AGAIN,
-    Feed,
-    IndexPosition,
-    IteratorPosition,
-    Position,
-    ReplayPosition,
+    IndexTracker,
+    IteratorTracker,
+    ReplayTracker,
+    Tracker,
     serialize,
 )
 from tfpreempt.keras.interface import Fit
@@ -26,52 +26,54 @@ from tfpreempt.keras.interface import Fit
 log = logging.getLogger(__name__)
 
 
-def position_of(kind: str, fit: Fit, feed: Feed) -> Position:
-    """The way that a place was saved in."""
+def tracker_of(kind: str, fit: Fit, data: CountedDataset) -> Tracker:
+    """The way that a position was saved in."""
     if kind == "iterator":
-        return IteratorPosition(feed)
-    return IndexPosition(fit, feed) if kind == "index" else ReplayPosition(fit, feed)
+        return IteratorTracker(data)
+    return IndexTracker(fit, data) if kind == "index" else ReplayTracker(fit, data)
 
 
-def choose(fit: Fit, feed: Feed, iterator: Any) -> Position:
+def choose(fit: Fit, data: CountedDataset, iterator: Any) -> Tracker:
     """The best way for this pipeline; warns of what it cannot give."""
-    position, problem = _choose(fit, feed, iterator)
+    tracker, problem = _choose(fit, data, iterator)
     if problem is not None:
         log.warning("tfpreempt: %s.", problem)
-    return position
+    return tracker
 
 
-def _choose(fit: Fit, feed: Feed, iterator: Any) -> tuple[Position, str | None]:
+def _choose(
+    fit: Fit, data: CountedDataset, iterator: Any
+) -> tuple[Tracker, str | None]:
     """The best way for this pipeline, by trying on an iterator that was not read.
 
     Args:
         fit: the fit.
-        feed: its data.
+        data: its data.
         iterator: the first one that it trains with.
 
     Returns:
         The way, and what of an exact resume it cannot give, for people.
     """
     if fit.array_way == "index":
-        return IndexPosition(fit, feed), None
+        return IndexTracker(fit, data), None
     if fit.array_way == "replay":
-        return ReplayPosition(fit, feed), f'{AGAIN} (shuffle="batch")'
+        return ReplayTracker(fit, data), f'{AGAIN} (shuffle="batch")'
     if not (owned := list(owned_iterators(iterator))):
-        return ReplayPosition(fit, feed), f"{AGAIN} ({type(iterator).__name__})"
-    roots = pipeline.roots(feed.dataset)
+        return ReplayTracker(fit, data), f"{AGAIN} ({type(iterator).__name__})"
+    roots = pipeline.roots(data.dataset)
     if reads_generator(*roots):
-        return ReplayPosition(fit, feed), f"{AGAIN} (a Python generator)"
-    if pipeline.concatenated_shuffles(feed.dataset):
-        return ReplayPosition(fit, feed), f"{AGAIN} (a shuffle within concatenate)"
+        return ReplayTracker(fit, data), f"{AGAIN} (a Python generator)"
+    if pipeline.concatenated_shuffles(data.dataset):
+        return ReplayTracker(fit, data), f"{AGAIN} (a shuffle within concatenate)"
     if problem := _refusal(owned):
-        return ReplayPosition(fit, feed), f"{AGAIN} ({problem})"
+        return ReplayTracker(fit, data), f"{AGAIN} ({problem})"
     if fit.array_way is None and (problem := hidden_state(*roots)):
-        return IteratorPosition(feed), f"{_RANDOM} ({problem})"
-    if pipeline.repeated_shuffles(feed.dataset):
-        return IteratorPosition(feed), _REPEATED
-    if pipeline.caches_in_memory(feed.dataset):
-        return IteratorPosition(feed), _CACHED
-    return IteratorPosition(feed), None
+        return IteratorTracker(data), f"{_RANDOM} ({problem})"
+    if pipeline.repeated_shuffles(data.dataset):
+        return IteratorTracker(data), _REPEATED
+    if pipeline.caches_in_memory(data.dataset):
+        return IteratorTracker(data), _CACHED
+    return IteratorTracker(data), None
 
 
 def validation_problem(data: Any) -> str | None:

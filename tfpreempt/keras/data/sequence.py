@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import itertools
 import logging
 import random
@@ -23,7 +24,8 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.encoding import decode, encode
 from tfpreempt.checkpoint.tf_state import is_seeded
-from tfpreempt.keras.data.position import Feed, Place
+from tfpreempt.keras.data.counted_dataset import CountedDataset
+from tfpreempt.keras.data.position import Position, Tracker
 from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
@@ -39,20 +41,22 @@ _UNSEEDED = (
 )
 
 
-class SequencePosition:
-    """See `position.Position`.
+class SequenceTracker(Tracker):
+    """By the index of the batch.
 
     Args:
         fit: its sequence's hooks are watched from now on.
-        feed: its data.
+        data: its data.
     """
 
-    def __init__(self, fit: Fit, feed: Feed) -> None:
+    kind = "sequence"
+
+    def __init__(self, fit: Fit, data: CountedDataset) -> None:
         self._fit = fit
-        self._feed = feed
+        self._data = data
         self._sequence = fit.sequence
         if (one_pass := fit.read_one_pass()) is not None:
-            feed.dataset = one_pass
+            data.dataset = one_pass
         self._shuffle_state: Any = None
         self._calls: list[list[Any]] = []  # hook, generators before it or None
         self._again: list[list[Any]] = []  # calls that Keras makes again
@@ -65,7 +69,9 @@ class SequencePosition:
         for hook in HOOKS:
             if hasattr(fit.adapter, hook):
                 self._watch(hook)
-        changes = any(hook in vars(kind) for hook in HOOKS for kind in _own_kinds(self))
+        changes = any(
+            hook in vars(kind) for hook in HOOKS for kind in _own_kinds(self._sequence)
+        )
         if changes and not self._has_state and not is_seeded():
             log.warning("tfpreempt: %s.", _UNSEEDED)
 
@@ -77,7 +83,7 @@ class SequencePosition:
         if not self._fit.reads_early:
             self._shuffle_state = encode(random.getstate())
 
-    def save(self, iterator: Any, made: int, read: int, batches: int) -> Place:
+    def save(self, iterator: Any, made: int, read: int, batches: int) -> Position:
         calls, state = self._before_epoch
         more = {
             "shuffle": self._shuffle_state,
@@ -85,26 +91,25 @@ class SequencePosition:
             "again": self._calls[calls:],
             "state": state,
         }
-        return Place(kind="sequence", made=made, read=read, batches=batches, more=more)
+        return dataclasses.replace(
+            super().save(iterator, made, read, batches), more=more
+        )
 
-    def prepare(self, place: Place, first: int) -> None:
-        self._shuffle_state = place.more["shuffle"]
-        self._calls = [list(call) for call in place.more["calls"]]
-        self._again = [list(call) for call in place.more["again"]]
+    def prepare(self, position: Position, first: int) -> None:
+        self._shuffle_state = position.more["shuffle"]
+        self._calls = [list(call) for call in position.more["calls"]]
+        self._again = [list(call) for call in position.more["again"]]
         if self._has_state:
-            self._sequence.set_state(decode(place.more["state"]))
+            self._sequence.set_state(decode(position.more["state"]))
         else:
             for hook, generators in self._calls:
                 _set_generators(generators)
                 getattr(self._sequence, hook, lambda: None)()
-        if place.batches:
+        if position.batches:
             self._has_rest = True
-            self._feed.replace(first, self._rest(place.batches))
+            self._data.replace(first, self._rest(position.batches))
 
-    def restore(self, place: Place, iterator: Any) -> None:
-        pass  # the iterator is over what is left
-
-    def extend(self, place: Place, iterator: Any) -> None:
+    def extend(self, position: Position, iterator: Any) -> None:
         self.begins(iterator)
 
     def _watch(self, hook: str) -> None:
@@ -163,9 +168,9 @@ class SequencePosition:
         return lambda: iter(indices[batches:])
 
 
-def _own_kinds(position: SequencePosition) -> list[type]:
+def _own_kinds(sequence: Any) -> list[type]:
     """The user's classes of the data."""
-    kinds = type(position._sequence).__mro__
+    kinds = type(sequence).__mro__
     return [k for k in kinds if k.__module__.partition(".")[0] not in _KERAS]
 
 

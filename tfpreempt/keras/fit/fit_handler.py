@@ -14,7 +14,7 @@ from tfpreempt import errors
 from tfpreempt.core.events import Notice
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.keras.fit.lookup import is_running
-from tfpreempt.keras.fit.settings import Settings
+from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
@@ -121,25 +121,25 @@ class FitHandler(PreemptionCheckpointHandler):
 
 
 def make_handler(
-    settings: Settings, fit: Fit, checkpoint: tf.train.Checkpoint
+    options: Options, fit: Fit, checkpoint: tf.train.Checkpoint
 ) -> FitHandler:
     """The handler of the fit that runs; agrees with all workers on a commit.
 
     Args:
-        settings: the user's.
+        options: the user's.
         fit: the fit.
         checkpoint: what a save writes.
     """
-    every = settings.save_freq
+    every = options.save_freq
     return FitHandler(
         getattr(fit.model.distribute_strategy, "cluster_resolver", None),
         checkpoint,
-        settings.checkpoint_dir,
-        settings.termination_config,
+        options.checkpoint_dir,
+        options.termination_config,
         save_every=every if isinstance(every, datetime.timedelta) else None,
-        restore=settings.restore,
-        save_timeout=settings.save_timeout,
-        max_to_keep=settings.max_to_keep,
-        remote_checkpoint_dir=settings.remote_checkpoint_dir,
+        restore=options.restore,
+        save_timeout=options.save_timeout,
+        max_to_keep=options.max_to_keep,
+        remote_checkpoint_dir=options.remote_checkpoint_dir,
         is_fitting=functools.partial(is_running, fit),
     )

@@ -155,7 +155,7 @@ class Keras3Fit:
         model._get_metrics_result_or_logs = result
         return True
 
-    def forget_answer(self, answered: bool) -> None:
+    def forget_answer(self) -> None:
         pass
 
     def ends(self) -> None:

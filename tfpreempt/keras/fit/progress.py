@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tfpreempt import errors
+from tfpreempt.keras.interface import Fit
 
-Phase = Literal["train", "validation", "complete"]
+Stage = Literal["train", "validation", "complete"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Progress:
     """
 
     fit: int
-    phase: Phase
+    phase: Stage
     epoch: int
     batch: int
     is_untrained: bool = False
@@ -49,6 +50,18 @@ class Progress:
     def from_json(record: Mapping[str, Any]) -> Progress:
         """What `to_json` gave."""
         return Progress(**{**record, "histories": tuple(record["histories"])})
+
+
+def made_of(fit: Fit) -> dict[str, Any]:
+    """What a run must have in common with the run that it goes on from."""
+    return {
+        "keras": fit.line,
+        "optimizer": type(fit.model.optimizer).__name__,
+        "data": type(fit.adapter).__name__,
+        "samples": getattr(fit.adapter, "_num_samples", None),
+        "steps": fit.steps,
+        "steps_per_execution": fit.steps_per_execution,
+    }
 
 
 FIXES = {

@@ -11,7 +11,7 @@ from tfpreempt.checkpoint.encoding import decode, encode, read_parts, write_part
 from tfpreempt.checkpoint.state import State
 from tfpreempt.checkpoint.tf_state import RandomState
 from tfpreempt.keras.callbacks.state import CallbackStates
-from tfpreempt.keras.data.position import Place
+from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.fit.progress import Progress
 
 SHARED = "tfpreempt.keras"
@@ -36,7 +36,7 @@ class Own:
         random: the random generators, as `RandomState` writes them.
         files: what callbacks keep in files.
         attributes: what the model keeps in Python.
-        place: in the training data; None where the fit has taken none.
+        position: in the training data; None where the fit has taken none.
     """
 
     variables: Any
@@ -44,7 +44,7 @@ class Own:
     random: bytes
     files: CallbackStates
     attributes: CallbackStates
-    place: Place | None
+    position: Position | None
 
 
 class SharedState(State):
@@ -92,15 +92,15 @@ class OwnState(State):
 
     def save(self, fileobj: IO[bytes]) -> None:
         own = self._take()
-        place = () if own.place is None else own.place.parts
+        position = () if own.position is None else own.position.parts
         header = {
             "variables": own.variables,
             "files": own.files.header,
             "attributes": own.attributes.header,
-            "place": None if own.place is None else own.place.to_json(),
+            "place": None if own.position is None else own.position.to_json(),
             "counts": [len(own.values), len(own.files.arrays)],
         }
-        parts = [*own.values, *own.files.arrays, own.random, *place]
+        parts = [*own.values, *own.files.arrays, own.random, *position]
         write_parts(fileobj, header, [*own.attributes.arrays, *parts])
 
     def load(self, fileobj: IO[bytes]) -> None:
@@ -119,7 +119,7 @@ class OwnState(State):
             ),
             attributes=CallbackStates(header=attributes, arrays=tuple(arrays)),
             random=rest[0],
-            place=None if place is None else Place.from_json(place, rest[1:]),
+            position=None if place is None else Position.from_json(place, rest[1:]),
         )
 
 

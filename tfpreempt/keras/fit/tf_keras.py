@@ -193,9 +193,8 @@ class TfKerasFit:
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
         return False  # it refuses an epoch without a step
 
-    def forget_answer(self, answered: bool) -> None:
-        if answered:
-            self.loop._current_step -= self.steps_per_execution
+    def forget_answer(self) -> None:
+        self.loop._current_step -= self.steps_per_execution
 
     def ends(self) -> None:
         self.model.__dict__.pop("_maybe_load_initial_counters_from_ckpt", None)

@@ -51,3 +51,13 @@ class TrainFunction:
                 return logs
         self.logs = logs = self._run(self.inner, iterator)
         return logs
+
+    def expect_trace(self, first: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+        """The next call traces the function: `first(function, iterator)` makes it."""
+        inner = self.inner
+
+        def traced(iterator: Any) -> Any:
+            self.inner = inner
+            return first(inner, iterator)
+
+        self.inner = traced

@@ -1,6 +1,6 @@
-"""Counts of one fit: batches of the epoch and of the iterator, iterators of the data.
+"""Counts the batches of one fit, in the epoch and from the iterator.
 
-All are kept as differences of the handler's runs, so that a step counts nothing.
+Both are kept as differences of the handler's runs, so that a step counts nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Tally:
+class BatchCounter:
     """See above.
 
     Args:
@@ -17,16 +17,12 @@ class Tally:
 
     Attributes:
         epoch: the epoch that runs.
-        read: iterators that were trained with, the current one included.
-        made_before: iterators that were made before a restart and not since.
         steps_per_execution: see above; may change from epoch to epoch.
         limit: batches at which Keras cuts the last step of an epoch short; None: never.
     """
 
     def __init__(self, runs: Callable[[], int], steps_per_execution: int) -> None:
         self.epoch = 0
-        self.read = 0
-        self.made_before = 0
         self.steps_per_execution = steps_per_execution
         self.limit: int | None = None
         self._runs = runs

@@ -1,18 +1,18 @@
-"""The other callbacks of a fit, as one thing."""
+"""The other callbacks of a fit: checked, saved, restored, and held back at times."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-from tfpreempt.keras.callbacks import state
+from tfpreempt.keras.callbacks import check, state
 from tfpreempt.keras.callbacks.state import CallbackStates
 
 log = logging.getLogger(__name__)
 
 
-class Crowd:
-    """Puts our callback behind them, checks them, saves and restores their states.
+class OtherCallbacks:
+    """Puts our callback behind them, and refuses what does not go together with it.
 
     Args:
         holder: Keras' CallbackList.
@@ -28,11 +28,11 @@ class Crowd:
         self._others = [one for one in holder.callbacks if one is not ours]
         self._all = [*self._others, ours]
         self._ours = [ours]
-        state.conflicts(self._others, checkpoint_dir)
-        state.warn_of_backup(self._others)
+        check.conflicts(self._others, checkpoint_dir)
+        check.warn_of_backup(self._others)
         # One more of our kind is refused when its turn comes.
         theirs = [one for one in self._others if not isinstance(one, type(ours))]
-        if lost := state.unsupported(theirs):
+        if lost := check.unsupported(theirs):
             log.warning(
                 "tfpreempt: the state of these callbacks is not saved, so they begin "
                 "anew after a restart: %s. Give them get_state() and set_state(state), "
@@ -41,8 +41,8 @@ class Crowd:
             )
         holder.callbacks = self._all
 
-    def check(self) -> None:
-        """Tries whether what they remember can be saved, before anything is trained.
+    def try_to_save(self) -> None:
+        """Finds out whether what they remember can be saved, before any training.
 
         Raises:
             SaveError: names the callback and the value.
@@ -80,11 +80,6 @@ class Crowd:
     def restore_files(self, states: CallbackStates, *, extends: bool = False) -> None:
         """What `capture_files` gave."""
         state.restore_files(self._others, states, extends=extends)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether `silence` was called last."""
-        return self._holder.callbacks is self._ours
 
     def silence(self) -> None:
         """The others are not called for a step that they have seen before."""

@@ -11,7 +11,7 @@ from tfpreempt import errors
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Options:
     """See the arguments of `PreemptionCallback`."""
 
     checkpoint_dir: str

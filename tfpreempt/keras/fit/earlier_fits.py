@@ -1,8 +1,8 @@
-"""Which fit of a program this is: several may follow one another in one directory.
+"""The fits of this process that came to their end, for each checkpoint directory.
 
 A program that calls `fit` twice and is interrupted in the second is started from its
 top again. Its first call must then train nothing, and its second go on. So the fits
-that came to their end in this process are counted, for each directory.
+that came to their end are counted.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-_ended: dict[str, list[Any]] = {}
+_histories: dict[str, list[Any]] = {}
 
 
-def ended(directory: str) -> list[Any]:
-    """The histories of the fits that ended in this process, oldest first."""
-    return list(_ended.get(os.path.realpath(directory), []))
+def histories(directory: str) -> list[Any]:
+    """Those of the fits, oldest first."""
+    return list(_histories.get(os.path.realpath(directory), []))
 
 
-def ends(directory: str, history: Any) -> None:
+def add(directory: str, history: Any) -> None:
     """A fit came to its end.
 
     Args:
@@ -30,12 +30,12 @@ def ends(directory: str, history: Any) -> None:
     """
     values = {name: list(map(plain, each)) for name, each in history.history.items()}
     past = {"epoch": [int(epoch) for epoch in history.epoch], "history": values}
-    _ended.setdefault(os.path.realpath(directory), []).append(past)
+    _histories.setdefault(os.path.realpath(directory), []).append(past)
 
 
 def forget(directory: str) -> None:
     """The directory holds no checkpoint any more: count from the beginning."""
-    _ended.pop(os.path.realpath(directory), None)
+    _histories.pop(os.path.realpath(directory), None)
 
 
 def plain(value: Any) -> Any:
