@@ -17,7 +17,9 @@ from typing import Any
 
 from tests.bench import bucket
 from tests.bench.mirror_speed import THREADS, make_commit, workplace
-from tfpreempt.checkpoint.remote import commits, download, upload
+from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.remote import download, upload
 from tfpreempt.storage.opening import open_store
 
 BAR = 64.0  # MiB
@@ -70,15 +72,15 @@ def program(way: str, root: Path, count: int, size: int) -> None:
     print((_resident("VmHWM") - before) / 1024)
 
 
-def _upload(source: upload.Source, root: Path) -> None:
+def _upload(source: Entry, root: Path) -> None:
     upload.Upload(open_store("gs://bucket/run"), source, threads=THREADS).run()
 
 
-def _download(source: upload.Source, root: Path) -> None:
+def _download(source: Entry, root: Path) -> None:
     store = open_store("gs://bucket/run")
-    found = commits.read(store, source.folder)
-    assert found is not None
-    download.download(store, found, str(root / "target" / source.folder))
+    folder = catalog.folder_name(source.step or 0, source.token)
+    found = catalog.read(catalog.unread(store, folder))
+    download.download(found, str(root / "target" / folder))
 
 
 def _resident(field: str) -> int:

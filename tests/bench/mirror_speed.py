@@ -28,10 +28,12 @@ import requests
 from tests.bench import bucket
 from tests.bench.row import compare
 from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
-from tfpreempt.checkpoint.remote import commits, download, upload
+from tfpreempt.checkpoint.remote import download, upload
 from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import open_store
 
 BAR = 0.8  # of the speed
@@ -68,7 +70,7 @@ def workplace() -> Iterator[Path]:
         yield Path(name)
 
 
-def make_commit(base: Path, count: int, size: int, *, step: int = 1) -> upload.Source:
+def make_commit(base: Path, count: int, size: int, *, step: int = 1) -> Entry:
     """Writes files as a checkpoint has them, `count` large ones among them."""
     sizes = {DATA.format(i, count): size // count for i in range(count)} | SMALL
     block = random.Random(step).randbytes(PIECE)
@@ -90,21 +92,17 @@ def make_commit(base: Path, count: int, size: int, *, step: int = 1) -> upload.S
         prefix="ckpt",
     )
     data = to_json(manifest)
-    marker = catalog.marker_bytes(data, step)
-    return upload.Source(
-        folder=commits.folder_name(step, f"{step}-{checksum.of_bytes(marker):08x}"),
-        base=str(base),
-        entries=manifest.files,
-        control={layout.MANIFEST: data, layout.MARKER: marker},
-        prefix="ckpt",
-    )
+    (base / layout.MANIFEST).write_bytes(data)
+    (base / layout.MARKER).write_bytes(catalog.marker_bytes(data, step))
+    return catalog.read(catalog.unread(LocalStore(str(base))))
 
 
 class Moves:
     """One commit, to be moved in all ways."""
 
-    def __init__(self, source: upload.Source, url: str, root: Path) -> None:
+    def __init__(self, source: Entry, url: str, root: Path) -> None:
         self._source = source
+        self._folder = catalog.folder_name(source.step or 0, source.token)
         self._url = url
         self._target = root / "target"
         self._store = open_store("gs://bucket/run")
@@ -134,19 +132,20 @@ class Moves:
         upload.Upload(self._store, self._source, threads=THREADS).run()
 
     def _download(self) -> None:
-        found = commits.read(self._store, self._source.folder)
-        assert found is not None
-        download.download(self._store, found, str(self._target), threads=THREADS)
+        found = catalog.read(catalog.unread(self._store, self._folder))
+        download.download(found, str(self._target), threads=THREADS)
 
     def _post(self) -> None:
         """Into the same names, for the reading that follows."""
         self._crew(self._post_file)
-        for name, data in self._source.control.items():
+        source = self._source
+        controls = {layout.MANIFEST: source.data, layout.MARKER: source.marker}
+        for name, data in controls.items():
             with requests.Session() as session:
                 self._send(session, name, data)
 
     def _post_file(self, session: requests.Session, name: str) -> None:
-        with open(os.path.join(self._source.base, name), "rb") as file:
+        with open(self._source.file(name), "rb") as file:
             self._send(session, name, file)
 
     def _send(self, session: requests.Session, name: str, data: Any) -> None:
@@ -170,7 +169,8 @@ class Moves:
                 out.write(piece)
 
     def _crew(self, act: Callable[[requests.Session, str], None]) -> None:
-        names = [entry.name for entry in self._source.entries]
+        files = self._source.manifest.files if self._source.manifest else ()
+        names = [entry.name for entry in files]
         with (
             requests.Session() as session,
             concurrent.futures.ThreadPoolExecutor(THREADS) as pool,
@@ -180,7 +180,7 @@ class Moves:
                 pass
 
     def _key(self, name: str) -> str:
-        return f"run/{self._source.folder}/{name}"
+        return f"run/{self._folder}/{name}"
 
 
 def empty(store: ObjectStore) -> None:

@@ -8,7 +8,6 @@ import json
 
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
-from tfpreempt.checkpoint.remote import commits
 from tfpreempt.storage import checksum
 
 STEP = 7
@@ -37,16 +36,16 @@ def manifest_of(contents, *, sequence=3, **changes):
 
 
 def put_commit(store, contents=FILES, *, manifest=None, at=None):
-    """Puts a commit and returns it as `commits.read` finds it."""
+    """Puts a commit and returns it as the catalog finds it."""
     manifest = manifest or manifest_of(contents)
     data = to_json(manifest)
     marker = catalog.marker_bytes(data, manifest.sequence)
     token = f"{manifest.sequence}-{checksum.of_bytes(marker):08x}"
-    folder = commits.folder_name(manifest.step, token) if at is None else at
+    folder = catalog.folder_name(manifest.step, token) if at is None else at
     named = {**contents, layout.MANIFEST: data, layout.MARKER: marker}
     for name, content in named.items():
-        store.put_if_absent(commits.joined(folder, name), io.BytesIO(content))
-    return commits.read(store, folder)
+        store.put_if_absent(catalog.joined(folder, name), io.BytesIO(content))
+    return catalog.read(catalog.unread(store, folder))
 
 
 def put_hostile(store, entries):

@@ -193,7 +193,7 @@ class Logged(LocalStore):
         return super().get(name, target, **kwargs)
 
 download._RANGE_BYTES = 10_000
-download.fetch.__kwdefaults__["threads"] = 1
+download.download.__kwdefaults__["threads"] = 1
 handle = Checkpoint(sys.argv[4], Logged(sys.argv[1]))
 if len(sys.argv) > 5:
     print(handle.to_directory(sys.argv[5] or None))
@@ -214,12 +214,12 @@ class Readers:
         self.cache = str(tmp_path / "cache" / f"tfpreempt-{os.getuid()}")
         self.environ = {**os.environ, cache.CACHE_VARIABLE: str(tmp_path / "cache")}
         self.environ["TMPDIR"] = str(tmp_path)
-        self.folder = put_commit(LocalStore(self.root), CONTENTS).folder
+        self.name = put_commit(LocalStore(self.root), CONTENTS).name
         self.started = []
 
     def start(self, die_at=-1, to=None):
         """With `to` it copies to that directory and ends; "" is a temporary one."""
-        argv = [self.root, str(self.log), str(die_at), self.folder]
+        argv = [self.root, str(self.log), str(die_at), self.name]
         argv += [] if to is None else [str(to)]
         process = subprocess.Popen(
             [sys.executable, "-c", READER, *argv],
@@ -269,7 +269,7 @@ def test_the_copy_of_a_killed_reader_goes_with_the_next(readers, tmp_path, monke
     assert os.path.isdir(path)
     other = put_commit(LocalStore(str(tmp_path / "other")), {"other": b"1"})
     monkeypatch.setenv(cache.CACHE_VARIABLE, readers.environ[cache.CACHE_VARIABLE])
-    handle = Checkpoint(other.folder, LocalStore(str(tmp_path / "other")))
+    handle = Checkpoint(other.name, LocalStore(str(tmp_path / "other")))
     with handle.as_directory():
         assert not os.path.exists(path)
     assert readers.copies() == []

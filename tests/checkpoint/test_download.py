@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import pathlib
@@ -50,31 +51,31 @@ def gets(store):
 def test_every_byte_and_the_manifest_arrive(store, tmp_path, contents, threads):
     commit = put_commit(store, contents)
     target = tmp_path / "a" / "b"
-    download.download(store, commit, str(target), threads=threads)
-    assert read_tree(target) == {**contents, layout.MANIFEST: commit.manifest_data}
+    download.download(commit, str(target), threads=threads)
+    assert read_tree(target) == {**contents, layout.MANIFEST: commit.data}
 
 
 def test_a_local_store_and_a_commit_at_its_root(tmp_path):
     store = LocalStore(str(tmp_path / "root"))
     commit = put_commit(store, at="")
-    download.download(store, commit, str(tmp_path / "out"))
+    download.download(commit, str(tmp_path / "out"))
     assert read_tree(tmp_path / "out").keys() == {*FILES, layout.MANIFEST}
 
 
 def test_a_second_download_fetches_nothing(store, tmp_path):
     commit = put_commit(store, LARGE)
-    download.download(store, commit, str(tmp_path))
+    download.download(commit, str(tmp_path))
     before = gets(store)
-    download.download(store, commit, str(tmp_path))
+    download.download(commit, str(tmp_path))
     assert gets(store) == before
 
 
 def test_what_was_damaged_on_disk_is_fetched_again(store, tmp_path):
     commit = put_commit(store, LARGE)
-    download.download(store, commit, str(tmp_path))
+    download.download(commit, str(tmp_path))
     (tmp_path / "small").write_bytes(b"t" * 99)
     (tmp_path / "big").write_bytes(LARGE["big"] + b"too long")
-    download.download(store, commit, str(tmp_path))
+    download.download(commit, str(tmp_path))
     assert (tmp_path / "small").read_bytes() == LARGE["small"]
     assert (tmp_path / "big").read_bytes() == LARGE["big"]
 
@@ -107,7 +108,7 @@ LIES = {
 @pytest.mark.parametrize("name", ["big", "small"])
 def test_a_bad_answer_is_asked_for_once_more(tmp_path, name, lie):
     store = Lying(f"/{name}", 1, lie)
-    download.download(store, put_commit(store, LARGE), str(tmp_path))
+    download.download(put_commit(store, LARGE), str(tmp_path))
     assert (tmp_path / name).read_bytes() == LARGE[name]
 
 
@@ -116,24 +117,24 @@ def test_a_bad_answer_is_asked_for_once_more(tmp_path, name, lie):
 def test_a_damaged_object_is_named(tmp_path, name, lie):
     store = Lying(f"/{name}", 1000, lie)
     with pytest.raises(errors.CheckpointDamagedError, match=f"{name} .* the manifest"):
-        download.download(store, put_commit(store, LARGE), str(tmp_path))
+        download.download(put_commit(store, LARGE), str(tmp_path))
     assert not (tmp_path / layout.MANIFEST).exists()
 
 
 @pytest.mark.parametrize("name", ["big", "small"])
 def test_a_missing_object_is_named(store, tmp_path, name):
     commit = put_commit(store, LARGE)
-    store.delete(f"{commit.folder}/{name}")
+    store.delete(f"{commit.name}/{name}")
     with pytest.raises(errors.CheckpointDamagedError, match=f"{name} is missing"):
-        download.download(store, commit, str(tmp_path))
+        download.download(commit, str(tmp_path))
 
 
 def test_an_object_of_another_size_is_refused_before_it_is_fetched(store, tmp_path):
     commit = put_commit(store, LARGE)
-    store.replace(f"{commit.folder}/big", b"x" * 50_000)
+    store.replace(f"{commit.name}/big", b"x" * 50_000)
     with pytest.raises(errors.CheckpointDamagedError, match="big has 50000 bytes"):
-        download.download(store, commit, str(tmp_path), threads=1)
-    assert f"{commit.folder}/big" not in gets(store)
+        download.download(commit, str(tmp_path), threads=1)
+    assert f"{commit.name}/big" not in gets(store)
 
 
 def test_a_store_that_goes_back_and_tries_again(tmp_path):
@@ -146,7 +147,7 @@ def test_a_store_that_goes_back_and_tries_again(tmp_path):
             return super().get(name, target, **kwargs)
 
     store = Stuttering()
-    download.download(store, put_commit(store, LARGE), str(tmp_path))
+    download.download(put_commit(store, LARGE), str(tmp_path))
     assert (tmp_path / "big").read_bytes() == LARGE["big"]
 
 
@@ -157,10 +158,11 @@ def test_the_first_error_is_raised_and_the_next_call_goes_on(store, tmp_path):
     at = len(store.operations) + 5
     faulty = FaultyStore({at: errors.CheckpointError("the store is down")})
     faulty._objects, faulty.operations = store._objects, list(store.operations)
+    there = dataclasses.replace(commit, store=faulty)
     with pytest.raises(errors.CheckpointError, match="is down"):
-        download.download(faulty, commit, str(tmp_path), threads=1)
+        download.download(there, str(tmp_path), threads=1)
     before = len(gets(store))
-    download.download(store, commit, str(tmp_path))
+    download.download(commit, str(tmp_path))
     assert len(gets(store)) - before == ranges - 4 + 1
     assert (tmp_path / "big").read_bytes() == LARGE["big"]
     assert not (tmp_path / landing.PROGRESS).exists()
@@ -178,8 +180,8 @@ def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
     ]
     (tmp_path / landing.PROGRESS).write_bytes(b"\n".join(lines))
     (tmp_path / "big").write_bytes(b"x" * 30_000)
-    download.download(store, commit, str(tmp_path))
-    assert read_tree(tmp_path) == {**LARGE, layout.MANIFEST: commit.manifest_data}
+    download.download(commit, str(tmp_path))
+    assert read_tree(tmp_path) == {**LARGE, layout.MANIFEST: commit.data}
 
 
 def test_a_thread_that_hangs_holds_up_neither_the_deadline_nor_the_end(tmp_path):
@@ -197,10 +199,10 @@ def test_a_thread_that_hangs_holds_up_neither_the_deadline_nor_the_end(tmp_path)
     timer.start()
     try:
         with pytest.raises(errors.CheckpointError, match=r"more than 0.2 s.*go on"):
-            download.download(store, commit, str(tmp_path), timeout=0.2)
+            download.download(commit, str(tmp_path), timeout=0.2)
     finally:
         timer.join()
-    download.download(store, commit, str(tmp_path))
+    download.download(commit, str(tmp_path))
 
 
 def test_a_store_that_sends_nothing_is_given_up(tmp_path, monkeypatch):
@@ -217,14 +219,15 @@ def test_a_store_that_sends_nothing_is_given_up(tmp_path, monkeypatch):
     store = Silent()
     commit = put_commit(store, LARGE)
     with pytest.raises(errors.CheckpointError, match="stands still"):
-        download.download(store, commit, str(tmp_path))
+        download.download(commit, str(tmp_path))
     release.set()
 
 
 STUCK = """
 import sys, threading
 from tfpreempt import errors
-from tfpreempt.checkpoint.remote import commits, download
+from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.remote import download
 from tfpreempt.storage import crew
 from tfpreempt.storage.local import LocalStore
 
@@ -237,7 +240,7 @@ class Stuck(LocalStore):
 crew._LEAVE = 0.1
 store = Stuck(sys.argv[1])
 try:
-    download.download(store, commits.read(store), sys.argv[2], timeout=0.2)
+    download.download(catalog.read(catalog.unread(store)), sys.argv[2], timeout=0.2)
 except errors.CheckpointError as error:
     sys.exit("more than 0.2 s" not in str(error))
 """
@@ -254,20 +257,20 @@ def test_a_stuck_thread_does_not_hold_up_the_end_of_its_process(tmp_path):
 def test_a_crash_at_any_file_operation_is_mended_by_the_next(store, tmp_path):
     commit = put_commit(store, FILES)
     files = FaultyFiles()
-    download.download(store, commit, str(tmp_path / "x"), files=files, threads=1)
+    download.download(commit, str(tmp_path / "x"), files=files, threads=1)
     for at, _ in enumerate(files.operations):
         target = tmp_path / str(at)
         faulty = FaultyFiles(fail_at=at)
         with pytest.raises(SimulatedCrash):
-            download.download(store, commit, str(target), files=faulty, threads=1)
+            download.download(commit, str(target), files=faulty, threads=1)
         assert not (target / layout.MANIFEST).exists() or at > len(FILES)
-        download.download(store, commit, str(target))
-        assert read_tree(target) == {**FILES, layout.MANIFEST: commit.manifest_data}
+        download.download(commit, str(target))
+        assert read_tree(target) == {**FILES, layout.MANIFEST: commit.data}
 
 
 def test_all_is_synced_before_the_manifest_is_there(store, tmp_path):
     files = FaultyFiles()
-    download.download(store, put_commit(store), str(tmp_path), files=files)
+    download.download(put_commit(store), str(tmp_path), files=files)
     done = [
         (each.name, os.path.relpath(each.path, tmp_path)) for each in files.operations
     ]
@@ -278,7 +281,8 @@ def test_all_is_synced_before_the_manifest_is_there(store, tmp_path):
 
 KILLED = """
 import os, signal, sys
-from tfpreempt.checkpoint.remote import commits, download
+from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.remote import download
 from tfpreempt.storage.local import LocalStore
 
 class Dying(LocalStore):
@@ -293,7 +297,7 @@ class Dying(LocalStore):
 
 download._RANGE_BYTES = 10_000
 store = Dying(sys.argv[1])
-download.download(store, commits.read(store), sys.argv[2], threads=1)
+download.download(catalog.read(catalog.unread(store)), sys.argv[2], threads=1)
 """
 
 
@@ -310,9 +314,11 @@ def test_what_a_killed_process_has_fetched_is_kept(tmp_path):
             asked.append((name, kwargs["offset"]))
             return super().get(name, out, **kwargs)
 
-    download.download(Watched(root), commit, target, threads=1)
+    download.download(
+        dataclasses.replace(commit, store=Watched(root)), target, threads=1
+    )
     assert not {("big", offset * 10_000) for offset in range(4)} & set(asked)
-    assert read_tree(target) == {**LARGE, layout.MANIFEST: commit.manifest_data}
+    assert read_tree(target) == {**LARGE, layout.MANIFEST: commit.data}
 
 
 def test_checksums_of_parts_are_joined(rng):

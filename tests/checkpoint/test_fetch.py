@@ -21,11 +21,11 @@ def commit(directory, step, wall=0.0):
     """A commit at a time of its own."""
     clock = FakeClock(wall=wall)
     save(make_saver(directory, OwnPayload(), clock=clock), step)
-    return catalog.scan(str(directory))[0][0]
+    return catalog.scan(str(directory))[0]
 
 
 def mirrored(store, entry):
-    upload.Upload(store, upload.source_of(entry)).run()
+    upload.Upload(store, entry).run()
 
 
 def start(directory, store):
@@ -51,7 +51,7 @@ def test_of_two_machines_commits_of_one_sequence_the_later_is_restored(
     mirrored(store, later)
     for _ in range(3):
         assert start(first, store) == there
-        assert catalog.scan(str(first))[0][0].token == later.token
+        assert catalog.scan(str(first))[0].token == later.token
     mirrored(store, commit(first, 40, wall=400.0))
     assert start(second, store) == 40
 

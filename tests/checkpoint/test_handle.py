@@ -38,7 +38,7 @@ def store():
 
 @pytest.fixture
 def remote(store):
-    return Checkpoint(put_commit(store).folder, store)
+    return Checkpoint(put_commit(store).name, store)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def any_handle(request, store, tmp_path):
     """Every kind of place that a handle may refer to."""
     if request.param == "file":
         commit = put_commit(LocalStore(str(tmp_path / "mirror")))
-        return Checkpoint(f"file://{tmp_path}/mirror/{commit.folder}")
+        return Checkpoint(f"file://{tmp_path}/mirror/{commit.name}")
     if request.param == "objects":
         for name, data in FILES.items():
             store.replace(f"deep/er/{name}", data)
@@ -316,11 +316,11 @@ def test_what_is_not_there(tmp_path, store):
 def test_a_runs_root_names_its_newest_commit(own, tmp_path, store):
     put_commit(store)
     mirror = LocalStore(str(tmp_path / "mirror"))
-    folder = put_commit(mirror).folder
+    folder = put_commit(mirror).name
     for handle, newest in (
         (Checkpoint(tmp_path / "run"), own.path),
         (Checkpoint(tmp_path / "mirror"), f"{tmp_path}/mirror/{folder}"),
-        (Checkpoint("/", store), f"memory:///{folder}"),
+        (Checkpoint("/", store), f"memory://{folder}"),
     ):
         with pytest.raises(errors.CheckpointError, match="commits of a run") as caught:
             handle.get_metadata()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.testing.storage import FaultyStore
 
 HERE, THERE = Checkpoint("/nowhere/5"), Checkpoint("gs://nowhere/5.5-00000000")
 
@@ -57,3 +60,26 @@ def test_a_scheme_is_no_file_system():
 def test_a_uri_that_can_be_no_place_is_refused_when_it_is_named(uri):
     with pytest.raises(errors.ConfigurationError, match=uri):
         Checkpoint(uri)
+
+
+@pytest.mark.parametrize("uri", ["gs://b/x", "s3://b/x", "file:///x"])
+def test_a_uri_together_with_a_filesystem(uri):
+    with pytest.raises(errors.ConfigurationError, match="together with filesystem"):
+        Checkpoint(uri, FaultyStore())
+
+
+NO_PLACES = [
+    "",
+    None,
+    3,
+    "hdfs://x/y",
+    "a\0b",
+    "file://host/x",
+    pathlib.Path("gs://b/x"),
+]
+
+
+@pytest.mark.parametrize("path", NO_PLACES)
+def test_what_cannot_be_a_place(path):
+    with pytest.raises(errors.ConfigurationError):
+        Checkpoint(path)

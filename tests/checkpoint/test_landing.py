@@ -8,8 +8,8 @@ import pytest
 
 from tests.checkpoint.remote_commits import manifest_of, put_commit, put_hostile
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.remote import commits, download, landing
+from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint.remote import download, landing
 from tfpreempt.testing.storage import FaultyFiles, FaultyStore
 
 
@@ -36,7 +36,7 @@ def test_hostile_manifests_are_refused_before_anything_is_written(
 ):
     put_hostile(store, entries)
     with pytest.raises(errors.CheckpointError, match=says):
-        download.download(store, commits.read(store), str(tmp_path / "out"))
+        download.download(catalog.read(catalog.unread(store)), str(tmp_path / "out"))
     assert os.listdir(tmp_path) == []
 
 
@@ -51,10 +51,11 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("entries", UNREADABLE.values(), ids=UNREADABLE)
-def test_hostile_manifests_that_are_not_even_read(store, entries):
+def test_hostile_manifests_are_damage(store, entries):
     put_hostile(store, entries)
-    with pytest.raises(errors.CheckpointDamagedError):
-        commits.read(store)
+    found = catalog.read(catalog.unread(store))
+    assert found.condition is catalog.Condition.DAMAGED
+    assert found.manifest is None
 
 
 PLANTED = [
@@ -73,7 +74,7 @@ def test_planted_links_lead_nowhere(store, tmp_path, name):
     target.mkdir()
     (target / name).symlink_to(outside if name == "states" else outside / "file")
     with pytest.raises(errors.CheckpointError, match="is a symbolic link"):
-        download.download(store, put_commit(store), str(target))
+        download.download(put_commit(store), str(target))
     assert os.listdir(outside) == []
     assert os.listdir(target) == [name]
 
@@ -82,10 +83,10 @@ def test_a_linked_target_and_a_pipe_are_refused(store, tmp_path):
     commit = put_commit(store)
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(errors.CheckpointError, match="symbolic link"):
-        download.download(store, commit, str(tmp_path / "link"))
+        download.download(commit, str(tmp_path / "link"))
     os.mkfifo(tmp_path / "ckpt.index")
     with pytest.raises(errors.CheckpointError, match="expected a file"):
-        download.download(store, commit, str(tmp_path))
+        download.download(commit, str(tmp_path))
 
 
 def test_a_file_with_another_name_is_not_written_into(store, tmp_path):
@@ -93,14 +94,14 @@ def test_a_file_with_another_name_is_not_written_into(store, tmp_path):
     (tmp_path / "out").mkdir()
     os.link(tmp_path / "mine", tmp_path / "out" / "ckpt.index")
     (tmp_path / "out" / landing.PROGRESS).touch()  # else it is refused
-    download.download(store, put_commit(store), str(tmp_path / "out"))
+    download.download(put_commit(store), str(tmp_path / "out"))
     assert (tmp_path / "mine").read_bytes() == b"mine"
 
 
 def test_another_commit_is_not_written_over(store, tmp_path):
     (tmp_path / layout.MARKER).write_bytes(b"another")
     with pytest.raises(errors.CheckpointError, match="committed checkpoint of another"):
-        download.download(store, put_commit(store), str(tmp_path))
+        download.download(put_commit(store), str(tmp_path))
     assert os.listdir(tmp_path) == [layout.MARKER]
 
 
@@ -108,7 +109,7 @@ def test_another_commit_is_not_written_over(store, tmp_path):
 def test_a_file_of_others_is_not_written_over(store, tmp_path, name):
     (tmp_path / name).write_bytes(b"mine")
     with pytest.raises(errors.CheckpointError, match=f"has a file '{name}' already"):
-        download.download(store, put_commit(store), str(tmp_path))
+        download.download(put_commit(store), str(tmp_path))
     assert os.listdir(tmp_path) == [name]
     assert (tmp_path / name).read_bytes() == b"mine"
 
@@ -117,25 +118,25 @@ def test_a_file_of_the_same_size_is_not_written_over_either(store, tmp_path):
     (tmp_path / "a").write_bytes(b"hers")
     commit = put_commit(store, {"a": b"mine"})
     with pytest.raises(errors.CheckpointError, match="has a file 'a' already"):
-        download.download(store, commit, str(tmp_path))
+        download.download(commit, str(tmp_path))
     (tmp_path / "a").write_bytes(b"mine")
-    download.download(store, commit, str(tmp_path))
+    download.download(commit, str(tmp_path))
 
 
 def test_a_full_disk_says_what_to_do(store, tmp_path):
     error = OSError(28, "No space left on device")
     faulty = FaultyFiles(fail_at=3, error=error)
     with pytest.raises(errors.CheckpointError, match="disk is full"):
-        download.download(store, put_commit(store), str(tmp_path), files=faulty)
+        download.download(put_commit(store), str(tmp_path), files=faulty)
 
 
 def test_space_is_counted_without_what_is_there(store, tmp_path, monkeypatch):
     contents = {"big": b"x" * 100_000}
     commit = put_commit(store, contents)
-    download.download(store, commit, str(tmp_path))
+    download.download(commit, str(tmp_path))
     room = os.statvfs_result((4096, 4096, 9, 1, 1, 9, 9, 9, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: room)
-    download.download(store, commit, str(tmp_path))
+    download.download(commit, str(tmp_path))
     with pytest.raises(errors.CheckpointError, match="4,096 left"):
-        download.download(store, commit, str(tmp_path / "elsewhere"))
+        download.download(commit, str(tmp_path / "elsewhere"))
     assert manifest_of(contents).bytes == 100_000

@@ -83,7 +83,8 @@ def test_tokens_tell_commits_apart_and_find_them(three):
     found = restore.find_candidates(str(three))
     assert len({c.token for c in found}) == 3
     for candidate in found:
-        assert restore.find_by_token(str(three), candidate.token) == candidate
+        again = restore.find_by_token(str(three), candidate.token)
+        assert (again.path, again.token) == (candidate.path, candidate.token)
     assert restore.find_by_token(str(three), "4-00000000") is None
 
 

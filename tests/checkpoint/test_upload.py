@@ -10,7 +10,8 @@ import pytest
 from tests.checkpoint.fakes import FlatPayload, make_saver, save
 from tests.checkpoint.uploads import commit, folders, newest, uploaded
 from tfpreempt import errors
-from tfpreempt.checkpoint.remote import commits, tidy, upload
+from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.remote import tidy, upload
 from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
@@ -19,12 +20,12 @@ PATIENCE = 20.0  # seconds after which a test that hangs is told so
 def test_an_upload_is_the_commit_byte_for_byte(tmp_path):
     store, entry = FaultyStore(), commit(tmp_path, 5)
     uploaded(store, entry)
-    (found,) = commits.commits(store, pytest.fail)
+    (found,) = catalog.commits(store, pytest.fail)
     assert found.token == entry.token
     assert found.manifest == entry.manifest
     for each in entry.manifest.files:
         target = io.BytesIO()
-        store.get(f"{found.folder}/{each.name}", target)
+        store.get(f"{found.name}/{each.name}", target)
         assert target.getvalue() == (tmp_path / "5" / each.name).read_bytes()
 
 
@@ -115,10 +116,13 @@ def test_only_what_is_ours_is_deleted(tmp_path):
     assert {"other/MANIFEST.json", "7.x/file", "readme"} <= set(store.list())
 
 
+def folder_of(entry):
+    return catalog.folder_name(entry.step, entry.token)
+
+
 def test_a_broken_transfer_is_sent_again(tmp_path):
     store, entry = FaultyStore(), commit(tmp_path, 5)
-    source = upload.source_of(entry)
-    name = f"{source.folder}/{entry.manifest.files[0].name}"
+    name = f"{folder_of(entry)}/{entry.manifest.files[0].name}"
     put, broken = store.put_if_absent, []
 
     def put_badly(given, file, **kwargs):
@@ -130,10 +134,10 @@ def test_a_broken_transfer_is_sent_again(tmp_path):
 
     store.put_if_absent = put_badly
     with pytest.raises(errors.SaveError, match="another checksum"):
-        upload.Upload(store, source).run()
+        upload.Upload(store, entry).run()
     assert folders(store) == []
-    upload.Upload(store, source).run()
-    assert folders(store) == [source.folder]
+    upload.Upload(store, entry).run()
+    assert folders(store) == [folder_of(entry)]
 
 
 def test_what_is_damaged_here_is_not_uploaded(tmp_path):

@@ -6,9 +6,7 @@ import threading
 
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.remote import commits, upload
-
-PATIENCE = 20.0  # seconds after which a test that hangs is told so
+from tfpreempt.checkpoint.remote import upload
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
 
@@ -39,20 +37,20 @@ def commit(directory, step):
 
 
 def newest(directory):
-    return catalog.scan(str(directory))[0][0]
+    return catalog.scan(str(directory))[0]
 
 
 def uploaded(store, entry, **kwargs):
-    upload.Upload(store, upload.source_of(entry), **kwargs).run()
+    upload.Upload(store, entry, **kwargs).run()
 
 
 def folders(store):
     """Every commit that a reader finds, with its bytes checked; newest first."""
     problems = []
-    found = list(commits.commits(store, problems.append))
+    found = list(catalog.commits(store, problems.append))
     assert problems == []
     for each in found:
         for entry in each.manifest.files:
-            stat = store.stat(f"{each.folder}/{entry.name}")
+            stat = store.stat(f"{each.name}/{entry.name}")
             assert (stat.size, stat.crc32c) == (entry.size, entry.crc32c)
-    return [each.folder for each in found]
+    return [each.name for each in found]

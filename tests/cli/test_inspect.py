@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
-from tfpreempt.checkpoint.remote import commits
+from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.cli import main
 from tfpreempt.storage import opening
@@ -72,9 +72,8 @@ def run(tmp_path: Path) -> Path:
 
 def mirrored(run: Path, name: str, mirror: Path) -> str:
     """Lays a commit out as the mirror has it; its folder's name."""
-    commit = commits.read(LocalStore(str(run)), name)
-    assert commit is not None
-    folder = commits.folder_name(commit.manifest.step, commit.token)
+    commit = catalog.at(str(run / name))
+    folder = catalog.folder_name(commit.step, commit.token)
     shutil.copytree(run / name, mirror / folder)
     return folder
 
@@ -292,7 +291,7 @@ def test_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = told("gs://bucket/run")
     assert [each["where"] for each in found] == ["remote"] * 4
     assert [each["state"] for each in found] == ["committed"] * 3 + ["damaged"]
-    assert found[0]["uri"] == f"memory:///{found[0]['name']}"
+    assert found[0]["uri"] == f"memory://{found[0]['name']}"
     assert found[0]["path"] is None
 
 
@@ -300,9 +299,8 @@ def filled(run: Path) -> FaultyStore:
     """A bucket with all commits of a run."""
     store, source = FaultyStore(), LocalStore(str(run))
     for name in source.folders():
-        commit = commits.read(source, name)
-        assert commit is not None
-        folder = commits.folder_name(commit.manifest.step, commit.token)
+        commit = catalog.at(str(run / name))
+        folder = catalog.folder_name(commit.step, commit.token)
         for file in source.list(f"{name}/"):
             data = io.BytesIO((run / file).read_bytes())
             store.put_if_absent(folder + file.removeprefix(name), data)
@@ -325,9 +323,8 @@ class Bucket(FaultyStore):
 
 
 def test_one_folder_of_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = commits.read(LocalStore(str(run)), "10")
-    assert commit is not None
-    folder = commits.folder_name(10, commit.token)
+    commit = catalog.at(str(run / "10"))
+    folder = catalog.folder_name(10, commit.token)
 
     def look(name: str, root: Path | None) -> list[dict[str, Any]]:
         bucket = Bucket(f"gs://bucket/run/{name}", root)

@@ -77,7 +77,7 @@ class Machines:
         assert chief.saver.commit(parts[0], "save", workers) is not None
 
     def steps(self, worker: int) -> list[int]:
-        found, _ = catalog.scan(str(self.disks[worker]))
+        found = catalog.scan(str(self.disks[worker]))
         return [entry.manifest.step for entry in found]
 
 

@@ -17,7 +17,7 @@ from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
 from tfpreempt import Checkpoint, errors
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.remote import commits
+from tfpreempt.storage.interface import summed
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -69,10 +69,10 @@ def train(program: Program, store: Any, steps: int, **more: Any) -> None:
 
 def steps(store: Any) -> list[int]:
     """Of the commits that are whole, newest first."""
-    found = list(commits.commits(store, lambda problem: None))
+    found = list(catalog.commits(store, lambda problem: None))
     for each in found:
         for entry in each.manifest.files:
-            stat = store.stat(f"{each.folder}/{entry.name}")
+            stat = summed(store, each.object(entry.name))
             assert (stat.size, stat.crc32c) == (entry.size, entry.crc32c)
     return [each.manifest.step for each in found]
 
@@ -166,8 +166,8 @@ def test_a_damaged_copy_falls_back_to_the_older_one(
 ) -> None:
     train(program, store, 3)
     train(program, store, 1)
-    newest = next(iter(commits.commits(store, pytest.fail)))
-    store.damage(f"{newest.folder}/{newest.manifest.files[0].name}")
+    newest = next(iter(catalog.commits(store, pytest.fail)))
+    store.damage(f"{newest.name}/{newest.manifest.files[0].name}")
     other = elsewhere()
     with other.handler(remote_checkpoint_dir=store) as handler:
         assert handler.total_run_calls == 3
@@ -188,7 +188,7 @@ def test_what_is_damaged_here_comes_back_whole(
     with program.handler(remote_checkpoint_dir=store) as handler:
         assert handler.total_run_calls == 3
         assert program.variable.numpy().tolist() == [4.0, 5.0]
-    tokens = [entry.token for entry in catalog.scan(str(program.directory))[0]]
+    tokens = [entry.token for entry in catalog.scan(str(program.directory))]
     assert len(tokens) == len(set(tokens)) == 1  # other workers look for the token
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.multiprocess.conftest import Reference
 from tests.multiprocess.harness import RESTART, Cluster, Place, wait_until
-from tfpreempt.checkpoint.remote import commits
+from tfpreempt.checkpoint import catalog
 from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.gcs import GcsServer
 
@@ -73,7 +73,7 @@ def test_machines_without_a_shared_disk(
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
     store = open_store("gs://bucket/run")
-    newest = commits.scan(store)[0]
+    newest = catalog.copies(store)[0]
     assert newest.step == 9
     store.delete(f"{newest.name}/COMMITTED")  # as if the time had not been enough
     last = start(here, server, "--own-disk")

@@ -16,8 +16,9 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
 from tfpreempt import errors
+from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.recall import Recall
-from tfpreempt.checkpoint.remote import commits, mirroring
+from tfpreempt.checkpoint.remote import mirroring
 from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.handler import session
@@ -71,7 +72,7 @@ class Place:
 
     def copied(self):
         """Sequences of the commits in the store, newest first."""
-        found = commits.commits(self.store, pytest.fail)
+        found = catalog.commits(self.store, pytest.fail)
         return [each.manifest.sequence for each in found]
 
     def fetched(self):
@@ -208,8 +209,8 @@ def test_a_damaged_copy_is_passed_over(place, words, caplog):
     for text in ("one", "two"):
         place.save(words, text)
         place.wait()
-    newest = next(iter(commits.commits(place.store, pytest.fail)))
-    place.store.damage(f"{newest.folder}/states/words.state")
+    newest = next(iter(catalog.commits(place.store, pytest.fail)))
+    place.store.damage(f"{newest.name}/states/words.state")
     place.lose_disk()
     place.restart()
     assert place.load(words) == "one"

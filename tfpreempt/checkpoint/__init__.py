@@ -2,15 +2,16 @@
 
 at_hand         what a function has at hand, and which names it changes
 bundle          is a TensorFlow checkpoint that has no manifest complete? Read without
-catalog         what of ours lies in a checkpoint directory: commits
+catalog         one value for each checkpoint, wherever it lies; one scan, one order
 claims          who is saving here? What is staged is left over only when its writers
 commit          the commit: files made durable, manifest, one rename
 encoding        python and NumPy values as JSON and raw bytes, bit for bit
 flat            commits of checkpoints that stay flat
+foreign         checkpoints that somebody else wrote, among ours in a directory
 handle          checkpoint: a reference to one checkpoint
 handling/       what a `Checkpoint` handle is made of
 home            is the checkpoint directory still the one of the start?
-inspection/     what `tfpreempt inspect` and `tfpreempt verify` find out
+inspection      what `tfpreempt inspect` and `tfpreempt verify` show of the catalog
 iterator_state  positions in tf.data pipelines: states of dataset iterators
 layout          pure path rules: what lies where in a checkpoint directory
 loader          finds and restores a checkpoint on one worker

@@ -1,22 +1,44 @@
-"""What of ours lies in a checkpoint directory: commits, and leftovers of dead saves.
+"""Which checkpoints lie somewhere: one value for each, found by one scan, one order.
 
-Reading only; nothing here changes a file.
+A place is a directory of this machine, one behind a URL, or an object store; all are
+read as a store. In an object store a copy is a folder that names its content:
+
+    <step>.<token>/             one commit; the token is its sequence and the checksum
+                                of its marker
+        <name in the manifest>  its files, put by many threads
+        MANIFEST.json           as in the local directory, byte for byte
+        COMMITTED               the marker, put last; it alone makes this a commit
+    checkpoint                  TensorFlow's state file; a convenience
+
+Two saves never share a name there, and whoever uploads the same commit again finds what
+is there already. Nothing that lies anywhere is trusted: names are parsed, sizes are
+bounded, manifest, marker and name must vouch for each other. Nothing is changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import io
+import itertools
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.manifest import Manifest, from_json
-from tfpreempt.storage import checksum, reading
+from tfpreempt.storage import checksum, paths, reading
+from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.url import UrlStore
 
-_MAX_CONTROL_BYTES = 512 << 20
+MAX_FOLDERS = 100_000
+_MAX_CONTROL_BYTES = 64 << 20
+_COPY = re.compile(
+    r"(?P<step>0|[1-9][0-9]{0,18})\.(?P<token>(?P<sequence>[1-9][0-9]{0,18})-[0-9a-f]{8})"
+)
 
 
 class Kind(enum.Enum):
@@ -25,27 +47,160 @@ class Kind(enum.Enum):
     OWN = "own"  # a directory of our own
     FLAT = "flat"  # TensorFlow's flat files with our sidecar directory
     FOREIGN = "foreign"  # written without tfpreempt; no marker
+    REMOTE = "remote"  # a folder of a mirror
+    STAGING = "staging"  # a save that is under way, or died
+
+
+class Condition(enum.Enum):
+    """What a checkpoint is worth."""
+
+    COMMITTED = "committed"
+    NOT_COMMITTED = "not committed"  # never restored; under way, or left by a dead save
+    DAMAGED = "damaged"
+    FOREIGN = "not ours"  # no manifest, so nothing says what its bytes should be
+
+
+class Checked(enum.Enum):
+    """How the files of a checkpoint were checked."""
+
+    NOTHING = "nothing"
+    SIZES = "sizes"
+    EVERY_BYTE = "every byte"
+    LENGTHS = "index and lengths"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """A commit whose marker and manifest agree; its files aren't verified yet.
+class Entry:
+    """A checkpoint, or what could have become one, and where it lies.
 
     Attributes:
-        kind: OWN or FLAT.
-        path: the directory in the own form, the prefix in the flat form.
-        base: the directory to which the manifest's names are relative.
-        manifest: its manifest.
-        token: equal for all who see this very commit.
-        marked_at: mtime of the marker, seconds since the epoch.
+        store: what reads it.
+        name: in the store, of its directory or prefix; "" where the store's root is the
+            checkpoint itself. Hostile until it is escaped.
+        kind: how it is laid out.
+        condition: what it is worth, as far as that was looked at.
+        manifest: None if it has none, or none that can be read.
+        data: the bytes of MANIFEST.json, where marker and manifest agree.
+        token: equal for all who see this very checkpoint; "" if unknown.
+        time: when its marker was written, or its index, seconds since the epoch; in
+            object storage what its manifest says; None if unknown.
+        size: bytes; None if unknown.
+        checked: how its files were checked.
+        problems: why it is damaged.
+        remarks: what else there is to say.
     """
 
+    store: ObjectStore
+    name: str
     kind: Kind
-    path: str
-    base: str
-    manifest: Manifest
-    token: str
-    marked_at: float
+    condition: Condition = Condition.NOT_COMMITTED
+    manifest: Manifest | None = None
+    data: bytes = b""
+    token: str = ""
+    time: float | None = None
+    size: int | None = None
+    checked: Checked = Checked.NOTHING
+    problems: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether its marker and manifest agree."""
+        return self.condition is Condition.COMMITTED
+
+    @property
+    def path(self) -> str:
+        """Of its directory, or the prefix in the flat forms; a URI in a store."""
+        return os.path.join(self.store.uri, self.name) if self.name else self.store.uri
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return self.name or self.path.rpartition("/")[2]
+
+    @property
+    def holder(self) -> str:
+        """Where in the store its marker and manifest are."""
+        return layout.sidecar(self.name) if self.kind is Kind.FLAT else self.name
+
+    @property
+    def base(self) -> str:
+        """Where in the store the manifest's names begin."""
+        is_prefix = self.kind in (Kind.FLAT, Kind.FOREIGN)
+        return os.path.dirname(self.name) if is_prefix else self.name
+
+    @property
+    def prefix(self) -> str | None:
+        """What `tf.train.Checkpoint.restore` takes; None for named States only."""
+        if self.manifest is None:
+            return self.path if self.kind is Kind.FOREIGN else None
+        prefix = self.manifest.prefix
+        return None if prefix is None else self.file(prefix)
+
+    @property
+    def step(self) -> int | None:
+        """The step that it carries; None if nothing says."""
+        if self.manifest is not None:
+            return self.manifest.step
+        named = self._named
+        return None if named is None else int(named["step"])
+
+    @property
+    def sequence(self) -> int | None:
+        """Its rank among the commits of its place; None if nothing says."""
+        if self.manifest is not None:
+            return self.manifest.sequence
+        named = self._named
+        return None if named is None else int(named["sequence"])
+
+    @property
+    def saved_at(self) -> float | None:
+        """When it was saved, in seconds since the epoch; None if it doesn't say."""
+        value = self.manifest.metadata.get("saved_at") if self.manifest else None
+        if isinstance(value, int | float) and 0 <= value < 1e11:
+            return float(value)
+        return None
+
+    @property
+    def marker(self) -> bytes:
+        """The bytes of COMMITTED, where marker and manifest agree."""
+        assert self.manifest is not None
+        return marker_bytes(self.data, self.manifest.sequence)
+
+    @property
+    def shards(self) -> str:
+        """The path of the directory with `states/` and the workers' shards."""
+        if self.kind is not Kind.OWN:
+            return layout.sidecar(self.path)
+        # A flat commit that was fetched lies in a directory, with its sidecar in it.
+        files = self.manifest.files if self.manifest else ()
+        first = {entry.name.partition("/")[0] for entry in files}
+        inner = [name for name in first if name.endswith(layout.SIDECAR_SUFFIX)]
+        return os.path.join(self.path, *inner[:1])
+
+    @property
+    def _named(self) -> re.Match[str] | None:
+        """What the name of a copy says."""
+        if self.kind is not Kind.REMOTE:
+            return None
+        return _COPY.fullmatch(self.path.rpartition("/")[2])
+
+    def object(self, name: str) -> str:
+        """The name in the store of a file that the manifest names."""
+        return joined(self.base, name)
+
+    def control(self, name: str) -> str:
+        """The name in the store of its marker, its manifest or its metadata."""
+        return joined(self.holder, name)
+
+    def file(self, name: str) -> str:
+        """The path of a file that the manifest names; a URI in a store."""
+        return os.path.join(self.store.uri, self.object(name))
+
+
+def joined(folder: str, name: str) -> str:
+    """The name of an object in a folder; "" is the store's root."""
+    return f"{folder}/{name}" if folder else name
 
 
 def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
@@ -59,216 +214,258 @@ def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
     return (json.dumps(record, sort_keys=True) + "\n").encode()
 
 
-def read_control(holder: str) -> tuple[Manifest, str, float] | None:
-    """Reads the marker and the manifest in a directory.
+def folder_name(step: int, token: str) -> str:
+    """The folder of a commit in an object store."""
+    return f"{step}.{token}"
+
+
+def reader(directory: str) -> ObjectStore:
+    """What reads a directory of this machine, or one behind a URL.
+
+    Raises:
+        ConfigurationError: there is no such directory.
+    """
+    return (UrlStore if paths.is_url(directory) else LocalStore)(directory)
+
+
+def kind_of(name: str) -> Kind | None:
+    """What a directory of this name may be; None if it can be none of ours."""
+    if layout.is_commit_name(name):
+        return Kind.OWN
+    if _COPY.fullmatch(name):
+        return Kind.REMOTE
+    if name.endswith(layout.SIDECAR_SUFFIX) and name != layout.SIDECAR_SUFFIX:
+        return Kind.FLAT
+    return None
+
+
+def unread(store: ObjectStore, folder: str = "") -> Entry:
+    """A folder of a store, before its marker and manifest are read.
 
     Args:
-        holder: the commit's own directory, or the sidecar directory.
+        store: the store.
+        folder: its name; "" where the store's root is the commit itself.
+    """
+    if kind_of(folder) is Kind.FLAT:
+        name = folder.removesuffix(layout.SIDECAR_SUFFIX)
+        return Entry(store=store, name=name, kind=Kind.FLAT)
+    last = (folder or store.uri).rstrip("/").rpartition("/")[2]
+    if named := _COPY.fullmatch(last):
+        token = named["token"]
+        return Entry(store=store, name=folder, kind=Kind.REMOTE, token=token)
+    return Entry(store=store, name=folder, kind=Kind.OWN)
 
-    Returns:
-        Manifest, token and mtime of the marker; None if there is no marker.
+
+def read(entry: Entry) -> Entry:
+    """The same, with what its marker and manifest say.
 
     Raises:
-        CheckpointDamagedError: the marker or the manifest is damaged.
+        CheckpointError: the store cannot be read.
     """
-    marker = os.path.join(holder, layout.MARKER)
+    marker, problem = _control(entry, layout.MARKER)
+    data, fault = _control(entry, layout.MANIFEST)
+    where = os.path.join(entry.store.uri, entry.control(layout.MANIFEST))
+    manifest = None
     try:
-        data, marked_at = _read(marker)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        manifest_data, _ = _read(os.path.join(holder, layout.MANIFEST))
-    except OSError as error:
-        raise errors.CheckpointDamagedError(
-            f"{holder!r} has a marker but its manifest cannot be read: {error}"
-        ) from error
-    manifest = from_json(manifest_data, os.path.join(holder, layout.MANIFEST))
-    if data != marker_bytes(manifest_data, manifest.sequence):
-        raise errors.CheckpointDamagedError(
-            f"The marker {marker!r} was written for another manifest than the one "
-            "beside it; one of the two is damaged."
+        manifest = None if data is None else from_json(data, where)
+    except errors.CheckpointDamagedError as error:
+        fault = str(error)
+    size = None if manifest is None else manifest.bytes
+    entry = dataclasses.replace(entry, manifest=manifest, size=size)
+    entry = dataclasses.replace(entry, time=_written_at(entry))
+    if marker is None and problem is None:
+        remarks = () if fault is None else (fault,)
+        return dataclasses.replace(entry, remarks=remarks)
+    problem = problem or fault
+    token = entry.token
+    if problem is not None:
+        pass
+    elif data is None or manifest is None:
+        problem = f"{where} is missing, though there is a marker beside it."
+    elif marker != marker_bytes(data, manifest.sequence):
+        problem = (
+            f"The marker beside {where} was written for another manifest; one of the "
+            "two is damaged."
         )
-    return manifest, f"{manifest.sequence}-{checksum.of_bytes(data):08x}", marked_at
-
-
-def load(path: str) -> Committed | None:
-    """The commit at a path as `Committed.path` gives it; None if there is none.
-
-    Raises:
-        CheckpointDamagedError: its marker or manifest is damaged.
-    """
-    sidecar = layout.sidecar(path)
-    kind = Kind.FLAT if reading.is_dir(sidecar) else Kind.OWN
-    control = read_control(path if kind is Kind.OWN else sidecar)
-    if control is None:
-        return None
-    manifest, token, marked_at = control
-    return Committed(
-        kind=kind,
-        path=path,
-        base=path if kind is Kind.OWN else os.path.dirname(path),
-        manifest=manifest,
-        token=token,
-        marked_at=marked_at,
+    else:
+        token = f"{manifest.sequence}-{checksum.of_bytes(marker):08x}"
+        if entry.token not in ("", token):
+            problem = (
+                f"{where} belongs to the commit {token}, not to the one that its "
+                "folder names; somebody has moved it."
+            )
+    if problem is not None:
+        return damaged(entry, problem)
+    return dataclasses.replace(
+        entry, condition=Condition.COMMITTED, token=token, data=data or b""
     )
 
 
-def read_manifest(holder: str) -> Manifest | None:
-    """The manifest of a directory, with or without a marker; None if there is none."""
-    path = os.path.join(holder, layout.MANIFEST)
-    try:
-        return from_json(_read(path)[0], path)
-    except (OSError, errors.CheckpointDamagedError):
-        return None
+def at(path: str) -> Entry:
+    """What lies at a path: a commit's directory, or a flat prefix with a sidecar.
+
+    Raises:
+        ConfigurationError: there is not even the directory that should hold it.
+    """
+    holder = layout.sidecar(path) if reading.is_dir(layout.sidecar(path)) else path
+    directory, name = os.path.split(holder)
+    return read(unread(reader(directory), name))
 
 
-def scan(directory: str) -> tuple[list[Committed], list[str]]:
-    """All commits in a directory.
+def damaged(entry: Entry, problem: str) -> Entry:
+    """The same, found damaged."""
+    return dataclasses.replace(entry, condition=Condition.DAMAGED, problems=(problem,))
+
+
+def is_anything(entry: Entry) -> bool:
+    """Whether what was read is ours at all, be it half or damaged."""
+    is_empty = entry.manifest is None and not entry.problems and not entry.remarks
+    return entry.kind is Kind.REMOTE or not is_empty
+
+
+# --- what lies in a place ------------------------------------------------------------
+
+
+def scan(directory: str) -> list[Entry]:
+    """All of ours in a checkpoint directory, whole or not; it need not exist.
 
     Returns:
-        The commits, newest first (see `rank`), and a description of each damaged one.
+        Newest first, see `in_order`.
 
     Raises:
         OSError: the directory cannot be listed.
     """
-    found: list[Committed] = []
-    problems: list[str] = []
-    for kind, path, holder in _holders(directory):
-        try:
-            control = read_control(holder)
-        except (errors.CheckpointDamagedError, OSError) as error:
-            problems.append(str(error))
-            continue
-        if control is not None:
-            manifest, token, marked_at = control
-            base = path if kind is Kind.OWN else directory
-            found.append(
-                Committed(
-                    kind=kind,
-                    path=path,
-                    base=base,
-                    manifest=manifest,
-                    token=token,
-                    marked_at=marked_at,
-                )
-            )
-    found.sort(key=lambda entry: rank(entry.manifest), reverse=True)
-    return found, problems
+    folders = list(own_folders(directory))
+    store = reader(directory) if folders else None
+    found = [read(unread(store, name)) for name in folders if store is not None]
+    return in_order(entry for entry in found if is_anything(entry))
 
 
-def rank(manifest: Manifest) -> tuple[int, float]:
+def own_folders(directory: str) -> Iterator[str]:
+    """Names of the directories in one that may hold a commit of ours; no links.
+
+    Raises:
+        OSError: the directory cannot be listed.
+    """
+    try:
+        names = sorted(reading.names(directory))
+    except FileNotFoundError:
+        return
+    for name in names:
+        if kind_of(name) is not None and paths.why_unsafe(name) is None:
+            path = os.path.join(directory, name)
+            if reading.is_dir(path) and not reading.is_link(path):
+                yield name
+
+
+def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
+    """All that looks like ours in an object store, committed or not; nothing is read.
+
+    Args:
+        store: the store.
+        timeout: seconds for the listing; None: the store's own limit.
+
+    Returns:
+        Copies first, the highest sequence first; what doesn't name its sequence last.
+
+    Raises:
+        CheckpointError: the store cannot be listed, or lists too much.
+    """
+    names = list(itertools.islice(store.folders(timeout=timeout), MAX_FOLDERS + 1))
+    if len(names) > MAX_FOLDERS:
+        raise errors.CheckpointError(
+            f"{store.uri} has more than {MAX_FOLDERS} folders; expected the few of one "
+            "run. Give each run a place of its own."
+        )
+    return in_order(
+        unread(store, name)
+        for name in sorted(names)
+        if kind_of(name) is not None and paths.why_unsafe(name) is None
+    )
+
+
+def copies(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
+    """The folders of a mirror among `listing`; highest sequence first."""
+    found = listing(store, timeout=timeout)
+    return [entry for entry in found if entry.kind is Kind.REMOTE]
+
+
+def commits(store: ObjectStore, on_skip: Callable[[str], None]) -> Iterator[Entry]:
+    """The whole copies in an object store, newest first, each read when asked for.
+
+    Args:
+        store: the store.
+        on_skip: called with a description of each damaged one.
+
+    Raises:
+        CheckpointError: the store cannot be listed or read.
+    """
+    for entry in map(read, copies(store)):
+        if entry.is_committed:
+            yield entry
+        elif entry.condition is Condition.DAMAGED:
+            on_skip(entry.problems[0])
+
+
+def highest_sequence(directory: str) -> int:
+    """The highest sequence that any manifest in the directory has; 0 without one."""
+    return max([0, *(entry.sequence or 0 for entry in scan(directory))])
+
+
+def rank(entry: Entry) -> tuple[int, float, str]:
     """What commits rank by: their sequence, never a clock.
 
     Only where two machines each made one of the same sequence, because the store did
     not have the first one's, the time of the save decides.
     """
-    return manifest.sequence, saved_at(manifest) or 0.0
+    return entry.sequence or 0, entry.saved_at or 0.0, entry.token
 
 
-def saved_at(manifest: Manifest) -> float | None:
-    """When it was saved, in seconds since the epoch; None if it doesn't say."""
-    value = manifest.metadata.get("saved_at")
-    if isinstance(value, int | float) and 0 <= value < 1e11:
-        return float(value)
-    return None
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Newest first, as a restart tries them: ours by `rank`, others put in by time."""
+    ours: list[Entry] = []
+    others: list[Entry] = []
+    for entry in entries:
+        (others if entry.sequence is None else ours).append(entry)
+    ours.sort(key=rank, reverse=True)
+    others.sort(key=lambda entry: entry.time or 0.0)
+    merged = []
+    for entry in ours:
+        while others and (others[-1].time or 0.0) > (entry.time or 0.0):
+            merged.append(others.pop())
+        merged.append(entry)
+    return merged + others[::-1]
 
 
-def highest_sequence(directory: str) -> int:
-    """The highest sequence that any manifest in the directory has; 0 without one."""
-    sequences = [0]
-    for _, _, holder in _holders(directory):
-        manifest = read_manifest(holder)
-        if manifest is not None:
-            sequences.append(manifest.sequence)
-    return max(sequences)
+# --- reading -------------------------------------------------------------------------
 
 
-def uncommitted(directory: str) -> dict[str, str]:
-    """Directories of the own form that have a manifest of ours and no marker.
-
-    Returns:
-        By path where each was staged.
-    """
-    found = {}
-    for kind, path, holder in _holders(directory):
-        is_marked = reading.is_there(os.path.join(holder, layout.MARKER))
-        manifest = read_manifest(holder)
-        if kind is Kind.OWN and not is_marked and manifest is not None:
-            attempt = manifest.metadata.get("attempt")
-            is_named = isinstance(attempt, str) and layout.ATTEMPT.fullmatch(attempt)
-            found[path] = (
-                layout.staging_directory(directory, str(attempt)) if is_named else path
-            )
-    return found
-
-
-def staged(directory: str) -> dict[str, list[str]]:
-    """What saves staged and have not committed, and that has no manifest.
-
-    A staging directory is ours whole. One that was staged under its last name is taken
-    for ours if every file in it is one that a save of ours writes: the name alone could
-    be somebody else's.
-
-    Returns:
-        By the path where a save stages, the directories of it that are there.
-    """
-    staging = os.path.join(directory, layout.STAGING)
-    found: dict[str, list[str]] = {}
-    if _is_real_directory(staging):
-        for name in sorted(_names(staging)):
-            path = os.path.join(staging, name)
-            if name.startswith(layout.FETCH):
-                continue  # a download that goes on; `fetch` removes old ones
-            if layout.ATTEMPT.fullmatch(name) and not reading.is_link(path):
-                stem = path.removesuffix(layout.DONE_SUFFIX)
-                parts = found.setdefault(stem.removesuffix(layout.CLAIM_SUFFIX), [])
-                parts += [path] if reading.is_dir(path) else []
-    for name in sorted(_names(directory)):
-        path = os.path.join(directory, name)
-        if (
-            layout.is_in_place_name(name)
-            and _is_real_directory(path)
-            and not reading.is_there(os.path.join(path, layout.MARKER))
-            and all(map(layout.is_saved_name, reading.tree(path)))
-        ):
-            found[path] = [path]
-    return found
-
-
-def sidecars(directory: str) -> list[tuple[str, str]]:
-    """Prefix and path of each sidecar directory."""
-    return [(p, h) for kind, p, h in _holders(directory) if kind is Kind.FLAT]
-
-
-def _holders(directory: str) -> Iterator[tuple[Kind, str, str]]:
-    for name in sorted(_names(directory)):
-        path = os.path.join(directory, name)
-        is_own = layout.is_commit_name(name)
-        is_flat = name.endswith(layout.SIDECAR_SUFFIX) and name != layout.SIDECAR_SUFFIX
-        if not (is_own or is_flat) or not _is_real_directory(path):
-            continue
-        if is_own:
-            yield Kind.OWN, path, path
-        else:
-            yield Kind.FLAT, path[: -len(layout.SIDECAR_SUFFIX)], path
-
-
-def _is_real_directory(path: str) -> bool:
-    return reading.is_dir(path) and not reading.is_link(path)
-
-
-def _names(directory: str) -> list[str]:
+def _control(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
+    """A small file of a commit, or what is wrong with it; neither where none is."""
+    target = io.BytesIO()
+    name = entry.control(name)
     try:
-        return reading.names(directory)
-    except FileNotFoundError:
-        return []
-
-
-def _read(path: str) -> tuple[bytes, float]:
-    status = reading.stat(path)
-    if status.size > _MAX_CONTROL_BYTES:
-        raise errors.CheckpointDamagedError(
-            f"{path!r} has {status.size} bytes, more than a manifest can have."
+        count = entry.store.get(name, target, length=_MAX_CONTROL_BYTES + 1)
+    except ObjectMissingError:
+        return None, None
+    except errors.CheckpointDamagedError as error:
+        return None, str(error)
+    if count > _MAX_CONTROL_BYTES:
+        return None, (
+            f"{os.path.join(entry.store.uri, name)} has more than {_MAX_CONTROL_BYTES} "
+            "bytes, which no manifest or marker of ours has."
         )
-    with reading.open_file(path) as file:
-        return file.read(), status.modified_ns / 1e9
+    return target.getvalue(), None
+
+
+def _written_at(entry: Entry) -> float | None:
+    """When the marker was written, or the manifest; not asked in object storage."""
+    if not isinstance(entry.store, LocalStore | UrlStore):
+        return entry.saved_at
+    for name in (layout.MARKER, layout.MANIFEST):
+        path = os.path.join(entry.store.uri, entry.control(name))
+        try:
+            return reading.stat(path).modified_ns / 1e9
+        except OSError:
+            continue
+    return None

@@ -231,7 +231,7 @@ def free_target(
     plain = os.path.join(directory, layout.step_name(number))
     if not reading.is_there(plain):
         return plain
-    retention.delete_uncommitted(files, directory, plain, clock)
+    retention.delete_uncommitted(files, catalog.at(plain), clock)
     if not reading.is_there(plain):
         return plain
     return f"{plain}.{sequence}"

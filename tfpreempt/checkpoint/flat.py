@@ -154,10 +154,10 @@ def sweep(files: Files, directory: str) -> None:
     Raises:
         OSError: as the file system says.
     """
-    for prefix, holder in catalog.sidecars(directory):
-        if not _is_there(prefix):
-            retention.delete(files, holder)
-    for prefix in _intents(directory):
+    for entry in catalog.scan(directory):
+        if entry.kind is catalog.Kind.FLAT and not _is_there(entry.path):
+            retention.delete(files, layout.sidecar(entry.path))
+    for prefix in intents(directory):
         with _left_over(prefix) as is_left:
             if is_left and not _is_there(prefix):
                 files.remove(layout.intent(prefix))
@@ -172,7 +172,7 @@ def settle(files: Files, directory: str) -> None:
     Raises:
         OSError: as the file system says.
     """
-    for prefix in _intents(directory):
+    for prefix in intents(directory):
         with _left_over(prefix) as is_left:
             if is_left:
                 _close(files, prefix)
@@ -226,7 +226,8 @@ def _make_room(files: Files, holder: str) -> None:
         files.rename(holder, f"{holder}-{number}")
 
 
-def _intents(directory: str) -> list[str]:
+def intents(directory: str) -> list[str]:
+    """Prefixes of the flat saves of ours that are under way, or died."""
     names = sorted(reading.names(directory)) if reading.is_dir(directory) else []
     return [
         os.path.join(directory, name[: -len(layout.INTENT_SUFFIX)])

@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.handling import contents, metadata, moved, restoring
+from tfpreempt.checkpoint.catalog import Entry, Kind
+from tfpreempt.checkpoint.handling import contents, metadata, restoring
 from tfpreempt.checkpoint.handling.cache import Cache, key_of, private_directory
-from tfpreempt.checkpoint.handling.contents import Contents
 from tfpreempt.checkpoint.handling.turns import alone_in
-from tfpreempt.checkpoint.remote import download
+from tfpreempt.checkpoint.remote.download import download
+from tfpreempt.checkpoint.restore import verify
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import LocalFiles, write_durably
@@ -35,7 +36,7 @@ _NOTE_SECONDS = 30.0
 _STORE_METHODS = ("put_if_absent", "get", "list", "stat", "delete")
 
 
-class Checkpoint(moved.NamesOfRay):
+class Checkpoint:
     """A reference to one checkpoint; reads and writes nothing before it is asked to.
 
     Args:
@@ -115,7 +116,7 @@ class Checkpoint(moved.NamesOfRay):
         """What `tf.train.Checkpoint.restore` takes; None where the commit holds named
         States only, or is remote: use `restore()` there. May read the manifest."""
         if self._prefix is None and self._local is not None:
-            self._prefix = restoring.prefix_of(contents.of_path(self._local))
+            self._prefix = contents.tensorflow_prefix(contents.of_path(self._local))
         return self._prefix
 
     @property
@@ -123,7 +124,8 @@ class Checkpoint(moved.NamesOfRay):
         """The step that it carries; None if its writer didn't say. May read the
         manifest, once."""
         if self._step is None:
-            self._step = self._contents().step
+            found = self._contents()
+            self._step = found.step if found.is_committed else None
         return self._step
 
     def to_directory(
@@ -190,10 +192,10 @@ class Checkpoint(moved.NamesOfRay):
         """
         check_timeout(timeout)
         found = self._contents(with_sums=self._local is None)
-        if found.base is not None:
-            yield found.base
+        if self._local is not None:
+            yield found.store.uri
             return
-        key = key_of(found.source.uri, found.folder, found.token)
+        key = key_of(found.path, found.token)
         fill = functools.partial(_fill, found, timeout=timeout)
         with Cache().reading(key, fill, timeout=timeout) as path:
             yield path
@@ -218,7 +220,8 @@ class Checkpoint(moved.NamesOfRay):
         restoring.check_object(tf_checkpoint)
         if self._local is not None:
             found = contents.of_path(self._local)
-            restoring.verify(found)
+            if found.is_committed:
+                verify(found)
             prefix = restoring.checked_prefix(found, self._path)
             return tf_checkpoint.restore(prefix)
         return restoring.restored_from_copy(self.as_directory(), tf_checkpoint)
@@ -278,7 +281,7 @@ class Checkpoint(moved.NamesOfRay):
     def __hash__(self) -> int:
         return hash(self._path)
 
-    def _contents(self, *, with_sums: bool = False) -> Contents:
+    def _contents(self, *, with_sums: bool = False) -> Entry:
         if self._local is not None:
             return contents.of_path(self._local, with_sums=with_sums)
         return contents.of_store(*self._place(), with_sums=with_sums)
@@ -290,10 +293,11 @@ class Checkpoint(moved.NamesOfRay):
             return self._filesystem, check_name(folder) if folder else ""
         return open_store(self._path, self._filesystem), ""
 
-    def _metadata_bytes(self, found: Contents) -> bytes | None:
+    def _metadata_bytes(self, found: Entry) -> bytes | None:
         if self._local is None:
             return metadata.read_remote(*self._place())
-        return None if found.holder is None else metadata.read_local(found.holder)
+        holder = _holder(found)
+        return None if holder is None else metadata.read_local(holder)
 
     def _change_metadata(self, values: Mapping[str, Any], *, keep: bool) -> None:
         metadata.encoded(values)
@@ -304,16 +308,17 @@ class Checkpoint(moved.NamesOfRay):
             old = metadata.read_remote(store, folder) if keep else None
             metadata.write_remote(store, folder, _merged(old, values, where))
             return
-        if found.holder is None:
+        holder = _holder(found)
+        if holder is None:
             raise errors.CheckpointError(
                 f"{self!r} was written without tfpreempt, as flat files: there is no "
                 "directory of its own for metadata. Copy it with to_directory() first."
             )
         with contextlib.ExitStack() as ends:
-            with failure.translated("write metadata", found.holder):
-                ends.enter_context(alone_in(found.holder, seconds=_NOTE_SECONDS))
-            old = metadata.read_local(found.holder) if keep else None
-            metadata.write_local(found.holder, _merged(old, values, where))
+            with failure.translated("write metadata", holder):
+                ends.enter_context(alone_in(holder, seconds=_NOTE_SECONDS))
+            old = metadata.read_local(holder) if keep else None
+            metadata.write_local(holder, _merged(old, values, where))
 
 
 def _merged(old: bytes | None, values: Mapping[str, Any], where: str) -> bytes:
@@ -321,9 +326,16 @@ def _merged(old: bytes | None, values: Mapping[str, Any], where: str) -> bytes:
     return metadata.encoded({**before, **values})
 
 
-def _temporary(found: Contents) -> str:
+def _holder(found: Entry) -> str | None:
+    """The local directory of its metadata; None for flat files of somebody else."""
+    if found.kind is Kind.FOREIGN:
+        return None
+    return os.path.join(found.store.uri, found.holder)
+
+
+def _temporary(found: Entry) -> str:
     """A directory whose name stands for the content: the same for all who want it."""
-    key = key_of(found.source.uri, found.folder, found.token)[:16]
+    key = key_of(found.path, found.token)[:16]
     name = f"tfpreempt-checkpoint-{os.getuid()}-{key}"
     return private_directory(os.path.join(tempfile.gettempdir(), name), "TMPDIR")
 
@@ -332,21 +344,11 @@ def _left(timeout: float | None, began: float) -> float | None:
     return None if timeout is None else max(0.0, began + timeout - time.monotonic())
 
 
-def _fill(found: Contents, target: str, timeout: float | None) -> None:
+def _fill(found: Entry, target: str, timeout: float | None) -> None:
     """Copies a checkpoint into a directory; of a commit the marker comes last."""
-    data, marker = found.controls or (None, None)
-    download.fetch(
-        found.source,
-        found.folder,
-        found.manifest,
-        target,
-        manifest_data=data,
-        marker=marker,
-        timeout=timeout,
-        progress=True,
-    )
-    if marker is not None:
-        write_durably(LocalFiles(), os.path.join(target, layout.MARKER), marker)
+    download(found, target, timeout=timeout, progress=True)
+    if found.is_committed:
+        write_durably(LocalFiles(), os.path.join(target, layout.MARKER), found.marker)
 
 
 def _check_path(path: object) -> str:

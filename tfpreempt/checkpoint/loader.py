@@ -10,10 +10,10 @@ from collections.abc import Callable
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint import restore as restoring
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Contents
 from tfpreempt.checkpoint.remote import fetch
-from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.state import check_state_file, read_state
 from tfpreempt.core import events
 from tfpreempt.storage.files import Files, files_for
@@ -53,7 +53,7 @@ class CheckpointLoader:
         self.damaged: set[str] = set()
         self._needs_prefix = needs_prefix
 
-    def newest(self, *on_skip: Callable[[str], None]) -> Candidate | None:
+    def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
         """The newest that verifies; on the chief. See `restore.newest_verified`."""
         return restoring.newest_verified(
             self.directory,
@@ -66,7 +66,7 @@ class CheckpointLoader:
     def fetch_newer(
         self,
         store: ObjectStore,
-        local: Candidate | None,
+        local: Entry | None,
         on_skip: Callable[[str], None],
     ) -> bool:
         """Brings a newer commit from an object store; see `fetch.newest_first`."""
@@ -80,7 +80,7 @@ class CheckpointLoader:
             needs_prefix=self._needs_prefix,
         )
 
-    def fetch(self, store: ObjectStore, token: str) -> Candidate | None:
+    def fetch(self, store: ObjectStore, token: str) -> Entry | None:
         """The commit that the chief chose, on a disk of this worker's own.
 
         Args:
@@ -101,15 +101,15 @@ class CheckpointLoader:
         if commit is None:
             return None
         keep = self.max_to_keep  # nobody else deletes any on this disk
-        fetch.bring(self.files, store, commit, self.directory, max_to_keep=keep)
+        fetch.bring(self.files, commit, self.directory, max_to_keep=keep)
         return self.find(token)
 
-    def find(self, token: str) -> Candidate | None:
+    def find(self, token: str) -> Entry | None:
         """The checkpoint that the chief chose and verified, as this worker sees it."""
         return restoring.find_by_token(self.directory, token)
 
     def restore(
-        self, candidate: Candidate, *, named_states: bool = True
+        self, candidate: Entry, *, named_states: bool = True
     ) -> events.Restored:
         """Restores everything but the random generators; on every worker, main thread.
 
@@ -142,7 +142,7 @@ class CheckpointLoader:
             world_size=candidate.manifest.world_size if candidate.manifest else 0,
         )
 
-    def load_random_state(self, candidate: Candidate) -> bool:
+    def load_random_state(self, candidate: Entry) -> bool:
         """Restores this worker's random generators; at the first `run()`, main thread.
 
         Returns:
@@ -160,11 +160,11 @@ class CheckpointLoader:
             self.contents.random_state.save(buffer)
         return buffer.getvalue()
 
-    def checkpoint(self, candidate: Candidate) -> Checkpoint:
+    def checkpoint(self, candidate: Entry) -> Checkpoint:
         """A handle for users."""
         return Checkpoint(candidate.path, prefix=candidate.prefix, step=candidate.step)
 
-    def load_named_states(self, candidate: Candidate) -> None:
+    def load_named_states(self, candidate: Entry) -> None:
         """Loads the registered States; on every worker, main thread."""
         shared = os.path.join(candidate.shards, layout.STATES)
         has_shard, shard = self._has_my_shard(candidate), self._shard(candidate)
@@ -177,7 +177,7 @@ class CheckpointLoader:
                     "tfpreempt: %s has no State %r", candidate.path, state.name
                 )
 
-    def _check_readable(self, candidate: Candidate) -> None:
+    def _check_readable(self, candidate: Entry) -> None:
         """Tries, for all workers, what `restore` will read; assigns nothing.
 
         Raises:
@@ -189,19 +189,19 @@ class CheckpointLoader:
         manifest = candidate.manifest
         states = {each.name: each for each in self.contents.registry.in_order()}
         for entry in manifest.files if manifest is not None else ():
-            path = os.path.join(candidate.base, entry.name)
+            path = candidate.file(entry.name)
             folder, name = os.path.split(path)
             if os.path.dirname(folder) == candidate.shards:
                 check_state_file(path, states.get(name.removesuffix(".state")))
 
-    def _has_my_data(self, candidate: Candidate) -> bool:
+    def _has_my_data(self, candidate: Entry) -> bool:
         """Whether TensorFlow's own files have this worker's iterators (the chief's)."""
         manifest, cluster = candidate.manifest, self.contents.cluster
         return manifest is None or (
             cluster.is_chief and manifest.world_size == cluster.world
         )
 
-    def _has_my_shard(self, candidate: Candidate) -> bool:
+    def _has_my_shard(self, candidate: Entry) -> bool:
         manifest, cluster = candidate.manifest, self.contents.cluster
         return (
             manifest is not None
@@ -209,6 +209,6 @@ class CheckpointLoader:
             and cluster.worker in manifest.workers
         )
 
-    def _shard(self, candidate: Candidate) -> str:
+    def _shard(self, candidate: Entry) -> str:
         worker = self.contents.cluster.worker
         return os.path.join(candidate.shards, layout.worker_name(worker))

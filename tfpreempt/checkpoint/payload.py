@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from tfpreempt.checkpoint.restore import Candidate
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.core.cluster import Cluster
 
@@ -77,7 +77,7 @@ class Payload(Protocol):
         """
         ...
 
-    def restored(self, candidate: Candidate) -> None:
+    def restored(self, candidate: Entry) -> None:
         """Lets a user's manager go on from the restored checkpoint."""
         ...
 

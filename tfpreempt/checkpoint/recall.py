@@ -8,9 +8,9 @@ import threading
 from typing import IO
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout, loose
+from tfpreempt.checkpoint import catalog, layout, loose, retention
 from tfpreempt.checkpoint import restore as restoring
-from tfpreempt.checkpoint.restore import Candidate
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.state import State, naming, read_state
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.restarts import read_restarts
@@ -40,7 +40,7 @@ class Recall:
         worker: int,
         world_size: int,
         *,
-        agreed: Candidate | None = None,
+        agreed: Entry | None = None,
         after: int = 0,
         clock: Clock | None = None,
     ) -> None:
@@ -101,7 +101,9 @@ class Recall:
             return
         end = self._clock.monotonic() + _SECONDS
         pause = threading.Event()
-        while self._is_staged() or catalog.uncommitted(self._directory):
+        while self._is_staged() or any(
+            map(retention.is_uncommitted, catalog.scan(self._directory))
+        ):
             if self._clock.monotonic() > end:
                 _log.warning(
                     "tfpreempt: %s was not committed within %g s; what is loaded may "
@@ -118,7 +120,7 @@ class Recall:
         marker = os.path.join(self._pending, layout.MARKER)
         return reading.is_dir(self._pending) and not reading.is_there(marker)
 
-    def newest(self) -> Candidate | None:
+    def newest(self) -> Entry | None:
         """The newest commit that is whole; `load` tells what is wrong with others.
 
         Raises:
@@ -128,7 +130,7 @@ class Recall:
         self._damaged.clear()  # what is damaged may be fetched again, to the same place
         return found
 
-    def _newest(self, problems: list[str]) -> Candidate | None:
+    def _newest(self, problems: list[str]) -> Entry | None:
         """The newest whole commit; else the one that all workers restored."""
         if not reading.is_dir(self._directory):
             return None
@@ -144,7 +146,7 @@ class Recall:
         agreed = self._agreed
         return agreed if agreed is not None and agreed.manifest is not None else None
 
-    def _is_whole(self, found: Candidate, problems: list[str]) -> bool:
+    def _is_whole(self, found: Entry, problems: list[str]) -> bool:
         key = (found.path, found.token)
         if key not in self._verified and key not in self._damaged:
             try:
@@ -157,7 +159,7 @@ class Recall:
             return False
         return True
 
-    def _load_from(self, commit: Candidate, state: State) -> bool:
+    def _load_from(self, commit: Entry, state: State) -> bool:
         manifest = commit.manifest
         assert manifest is not None
         self._tell_of_lost_restarts(commit)
@@ -192,7 +194,7 @@ class Recall:
             state.load(own[1])
         return True
 
-    def _tell_of_lost_restarts(self, commit: Candidate) -> None:
+    def _tell_of_lost_restarts(self, commit: Entry) -> None:
         """Restarts that left nothing: their work is lost, which someone should know."""
         if commit.token in self._told or commit.manifest is None:
             return

@@ -15,6 +15,7 @@ from collections.abc import Collection
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, layout
+from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files, remove_if_empty
@@ -44,8 +45,8 @@ def plan(
     Returns:
         Paths to keep and paths to delete, oldest first.
     """
-    found, _ = catalog.scan(directory)
-    own = [entry for entry in reversed(found) if entry.kind is catalog.Kind.OWN]
+    found = [entry for entry in catalog.scan(directory) if entry.is_committed]
+    own = [entry for entry in reversed(found) if entry.kind is Kind.OWN]
     if max_to_keep is None:
         return [entry.path for entry in own], []
     whole = [entry.path for entry in own if entry.token not in damaged]
@@ -59,23 +60,16 @@ def delete(files: Files, holder: str) -> None:
     Raises:
         OSError: as the file system says.
     """
-    manifest = catalog.read_manifest(holder)
-    if manifest is None:
+    entry = catalog.at(holder)
+    if entry.manifest is None:
         return
     files.remove(os.path.join(holder, layout.MARKER))
     files.sync_dir(holder)
-    inside = os.path.basename(holder) + "/"
-    is_sidecar = holder.endswith(layout.SIDECAR_SUFFIX)
     folders = {holder}
-    for entry in manifest.files:
-        name = entry.name
-        if is_sidecar:
-            if not name.startswith(inside):
-                continue  # TensorFlow's files belong to the user's manager
-            name = name[len(inside) :]
-        path = os.path.join(holder, name)
-        files.remove(path)
-        folders.add(os.path.dirname(path))
+    for path in (entry.file(file.name) for file in entry.manifest.files):
+        if path.startswith(holder + "/"):  # else it belongs to the user's manager
+            files.remove(path)
+            folders.add(os.path.dirname(path))
     files.remove(os.path.join(holder, layout.METADATA))
     for name in (layout.MARKER, layout.MANIFEST, layout.METADATA):
         files.remove(os.path.join(holder, name + ".tmp"))
@@ -118,7 +112,7 @@ def clean(files: Files, directory: str, clock: Clock) -> list[str]:
         OSError: as the file system says.
     """
     removed = []
-    for staged, paths in catalog.staged(directory).items():
+    for staged, paths in _staged(directory).items():
         with claims.left_over(staged, clock=clock) as is_left:
             for path in paths if is_left else ():
                 delete_staging(files, path)
@@ -126,15 +120,15 @@ def clean(files: Files, directory: str, clock: Clock) -> list[str]:
             if is_left:
                 claims.forget(files, staged)
     staging = os.path.join(directory, layout.STAGING)
-    if reading.is_dir(staging) and not reading.is_link(staging):
+    if _is_real_directory(staging):
         remove_if_empty(files, staging)
-    for path in catalog.uncommitted(directory):
-        if delete_uncommitted(files, directory, path, clock):
-            removed.append(path)
+    for entry in catalog.scan(directory):
+        if delete_uncommitted(files, entry, clock):
+            removed.append(entry.path)
     return removed
 
 
-def delete_uncommitted(files: Files, directory: str, path: str, clock: Clock) -> bool:
+def delete_uncommitted(files: Files, entry: Entry, clock: Clock) -> bool:
     """Deletes what a save renamed and did not live to mark; not that of a living one.
 
     Returns:
@@ -143,10 +137,64 @@ def delete_uncommitted(files: Files, directory: str, path: str, clock: Clock) ->
     Raises:
         OSError: as the file system says.
     """
-    staged = catalog.uncommitted(directory).get(path)
-    if staged is None:
+    if not is_uncommitted(entry):
         return False
-    with claims.left_over(staged, path, clock=clock) as is_left:
+    assert entry.manifest is not None
+    attempt = entry.manifest.metadata.get("attempt")
+    is_named = isinstance(attempt, str) and layout.ATTEMPT.fullmatch(attempt)
+    directory, staged = os.path.dirname(entry.path), entry.path
+    if is_named:
+        staged = layout.staging_directory(directory, str(attempt))
+    with claims.left_over(staged, entry.path, clock=clock) as is_left:
         if is_left:
-            delete(files, path)
+            delete(files, entry.path)
         return is_left
+
+
+def is_uncommitted(entry: Entry) -> bool:
+    """Whether it is in the own form, with a manifest of ours and no marker."""
+    is_unmarked = entry.condition is Condition.NOT_COMMITTED
+    return entry.kind is Kind.OWN and is_unmarked and entry.manifest is not None
+
+
+def _staged(directory: str) -> dict[str, list[str]]:
+    """What saves staged and have not committed, and that has no manifest.
+
+    A staging directory is ours whole. One that was staged under its last name is taken
+    for ours if every file in it is one that a save of ours writes: the name alone could
+    be somebody else's.
+
+    Returns:
+        By the path where a save stages, the directories of it that are there.
+    """
+    staging = os.path.join(directory, layout.STAGING)
+    found: dict[str, list[str]] = {}
+    for name in _names(staging) if _is_real_directory(staging) else ():
+        path = os.path.join(staging, name)
+        if name.startswith(layout.FETCH):
+            continue  # a download that goes on; `fetch` removes old ones
+        if layout.ATTEMPT.fullmatch(name) and not reading.is_link(path):
+            stem = path.removesuffix(layout.DONE_SUFFIX)
+            parts = found.setdefault(stem.removesuffix(layout.CLAIM_SUFFIX), [])
+            parts += [path] if reading.is_dir(path) else []
+    for name in _names(directory):
+        path = os.path.join(directory, name)
+        if (
+            layout.is_in_place_name(name)
+            and _is_real_directory(path)
+            and not reading.is_there(os.path.join(path, layout.MARKER))
+            and all(map(layout.is_saved_name, reading.tree(path)))
+        ):
+            found[path] = [path]
+    return found
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(reading.names(directory))
+    except FileNotFoundError:
+        return []
+
+
+def _is_real_directory(path: str) -> bool:
+    return reading.is_dir(path) and not reading.is_link(path)

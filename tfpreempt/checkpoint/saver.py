@@ -16,13 +16,12 @@ from typing import Any, Protocol
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, flat, home, layout, probe, retention
 from tfpreempt.checkpoint import commit as committing
-from tfpreempt.checkpoint.catalog import Committed
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.claims import Claim
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.manifest import Manifest
 from tfpreempt.checkpoint.payload import Staged, Written
-from tfpreempt.checkpoint.remote import commits
 from tfpreempt.checkpoint.state import sync_states, try_states, write_states
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
@@ -331,12 +330,13 @@ class CheckpointSaver:
 
     # --- deleting --------------------------------------------------------------------
 
-    def commit_of(self, place: str) -> Committed | None:
+    def commit_of(self, place: str) -> Entry | None:
         """The commit in this directory that a path, or a remote folder's URI, means."""
-        named = commits.parse(place.rstrip("/").rpartition("/")[2])
-        for entry in catalog.scan(self.directory)[0]:
-            is_twin = named is not None and named.token == entry.token
-            if is_twin or os.path.abspath(place) == os.path.abspath(entry.path):
+        name = place.rstrip("/").rpartition("/")[2]
+        for entry in catalog.scan(self.directory):
+            is_twin = name == catalog.folder_name(entry.step or 0, entry.token)
+            is_meant = is_twin or os.path.abspath(place) == os.path.abspath(entry.path)
+            if entry.is_committed and is_meant:
                 return entry
         return None
 

@@ -20,6 +20,7 @@ from tensorflow.python.checkpoint import checkpoint_context as _checkpoint_conte
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, structure
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.iterator_state import (
     IteratorState,
     check_position,
@@ -29,7 +30,6 @@ from tfpreempt.checkpoint.iterator_state import (
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Contents, Payload, Written
 from tfpreempt.checkpoint.per_replica import PerReplicaState
-from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.saver import CheckpointSaver, Copies
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.tf_state import (
@@ -226,7 +226,7 @@ class _Tracked:
         structure.warn_of_new(prefix, new)
         return unused
 
-    def restored(self, candidate: Candidate) -> None:
+    def restored(self, candidate: Entry) -> None:
         del candidate
 
 
@@ -392,7 +392,7 @@ class _ManagedPayload(_Tracked):
             manager._last_checkpoint_step = _whole_number(manager._step_counter)
         manager.checkpoint.save_counter.assign_add(1)
 
-    def restored(self, candidate: Candidate) -> None:
+    def restored(self, candidate: Entry) -> None:
         """As `manager.restore_or_initialize` does, also for an older checkpoint."""
         manager = self._manager
         if manager.checkpoint_interval is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -18,10 +19,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from tfpreempt.checkpoint.inspection import survey
-from tfpreempt.checkpoint.inspection.findings import Condition, Found, Row, rows
+from tfpreempt.checkpoint import catalog, inspection
+from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.verification import THREADS, Effort
 from tfpreempt.errors import ConfigurationError, TfpreemptError
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import SCHEMES
 
 _PATIENCE_SECONDS = 2.0
@@ -51,6 +53,49 @@ class Place(click.ParamType[str]):
         return text
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A checkpoint here, in the mirror, or in both. At least one is not None."""
+
+    local: Entry | None = None
+    remote: Entry | None = None
+
+    @property
+    def shown(self) -> Entry:
+        """The one that stands for both."""
+        found = self.local or self.remote
+        assert found is not None
+        return found
+
+    @property
+    def where(self) -> str:
+        """Here, in the mirror, or both; an upload without marker doesn't count."""
+        if self.local is None:
+            return "remote"
+        unfinished = Condition.NOT_COMMITTED
+        is_there = self.remote is not None and self.remote.condition is not unfinished
+        return "both" if is_there else "local"
+
+    @property
+    def condition(self) -> Condition:
+        """Damaged if either is."""
+        both = [each for each in (self.local, self.remote) if each is not None]
+        if any(each.condition is Condition.DAMAGED for each in both):
+            return Condition.DAMAGED
+        return self.shown.condition
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        both = (self.local, self.remote)
+        return tuple(text for each in both if each for text in each.problems)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        if self.local is None or self.remote is None:
+            return self.shown.remarks
+        return (*self.local.remarks, *(f"remote: {r}" for r in self.remote.remarks))
+
+
 class _Unreadable(click.ClickException):
     """The place cannot be listed or reached: not the same as damage."""
 
@@ -65,9 +110,9 @@ def find_rows(place: str, mirror: str | None = None) -> list[Row]:
         SystemExit: interrupted.
     """
     with _translated("--remote: "):
-        other = [] if mirror is None else survey.at(mirror)
+        other = [] if mirror is None else inspection.at(mirror)
     with _translated():
-        return rows(survey.at(place), other)
+        return _matched(inspection.at(place), other)
 
 
 def check_rows(
@@ -86,14 +131,29 @@ def check_rows(
     with _translated(), LateBar(total if every_byte else 0) as bar:
         effort = Effort(threads, bar.tick)
 
-        def checked(each: Found | None) -> Found | None:
+        def checked(each: Entry | None) -> Entry | None:
             if each is None:
                 return None
-            return survey.check(each, every_byte=every_byte, effort=effort)
+            return inspection.check(each, every_byte=every_byte, effort=effort)
 
         return [
             Row(local=checked(row.local), remote=checked(row.remote)) for row in found
         ]
+
+
+def _matched(local: Sequence[Entry], mirror: Sequence[Entry]) -> list[Row]:
+    """What is here and what is in the mirror, matched by token, newest first."""
+    found: dict[int, Row] = {}  # by the one that is shown
+    twins = {each.token: each for each in mirror if each.token}
+    for each in local:
+        if each.kind is Kind.REMOTE or not isinstance(each.store, LocalStore):
+            found[id(each)] = Row(remote=each)
+        else:
+            found[id(each)] = Row(local=each, remote=twins.pop(each.token, None))
+    alone = [each for each in mirror if not each.token or each.token in twins]
+    found |= {id(each): Row(remote=each) for each in alone}
+    order = catalog.in_order(row.shown for row in found.values())
+    return [found[id(each)] for each in order]
 
 
 class LateBar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfpreempt.checkpoint.inspection.findings import Condition, Row
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
+from tfpreempt.cli.checking import Row
 from tfpreempt.cli.sizes import size_text
 
 _STYLES = {
@@ -21,6 +24,22 @@ _STYLES = {
 }
 _MAX_LINES = 20
 _WIDE = 100
+_WORKER = layout.worker_name(0).rstrip("0")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StateFile:
+    """A named State in a commit.
+
+    Attributes:
+        name: of the State.
+        worker: whose it is; None for the one that is equal on all workers.
+        bytes: size of its file.
+    """
+
+    name: str
+    worker: int | None
+    bytes: int
 
 
 def show_table(console: Console, found: Sequence[Row], place: str) -> None:
@@ -30,7 +49,7 @@ def show_table(console: Console, found: Sequence[Row], place: str) -> None:
             f"no checkpoints in {_plain(place)}", highlight=False, markup=False
         )
         return
-    zones = {_zone(row) for row in found if row.shown.time is not None}
+    zones = {_zone(row) for row in found if _time(row.shown) is not None}
     zone = f" ({zones.pop()})" if len(zones) == 1 else ""
     gap = 2 if console.width >= _WIDE else 1
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
@@ -56,15 +75,16 @@ def show_states(console: Console, found: Sequence[Row]) -> None:
         shown = row.shown
         if shown.manifest is None:
             continue
-        console.print(f"\nStates of {_plain(shown.name)}:", markup=False)
+        console.print(f"\nStates of {_plain(shown.label)}:", markup=False)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("State", overflow="fold")
         table.add_column("of")
         table.add_column("size", justify="right")
-        for state in shown.states:
+        states = _states(shown)
+        for state in states:
             owner = "all workers" if state.worker is None else f"worker {state.worker}"
             table.add_row(escape(_plain(state.name)), owner, size_text(state.bytes))
-        if shown.states:
+        if states:
             console.print(table)
         else:
             console.print("  none")
@@ -73,39 +93,71 @@ def show_states(console: Console, found: Sequence[Row]) -> None:
 def to_json(row: Row) -> dict[str, Any]:
     """A row as values that JSON has; the keys are always the same."""
     shown = row.shown
-    manifest = shown.manifest
+    manifest, time = shown.manifest, _time(shown)
     return {
-        "name": shown.name,
+        "name": shown.label,
         "state": row.condition.value,
         "checked": shown.checked.value,
         "where": row.where,
-        "path": None if row.local is None else row.local.location,
-        "uri": None if row.remote is None else row.remote.location,
-        "form": shown.form.value,
+        "path": None if row.local is None else row.local.path,
+        "uri": None if row.remote is None else row.remote.path,
+        "form": shown.kind.value,
         "step": shown.step,
         "sequence": shown.sequence,
-        "token": shown.token,
-        "saved_at": None if shown.time is None else _moment(shown.time).isoformat(),
+        "token": shown.token or None,
+        "saved_at": None if time is None else _moment(time).isoformat(),
         "bytes": shown.size,
         "world_size": None if manifest is None else manifest.world_size,
         "workers": None if manifest is None else list(manifest.workers),
         "because": None if manifest is None else manifest.because,
         "states": [
             {"name": state.name, "worker": state.worker, "bytes": state.bytes}
-            for state in shown.states
+            for state in _states(shown)
         ],
         "problems": list(row.problems),
         "remarks": list(row.remarks),
     }
 
 
+def _time(entry: Entry) -> float | None:
+    """When it was saved, as it says itself; else when it was written."""
+    return entry.time if entry.saved_at is None else entry.saved_at
+
+
+def _states(entry: Entry) -> list[StateFile]:
+    """The named States in it, those of all workers first."""
+    inside = f"{entry.holder}/" if entry.kind is Kind.FLAT else ""
+    files = entry.manifest.files if entry.manifest else ()
+    found = [
+        state
+        for file in files
+        if file.name.startswith(inside)
+        and (state := _state(file.name[len(inside) :], file.size)) is not None
+    ]
+    return sorted(found, key=lambda each: -1 if each.worker is None else each.worker)
+
+
+def _state(name: str, size: int) -> StateFile | None:
+    folder, _, file = name.partition("/")
+    suffix = layout.state_file("")
+    if not file.endswith(suffix) or "/" in file:
+        return None
+    worker = None
+    if folder != layout.STATES:
+        number = folder.removeprefix(_WORKER)
+        if number == folder or not number.isdecimal() or len(number) > 9:
+            return None
+        worker = int(number)
+    return StateFile(name=file.removesuffix(suffix), worker=worker, bytes=size)
+
+
 def _cells(row: Row, with_zone: bool) -> tuple[str, ...]:
-    shown = row.shown
+    shown, time = row.shown, _time(row.shown)
     style = _STYLES[row.condition]
     return (
         "-" if shown.step is None else str(shown.step),
-        escape(_plain(shown.name)),
-        "-" if shown.time is None else _local_time(shown.time, with_zone),
+        escape(_plain(shown.label)),
+        "-" if time is None else _local_time(time, with_zone),
         "-" if shown.size is None else size_text(shown.size),
         "-" if shown.manifest is None else str(shown.manifest.world_size),
         f"[{style}]{row.condition.value}[/]",
@@ -115,7 +167,7 @@ def _cells(row: Row, with_zone: bool) -> tuple[str, ...]:
 
 
 def _show_lines(console: Console, row: Row, word: str, lines: Sequence[str]) -> None:
-    name = _plain(row.shown.name)
+    name = _plain(row.shown.label)
     for line in lines[:_MAX_LINES]:
         text = f"{word}: {name}: {_plain(line)}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -134,7 +186,7 @@ def _local_time(seconds: float, with_zone: bool) -> str:
 
 def _zone(row: Row) -> str | None:
     """The local zone at its time; summer and winter differ."""
-    return _moment(row.shown.time or 0.0).astimezone().tzname()
+    return _moment(_time(row.shown) or 0.0).astimezone().tzname()
 
 
 def _plain(text: str) -> str:

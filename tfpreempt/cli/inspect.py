@@ -7,8 +7,7 @@ import json
 import click
 from rich.console import Console
 
-from tfpreempt.checkpoint.inspection.findings import Row
-from tfpreempt.cli.checking import Place, check_rows, find_rows
+from tfpreempt.cli.checking import Place, Row, check_rows, find_rows
 from tfpreempt.cli.findings_view import show_states, show_table, to_json
 
 

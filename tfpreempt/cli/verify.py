@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
-from tfpreempt.checkpoint.inspection.findings import Condition, Row
+from tfpreempt.checkpoint.catalog import Condition
 from tfpreempt.checkpoint.verification import THREADS
-from tfpreempt.cli.checking import Place, check_rows, find_rows
+from tfpreempt.cli.checking import Place, Row, check_rows, find_rows
 from tfpreempt.cli.findings_view import show_table, to_json
 from tfpreempt.cli.sizes import size_text
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, probe
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.remote.mirroring import Remote, open_remote
-from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.writer import make_saver
 from tfpreempt.coordination import rendezvous
@@ -67,7 +67,7 @@ class Start:
     ) -> None:
         self.saver: CheckpointSaver
         self.remote: Remote | None = None
-        self.candidate: Candidate | None = None
+        self.candidate: Entry | None = None
         self.token = ""
         self.skipped: list[str] = []
         self._given = given

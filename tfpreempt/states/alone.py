@@ -135,8 +135,8 @@ class StatesAlone:
         if len(counters) == 1:
             return counters[0].value
         with failure.translated("read the last commit", self._directory):
-            found, _ = catalog.scan(self._directory)
-        return 1 + (found[0].manifest.step if found else 0)
+            found = catalog.scan(self._directory)
+        return 1 + next((e.step or 0 for e in found if e.is_committed), 0)
 
 
 def _no_meeting(directory: str, state: State) -> str:

@@ -16,9 +16,9 @@ import filelock
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.remote import fetch
 from tfpreempt.checkpoint.remote.mirroring import REMOTE_VARIABLE, Remote
-from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
 from tfpreempt.handler.process_end import on_interpreter_end
@@ -50,7 +50,7 @@ class Copies:
         store: ObjectStore,
         directory: str,
         cluster: Cluster,
-        newest: Callable[[], Candidate | None],
+        newest: Callable[[], Entry | None],
         *,
         files: Files | None = None,
         seconds: float = _END_SECONDS,

@@ -1,9 +1,8 @@
 """What a `Checkpoint` handle is made of.
 
 cache      copies of remote checkpoints that all processes of a node share while they
-contents   what a place holds that a handle refers to: a commit
+contents   what a place holds that a handle refers to: a commit, or any files
 metadata   what users note about a checkpoint: a JSON object beside its manifest
-moved      names that Ray's Checkpoint had, and what to call instead
 restoring  restores a tf.train.Checkpoint through a handle
 turns      one process, or thread, of a node at a time changes what is in a directory
 """

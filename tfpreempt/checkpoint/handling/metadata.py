@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.remote import commits
+from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import LocalFiles, write_durably
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
@@ -97,7 +96,7 @@ def write_local(holder: str, data: bytes) -> None:
 def read_remote(store: ObjectStore, folder: str) -> bytes | None:
     """The bytes in a store's folder; None if there are none."""
     target = io.BytesIO()
-    name = commits.joined(folder, layout.METADATA)
+    name = catalog.joined(folder, layout.METADATA)
     try:
         store.get(name, target, length=_MAX_BYTES + 1)
     except ObjectMissingError:
@@ -107,4 +106,4 @@ def read_remote(store: ObjectStore, folder: str) -> bytes | None:
 
 def write_remote(store: ObjectStore, folder: str, data: bytes) -> None:
     """Writes them, all or nothing; whoever is last wins."""
-    store.replace(commits.joined(folder, layout.METADATA), data)
+    store.replace(catalog.joined(folder, layout.METADATA), data)

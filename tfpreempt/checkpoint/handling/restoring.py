@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import threading
 import weakref
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.handling import contents
-from tfpreempt.checkpoint.handling.contents import Contents
 from tfpreempt.core.threads import OwnedThread
-from tfpreempt.storage import checksum, paths
+from tfpreempt.storage import paths
 
 
-def prefix_of(found: Contents) -> str | None:
-    """TensorFlow's prefix of a local checkpoint; None if it has none."""
-    prefix = contents.tensorflow_prefix(found)
-    if prefix is None or found.base is None:
-        return None
-    return os.path.join(found.base, prefix)
-
-
-def checked_prefix(found: Contents, where: str) -> str:
-    """The same.
+def checked_prefix(found: Entry, where: str) -> str:
+    """TensorFlow's prefix of a local checkpoint.
 
     Raises:
         CheckpointError: it has none.
         ConfigurationError: TensorFlow would not find it under this path.
     """
-    prefix = prefix_of(found)
+    prefix = contents.tensorflow_prefix(found)
     if prefix is None:
         raise errors.CheckpointError(
             f"{where} holds no tf.train.Checkpoint, or more than one; expected one "
@@ -57,30 +48,6 @@ def check_object(given: Any) -> None:
     raise errors.ConfigurationError(
         f"restore() got {given!r}; expected a tf.train.Checkpoint: {advice}."
     )
-
-
-def verify(found: Contents) -> None:
-    """Checks every file of a local commit.
-
-    Raises:
-        CheckpointDamagedError: names the first that is missing or another.
-    """
-    if found.controls is None or found.base is None:
-        return
-    wanted = {os.path.join(found.base, e.name): e for e in found.manifest.files}
-    try:
-        sums = checksum.of_files(wanted)
-    except OSError as error:
-        raise errors.CheckpointDamagedError(
-            f"A file of the checkpoint cannot be read: {error}. Use another one."
-        ) from error
-    for path, entry in wanted.items():
-        size, crc = sums[path]
-        if (size, crc) != (entry.size, entry.crc32c):
-            raise errors.CheckpointDamagedError(
-                f"{path!r} has {size} bytes, crc32c {crc:08x}; the manifest says "
-                f"{entry.size} bytes, crc32c {entry.crc32c:08x}. Use another one."
-            )
 
 
 def restored_from_copy(

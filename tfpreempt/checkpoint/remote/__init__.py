@@ -1,7 +1,6 @@
 """The copy of a checkpoint directory in an object store.
 
 bar        a progress bar for bytes, on a terminal only
-commits    commits in an object store: what lies where, which are whole, what they hold
 download   fetches a commit from an object store into a local directory, and verifies it
 exchange   shards of workers that have another disk than the chief
 fetch      brings a remote commit into a checkpoint directory

@@ -12,23 +12,18 @@ import functools
 import os
 import threading
 import time
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest
-from tfpreempt.checkpoint.remote import commits
 from tfpreempt.checkpoint.remote.bar import Bar
-from tfpreempt.checkpoint.remote.commits import RemoteCommit
 from tfpreempt.checkpoint.remote.landing import Landing, Range
 from tfpreempt.checkpoint.remote.sink import Sink
 from tfpreempt.storage import checksum, failure
 from tfpreempt.storage.crew import Crew
 from tfpreempt.storage.files import Files, LocalFiles
-from tfpreempt.storage.interface import (
-    ObjectMissingError,
-    ObjectStat,
-    ObjectStore,
-)
+from tfpreempt.storage.interface import ObjectMissingError
 
 _RANGE_BYTES = 32 << 20  # each costs a request
 _ATTEMPTS = 2
@@ -36,34 +31,8 @@ _STALL_SECONDS = 900.0  # no byte for so long: a store tries again for minutes a
 _QUIET_SECONDS = 2.0  # a download that takes less shows no progress bar
 
 
-class Source(Protocol):
-    """The part of an ObjectStore that a download needs."""
-
-    @property
-    def uri(self) -> str:
-        """Where it is."""
-        ...
-
-    def get(
-        self,
-        name: str,
-        target: IO[bytes],
-        *,
-        offset: int = 0,
-        length: int | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        """Copies an object's bytes into a file; see ObjectStore."""
-        ...
-
-    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
-        """Size and checksum of an object; None if there is none."""
-        ...
-
-
 def download(
-    store: ObjectStore,
-    commit: RemoteCommit,
+    checkpoint: Entry,
     target: str,
     *,
     threads: int = 8,
@@ -71,14 +40,14 @@ def download(
     progress: bool = False,
     files: Files | None = None,
 ) -> None:
-    """Fetches and verifies a commit's files; writes MANIFEST.json and no marker.
+    """Fetches and verifies a checkpoint's files; writes MANIFEST.json and no marker.
 
     All is durable when this returns. What a killed predecessor left in the directory is
     used; what else lies there stays, and a file of others in the way is refused.
 
     Args:
-        store: where the commit is.
-        commit: which one.
+        checkpoint: which one; a commit, or anything whose files are known with size and
+            checksum, which then gets no MANIFEST.json.
         target: the directory, made if need be; it has no symbolic links of others.
         threads: requests at a time.
         timeout: seconds for all of it; None: as long as bytes keep coming.
@@ -91,58 +60,15 @@ def download(
         CheckpointError: no room, no answer from the store, or not in time; the
             directory cannot be written, or another file has a name that is needed.
     """
-    fetch(
-        store,
-        commit.folder,
-        commit.manifest,
-        target,
-        manifest_data=commit.manifest_data,
-        marker=commit.marker_data,
-        threads=threads,
-        timeout=timeout,
-        progress=progress,
-        files=files,
-    )
-
-
-def fetch(
-    store: Source,
-    folder: str,
-    manifest: Manifest,
-    target: str,
-    *,
-    manifest_data: bytes | None = None,
-    marker: bytes | None = None,
-    threads: int = 8,
-    timeout: float | None = None,
-    progress: bool = False,
-    files: Files | None = None,
-) -> None:
-    """As `download`, of anything whose files are known with size and checksum.
-
-    Args:
-        store: where the files are.
-        folder: before the names; "" if none is.
-        manifest: its files are those to fetch.
-        target: as in `download`.
-        manifest_data: the bytes of MANIFEST.json; None if there is to be none.
-        marker: the bytes of COMMITTED, if it is a commit.
-        threads: as in `download`.
-        timeout: as in `download`.
-        progress: as in `download`.
-        files: the file operations.
-
-    Raises:
-        CheckpointError: as `download`.
-    """
-    source = f"{store.uri}/{folder}" if folder else store.uri
-    landing = Landing(target, manifest, source, files or LocalFiles())
-    with failure.translated(f"download {source}", landing.target):
+    manifest = checkpoint.manifest
+    assert manifest is not None
+    marker = checkpoint.marker if checkpoint.is_committed else None
+    landing = Landing(target, manifest, checkpoint.path, files or LocalFiles())
+    with failure.translated(f"download {checkpoint.path}", landing.target):
         try:
-            landing.prepare(marker, manifest_data)
-            work = _Download(store, folder, manifest, landing, source, timeout)
-            work.run(threads, progress)
-            landing.finish(manifest_data)
+            landing.prepare(marker, checkpoint.data or None)
+            _Download(checkpoint, manifest, landing, timeout).run(threads, progress)
+            landing.finish(checkpoint.data or None)
         finally:
             landing.close()
 
@@ -164,18 +90,16 @@ class _Download:
 
     def __init__(
         self,
-        store: Source,
-        folder: str,
+        checkpoint: Entry,
         manifest: Manifest,
         landing: Landing,
-        source: str,
         timeout: float | None,
     ) -> None:
-        self._store = store
-        self._folder = folder
+        self._checkpoint = checkpoint
+        self._store = checkpoint.store
+        self._source = checkpoint.path
         self._manifest = manifest
         self._landing = landing
-        self._source = source
         self._timeout = timeout
         self._started = self._moved = time.monotonic()
         self._lock = threading.Lock()
@@ -237,7 +161,7 @@ class _Download:
         self._crew.add(tasks, first=True)
 
     def _check_size(self, entry: FileEntry) -> None:
-        name = commits.joined(self._folder, entry.name)
+        name = self._checkpoint.object(entry.name)
         found = self._store.stat(name, timeout=self._time_left())
         if found is None:
             raise self._missing(entry)
@@ -268,7 +192,7 @@ class _Download:
         try:
             sink = Sink(descriptor, part, self._piece)
             self._store.get(
-                commits.joined(self._folder, entry.name),
+                self._checkpoint.object(entry.name),
                 cast(IO[bytes], sink),
                 offset=offset,
                 length=length + extra,

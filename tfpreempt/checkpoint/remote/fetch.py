@@ -14,11 +14,8 @@ from collections.abc import Callable
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, layout, retention
 from tfpreempt.checkpoint import commit as committing
-from tfpreempt.checkpoint.catalog import Kind
-from tfpreempt.checkpoint.remote import commits
-from tfpreempt.checkpoint.remote.commits import RemoteCommit
+from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.remote.download import download
-from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files
@@ -30,7 +27,7 @@ _log = logging.getLogger(__name__)
 def newest_first(
     files: Files,
     store: ObjectStore,
-    local: Candidate | None,
+    local: Entry | None,
     directory: str,
     on_skip: Callable[[str], None],
     *,
@@ -56,14 +53,14 @@ def newest_first(
         SaveError: the disk.
     """
     for commit in _newer_than(store, local, on_skip):
-        if needs_prefix and commit.manifest.prefix is None:
+        if needs_prefix and commit.prefix is None:
             on_skip(
-                f"{store.uri}/{commit.folder} has no TensorFlow checkpoint, only named "
+                f"{commit.path} has no TensorFlow checkpoint, only named "
                 "States: restoring it would leave the weights as they are"
             )
             continue
         try:
-            bring(files, store, commit, directory, max_to_keep=max_to_keep)
+            bring(files, commit, directory, max_to_keep=max_to_keep)
         except errors.CheckpointDamagedError as error:
             on_skip(str(error))
         else:
@@ -73,9 +70,9 @@ def newest_first(
 
 def _newer_than(
     store: ObjectStore,
-    local: Candidate | None,
+    local: Entry | None,
     on_skip: Callable[[str], None],
-) -> list[RemoteCommit]:
+) -> list[Entry]:
     """The commits of a store that are newer than the newest local one, newest first.
 
     Commits rank by their sequence. Where a machine and the store each have another one
@@ -90,19 +87,17 @@ def _newer_than(
         CheckpointError: the store cannot be read.
     """
     found = []
-    for commit in commits.commits(store, on_skip):
+    for commit in catalog.commits(store, on_skip):
         if _is_newer(commit, local):
             found.append(commit)
-        elif local is None or commit.manifest.sequence != local.sequence:
+        elif local is None or commit.sequence != local.sequence:
             break
-    found.sort(key=lambda commit: catalog.rank(commit.manifest), reverse=True)
-    return found
+    return catalog.in_order(found)
 
 
 def bring(
     files: Files,
-    store: ObjectStore,
-    commit: RemoteCommit,
+    commit: Entry,
     directory: str,
     *,
     max_to_keep: int | None = None,
@@ -111,8 +106,7 @@ def bring(
 
     Args:
         files: the file operations.
-        store: where it is.
-        commit: which.
+        commit: the copy in the store.
         directory: the checkpoint directory.
         max_to_keep: commits to keep there, and this one; None keeps all.
 
@@ -124,30 +118,28 @@ def bring(
         CheckpointError: the store.
         SaveError: the disk.
     """
-    manifest = commit.manifest
+    step, sequence = commit.step or 0, commit.sequence or 0
     staged = layout.staging_directory(directory, layout.FETCH + commit.token)
     _log.warning(
         "tfpreempt: fetching step %d (%d bytes) from %s",
-        manifest.step,
-        manifest.bytes,
-        store.uri,
+        step,
+        commit.size,
+        commit.store.uri,
     )
-    with failure.translated(f"fetch step {manifest.step}", directory):
+    with failure.translated(f"fetch step {step}", directory):
         _drop_others(files, staged)
         claim = claims.take(files, staged)
-        download(store, commit, staged, progress=True)
-        for entry in catalog.scan(directory)[0]:
+        download(commit, staged, progress=True)
+        for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
                 retention.delete(files, entry.path)  # damaged, or it were not fetched
-        target = committing.free_target(
-            files, SystemClock(), directory, manifest.step, manifest.sequence
-        )
+        target = committing.free_target(files, SystemClock(), directory, step, sequence)
         files.rename(staged, target)
         files.sync_dir(directory)
-        committing.mark(files, target, commit.manifest_data, manifest.sequence)
-        saved_at = catalog.saved_at(manifest)
-        if saved_at is not None:  # checkpoints of others rank by the marker's time
-            os.utime(os.path.join(target, layout.MARKER), (saved_at, saved_at))
+        committing.mark(files, target, commit.data, sequence)
+        if commit.saved_at is not None:  # checkpoints of others rank by this time
+            times = commit.saved_at, commit.saved_at
+            os.utime(os.path.join(target, layout.MARKER), times)
         committing.finish(files, directory, max_to_keep, is_pinned=target.__eq__)
         claims.forget(files, staged)
         if claim is not None:
@@ -155,27 +147,29 @@ def bring(
     return target
 
 
-def find(store: ObjectStore, token: str) -> RemoteCommit | None:
+def find(store: ObjectStore, token: str) -> Entry | None:
     """The commit of a token; None if the store does not have it.
 
     Raises:
         CheckpointError: the store cannot be read, or the commit is damaged.
     """
-    for folder in commits.scan(store):
-        if folder.token == token:
-            return commits.read(store, folder.name)
+    for copy in catalog.copies(store):
+        if copy.token == token:
+            found = catalog.read(copy)
+            if found.condition is Condition.DAMAGED:
+                raise errors.CheckpointDamagedError(found.problems[0])
+            return found if found.is_committed else None
     return None
 
 
-def _is_newer(commit: RemoteCommit, local: Candidate | None) -> bool:
+def _is_newer(commit: Entry, local: Entry | None) -> bool:
     if local is None:
         return True
     if local.token == commit.token:
         return False
     if local.manifest is not None:
-        return catalog.rank(commit.manifest) > catalog.rank(local.manifest)
-    saved_at = catalog.saved_at(commit.manifest) or 0.0
-    return local.prefix is None or saved_at > os.path.getmtime(local.prefix + ".index")
+        return catalog.rank(commit) > catalog.rank(local)
+    return (commit.saved_at or 0.0) > (local.time or 0.0)
 
 
 def _drop_others(files: Files, staged: str) -> None:

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.catalog import Committed
+from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.remote import tidy, upload
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.clock import Clock, SystemClock
@@ -58,18 +59,18 @@ class Mirror:
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()
         self._status = MirrorStatus(uri=store.uri)
-        self._pending: list[Committed] = []  # oldest first
+        self._pending: list[Entry] = []  # oldest first
         self._errands: list[Callable[[], None]] = []
-        self._current: Committed | None = None
+        self._current: Entry | None = None
         self._upload: upload.Upload | None = None
-        self._newest: Committed | None = None
+        self._newest: Entry | None = None
         self._is_busy = False
         self._is_hurried = False
         self._is_refused = False  # by what only a person can mend
         self._is_awaited = False  # a pause is to end, and the next try to begin
         self._pause = FIRST_PAUSE
         self._moved_at = self._clock.monotonic()
-        self._tried: Committed | None = None  # by the newest try
+        self._tried: Entry | None = None  # by the newest try
         self._most_sent = 0  # by any try of that one
         self._pointed_at = 0  # the sequence that the store's state file names
         self._thread = OwnedThread("tfpreempt-mirror", self._run)
@@ -93,13 +94,13 @@ class Mirror:
         with self._changed:
             return self._current is not None and self._current.path == path
 
-    def add(self, entry: Committed) -> None:
+    def add(self, entry: Entry) -> None:
         """A local commit is to be copied; the newest one so far."""
         with self._changed:
             self._newest = entry
             self._pending.append(entry)
             self._make_way()
-            self._tell(newest=entry.manifest.step, is_complete=False)
+            self._tell(newest=entry.step, is_complete=False)
             self._begin()
 
     def errand(self, what: Callable[[], None]) -> None:
@@ -121,9 +122,9 @@ class Mirror:
                 self._cancel()
             if self._newest is not None and self._newest.path == path:
                 rest = [each for each in (*self._pending, self._current) if each]
-                rest.sort(key=lambda each: each.manifest.sequence)
+                rest.sort(key=catalog.rank)
                 self._newest = rest[-1] if rest else None
-                step = rest[-1].manifest.step if rest else None
+                step = rest[-1].step if rest else None
                 self._tell(newest=step, is_complete=not rest)
             self._changed.notify_all()
             if ended is not None:  # else it would write into what is deleted
@@ -229,7 +230,7 @@ class Mirror:
         while (job := self._next()) is not None:
             self._do(job)
 
-    def _next(self) -> Committed | Callable[[], None] | None:
+    def _next(self) -> Entry | Callable[[], None] | None:
         """An errand, or the newest commit; None to end.
 
         Errands are short, and would never come if commits were made faster than they
@@ -247,9 +248,9 @@ class Mirror:
                 self._changed.wait(3600.0)
             return None
 
-    def _do(self, job: Committed | Callable[[], None]) -> None:
+    def _do(self, job: Entry | Callable[[], None]) -> None:
         try:
-            if isinstance(job, Committed):
+            if isinstance(job, Entry):
                 self._copy(job)
             else:
                 job()
@@ -265,16 +266,15 @@ class Mirror:
             self._put_back(job)
             self._rest()
 
-    def _copy(self, entry: Committed) -> None:
-        source = upload.source_of(entry)
-        self._check_rank(entry, source.folder)
+    def _copy(self, entry: Entry) -> None:
+        self._check_rank(entry)
         with self._changed:
-            self._upload = upload.Upload(self._store, source, on_bytes=self._sent)
+            self._upload = upload.Upload(self._store, entry, on_bytes=self._sent)
             if self._current is not entry or self._is_newest_first():
                 self._upload.cancel()  # it was forgotten; or there is a newer one
             if self._tried is not entry:
                 self._tried, self._most_sent = entry, 0
-            step, size = entry.manifest.step, entry.manifest.bytes
+            step, size = entry.step or 0, entry.size or 0
             self._tell(uploading=step, sent_bytes=0, total_bytes=size)
         self._upload.run()
         _log.info("tfpreempt: step %d is in %s", step, self._store.uri)
@@ -289,10 +289,10 @@ class Mirror:
                 is_complete=is_newest or self._status.is_complete,
                 fault=None,
             )
-        self._errands.append(lambda: self._keep_order(source, entry))
+        self._errands.append(lambda: self._keep_order(entry))
         self._end_current()
 
-    def _check_rank(self, entry: Committed, folder: str) -> None:
+    def _check_rank(self, entry: Entry) -> None:
         """A start that could not look may have made commits that rank below the
         store's; retention there would delete them as soon as they are copied.
 
@@ -302,19 +302,21 @@ class Mirror:
         if self._tidy.found is None:
             self._tidy.look()
         highest, names = self._tidy.found or (0, frozenset())
-        if entry.manifest.sequence < highest and folder not in names:
+        name = catalog.folder_name(entry.step or 0, entry.token)
+        if (entry.sequence or 0) < highest and name not in names:
             _log.warning(
                 "tfpreempt: step %d is not copied to %s, which has newer commits than "
                 "this run could see when it started; the next commit ranks above them",
-                entry.manifest.step,
+                entry.step,
                 self._store.uri,
             )
             raise upload.CommitGoneError(f"{entry.path} is outranked")
 
-    def _keep_order(self, source: upload.Source, entry: Committed) -> None:
-        if entry.manifest.sequence >= self._pointed_at:  # not of what comes late
-            upload.point(self._store, source)
-            self._pointed_at = entry.manifest.sequence
+    def _keep_order(self, entry: Entry) -> None:
+        sequence = entry.sequence or 0
+        if sequence >= self._pointed_at:  # not of what comes late
+            upload.point(self._store, entry)
+            self._pointed_at = sequence
         self._tidy.run()
 
     def _sent(self, count: int) -> None:
@@ -325,17 +327,17 @@ class Mirror:
                 self._most_sent, self._is_refused = sent, False
                 self._moved_at = self._clock.monotonic()
 
-    def _put_back(self, job: Committed | Callable[[], None]) -> None:
+    def _put_back(self, job: Entry | Callable[[], None]) -> None:
         with self._changed:
-            if job is self._current and isinstance(job, Committed):
+            if job is self._current and isinstance(job, Entry):
                 self._pending.append(job)
-                self._pending.sort(key=lambda each: each.manifest.sequence)
+                self._pending.sort(key=catalog.rank)
         self._end_current()
 
-    def _drop(self, job: Committed | Callable[[], None], why: str) -> None:
+    def _drop(self, job: Entry | Callable[[], None], why: str) -> None:
         _log.info("tfpreempt: a commit is not copied to the mirror: %s", why)
         with self._changed:
-            self._tell(dropped=self._status.dropped + isinstance(job, Committed))
+            self._tell(dropped=self._status.dropped + isinstance(job, Entry))
         self._end_current()
 
     def _end_current(self) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.catalog import Committed
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Staged
-from tfpreempt.checkpoint.remote import commits, tidy, upload
+from tfpreempt.checkpoint.remote import tidy, upload
 from tfpreempt.checkpoint.remote.exchange import ShardExchange
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.remote.status import MirrorStatus
-from tfpreempt.checkpoint.restore import Candidate
 from tfpreempt.core.events import Fault
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectStore
@@ -121,7 +120,7 @@ class Remote:
     def open(
         self,
         directory: str,
-        newest: Candidate | None,
+        newest: Entry | None,
         *,
         token: str,
         max_to_keep: int | None,
@@ -184,8 +183,7 @@ class Remote:
         Raises:
             CheckpointError: the store cannot be listed.
         """
-        folders = commits.scan(self.store, timeout)
-        self._highest = max([0, *(each.sequence for each in folders)])
+        self._highest = tidy.highest(catalog.copies(self.store, timeout=timeout))
 
     def _look_aloud(self, *, timeout: float | None) -> None:
         """Looks; where no answer comes at once it says so, and asks on."""
@@ -204,7 +202,7 @@ class Remote:
             self.look(timeout)
 
     def look_for_newer(
-        self, local: Candidate | None, fetch: Callable[[], bool], *, instead: str
+        self, local: Entry | None, fetch: Callable[[], bool], *, instead: str
     ) -> bool:
         """Looks, and brings a newer commit; without a local one it has to succeed.
 
@@ -290,8 +288,7 @@ class Remote:
 
     def committed(self, path: str) -> None:
         """A local commit is to be copied; on the chief."""
-        entry = catalog.load(path)
-        if self._mirror is not None and entry is not None:
+        if self._mirror is not None and (entry := catalog.at(path)).is_committed:
             self._mirror.add(entry)
 
     def copy_now(self, path: str) -> None:
@@ -300,9 +297,9 @@ class Remote:
         Raises:
             CheckpointError: the store, or the commit is damaged.
         """
-        entry = catalog.load(path)
-        if entry is not None:
-            upload.Upload(self.store, upload.source_of(entry)).run()
+        entry = catalog.at(path)
+        if entry.is_committed:
+            upload.Upload(self.store, entry).run()
 
     def saved(self, staged: Staged) -> None:
         """A save is over, committed or not; on the chief."""
@@ -347,7 +344,7 @@ class Remote:
         )
         return False
 
-    def delete(self, checkpoint: Checkpoint, entry: Committed | None) -> bool:
+    def delete(self, checkpoint: Checkpoint, entry: Entry | None) -> bool:
         """Deletes a commit from the store; on the chief.
 
         Args:
@@ -364,13 +361,11 @@ class Remote:
             self._mirror.forget(entry.path)
         meant = self._meant(checkpoint, entry)
         for folder in meant:
-            tidy.delete(self.store, folder.name)
+            tidy.delete(folder)
         return bool(meant) or _holder(checkpoint) == self.store.uri
 
-    def _meant(
-        self, checkpoint: Checkpoint, entry: Committed | None
-    ) -> list[commits.Folder]:
-        folders = commits.scan(self.store)
+    def _meant(self, checkpoint: Checkpoint, entry: Entry | None) -> list[Entry]:
+        folders = catalog.copies(self.store)
         if entry is not None:
             return [each for each in folders if each.token == entry.token]
         name = checkpoint.path.rstrip("/").rpartition("/")[2]
@@ -379,7 +374,7 @@ class Remote:
         if _holder(checkpoint) != self._directory:
             return []
         # Gone here; the others of its step that are here are not meant.
-        here = {each.token for each in catalog.scan(self._directory)[0]}
+        here = {each.token for each in catalog.scan(self._directory)}
         return [
             each
             for each in folders

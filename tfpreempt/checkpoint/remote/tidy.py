@@ -8,10 +8,8 @@ if a newer commit is there: until then somebody may still be uploading it.
 
 from __future__ import annotations
 
-from tfpreempt import errors
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.remote import commits
-from tfpreempt.checkpoint.remote.commits import Folder, joined
+from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.storage.interface import ObjectStore
 
 
@@ -34,14 +32,14 @@ class Tidy:
         self._max_to_keep = max_to_keep
         self._committed: set[str] = set()  # a marker is never taken back but by us
 
-    def look(self) -> list[Folder]:
+    def look(self) -> list[Entry]:
         """Finds out what is there; highest sequence first.
 
         Raises:
             CheckpointError: the store.
         """
-        folders = commits.scan(self._store)
-        self.highest_sequence = max([0, *(each.sequence for each in folders)])
+        folders = catalog.copies(self._store)
+        self.highest_sequence = highest(folders)
         if self.found is None:
             names = frozenset(each.name for each in folders)
             self.found = self.highest_sequence, names
@@ -61,45 +59,46 @@ class Tidy:
             committed if self._max_to_keep is None else committed[: self._max_to_keep]
         )
         gone = [each for each in committed if each not in kept]
+        newest = highest(committed)
+        newest = highest(committed)
         dead = [
             each
             for each in folders
-            if each not in committed and each.sequence < committed[0].sequence
+            if each not in committed and (each.sequence or 0) < newest
         ]
         for each in (*gone, *dead):
             self._committed.discard(each.name)
-            delete(self._store, each.name)
+            delete(each)
         return [each.name for each in (*gone, *dead)]
 
-    def _is_committed(self, folder: Folder) -> bool:
+    def _is_committed(self, folder: Entry) -> bool:
         if folder.name not in self._committed:
             # A marker alone is of an upload that was robbed, late, by a newer run.
             for name in (layout.MARKER, layout.MANIFEST):
-                if self._store.stat(joined(folder.name, name)) is None:
+                if self._store.stat(folder.control(name)) is None:
                     return False
             self._committed.add(folder.name)
         return True
 
 
-def delete(store: ObjectStore, folder: str) -> None:
+def highest(copies: list[Entry]) -> int:
+    """The highest sequence that the names of copies say; 0 without one."""
+    return max([0, *(each.sequence or 0 for each in copies)])
+
+
+def delete(copy: Entry) -> None:
     """Deletes a folder of ours, committed or half.
 
     Raises:
         CheckpointError: the store.
     """
-    manifest = joined(folder, layout.MANIFEST)
-    marker = joined(folder, layout.MARKER)
-    names = list(store.list(folder + "/"))
-    try:
-        found = commits.read(store, folder)
-    except errors.CheckpointDamagedError:
-        found = None
-    if found is not None:
-        ours = {joined(folder, entry.name) for entry in found.manifest.files}
-        ours |= {manifest, marker, joined(folder, layout.METADATA)}
-        names = [name for name in names if name in ours]
+    store, found = copy.store, catalog.read(copy)
+    manifest, marker = copy.control(layout.MANIFEST), copy.control(layout.MARKER)
+    names = set(store.list(copy.name + "/"))
+    if found.is_committed and found.manifest is not None:
+        ours = {copy.object(entry.name) for entry in found.manifest.files}
+        names &= ours | {copy.control(layout.METADATA)}
     store.delete(marker)
-    for name in names:
-        if name not in (manifest, marker):
-            store.delete(name)
+    for name in sorted(names - {manifest, marker}):
+        store.delete(name)
     store.delete(manifest)

@@ -7,7 +7,6 @@ any request leaves a folder without a marker, which no reader takes for a commit
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import io
 import os
@@ -16,10 +15,9 @@ from collections.abc import Callable
 from typing import IO, cast
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, pointer
-from tfpreempt.checkpoint.catalog import Committed, Kind
+from tfpreempt.checkpoint import catalog, layout, pointer
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.manifest import FileEntry
-from tfpreempt.checkpoint.remote import commits
 from tfpreempt.storage import checksum
 from tfpreempt.storage.crew import Crew
 from tfpreempt.storage.interface import ObjectStore, summed
@@ -35,51 +33,12 @@ class CommitGoneError(Exception):
     """There is nothing (any more) that is to be copied; says why. Not a fault."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A local commit as it is uploaded.
-
-    Attributes:
-        folder: its name in the store.
-        base: the directory to which the manifest's names are relative.
-        entries: its files.
-        control: MANIFEST.json and COMMITTED, as they are here.
-        prefix: TensorFlow's prefix relative to the base; None without one.
-    """
-
-    folder: str
-    base: str
-    entries: tuple[FileEntry, ...]
-    control: dict[str, bytes]
-    prefix: str | None
-
-
-def source_of(entry: Committed) -> Source:
-    """Reads what an upload needs to know of a local commit.
-
-    Raises:
-        CommitGoneError: it was deleted meanwhile.
-    """
-    holder = entry.path if entry.kind is Kind.OWN else layout.sidecar(entry.path)
-    control = {}
-    for name in (layout.MANIFEST, layout.MARKER):
-        with _opened(os.path.join(holder, name)) as file:
-            control[name] = file.read()
-    return Source(
-        folder=commits.folder_name(entry.manifest.step, entry.token),
-        base=entry.base,
-        entries=entry.manifest.files,
-        control=control,
-        prefix=entry.manifest.prefix,
-    )
-
-
 class Upload:
     """One attempt to upload a commit; `run` on any thread, `cancel` on any other.
 
     Args:
         store: where to.
-        source: what.
+        commit: which local commit.
         threads: how many files at a time.
         on_bytes: called with the number of bytes that a thread has just read.
     """
@@ -87,13 +46,14 @@ class Upload:
     def __init__(
         self,
         store: ObjectStore,
-        source: Source,
+        commit: Entry,
         *,
         threads: int = THREADS,
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._store = store
-        self._source = source
+        self._commit = commit
+        self._folder = catalog.folder_name(commit.step or 0, commit.token)
         self._threads = threads
         self._on_bytes = on_bytes
         self._cancelled = threading.Event()
@@ -111,37 +71,41 @@ class Upload:
             CheckpointDamagedError: a local file is not what the manifest says.
             CheckpointError: the store.
         """
-        folder = self._source.folder
+        folder = self._folder
         there = set(self._store.list(folder + "/"))
-        if commits.joined(folder, layout.MARKER) in there:
+        if catalog.joined(folder, layout.MARKER) in there:
             return
         self._put_files(there)
-        name = commits.joined(folder, layout.MANIFEST)
-        self._put_bytes(name, self._source.control[layout.MANIFEST])
+        name = catalog.joined(folder, layout.MANIFEST)
+        self._put_bytes(name, self._commit.data)
         self._check_names()
-        name = commits.joined(folder, layout.MARKER)
-        self._put_bytes(name, self._source.control[layout.MARKER])
+        name = catalog.joined(folder, layout.MARKER)
+        self._put_bytes(name, self._commit.marker)
 
     def _put_files(self, there: set[str]) -> None:
         """Largest first."""
-        entries = sorted(self._source.entries, key=lambda entry: -entry.size)
+        entries = sorted(self._files(), key=lambda entry: -entry.size)
         crew = Crew("tfpreempt-upload", min(self._threads, max(1, len(entries))))
         crew.add(functools.partial(self._put_file, entry, there) for entry in entries)
         crew.run(self._check)
+
+    def _files(self) -> tuple[FileEntry, ...]:
+        assert self._commit.manifest is not None
+        return self._commit.manifest.files
 
     def _check(self) -> None:
         if self._cancelled.is_set():
             raise UploadCancelledError
 
     def _put_file(self, entry: FileEntry, there: set[str]) -> None:
-        name = commits.joined(self._source.folder, entry.name)
+        name = catalog.joined(self._folder, entry.name)
         is_there = name in there
         if is_there and self._is_whole(name, entry.size, entry.crc32c):
             self._on_bytes(entry.size)
             return
         if is_there:
             self._store.delete(name)  # what a broken transfer left
-        path = os.path.join(self._source.base, entry.name)
+        path = self._commit.file(entry.name)
         with _opened(path) as file:
             reader = cast(IO[bytes], _Reader(file, self._cancelled, self._on_bytes))
             self._store.put_if_absent(name, reader)
@@ -179,25 +143,27 @@ class Upload:
 
     def _check_names(self) -> None:
         """All is there still: somebody may have cleaned up behind an old run."""
-        folder = self._source.folder
+        folder = self._folder
         there = set(self._store.list(folder + "/"))
-        names = [entry.name for entry in self._source.entries]
+        names = [entry.name for entry in self._files()]
         for name in (*names, layout.MANIFEST):
-            if commits.joined(folder, name) not in there:
+            if catalog.joined(folder, name) not in there:
                 raise errors.SaveError(
-                    f"{self._store.uri}/{commits.joined(folder, name)} was deleted "
+                    f"{self._store.uri}/{catalog.joined(folder, name)} was deleted "
                     "while its commit was uploaded; does another run use this place?"
                 )
 
 
-def point(store: ObjectStore, source: Source) -> None:
+def point(store: ObjectStore, commit: Entry) -> None:
     """Lets TensorFlow's own `latest_checkpoint` find a commit; a convenience.
 
     Raises:
         CheckpointError: the store.
     """
-    if source.prefix is not None:
-        latest = commits.joined(source.folder, source.prefix)
+    prefix = None if commit.manifest is None else commit.manifest.prefix
+    if prefix is not None:
+        folder = catalog.folder_name(commit.step or 0, commit.token)
+        latest = catalog.joined(folder, prefix)
         found = pointer.Pointer(latest=latest, paths=(latest,))
         store.replace(layout.POINTER, pointer.to_bytes(found))
 

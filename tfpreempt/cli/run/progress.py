@@ -15,7 +15,7 @@ def newest_step(checkpoint_dir: str | None) -> int | None:
     if checkpoint_dir is None or paths.is_url(checkpoint_dir):
         return None
     try:
-        commits, _ = catalog.scan(checkpoint_dir)
+        found = catalog.scan(checkpoint_dir)
     except OSError:
         return None
-    return commits[0].manifest.step if commits else None
+    return next((entry.step for entry in found if entry.is_committed), None)

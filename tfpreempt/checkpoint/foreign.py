@@ -1,0 +1,151 @@
+"""Checkpoints that somebody else wrote, among ours in a directory.
+
+They have no marker, so they rank among our commits by the time of their index against
+the times of our markers. What our own save is writing, or left half-written, is none,
+and neither is a flat commit of ours; one that was saved over without us is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from tfpreempt.checkpoint import flat, layout, pointer
+from tfpreempt.checkpoint.catalog import (
+    Condition,
+    Entry,
+    Kind,
+    damaged,
+    in_order,
+    reader,
+)
+from tfpreempt.storage import checksum, paths, reading
+
+_log = logging.getLogger(__name__)
+INDEX = ".index"
+_TEMPORARY = re.compile(r"_temp(/|$)")
+_HALF = "half-written: this save is under way, or it died; it is never restored"
+_OVERWRITTEN = "saved again without tfpreempt after our commit of this name"
+
+
+def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
+    """Ours and theirs, newest first.
+
+    Args:
+        directory: the checkpoint directory; it need not exist.
+        ours: what `catalog.scan` found there.
+
+    Raises:
+        OSError: the directory, or a state file that may name all that there is, cannot
+            be read.
+    """
+    overwritten = {entry.name for entry in ours if is_overwritten(entry)}
+    current = [entry for entry in ours if entry.name not in overwritten]
+    commits = {entry.path for entry in current if entry.is_committed}
+    found = {
+        *prefixes(directory, needs_pointer=not commits),
+        *flat.intents(directory),
+    }
+    theirs = [
+        entry
+        for prefix in sorted(found - commits)
+        if (entry := _entry(directory, prefix)) is not None
+    ]
+    remarks = (_OVERWRITTEN,)
+    return in_order(
+        dataclasses.replace(entry, remarks=remarks)
+        if entry.kind is Kind.FOREIGN and entry.name in overwritten
+        else entry
+        for entry in (*current, *theirs)
+    )
+
+
+def is_overwritten(entry: Entry) -> bool:
+    """Whether the user's manager wrote a flat checkpoint anew after our marker.
+
+    The time alone doesn't tell: copying a directory gives all files new times.
+    """
+    if entry.kind is not Kind.FLAT or not entry.is_committed or entry.prefix is None:
+        return False
+    index = entry.path + INDEX
+    try:
+        if reading.stat(index).modified_ns / 1e9 <= (entry.time or 0.0):
+            return False
+        found = checksum.of_file(index)
+    except OSError:
+        return False
+    files = entry.manifest.files if entry.manifest else ()
+    return not any(
+        entry.file(file.name) == index and (file.size, file.crc32c) == found
+        for file in files
+    )
+
+
+def prefixes(directory: str, *, needs_pointer: bool = True) -> list[str]:
+    """Prefixes of flat checkpoints, and of those that the state file names.
+
+    Args:
+        directory: the checkpoint directory.
+        needs_pointer: whether the state file may name all that there is; otherwise one
+            that cannot be read is only said.
+
+    Raises:
+        OSError: the directory or its state file cannot be read.
+    """
+    if not reading.is_dir(directory):
+        return []
+    found = {
+        os.path.join(directory, name[: -len(INDEX)])
+        for name in reading.names(directory)
+        if name.endswith(INDEX) and name != INDEX
+    }
+    try:
+        found.update(_listed(directory))
+    except OSError as error:
+        if needs_pointer:
+            raise
+        _log.warning(
+            "TensorFlow's state file cannot be read: %s. It is only a pointer; the "
+            "commits are found without it.",
+            error,
+        )
+    return sorted(
+        p for p in found if not _TEMPORARY.search(p) and reading.is_file(p + INDEX)
+    )
+
+
+def _listed(directory: str) -> Iterator[str]:
+    """Prefixes inside the directory, but not inside a commit of ours."""
+    listed = pointer.read(directory)
+    for name in (listed.latest, *listed.paths) if listed else ():
+        relative = os.path.relpath(os.path.join(directory, name), directory)
+        if paths.why_unsafe(relative):
+            continue  # outside of the directory
+        first = os.path.join(directory, relative.split(os.sep)[0])
+        controls = (layout.MANIFEST, layout.MARKER)
+        if not any(reading.is_there(os.path.join(first, name)) for name in controls):
+            yield os.path.join(directory, relative)
+
+
+def _entry(directory: str, prefix: str) -> Entry | None:
+    """One of theirs, or a half-written one of ours; None if it went meanwhile."""
+    name = os.path.relpath(prefix, directory)
+    entry = Entry(store=reader(directory), name=name, kind=Kind.FOREIGN)
+    if flat.is_half_written(prefix):
+        return dataclasses.replace(entry, kind=Kind.FLAT, remarks=(_HALF,))
+    try:
+        size, crc = checksum.of_file(prefix + INDEX)
+        modified = reading.stat(prefix + INDEX).modified_ns / 1e9
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return damaged(entry, f"{prefix + INDEX!r} cannot be read: {error}")
+    return dataclasses.replace(
+        entry,
+        condition=Condition.FOREIGN,
+        token=f"foreign-{name}-{size}-{crc:08x}",
+        time=modified,
+    )
