@@ -75,9 +75,9 @@ def walk(
         place = todo.popleft()
         yield place
         value = place.value
-        if id(value) in entered or is_data(value):
+        if id(value) in entered:
             continue
-        if not (is_container(value) or enters(value)):
+        if is_data(value) if is_container(value) else not enters(value):
             continue
         entered[id(value)] = value
         for suffix, key, inner in _parts(value):
@@ -87,6 +87,7 @@ def walk(
             todo.append(Place(path=path, value=inner, owner=value, key=key))
 
 
+@functools.cache
 def is_of_program(kind: type) -> bool:
     """Whether a class is of the program itself, not of Python or something installed.
 
