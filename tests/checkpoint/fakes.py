@@ -7,7 +7,7 @@ import pathlib
 
 from tfpreempt.checkpoint import claims
 from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.payload import Contents, Written
+from tfpreempt.checkpoint.payload import Contents, Payload, Written
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.core.clock import SystemClock
@@ -26,7 +26,7 @@ def content(step):
     return (b"%d;" % step) * 1000
 
 
-class OwnPayload:
+class OwnPayload(Payload):
     """Writes ckpt.index and two data files into the staging directory."""
 
     def __init__(self, is_chief=True):
@@ -34,26 +34,14 @@ class OwnPayload:
         self.restored_from = None
         self.states = []
 
-    def write(self, directory, step, prepare, declare, args, kwargs):
-        prepare()
+    def write(self, save):
+        written = super().write(save)
         for name in names("ckpt") if self.is_chief else ():
-            pathlib.Path(directory, name).write_bytes(content(step))
-        return Written(number=kwargs.get("checkpoint_number", step))
-
-    def committed(self):
-        pass
+            pathlib.Path(save.directory, name).write_bytes(content(save.step))
+        return written
 
     def restore(self, prefix, with_data=True):
         self.restored_from = pathlib.Path(prefix + ".index").read_bytes()
-
-    def restored(self, candidate):
-        pass
-
-    def check(self, prefix):
-        pass
-
-    def needs_peers(self):
-        return False
 
     def shard_states(self):
         return self.states
@@ -68,10 +56,11 @@ class FlatPayload(OwnPayload):
         self.before_file = before_file
         self.kept = []
 
-    def write(self, directory, step, prepare, declare, args, kwargs):
-        prepare()
+    def write(self, save):
+        step = save.step
+        save.prepare()
         prefix = os.path.join(self.directory, f"ckpt-{step}")
-        declare(prefix)
+        save.declare(prefix)
         for name in reversed(names(f"ckpt-{step}")):
             self.before_file(name)
             pathlib.Path(self.directory, name).write_bytes(content(step))
@@ -123,7 +112,7 @@ def make_saver(
         os.makedirs(directory, exist_ok=True)
     contents = Contents(
         cluster=cluster(worker, world),
-        payload=payload,
+        payload=payload or Payload(),
         random_state=random_state,
         registry=registry or StateRegistry(),
     )

@@ -12,7 +12,7 @@ from tests.checkpoint.fakes import Later, Words, content, make_saver, names, sav
 from tfpreempt import errors
 from tfpreempt.checkpoint import probe
 from tfpreempt.checkpoint.catalog import Kind
-from tfpreempt.checkpoint.payload import Written
+from tfpreempt.checkpoint.payload import Payload
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.files import files_for
@@ -53,35 +53,20 @@ def left(url):
     return sorted(name for name in reading.names(url) if not name.startswith("."))
 
 
-class ObjectPayload:
+class ObjectPayload(Payload):
     """TensorFlow's files, written by gfile."""
 
     def __init__(self):
         self.restored_from = None
 
-    def write(self, directory, step, prepare, declare, args, kwargs):
-        prepare()
+    def write(self, save):
+        written = super().write(save)
         for name in names("ckpt"):
-            put(os.path.join(directory, name), content(step))
-        return Written(number=step)
+            put(os.path.join(save.directory, name), content(save.step))
+        return written
 
     def restore(self, prefix, with_data=True):
         self.restored_from = get(prefix + ".index")
-
-    def check(self, prefix):
-        pass
-
-    def needs_peers(self):
-        return False
-
-    def shard_states(self):
-        return []
-
-    def committed(self):
-        pass
-
-    def restored(self, candidate):
-        pass
 
 
 def make(url, text="", files=None, max_to_keep=1, **kwargs):

@@ -124,17 +124,16 @@ class CheckpointLoader:
             CheckpointMismatchError: another model's checkpoint; nothing was assigned.
         """
         payload, cluster = self.contents.payload, self.contents.cluster
-        if payload is not None and candidate.prefix is not None:
+        if candidate.prefix is not None:
             payload.restore(candidate.prefix, with_data=self._has_my_data(candidate))
         if candidate.manifest is not None:
             restoring.warn_about_world(candidate, cluster.worker, cluster.world)
             if self._has_my_shard(candidate):
-                for state in self.contents.payload_states:
+                for state in payload.shard_states():
                     read_state(self._shard(candidate), state)
             if named_states:
                 self.load_named_states(candidate)
-        if payload is not None:
-            payload.restored(candidate)
+        payload.restored(candidate)
         return events.Restored(
             path=candidate.path,
             step=candidate.step or 0,
@@ -183,9 +182,8 @@ class CheckpointLoader:
         Raises:
             CheckpointDamagedError: something of it cannot be read.
         """
-        payload = self.contents.payload
-        if payload is not None and candidate.prefix is not None:
-            payload.check(candidate.prefix)
+        if candidate.prefix is not None:
+            self.contents.payload.check(candidate.prefix)
         manifest = candidate.manifest
         states = {each.name: each for each in self.contents.registry.in_order()}
         for entry in manifest.files if manifest is not None else ():

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from tfpreempt import errors
@@ -21,7 +21,7 @@ from tfpreempt.checkpoint.claims import Claim
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.manifest import Manifest
-from tfpreempt.checkpoint.payload import Staged, Written
+from tfpreempt.checkpoint.payload import Save, Staged
 from tfpreempt.checkpoint.state import sync_states, try_states, write_states
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
@@ -67,6 +67,7 @@ class CheckpointSaver:
         self.loader = loader
         self.directory = loader.directory
         self._contents = loader.contents
+        self._payload = loader.contents.payload
         self._files = loader.files
         self._copies = copies
         self._clock = clock or SystemClock()
@@ -96,8 +97,7 @@ class CheckpointSaver:
 
     def needs_peers(self) -> bool:
         """Whether `stage` needs all workers at once; main thread."""
-        payload, world = self._contents.payload, self._contents.cluster.world
-        return world > 1 and payload is not None and payload.needs_peers()
+        return self._contents.cluster.world > 1 and self._payload.needs_peers()
 
     def try_states(self) -> None:
         """Warns of named States that this worker could not save; main thread."""
@@ -122,15 +122,21 @@ class CheckpointSaver:
             self._undone_on_failure(directory),
             failure.translated(f"save step {step}", self.directory),
         ):
-            written = self._write_payload(directory, step, args, kwargs)
+            save = Save(
+                step=step,
+                directory=directory,
+                prepare=functools.partial(self._prepare, directory),
+                declare=functools.partial(flat.declare, self._files, directory),
+                args=args,
+                kwargs=kwargs,
+            )
+            written = self._payload.write(save)
             self._write_states(directory)
         return Staged(
             step=step,
             attempt=attempt,
             directory=directory,
-            number=written.number,
-            prefix=written.prefix,
-            is_empty=written.is_empty,
+            written=written,
             started_at=started,
         )
 
@@ -156,7 +162,7 @@ class CheckpointSaver:
             raise errors.UsageError(
                 f"Worker {worker} is not the chief; it cannot commit."
             )
-        if staged.is_empty:
+        if staged.written.is_empty:
             _log.warning(
                 "Nothing to commit at step %d: save_fn returned None (return the path "
                 "that it wrote), or the manager's checkpoint_interval said no.",
@@ -214,23 +220,11 @@ class CheckpointSaver:
     def _is_chief(self) -> bool:
         return self._contents.cluster.is_chief
 
-    def _write_payload(
-        self, directory: str, step: int, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Written:
-        def prepare() -> None:
-            self._home.check()
-            if self._is_chief:
-                self._begin(directory)
-                self._files.make_dirs(directory)
-
-        if self._contents.payload is None:
-            prepare()
-            number = kwargs.get("checkpoint_number")
-            return Written(number=step if number is None else int(number))
-        declare = functools.partial(flat.declare, self._files, directory)
-        return self._contents.payload.write(
-            directory, step, prepare, declare, args, kwargs
-        )
+    def _prepare(self, directory: str) -> None:
+        self._home.check()
+        if self._is_chief:
+            self._begin(directory)
+            self._files.make_dirs(directory)
 
     def _write_states(self, directory: str) -> None:
         states = self._contents.registry.in_order()
@@ -239,7 +233,7 @@ class CheckpointSaver:
         if self._is_chief:
             replicated = [state for state in states if not state.per_worker]
             write_states(os.path.join(directory, layout.STATES), replicated)
-        own = list(self._contents.payload_states)
+        own = [*self._payload.shard_states()]
         if self._contents.random_state is not None:
             own.append(self._contents.random_state)
         own += [state for state in states if state.per_worker]
@@ -272,8 +266,9 @@ class CheckpointSaver:
     def _publish(self, staged: Staged, draft: Manifest) -> events.Commit:
         started = staged.started_at
         place = self._files, self._clock, self.directory, staged.directory
-        if staged.prefix is None:
-            path, manifest = committing.publish(*place, staged.number, draft, started)
+        number, prefix = staged.written.number, staged.written.prefix
+        if prefix is None:
+            path, manifest = committing.publish(*place, number, draft, started)
             committing.finish(
                 self._files,
                 self.directory,
@@ -282,9 +277,8 @@ class CheckpointSaver:
                 self._is_pinned,
             )
         else:
-            path = staged.prefix
-            manifest = flat.publish(*place, path, draft, started)
-            self._tidy(os.path.dirname(path))
+            path, manifest = prefix, flat.publish(*place, prefix, draft, started)
+            self._tidy(os.path.dirname(prefix))
         return events.Commit(
             step=manifest.step,
             path=path,
@@ -301,8 +295,7 @@ class CheckpointSaver:
     def _tidy(self, directory: str) -> None:
         # The commit stands already, so what fails here is logged, not raised.
         try:
-            if self._contents.payload is not None:
-                self._contents.payload.committed()
+            self._payload.committed()
             flat.sweep(self._files, directory)
             for path in retention.plan(self.directory, 1)[1]:  # fetched once
                 retention.delete(self._files, path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +28,7 @@ from tfpreempt.checkpoint.iterator_state import (
     positions_kept,
 )
 from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.payload import Contents, Payload, Written
+from tfpreempt.checkpoint.payload import Contents, Payload, Save, Written
 from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.saver import CheckpointSaver, Copies
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
@@ -108,7 +108,7 @@ def make_saver(
     if checkpoint is not None and (save_fn is None or not is_chief):
         for path, iterator in iterators(checkpoint):
             check_position(iterator, f"The iterator {path!r} of the Checkpoint")
-    payload: Payload | None = None
+    payload = Payload()
     if save_fn is not None:
         payload = _FunctionPayload(save_fn, checkpoint, is_chief, io_device)
     elif isinstance(given, tf.train.CheckpointManager):
@@ -137,7 +137,7 @@ def _name_of_files(given: Any) -> str:
     return os.path.basename(given._prefix) if is_managed else layout.PAYLOAD
 
 
-class _Tracked:
+class _Tracked(Payload):
     """The part of a payload that has to do with one tf.train.Checkpoint."""
 
     def __init__(
@@ -162,8 +162,6 @@ class _Tracked:
                 self._states.append(IteratorState(checkpoint))
 
     def needs_peers(self) -> bool:
-        if self._checkpoint is None:
-            return False
         attach(self._checkpoint)
         return any(
             is_on_read(obj)
@@ -174,9 +172,6 @@ class _Tracked:
 
     def shard_states(self) -> Sequence[State]:
         return self._states
-
-    def committed(self) -> None:
-        pass  # only a user's manager deletes by itself
 
     def check(self, prefix: str) -> None:
         if self._checkpoint is None:
@@ -226,9 +221,6 @@ class _Tracked:
         structure.warn_of_new(prefix, new)
         return unused
 
-    def restored(self, candidate: Entry) -> None:
-        del candidate
-
 
 def _compare(
     checkpoint: tf.train.Checkpoint, prefix: str, graph: Any
@@ -268,7 +260,7 @@ def _writing(what: str) -> Iterator[None]:
         ) from error
 
 
-def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _save_arguments(save: Save) -> dict[str, Any]:
     """The arguments of `tf.train.CheckpointManager.save` by name, as far as given.
 
     Raises:
@@ -279,12 +271,14 @@ def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
         [inspect.Parameter(name, kind) for name in _SAVE_PARAMETERS]
     )
     try:
-        return dict(signature.bind_partial(*args, **kwargs).arguments)
+        given = signature.bind_partial(*save.args, **save.kwargs).arguments
     except TypeError as error:
         raise errors.ConfigurationError(
             "Arguments for the save are those of tf.train.CheckpointManager.save "
-            f"({', '.join(_SAVE_PARAMETERS)}); got {args!r}, {dict(kwargs)!r}: {error}"
+            f"({', '.join(_SAVE_PARAMETERS)}); got {save.args!r}, {save.kwargs!r}: "
+            f"{error}"
         ) from error
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _whole_number(value: Any) -> int:
@@ -295,31 +289,22 @@ def _whole_number(value: Any) -> int:
 class _OwnPayload(_Tracked):
     """A tf.train.Checkpoint in a directory of our own per commit."""
 
-    def write(
-        self,
-        directory: str,
-        step: int,
-        prepare: Callable[[], None],
-        declare: Callable[[str], None],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Written:
-        del declare  # the staging directory hides what is half-written
+    def write(self, save: Save) -> Written:
         checkpoint = self._checkpoint
         assert checkpoint is not None
         attach(checkpoint)
-        with _writing(f"step {step}"), gathering(checkpoint):
-            arguments = _save_arguments(args, kwargs)
-            number = arguments.get("checkpoint_number")
+        with _writing(f"step {save.step}"), gathering(checkpoint):
+            arguments = _save_arguments(save)
             checkpoint.sync()
             checkpoint.save_counter.assign_add(1)
-            prepare()
+            save.prepare()
             if self._is_chief:
                 checkpoint.write(
-                    os.path.join(directory, layout.PAYLOAD),
+                    os.path.join(save.directory, layout.PAYLOAD),
                     options=arguments.get("options") or self._options,
                 )
-        return Written(number=step if number is None else _whole_number(number))
+        number = arguments.get("checkpoint_number", save.step)
+        return Written(number=_whole_number(number))
 
 
 class _ManagedPayload(_Tracked):
@@ -334,29 +319,15 @@ class _ManagedPayload(_Tracked):
         super().__init__(manager.checkpoint, is_chief, io_device)
         self._manager = manager
 
-    def write(
-        self,
-        directory: str,
-        step: int,
-        prepare: Callable[[], None],
-        declare: Callable[[str], None],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Written:
+    def write(self, save: Save) -> Written:
         attach(self._manager.checkpoint)
-        with _writing(f"step {step}"), gathering(self._manager.checkpoint):
-            prepare()
-            return self._save(step, declare, args, kwargs)
+        with _writing(f"step {save.step}"), gathering(self._manager.checkpoint):
+            save.prepare()
+            return self._save(save)
 
-    def _save(
-        self,
-        step: int,
-        declare: Callable[[str], None],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Written:
+    def _save(self, save: Save) -> Written:
         manager, checkpoint = self._manager, self._manager.checkpoint
-        arguments = _save_arguments(args, kwargs)
+        arguments = _save_arguments(save)
         if self._options is not None:
             arguments.setdefault("options", self._options)
         if "check_interval" not in arguments:
@@ -366,19 +337,18 @@ class _ManagedPayload(_Tracked):
             if manager.checkpoint_interval is not None:
                 manager._last_checkpoint_step = None
         manager.sync()
-        number = arguments.get("checkpoint_number")
-        next_number = int(checkpoint.save_counter.numpy()) + 1
-        number = next_number if number is None else _whole_number(number)
+        following = int(checkpoint.save_counter.numpy()) + 1
+        number = _whole_number(arguments.get("checkpoint_number", following))
         prefix = os.path.abspath(f"{manager._prefix}-{number}")
         is_saved = True
         if self._is_chief:
-            declare(prefix)
+            save.declare(prefix)
             with _keeping_all(manager):
                 is_saved = manager.save(**arguments) is not None
                 manager.sync()
         else:
             self._follow()
-        return Written(number=step, prefix=prefix, is_empty=not is_saved)
+        return Written(number=save.step, prefix=prefix, is_empty=not is_saved)
 
     def committed(self) -> None:
         if self._manager.checkpoints:
@@ -432,32 +402,23 @@ class _FunctionPayload(_Tracked):
         super().__init__(checkpoint, is_chief, io_device)
         self._save_fn = save_fn
 
-    def write(
-        self,
-        directory: str,
-        step: int,
-        prepare: Callable[[], None],
-        declare: Callable[[str], None],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Written:
-        del directory, declare
+    def write(self, save: Save) -> Written:
         if self._checkpoint is not None:
             attach(self._checkpoint)
         with _checkpoint_context.preemption_save_context():
-            path = self._save_fn(*args, **kwargs)
+            path = self._save_fn(*save.args, **save.kwargs)
             if self._checkpoint is not None:
                 self._checkpoint.sync()
-        prepare()  # last: save_fn may need all workers
+        save.prepare()  # last: save_fn may need all workers
         if path is None:
-            return Written(number=step, is_empty=True)
+            return Written(number=save.step, is_empty=True)
         try:
             prefix = os.path.abspath(os.fsdecode(os.fspath(path)))
         except TypeError:
             raise errors.SaveError(
                 f"save_fn returned {path!r}; expected the path that it wrote, or None."
             ) from None
-        return Written(number=step, prefix=prefix)
+        return Written(number=save.step, prefix=prefix)
 
     def needs_peers(self) -> bool:
         return True  # nobody knows what it does

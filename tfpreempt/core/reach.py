@@ -87,7 +87,6 @@ def walk(
             todo.append(Place(path=path, value=inner, owner=value, key=key))
 
 
-@functools.cache
 def is_of_program(kind: type) -> bool:
     """Whether a class is of the program itself, not of Python or something installed.
 
