@@ -18,12 +18,17 @@ def watched(config: TerminationConfig) -> dict[str, float | None]:
 
 
 def left_with(
-    config: TerminationConfig, committed: bool = True, worker: int | None = None
+    config: TerminationConfig,
+    committed: bool = True,
+    worker: int | None = None,
+    *,
+    mirrored: bool = True,
 ) -> object:
     """The exit code of a process alone, or of one of two workers."""
     two = Cluster(worker=worker or 0, jobs=(("worker", 2),))
+    cluster = LOCAL if worker is None else two
     with pytest.raises(SystemExit) as caught:
-        config.leave(committed, LOCAL if worker is None else two)
+        config.leave(committed, cluster, mirrored=mirrored)
     return caught.value.code
 
 

@@ -195,6 +195,15 @@ def test_scontrol_is_not_called_with_the_code_of_a_loss(
     assert ("`scontrol requeue 17`" in caplog.text) is (times == 0)
 
 
+def test_scontrol_is_not_called_with_the_code_of_a_copy_that_was_late() -> None:
+    scontrol = Scontrol()
+    config = requeued(scontrol, unmirrored_exit_code=76)
+    assert left_with(config, mirrored=False) == 76
+    assert scontrol.commands == []
+    assert left_with(config) == 143
+    assert len(scontrol.commands) == 1
+
+
 def test_scontrol_is_not_called_where_training_goes_on() -> None:
     scontrol = Scontrol()
     requeued(scontrol, exit_fn=lambda: None).leave(True)

@@ -61,6 +61,7 @@ def test_all_take_the_arguments_of_the_base(
         notice_file=stop,
         sources=[functools.partial(ScriptedSource, "own")],
         uncommitted_exit_code=75,
+        unmirrored_exit_code=76,
     )
     found = watched(config)
     names = {"signal:SIGTERM", "signal:SIGUSR2", f"file:{stop}", "own"}
@@ -71,6 +72,7 @@ def test_all_take_the_arguments_of_the_base(
     config.leave(True)
     assert calls == [1]
     assert left_with(config, committed=False) == 75
+    assert left_with(config, mirrored=False) == config.code(True, False) == 76
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

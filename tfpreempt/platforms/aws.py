@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Unpack
 
 from tfpreempt.core.deadline import after_travel
@@ -47,18 +46,11 @@ class AwsSpotTerminationConfig(TerminationConfig):
         shutdown = None if told is None else min(told, SHUTDOWN_SECONDS)
         super().__init__(grace_period=shutdown, **options)
         left = None if told is None else after_travel(told, INTERVAL_SECONDS)
-        topics = {"spot-interruption": left, "lifecycle": None}
+        self._graces = {"spot-interruption": left, "lifecycle": None}
         if rebalance:
-            topics["rebalance"] = None
-        self._topics: Mapping[str, float | None] = topics
+            self._graces["rebalance"] = None
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
         """The base's, and the topics, which share one thread."""
-        watch = AwsWatch(topics=tuple(self._topics))
-        return (
-            *super().watched_sources(),
-            *(
-                WatchedSource(watch.source(topic), grace)
-                for topic, grace in self._topics.items()
-            ),
-        )
+        found = AwsWatch(self._graces).watched_sources(self._graces)
+        return (*super().watched_sources(), *found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 from tfpreempt.core.cluster import LOCAL, Cluster
@@ -53,23 +53,16 @@ class AzureTerminationConfig(TerminationConfig):
     ) -> None:
         super().__init__(grace_period=grace_period, **options)
         planned = check_grace(planned_grace_period, "planned_grace_period")
-        chosen = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-        AzureWatch(chosen)  # raises for one that is unknown
-        self._graces: Mapping[str, float | None] = {
+        chosen = AzureWatch(kinds).topics  # raises for one that is unknown
+        self._graces = {
             kind: self.grace_seconds if kind == PREEMPT else planned for kind in chosen
         }
         self._acknowledges = acknowledge
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
-        """The base's, and the kinds of events, which share one connection."""
-        watch = AzureWatch(self._graces)
-        return (
-            *super().watched_sources(),
-            *(
-                WatchedSource(watch.source(kind), grace)
-                for kind, grace in self._graces.items()
-            ),
-        )
+        """The base's, and the kinds of events, which share one thread."""
+        found = AzureWatch(self._graces).watched_sources(self._graces)
+        return (*super().watched_sources(), *found)
 
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True

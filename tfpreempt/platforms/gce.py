@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
 from tfpreempt.core.deadline import after_travel
@@ -55,37 +54,26 @@ class GceTerminationConfig(TerminationConfig):
         preempted = check_grace(grace_period)
         shutdown = None if preempted is None else min(preempted, SHUTDOWN_SECONDS)
         super().__init__(grace_period=shutdown, **options)
-        topics = {"preempted": preempted}
+        self._graces = {"preempted": preempted}
         maintenance = check_grace(maintenance_grace_period, "maintenance_grace_period")
         if maintenance_grace_period is None:
             maintenance = self.maintenance_seconds
         if maintenance is not None or maintenance_grace_period is not None:
-            topics["maintenance-event"] = maintenance
+            self._graces["maintenance-event"] = maintenance
         graceful = check_grace(graceful_shutdown_period, "graceful_shutdown_period")
-        if graceful_shutdown_period is not None:
+        if graceful is not None:
             # No part of what the server tells in a hanging GET until it is there.
-            topics["stop-state"] = (
-                None
-                if graceful is None
-                else after_travel(graceful, HANG_BETWEEN_SINGLES_SECONDS)
-            )
+            graceful = after_travel(graceful, HANG_BETWEEN_SINGLES_SECONDS)
+        if graceful_shutdown_period is not None:
+            self._graces["stop-state"] = graceful
         self._lead = _checked_lead(upcoming_maintenance_period)
         if self._lead is not None:
-            topics["upcoming-maintenance"] = self._lead
-        self._topics: Mapping[str, float | None] = topics
+            self._graces["upcoming-maintenance"] = self._lead
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
-        """The base's, and the topics, which share one connection."""
-        watch = GceWatch(
-            topics=tuple(self._topics), maintenance_lead_seconds=self._lead
-        )
-        return (
-            *super().watched_sources(),
-            *(
-                WatchedSource(watch.source(topic), grace)
-                for topic, grace in self._topics.items()
-            ),
-        )
+        """The base's, and the topics, which share one thread."""
+        watch = GceWatch(self._graces, maintenance_lead_seconds=self._lead)
+        return (*super().watched_sources(), *watch.watched_sources(self._graces))
 
 
 class GceCpuTerminationConfig(GceTerminationConfig):

@@ -45,8 +45,8 @@ class SlurmTerminationConfig(TerminationConfig):
             `RequeueExit=143`. "scontrol": the chief, or Slurm's first task where there
             is no cluster, calls `scontrol requeue` as its last act, which needs no
             setting; that kills what still runs. It does not where the process leaves
-            with an `uncommitted_exit_code` of its own: that tells a loss apart, and
-            `RequeueExit=143` would not requeue it either.
+            with an `uncommitted_exit_code` or `unmirrored_exit_code` of its own: that
+            tells a loss apart, and `RequeueExit=143` would not requeue it either.
         environment: where Slurm's variables are read; by default the process's.
         run_command: runs scontrol; tests pass their own.
         **options: the other arguments of `TerminationConfig`.
@@ -103,7 +103,9 @@ class SlurmTerminationConfig(TerminationConfig):
 
     def code(self, committed: bool, mirrored: bool = True) -> int | None:
         """As the base's; once the restarts are used up, the code that ends the job."""
-        return self._exhausted_code if self._is_exhausted else super().code(committed)
+        if self._is_exhausted:
+            return self._exhausted_code
+        return super().code(committed, mirrored)
 
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
@@ -124,7 +126,8 @@ class SlurmTerminationConfig(TerminationConfig):
             # Not before: it kills the job, and an exit_fn that returns trains on.
             try:
                 if self._requeued_job and self._speaks_for(cluster):
-                    self._requeue_unless_lost(self._requeued_job, committed)
+                    code = self.code(committed, mirrored)
+                    self._requeue_unless_told_apart(self._requeued_job, code)
             except Exception:
                 # The exit code must go on: it may requeue the job all the same.
                 _logger.exception(
@@ -139,15 +142,15 @@ class SlurmTerminationConfig(TerminationConfig):
             return cluster.is_chief
         return self._environment.get("SLURM_PROCID", "").strip() in {"", "0"}
 
-    def _requeue_unless_lost(self, job: str, committed: bool) -> None:
-        code = self.code(committed)
+    def _requeue_unless_told_apart(self, job: str, code: int | None) -> None:
         if code in (None, self.exit_code):  # None: exit_fn's own, to be restarted on
             self._requeue(job)
             return
         _logger.warning(
-            "tfpreempt: nothing was committed; leaving with uncommitted_exit_code %s, "
-            "which requeues nothing. To go on from the last commit submit the job "
-            "again, or call `scontrol requeue %s` if Slurm still knows it",
+            "tfpreempt: nothing was committed, or its copy was not in time; leaving "
+            "with exit code %s, as the config says, which requeues nothing. To go on "
+            "from the last commit submit the job again, or call `scontrol requeue %s` "
+            "if Slurm still knows it",
             code,
             job,
         )
