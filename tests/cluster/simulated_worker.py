@@ -40,13 +40,15 @@ class _RaisesError(Exception):
 class _WakingCoordinator(Coordinator):
     """Tells the simulated main thread what wakes a real one in `Coordinator.wait`."""
 
-    on_deadline: Callable[[], None]
+    def __init__(self, worker: Worker, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._worker = worker
 
     def feed(self, event: ev.Event) -> None:
         if isinstance(event, ev.DeadlinePassed):  # by main's own clock, or by the guard
-            self.on_deadline()
+            self._worker.overdue = True
         super().feed(event)
-        self.on_verdict()
+        self._worker.look_again()
 
 
 class Worker(Process):
@@ -106,6 +108,7 @@ class Worker(Process):
             lambda error: self.coordinator.store_gone(error),
         )
         self.coordinator = _WakingCoordinator(
+            self,
             ev.Settings(
                 self.index,
                 cluster.world,
@@ -116,12 +119,10 @@ class Worker(Process):
             self.runtime,
             cluster.timeline,
             save_timeout=schedule.save_timeout_ms / 1000,
+            step_seconds=self._step_seconds,
             record=lambda event: None,
             on_overrun=self._overrun,
         )
-        self.coordinator.step_seconds = self._step_seconds
-        self.coordinator.on_verdict = self._look_again
-        self.coordinator.on_deadline = self._give_up
         self.gate = self.coordinator.gate
         self.coordinator.start()
         self._main = self._live()
@@ -280,8 +281,8 @@ class Worker(Process):
         c = self.coordinator
         if staged:
             spent = self.cluster.timeline.now - self._save_started
-            c.save_seconds = spent / 1000
-            c.attach(Key.COMMIT, {"save_seconds": c.save_seconds})
+            c.deadlines.save_seconds = spent / 1000
+            c.attach(Key.COMMIT, {"save_seconds": spent / 1000})
         kind = c.commit_kind()
         self.cluster.markers.append(Marker(c.state.round, c.state.at, kind, workers))
         return kind
@@ -320,9 +321,6 @@ class Worker(Process):
                 continue
             yield functools.partial(self._wait, now + FOREVER if end is None else end)
 
-    def _give_up(self) -> None:
-        self.overdue = True
-
     def _wait(self, until: float, resume: Resume) -> None:
         """Sleeps until something was fed, or until then."""
 
@@ -333,7 +331,8 @@ class Worker(Process):
         self._wake = wake
         self.cluster.timeline.at(milliseconds(until), wake, self)
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
+        """Something was fed to the coordinator."""
         if self._wake is not None:
             self.cluster.timeline.after(0, self._wake, self)
 

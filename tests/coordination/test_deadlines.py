@@ -23,6 +23,7 @@ def deadlines_on(clock: FakeClock) -> Deadlines:
         Alarms(),  # type: ignore[arg-type]  # all that it uses
         clock,
         30.0,
+        lambda: 0.0,
         lambda: None,
         lambda is_told: True,
     )
@@ -36,7 +37,7 @@ def test_a_machine_that_was_told_may_be_going_until_some_time_after_its_deadline
     clock = FakeClock()
     deadlines = deadlines_on(clock)
     assert not deadlines.may_go
-    deadlines.shorten(clock.monotonic(), grace, None)
+    deadlines.shorten(clock.monotonic(), grace)
     deadlines.forget()
     clock.advance(end + LATE - 1)
     assert deadlines.may_go
@@ -51,9 +52,9 @@ def test_after_a_step_that_outlived_the_wait_the_copy_has_the_whole_time(
     """Before that somebody may count from the notice."""
     clock = FakeClock()
     deadlines = deadlines_on(clock)
-    deadlines.shorten(clock.monotonic(), None, None)
+    deadlines.shorten(clock.monotonic(), None)
     clock.advance(step)
-    deadlines.arrive(None)
+    deadlines.arrive()
     assert deadlines.left == pytest.approx(left)
 
 
@@ -76,5 +77,18 @@ def test_the_earliest_deadline_wins(
     deadlines, start = deadlines_on(clock), clock.monotonic()
     assert deadlines.at is None
     for grace, at in zip(graces, times, strict=True):
-        deadlines.shorten(start + at, grace, None)
+        deadlines.shorten(start + at, grace)
     assert deadlines.at == start + end
+
+
+@pytest.mark.parametrize(
+    ("save", "patience"), [(None, 30.0), (5.0, 30.0), (20.0, 60.0)]
+)
+def test_waiting_is_never_shorter_than_saves_take(
+    save: float | None, patience: float
+) -> None:
+    clock = FakeClock()
+    deadlines = deadlines_on(clock)
+    deadlines.save_seconds = save
+    deadlines.shorten(clock.monotonic(), None)
+    assert deadlines.at == clock.monotonic() + patience

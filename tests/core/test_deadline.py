@@ -13,21 +13,6 @@ maybe = st.none() | seconds
 few = settings(max_examples=100)  # it is arithmetic
 
 
-def test_a_told_grace_is_the_deadline():
-    assert dl.deadline(100.0, 25.0, 30.0) == 125.0
-
-
-@pytest.mark.parametrize("grace", [None, 0, 0.0])
-def test_without_one_it_is_where_waiting_stops(grace):
-    assert dl.deadline(100.0, grace, 30.0) == 130.0
-
-
-def test_waiting_is_never_shorter_than_saves_take():
-    assert dl.patience(30.0, None) == 30.0
-    assert dl.patience(30.0, 5.0) == 30.0
-    assert dl.patience(30.0, 20.0) == 60.0
-
-
 @pytest.mark.parametrize(
     ("grace", "save", "step", "pays"),
     [

@@ -40,8 +40,18 @@ class Coordinator:
         runtime: access to the store, and alarms.
         clock: for deadlines.
         save_timeout: seconds that a wait for others may take where no deadline is told.
+        step_seconds: how long a step takes here.
         record: is given the events that belong in the journal.
         on_overrun: called if the process has to end where it is, with the reason.
+
+    Attributes:
+        settings: who this worker is.
+        state: what it knows; any thread may look.
+        gate: what training looks at.
+        deadlines: by when all must be over.
+        lost_because: why nothing was committed, the first reason; "" if none.
+        commit_extra: what the chief's newest `commit` carries.
+        is_saving: whether main saves outside of a round; main writes it.
     """
 
     def __init__(
@@ -52,44 +62,36 @@ class Coordinator:
         clock: Clock,
         *,
         save_timeout: float,
+        step_seconds: Callable[[], float],
         record: Callable[[Event], None],
         on_overrun: Callable[[str], None],
     ) -> None:
         self.settings = settings
+        self.state = ev.State()
         self.gate = Gate()
-        self.save_seconds: float | None = None
-        self.step_seconds: Callable[[], float] = lambda: 0.0
-        self.on_verdict: Callable[[], None] = lambda: None
+        self.deadlines = Deadlines(
+            runtime, clock, save_timeout, step_seconds, self._last_call, self._guard
+        )
         self.lost_because = ""
         self.commit_extra: keys.Extra = {}
-        self._incarnation = incarnation
+        self.is_saving = False
+        self._name = functools.partial(keys.name, incarnation)
         self._runtime = runtime
         self._clock = clock
-        self._save_timeout = save_timeout
         self._record = record
         self._on_overrun = on_overrun
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()  # its lock is held wherever state moves
         self._verdict: ev.Verdict | None = None
         self._extra: dict[Key, keys.Extra] = {}
-        self.is_saving = False  # outside of a round; main thread writes it
         self._leave_by: float | None = None
         self._patience = PATIENCE
-        self.deadlines = Deadlines(
-            runtime, clock, save_timeout, self._last_call, self._guard
-        )
         self._counts: Gathering | None = None
-        self._state, self._first = agreement.initial(settings)
-
-    @property
-    def state(self) -> ev.State:
-        """What this worker knows."""
-        return self._state
 
     def start(self) -> None:
         """Begins to listen."""
-        with self._lock:
-            for action in self._first:
+        with self._changed:
+            self.state, actions = agreement.initial(self.settings)
+            for action in actions:
                 self._perform(action)
 
     # --- main thread -----------------------------------------------------------------
@@ -101,7 +103,7 @@ class Coordinator:
             limit: seconds after which None is returned; None waits for the deadline.
         """
         give_up = None if limit is None else self._clock.monotonic() + limit
-        with self._lock:
+        with self._changed:
             while self._verdict is None:
                 now = self._clock.monotonic()
                 if give_up is not None and now >= give_up:
@@ -116,7 +118,7 @@ class Coordinator:
 
     def take_verdict(self) -> ev.Verdict | None:
         """The verdict on what main did last, once; None while there is none."""
-        with self._lock:
+        with self._changed:
             verdict, self._verdict = self._verdict, None
             return verdict
 
@@ -125,56 +127,45 @@ class Coordinator:
 
         None: as long as the others live (they may train for days after this one).
         """
-        if self._state.main is Main.LEAVING:
+        if self.state.main is Main.LEAVING:
             return self._leave_by
-        return self.deadline if self._state.notice in PREEMPTION else None
-
-    @property
-    def deadline(self) -> float | None:
-        """When the machine goes, or waiting stops; None without a notice."""
-        return self.deadlines.at
+        return self.deadlines.at if self.state.notice in PREEMPTION else None
 
     # --- any thread ------------------------------------------------------------------
 
     def notice(self, notice: Notice) -> None:
         """This machine is going away: brings it before all, and holds its deadline."""
-        with self._lock:
-            kind = NoticeKind.FINAL
-            step = self.step_seconds()
-            if dl.pays_twice(notice.grace_seconds, self.save_seconds, step):
-                kind = NoticeKind.TRAIN_ON
+        with self._changed:
             deadlines, at = self.deadlines, notice.received_at
-            new = deadlines.shorten(at, notice.grace_seconds, self.save_seconds)
-            if self._state.held is not None and not new:
+            trains_on = deadlines.pays_twice(notice.grace_seconds)
+            is_new = deadlines.shorten(at, notice.grace_seconds)
+            if self.state.held is not None and not is_new:
                 return  # said again
             deadlines.noticed_at = deadlines.noticed_at or at
             self._extra[Key.NOTICE] = {"worker": notice.worker, "from": notice.source}
+            kind = NoticeKind.TRAIN_ON if trains_on else NoticeKind.FINAL
             self.feed(ev.LocalNotice(kind))
-            if kind is NoticeKind.TRAIN_ON:
-                deadlines.set_last_call(self.save_seconds, step)
+            if trains_on:
+                deadlines.set_last_call()
 
     def periodic(self) -> None:
         """Asks all workers for a commit at an agreed step; nobody leaves."""
-        with self._lock:
-            if self._state.notice is None:
+        with self._changed:
+            if self.state.notice is None:
                 self._extra[Key.NOTICE] = {"worker": self.settings.worker}
                 self.feed(ev.LocalNotice(NoticeKind.PERIODIC))
 
     def store_gone(self, error: Exception) -> None:
         """The runtime cannot reach the store."""
-        with self._lock:
-            if self._state.watch is not Watch.GONE:
+        with self._changed:
+            if self.state.watch is not Watch.GONE:
                 log.warning("tfpreempt: %s", error)
-                self._blame({"reason": error})
+                self._blame(str(error))
                 self.feed(ev.StoreGone())
 
     def set_saves_alone(self, alone: bool) -> None:
         """Whether the chief could save its state with no help from a peer."""
         self.settings = dataclasses.replace(self.settings, saves_alone=alone)
-
-    def set_save_timeout(self, seconds: float) -> None:
-        """How long waiting may take where no deadline is known."""
-        self._save_timeout = self.deadlines.save_timeout = seconds
 
     def attach(self, key: Key, extra: keys.Extra) -> None:
         """What is to travel beside the next value of this key."""
@@ -182,21 +173,21 @@ class Coordinator:
 
     def feed(self, event: ev.Event) -> None:
         """Moves the agreement on and performs what it says."""
-        with self._lock:
+        with self._changed:
             if isinstance(event, ev.DeadlinePassed):
-                self.lost_because = self.lost_because or self._waited_for()
-            self._state, actions = agreement.step(self.settings, self._state, event)
+                self._blame(self._waited_for())
+            self.state, actions = agreement.step(self.settings, self.state, event)
             if isinstance(event, ev.Boundary):
-                self.deadlines.arrive(self.save_seconds)
+                self.deadlines.arrive()
             elif isinstance(event, ev.Saved | ev.Committed):
-                self.deadlines.extend(self.save_seconds)
+                self.deadlines.extend()
             for action in actions:
                 self._perform(action)
             self._changed.notify_all()  # the deadline of a wait may be another now
 
     def _waited_for(self) -> str:
         """Whom main waits for."""
-        main, state = self._state.main, self._state
+        main, state = self.state.main, self.state
         values = state.dones if main is Main.COLLECTING else state.counts
         missing = [j for j, value in enumerate(values) if value is None]
         return f"waited in vain for worker(s) {missing or [0]}, maybe in a long step"
@@ -207,12 +198,13 @@ class Coordinator:
         match action:
             case ev.RaiseFlag():
                 self.gate.flag = True
-                self._open_round()
+                if self._counts is not None and self.state.notice in PREEMPTION:
+                    self._limit(self._counts)
             case ev.LowerFlag():
                 self.gate.flag = False
                 self._close_round()
             case ev.ReadCounter():
-                self.feed(ev.CounterRead(self._state.round, self.gate.started))
+                self.feed(ev.CounterRead(self.state.round, self.gate.started))
             case ev.Get(key, round):
                 self._runtime.get(
                     self._name(round, key), functools.partial(self._read, key, round)
@@ -223,33 +215,31 @@ class Coordinator:
                 self._gather(action)
             case _:
                 self._verdict = action
-                self.on_verdict()
-
-    def _name(self, round: int, key: Key, worker: int | None = None) -> str:
-        return keys.name(self._incarnation, round, key, worker)
 
     def _read(self, key: Key, round: int, text: str) -> None:
         value, extra = keys.decode(key, text)
         if key is Key.DECISION:  # no lock is held while the journal writes
             why = str(extra.get("reason", ""))
             self._record(Decision(round=round, boundary=value.boundary, reason=why))
-        with self._lock:
+        with self._changed:
             match key:
                 case Key.NOTICE:
                     self._hear(value, extra)
                     self.feed(ev.NoticeRead(round, value))
                 case Key.DECISION:
                     if value.boundary is None:
-                        self._blame(extra)
+                        self._blame(extra.get("reason"))
                     self.feed(ev.DecisionRead(round, value))
                 case Key.COMMIT:
                     self.commit_extra = extra
-                    self._blame(extra)
-                    self.save_seconds = extra.get("save_seconds", self.save_seconds)
+                    self._blame(extra.get("reason"))
+                    if "save_seconds" in extra:
+                        self.deadlines.save_seconds = extra["save_seconds"]
                     self.feed(ev.CommitRead(round, value))
 
-    def _blame(self, extra: keys.Extra) -> None:
-        self.lost_because = self.lost_because or str(extra.get("reason", ""))
+    def _blame(self, reason: str | None) -> None:
+        """The first reason stays."""
+        self.lost_because = self.lost_because or reason or ""
 
     def _hear(self, kind: NoticeKind, extra: keys.Extra) -> None:
         """Takes over the deadline that a peer's notice carries."""
@@ -261,29 +251,31 @@ class Coordinator:
         now = self._clock.monotonic()
         if remaining is not None:
             remaining = dl.after_travel(max(0.1, float(remaining)))
-        self.deadlines.shorten(now, remaining, self.save_seconds)
+        self.deadlines.shorten(now, remaining)
         if self.deadlines.noticed_at is None:
             self.deadlines.noticed_at = now - float(extra.get("age", 0.0))
 
-    def commit_kind(self) -> ev.CommitKind:
-        """The chief's word on how the round ends, once its marker is written."""
-        with self._lock:
-            decision, notice = self._state.decision, self._state.notice
-            if decision is not None and decision.boundary is None:
+    def commit_kind(self, *, steps_follow: bool = True) -> ev.CommitKind:
+        """The chief's word on how the round ends, once its marker is written.
+
+        Args:
+            steps_follow: False where an error, and no step, comes after this commit.
+        """
+        with self._changed:
+            state = self.state
+            if state.decision is not None and state.decision.boundary is None:
                 return ev.CommitKind.ALONE
-            if notice is NoticeKind.PERIODIC:
+            if state.notice is NoticeKind.PERIODIC:
                 return ev.CommitKind.TRAIN_ON
-            save, step = self.save_seconds or 0.0, self.step_seconds()
-            if self.settings.collectives and False in self._state.dones:
-                return ev.CommitKind.EXIT  # somebody is gone: no step can follow
-            on_time = self.deadlines.pays_twice(save, step)
-            if notice is NoticeKind.TRAIN_ON and on_time:
+            is_whole = not self.settings.collectives or False not in state.dones
+            may_go_on = state.notice is NoticeKind.TRAIN_ON and is_whole
+            if may_go_on and steps_follow and self.deadlines.allows_to_train_on():
                 return ev.CommitKind.TRAIN_ON
             return ev.CommitKind.EXIT
 
     def _insert(self, action: ev.Insert) -> None:
         if action.key is Key.BYE:
-            self._leave_by = dl.byes_by(self._clock.monotonic(), self.deadline)
+            self._leave_by = self.deadlines.waits_until(Key.BYE)
         extra = dict(self._extra.get(action.key, {}))
         if action.key is Key.NOTICE:
             remaining, age = self.deadlines.remaining, self.deadlines.since_notice
@@ -305,8 +297,8 @@ class Coordinator:
         value, _ = keys.decode(action.key, text)
         round = action.round
         own = action.worker == self.settings.worker
-        with self._lock:
-            state = self._state
+        with self._changed:
+            state = self.state
             match action.key:
                 case Key.COUNT if own and isinstance(action.value, ev.Count):
                     if action.value.final:
@@ -328,14 +320,14 @@ class Coordinator:
             by=self.settings.worker,
             then=functools.partial(self._gathered, action),
         )
-        gathering.start()
         if action.key is Key.COUNT:
             self._counts = gathering
-            if self._state.notice not in PREEMPTION:
-                return  # others may train for long yet: only the dead are buried
         elif action.key is Key.BYE:
-            self._leave_by = 1.0 + dl.byes_by(self._clock.monotonic(), self.deadline)
-        self._limit(gathering)
+            self._leave_by = 1.0 + self.deadlines.waits_until(Key.BYE)
+        # Before a notice others may train for long yet: only the dead are given up.
+        if action.key is not Key.COUNT or self.state.notice in PREEMPTION:
+            self._limit(gathering)
+        gathering.start()
 
     def _gathered(
         self, action: ev.Gather, worker: int, value: Any, extra: keys.Extra
@@ -348,53 +340,43 @@ class Coordinator:
             event = ev.DoneRead(round, worker, value is True)
         if isinstance(value, Tombstone) and key is not Key.BYE:
             reason = str(extra.get("reason") or f"worker {worker} left")
-            self.lost_because = self.lost_because or reason
+            self._blame(reason)
             self._record(Fault(where=f"{key.value}/{worker}", error=reason))
             log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
         self.feed(event)
 
     def _limit(self, gathering: Gathering) -> None:
         """Waits no longer than the deadline allows."""
-        now = self._clock.monotonic()
-        end = self.deadline or now + self._save_timeout
-        if gathering.key is Key.COUNT:
-            when = dl.counts_by(now, end, self.save_seconds, self._save_timeout)
-        elif gathering.key is Key.DONE:
-            when = dl.dones_by(now, end, self._save_timeout)
-        else:
-            when = dl.byes_by(now, self.deadline)
-        why = f"no {gathering.key.value} from it within {when - now:.1f} s"
+        when = self.deadlines.waits_until(gathering.key)
+        seconds = when - self._clock.monotonic()
+        why = f"no {gathering.key.value} from it within {seconds:.1f} s"
         self._runtime.at(when, lambda: gathering.bury_missing(why))
 
     # --- deadlines -------------------------------------------------------------------
-
-    def _open_round(self) -> None:
-        if self._counts is not None and self._state.notice in PREEMPTION:
-            self._limit(self._counts)
 
     def _close_round(self) -> None:
         self._counts = None
         self._leave_by = None
         self._extra.pop(Key.COMMIT, None)
         self.lost_because = ""
-        if self._state.held is None:
+        if self.state.held is None:
             self.deadlines.forget()
             self._patience = PATIENCE
             self._extra.clear()
-        elif self._state.held is NoticeKind.TRAIN_ON:
-            self.deadlines.set_last_call(self.save_seconds, self.step_seconds())
+        elif self.state.held is NoticeKind.TRAIN_ON:
+            self.deadlines.set_last_call()
 
     def _last_call(self) -> None:
-        with self._lock:
-            if self._state.held is NoticeKind.TRAIN_ON:
+        with self._changed:
+            if self.state.held is NoticeKind.TRAIN_ON:
                 log.info("tfpreempt: the grace period is almost over")
                 self.feed(ev.LocalNotice(NoticeKind.FINAL))
 
     def _guard(self, is_told: bool) -> bool:
         """Just before the deadline; returns whether that was the end."""
-        with self._lock:
-            if self._state.main in agreement.WAITS:
-                stays = self._state.outcome is Outcome.FINISHED
+        with self._changed:
+            if self.state.main in agreement.WAITS:
+                stays = self.state.outcome is Outcome.FINISHED
                 self.feed(ev.DeadlinePassed())
                 return not stays
             why = "no boundary was reached before the deadline"
@@ -411,13 +393,13 @@ class Coordinator:
         a save of many may hang in what the others do not do any more, and a step that
         they have not waited for leads nowhere.
         """
-        main, is_alone = self._state.main, self.settings.world == 1
+        main, is_alone = self.state.main, self.settings.world == 1
         if self.is_saving or main in (Main.SAVING, Main.COMMITTING):
             self._patience -= not is_alone
             if self._patience > 0:
                 log.warning("tfpreempt: the save takes long; waiting for it")
                 return ""
             return "the save with the other workers did not end"
-        if main is Main.TRAINING and not agreement.is_over(self._state):
+        if main is Main.TRAINING and not agreement.is_over(self.state):
             return ""
         return f"the others leave without this worker ({self.lost_because or 'saved'})"

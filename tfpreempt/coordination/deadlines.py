@@ -1,4 +1,7 @@
-"""The deadline of this process: kept, only ever shortened, and acted on in time."""
+"""The deadline of this process: kept, only ever shortened, and acted on in time.
+
+And what it is reckoned with: how long a save and a step take here.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable
 
+from tfpreempt.coordination.events import Key
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core import deadline as dl
 from tfpreempt.core.clock import Clock
@@ -25,9 +29,15 @@ class Deadlines:
         runtime: for the alarms.
         clock: for the alarms.
         save_timeout: seconds to wait where no deadline is known.
+        step_seconds: how long a step takes.
         on_last_call: opens the final round; called when a long grace is almost over.
         on_guard: called just before the deadline, with whether one was really told;
             says whether that was the end, or it is to be called again.
+
+    Attributes:
+        save_timeout: as given; a later handler may say otherwise.
+        save_seconds: measured, of the last save; None before the first one.
+        noticed_at: when the notice that is served was seen, wherever it came.
     """
 
     def __init__(
@@ -35,17 +45,20 @@ class Deadlines:
         runtime: Runtime,
         clock: Clock,
         save_timeout: float,
+        step_seconds: Callable[[], float],
         on_last_call: Callable[[], None],
         on_guard: Callable[[bool], bool],
     ) -> None:
-        self.grace: float | None = None  # told with the deadline
+        self.save_timeout = save_timeout
+        self.save_seconds: float | None = None
         self.noticed_at: float | None = None
         self._told: float | None = None  # when the machine goes
+        self._grace: float | None = None  # seconds told with that
         self._soft: float | None = None  # when waiting stops, nobody having told
         self._ends: float | None = None  # when the process is to be gone, if need be
         self._runtime = runtime
         self._clock = clock
-        self.save_timeout = save_timeout
+        self._step_seconds = step_seconds
         self._on_last_call = on_last_call
         self._on_guard = on_guard
         self._last_call_at: float | None = None
@@ -89,90 +102,96 @@ class Deadlines:
             return None
         return self._clock.monotonic() - self.noticed_at
 
-    def shorten(
-        self, received_at: float, grace: float | None, save: float | None
-    ) -> bool:
+    def shorten(self, received_at: float, grace: float | None) -> bool:
         """Takes an earlier deadline; a later one changes nothing.
 
         Args:
             received_at: when the notice came.
-            grace: seconds told with it.
-            save: measured seconds of a save.
+            grace: seconds told with it; None or 0 mean that nobody knows.
 
         Returns:
             Whether it was earlier.
         """
         before = self.at
-        end = dl.deadline(received_at, grace, dl.patience(self.save_timeout, save))
-        if not grace and (self._soft is None or end < self._soft):
-            self._soft = end
-            self._set_guard(dl.guard(end, end - received_at), end)
-        elif grace and (self._told is None or end < self._told):
-            self._told, self.grace = end, grace
-            self._set_guard(dl.guard(end, end - received_at), end)
+        end = received_at + (grace or self._patience)
         gone = dl.guard(end, end - received_at)
+        known = self._told if grace else self._soft
+        if known is None or end < known:
+            if grace:
+                self._told, self._grace = end, grace
+            else:
+                self._soft = end
+            self._runtime.at(gone, functools.partial(self._guard, end))
         self._ends = gone if self._ends is None else min(self._ends, gone)
         self._goes_by = max(self._goes_by, end + dl.LATE)
         return before is None or end < before
 
-    def extend(self, save: float | None) -> None:
-        """Main begins to wait: a deadline that nobody told allows a full wait.
-
-        Args:
-            save: measured seconds of a save.
-        """
+    def extend(self) -> None:
+        """Main begins to wait: a deadline that nobody told allows a full wait."""
         if self._soft is not None:
-            now = self._clock.monotonic()
-            self._soft = max(self._soft, now + dl.patience(self.save_timeout, save))
-            self._set_guard(self._soft, self._soft)
+            self._soft = max(self._soft, self._clock.monotonic() + self._patience)
+            self._runtime.at(self._soft, functools.partial(self._guard, self._soft))
 
-    def arrive(self, save: float | None) -> None:
+    def arrive(self) -> None:
         """Main stands at a boundary.
 
         A step that outlived a deadline that nobody told shows that nobody counts from
         the notice: the time for what comes after the commit begins here.
-
-        Args:
-            save: measured seconds of a save.
         """
         now = self._clock.monotonic()
         if self._told is None and self._ends is not None and self._ends <= now:
             self._ends = now + self.save_timeout
-        self.extend(save)
+        self.extend()
 
-    def pays_twice(self, save: float, step: float) -> bool:
-        """Whether to train on after a commit, and commit again at the end."""
-        if self._told is None or self.grace is None:
+    def pays_twice(self, grace: float | None) -> bool:
+        """Whether a grace allows to train on after a commit, and to commit again."""
+        return dl.pays_twice(grace, self.save_seconds, self._step_seconds())
+
+    def allows_to_train_on(self) -> bool:
+        """The same once there is a commit: the last call must not be over either."""
+        if self._told is None or self._grace is None:
             return False
-        last_call = dl.last_call(self._told, self.grace, save, step)
+        save, step = self.save_seconds or 0.0, self._step_seconds()
+        last_call = dl.last_call(self._told, self._grace, save, step)
         on_time = last_call > self._clock.monotonic()
-        return on_time and dl.pays_twice(self.grace, save, step)
+        return on_time and dl.pays_twice(self._grace, save, step)
 
-    def set_last_call(self, save: float | None, step: float) -> None:
-        """Sets the alarm for the final round; a newer setting replaces it.
-
-        Args:
-            save: measured seconds of a save; unknown before the first commit.
-            step: measured seconds of a step.
-        """
-        if self._told is None or self.grace is None:
+    def set_last_call(self) -> None:
+        """Sets the alarm for the final round; a newer setting replaces it."""
+        if self._told is None or self._grace is None:
             return
-        save = self.grace / 4 if save is None else save
-        when = dl.last_call(self._told, self.grace, save, step)
+        save = self._grace / 4 if self.save_seconds is None else self.save_seconds
+        when = dl.last_call(self._told, self._grace, save, self._step_seconds())
         self._last_call_at = when
         self._runtime.at(when, functools.partial(self._last_call, when))
 
+    def waits_until(self, key: Key) -> float:
+        """When a wait for others' keys of this kind, which begins now, is given up."""
+        now, at = self._clock.monotonic(), self.at
+        end = at or now + self.save_timeout
+        if key is Key.COUNT:
+            return dl.counts_by(now, end, self.save_seconds, self.save_timeout)
+        if key is Key.DONE:
+            return dl.dones_by(now, end, self.save_timeout)
+        return dl.byes_by(now, at)
+
     def forget(self) -> None:
         """The notice was served, and the process stays."""
-        self._told = self._soft = self._ends = self.grace = self._last_call_at = None
+        self._told = self._soft = self._ends = self._grace = self._last_call_at = None
         self.noticed_at = None
 
     def _last_call(self, when: float) -> None:
         if self._last_call_at == when:
             self._on_last_call()
 
-    def _set_guard(self, when: float, deadline: float) -> None:
-        self._runtime.at(when, functools.partial(self._guard, deadline))
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait where nobody knows a deadline.
+
+        Three saves are waited for in any case: waiting less than one takes can only
+        lose it.
+        """
+        return max(self.save_timeout, 3 * (self.save_seconds or 0.0))
 
     def _guard(self, deadline: float) -> None:
         is_told = deadline == self._told
@@ -183,4 +202,4 @@ class Deadlines:
             again = now + self.save_timeout
             if self._told is not None:
                 again = min(again, max(now, self._told))
-            self._set_guard(again, deadline)
+            self._runtime.at(again, functools.partial(self._guard, deadline))

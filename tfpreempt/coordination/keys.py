@@ -54,26 +54,22 @@ def decode(key: Key, text: str) -> tuple[Any, Extra]:
     """
     try:
         fields: Extra = json.loads(text)
-        return _value(key, fields), fields
+        if fields.get("tombstone"):
+            return Tombstone(), fields
+        match key:
+            case Key.NOTICE:
+                return NoticeKind(fields["kind"]), fields
+            case Key.COMMIT:
+                return CommitKind(fields["kind"]), fields
+            case Key.COUNT:
+                return Count(int(fields["count"]), bool(fields["final"])), fields
+            case Key.DECISION:
+                at = fields["boundary"]
+                return Decided(None if at is None else int(at)), fields
+            case _:
+                return bool(fields["ok"]), fields
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CoordinationError(
             f"the key {key.value!r} holds {text[:200]!r}, which is not a value of the "
             "agreement; do all workers run the same version of tfpreempt?"
         ) from error
-
-
-def _value(key: Key, fields: Extra) -> Any:
-    if fields.get("tombstone"):
-        return Tombstone()
-    match key:
-        case Key.NOTICE:
-            return NoticeKind(fields["kind"])
-        case Key.COMMIT:
-            return CommitKind(fields["kind"])
-        case Key.COUNT:
-            return Count(int(fields["count"]), bool(fields["final"]))
-        case Key.DECISION:
-            boundary = fields["boundary"]
-            return Decided(None if boundary is None else int(boundary))
-        case _:
-            return bool(fields["ok"])

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.clock import Clock
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import KeyExistsError, StoreGoneError
 
 log = logging.getLogger(__name__)
@@ -81,9 +82,9 @@ class Threads:
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._alarm_set = threading.Condition()
-        spawn("tfpreempt-hub", lambda: self._drain(self._reads))
-        spawn("tfpreempt-writer", lambda: self._drain(self._writes))
-        spawn("tfpreempt-alarms", self._ring)
+        OwnedThread("tfpreempt-hub", lambda: self._drain(self._reads)).start()
+        OwnedThread("tfpreempt-writer", lambda: self._drain(self._writes)).start()
+        OwnedThread("tfpreempt-alarms", self._ring).start()
 
     def get(self, key: str, then: OnValue) -> None:
         self._reads.put(lambda: then(self._store.get(key)))
@@ -99,7 +100,8 @@ class Threads:
         threads = min(GATHERERS, len(keys))
         for t in range(threads):
             indices = range(t, len(keys), threads)
-            spawn("tfpreempt-gather", functools.partial(walk, indices))
+            walks = functools.partial(walk, indices)
+            OwnedThread("tfpreempt-gather", walks).start()
 
     def insert(self, key: str, value: str, then: OnValue) -> None:
         def write() -> None:
@@ -120,33 +122,33 @@ class Threads:
     def watch_deaths(
         self, until: threading.Event, then: Callable[[frozenset[int]], None]
     ) -> None:
+        def wait() -> None:
+            when = self._clock.monotonic() + self._deaths_every
+            self.at(when, lambda: self._writes.put(ask))
+
         def ask() -> None:
+            if until.is_set():
+                return
             dead = self._store.dead_workers()
             if dead and not until.is_set():
                 then(dead)
+            wait()
 
-        def watch() -> None:
-            while not until.wait(self._deaths_every):
-                if not self._guarded(ask):
-                    return
-
-        spawn("tfpreempt-deaths", watch)
+        wait()
 
     def _drain(self, jobs: queue.SimpleQueue[Callable[[], None]]) -> None:
         while True:
             self._guarded(jobs.get())
 
-    def _guarded(self, job: Callable[[], None]) -> bool:
+    def _guarded(self, job: Callable[[], None]) -> None:
         """Runs a job; a gone store is told to the coordinator, a bug to the log."""
         try:
             job()
         except StoreGoneError as error:
             self._on_gone(error)
-            return False
         except Exception as error:
             log.exception("tfpreempt: a coordination thread failed; this is a bug")
             self._on_gone(StoreGoneError(f"a coordination thread failed: {error}"))
-        return True
 
     def _ring(self) -> None:
         while True:
@@ -160,11 +162,6 @@ class Threads:
                     continue
                 heapq.heappop(self._alarms)
             self._guarded(call)
-
-
-def spawn(name: str, target: Callable[[], None]) -> None:
-    """Starts a daemon thread that nobody joins."""
-    threading.Thread(target=target, name=name, daemon=True).start()
 
 
 def publish(runtime: Runtime, key: str, text: str, wait: float) -> str | None:

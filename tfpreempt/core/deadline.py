@@ -11,28 +11,6 @@ LATE = 900.0  # a machine that was told to go may still be there this much later
 SAFETY = 1.5  # a save under pressure takes this much longer than the last one
 
 
-def patience(save_timeout: float, save: float | None) -> float:
-    """Seconds to wait for peers where no deadline is known.
-
-    Args:
-        save_timeout: what the user allows.
-        save: measured seconds of a save; None if unknown. Three of them are waited for
-            in any case: waiting less than a save takes can only lose it.
-    """
-    return max(save_timeout, 3 * (save or 0.0))
-
-
-def deadline(received_at: float, grace: float | None, patience: float) -> float:
-    """When the machine goes; without a known grace, when waiting stops.
-
-    Args:
-        received_at: when the notice came.
-        grace: seconds told with it; None or 0 mean that nobody knows.
-        patience: seconds to wait where nobody knows.
-    """
-    return received_at + (grace or patience)
-
-
 def pays_twice(grace: float | None, save: float | None, step: float) -> bool:
     """Whether a second commit at the end of the grace period is worth it.
 

@@ -1,4 +1,4 @@
-"""A thread that has an owner: started and joined by it, its failure kept for it."""
+"""A thread that has an owner: started and joined by it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _logger = logging.getLogger(__name__)
 
 
 class OwnedThread:
-    """A daemon thread whose end, good or bad, its owner learns of.
+    """A daemon thread with a name and an end.
 
-    A failure is logged when it happens, kept, and raised to the owner by
-    `raise_if_failed()`. There is no `__del__`: the owner stops its thread.
+    A failure is logged. There is no `__del__`: the owner stops its thread, if it is to
+    end before the process does.
 
     Args:
         name: the thread's name, shown by debuggers and in logs.
@@ -23,7 +23,6 @@ class OwnedThread:
 
     def __init__(self, name: str, target: Callable[[], None]) -> None:
         self._target = target
-        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.stop_event = threading.Event()
 
@@ -34,11 +33,6 @@ class OwnedThread:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What ended the target, or None."""
-        return self._failure
 
     def start(self) -> None:
         """Starts the thread.
@@ -80,14 +74,8 @@ class OwnedThread:
         self.stop()
         return self.join(timeout) or self._thread is threading.current_thread()
 
-    def raise_if_failed(self) -> None:
-        """Raises, in the owner's thread, what the target raised. Every time."""
-        if self._failure is not None:
-            raise self._failure
-
     def _run(self) -> None:
         try:
             self._target()
-        except BaseException as error:
-            self._failure = error
+        except BaseException:
             _logger.exception("thread %s failed", self.name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 import weakref
@@ -81,7 +80,7 @@ class Session:
             self.members,
             left=lambda: self.coordinator.deadlines.left,
             linger=lambda: self.coordinator.deadlines.linger,
-            is_noticed=lambda: self.coordinator.deadline is not None,
+            is_noticed=lambda: self.coordinator.deadlines.at is not None,
         )
         self._runtime = Threads(store, self.clock, self._store_gone)
         self._joint = JointSaves(cluster, incarnation, self._runtime)
@@ -92,10 +91,10 @@ class Session:
             self._runtime,
             self.clock,
             save_timeout=save_timeout,
+            step_seconds=self._step_seconds,
             record=self.record,
             on_overrun=self.departure.overrun,
         )
-        self.coordinator.step_seconds = self._step_seconds
         self.gate = self.coordinator.gate
         self.coordinator.start()
         on_interpreter_end(self._at_exit)
@@ -206,7 +205,11 @@ class Session:
                 self.coordinator.feed(ev.NextRound())
 
     def _settle(
-        self, last: bool = False, limit: float | None = None
+        self,
+        last: bool = False,
+        limit: float | None = None,
+        *,
+        steps_follow: bool = True,
     ) -> type[ev.Verdict] | None:
         """Stands at a boundary until the verdict on it; returns the verdict's type."""
         c = self.coordinator
@@ -227,7 +230,7 @@ class Session:
                     staged = parts or []
                     c.feed(ev.Saved(parts is not None))
                 case ev.WriteMarker(workers):
-                    kind = self._mark(staged, workers)
+                    kind = self._mark(staged, workers, steps_follow)
                     c.feed(ev.Committed(kind))
                 case ev.Leave(outcome):
                     note = str(c.commit_extra.get("note", ""))
@@ -253,7 +256,10 @@ class Session:
             return None
 
     def _mark(
-        self, staged: list[tuple[Participant, Any]], workers: tuple[int, ...]
+        self,
+        staged: list[tuple[Participant, Any]],
+        workers: tuple[int, ...],
+        steps_follow: bool,
     ) -> CommitKind:
         because = "preemption"
         if self.coordinator.state.notice is NoticeKind.PERIODIC:
@@ -271,11 +277,11 @@ class Session:
         if done:
             extra = {"step": done[0].step, "path": done[0].path}
         if staged:
-            extra["save_seconds"] = self.coordinator.save_seconds = seconds
+            extra["save_seconds"] = self.coordinator.deadlines.save_seconds = seconds
         if staged and not done:
             extra["note"] = "save_fn returned no path: what it saved is not verified"
         self.coordinator.attach(Key.COMMIT, extra)
-        kind = self.coordinator.commit_kind()
+        kind = self.coordinator.commit_kind(steps_follow=steps_follow)
         if kind is CommitKind.TRAIN_ON and because == "preemption" and done:
             log.warning(
                 "tfpreempt: step %d is committed; training goes on while the grace "
@@ -328,7 +334,7 @@ class Session:
             finally:
                 self.coordinator.is_saving = False
             if commit is not None:
-                self.coordinator.save_seconds = commit.save_seconds
+                self.coordinator.deadlines.save_seconds = commit.save_seconds
             return commit
 
     def try_to_save(self, member: Participant) -> None:
@@ -399,12 +405,8 @@ class Session:
         log.error("tfpreempt: taken for a consequence of the notice", exc_info=error)
         verdict = None
         if is_whole:
-            self.coordinator.step_seconds = lambda: math.inf  # no second commit follows
-            try:
-                with self._undisturbed():
-                    verdict = self._settle(last=is_alone)
-            finally:
-                self.coordinator.step_seconds = self._step_seconds
+            with self._undisturbed():
+                verdict = self._settle(last=is_alone, steps_follow=False)
         if verdict is not ev.Leave:
             self.raised(error, peer_is_gone=True)
         return True
@@ -452,7 +454,7 @@ class Session:
     def set_save_timeout(self, seconds: float) -> None:
         """The newest handler's word holds."""
         self.save_timeout = seconds
-        self.coordinator.set_save_timeout(seconds)
+        self.coordinator.deadlines.save_timeout = seconds
 
     # --- measurements ----------------------------------------------------------------
 

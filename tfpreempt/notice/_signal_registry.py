@@ -70,28 +70,22 @@ class _Watch:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         depth = self._depth
-        self._depth = depth + 1
-        try:
-            if depth == 0 and not self._is_to_leave():
-                self._record(signum)
-            elif depth == 0:
+        if depth == 0:
+            is_ours = signal.getsignal(signum) is self._handler
+            if is_ours and not self.listeners:  # a close() off the main thread left it
                 self.restore()
                 signal.raise_signal(signum)
                 return
-            self._chain(depth, signum, frame)
-        finally:
-            self._depth = depth
-
-    def _is_to_leave(self) -> bool:
-        """Nobody listens, but close() came off the main thread and left our handler."""
-        return not self.listeners and signal.getsignal(self.signum) is self._handler
-
-    def _chain(self, depth: int, signum: int, frame: FrameType | None) -> None:
-        if depth >= len(self._hidden):
+            self._record(signum)
+        if depth == len(self._hidden):
             return
         hidden = self._hidden[-1 - depth]
         if callable(hidden) and hidden is not signal.default_int_handler:
-            hidden(signum, frame)
+            self._depth = depth + 1
+            try:
+                hidden(signum, frame)
+            finally:
+                self._depth = depth
 
 
 class SignalRegistry:
