@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -11,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.cli.run.cluster import GivenTask, Ports, make_tf_config, read_given_task
+from tfpreempt.cli.run.cluster import (
+    GivenTask,
+    claimed_ports,
+    make_tf_config,
+    read_given_task,
+)
+from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Limits
-from tfpreempt.cli.run.settings import Settings
 from tfpreempt.errors import ConfigurationError
 
 
@@ -52,47 +58,32 @@ def test_a_tf_config_without_a_task_is_refused(text: str) -> None:
         read_given_task({"TF_CONFIG": text})
 
 
-def test_ports_are_held_then_released_and_never_given_twice() -> None:
-    ports = Ports(3)
-    assert len(set(ports.numbers)) == 3
-    with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("127.0.0.1", ports.numbers[0]))
-    ports.release()
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", ports.numbers[0]))
-        server.listen()
-    others = Ports(3)
-    assert not set(others.numbers) & set(ports.numbers)
-    others.close()
-    ports.close()
-    ports.close()
+def test_a_claimed_port_is_free_and_no_other_supervisor_s() -> None:
+    with claimed_ports(3) as ports, claimed_ports(3) as others:
+        assert len({*ports, *others}) == 6
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", ports[0]))
+            server.listen()
 
 
-def test_a_claimed_port_is_not_taken_by_another_supervisor() -> None:
-    ports = Ports(1)
-    ports.release()  # free for the kernel, still claimed
-    probe = Ports(0)
-    assert not probe._take(ports.numbers[0])
-    ports.close()
-    assert probe._take(ports.numbers[0])
-    probe.close()
+def test_a_port_is_claimed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.SystemRandom
+    with claimed_ports(1) as (port,):
+        monkeypatch.setattr(chance, "randrange", lambda *_: port)
+        with pytest.raises(ConfigurationError, match="Found 0 free ports"):
+            claimed_ports(1).__enter__()
+    with claimed_ports(1) as again:
+        assert again == (port,)
 
 
 def test_ports_lie_below_those_of_outgoing_connections() -> None:
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = Ports(4)
-    ports.close()
-    assert low <= 11_000 or max(ports.numbers) < low
+    with claimed_ports(4) as ports:
+        assert low <= 11_000 or max(ports) < low
 
 
-def test_too_few_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ports, "_take", lambda self, port: False)
-    with pytest.raises(ConfigurationError, match="Found 0 free ports"):
-        Ports(1)
-
-
-def make_settings(task: GivenTask | None) -> Settings:
-    return Settings(
+def make_options(task: GivenTask | None) -> RunOptions:
+    return RunOptions(
         command=("true",),
         workers=1,
         limits=Limits(),
@@ -109,8 +100,8 @@ def make_settings(task: GivenTask | None) -> Settings:
 
 
 def test_what_a_local_worker_is_told() -> None:
-    settings = make_settings(None)
-    told = settings.worker_environment(0, "ab-2", 2, (1001,))
+    options = make_options(None)
+    told = options.worker_environment(0, "ab-2", 2, (1001,))
     assert json.loads(told.pop("TF_CONFIG"))["task"]["index"] == 0
     assert told == {
         "PATH": "/bin",
@@ -121,16 +112,16 @@ def test_what_a_local_worker_is_told() -> None:
         "TFPREEMPT_REMOTE_CHECKPOINT_DIR": "gs://b/run",
         "TFPREEMPT_JOURNAL_DIR": "/j",
     }
-    assert settings.journal_path == Path("/j/supervisor.jsonl")
+    assert options.journal_path == Path("/j/supervisor.jsonl")
 
 
 def test_what_the_worker_of_a_real_cluster_is_told() -> None:
-    settings = make_settings(GivenTask(type="worker", index=3))
-    told = settings.worker_environment(0, "ab-2", 2, ())
+    options = make_options(GivenTask(type="worker", index=3))
+    told = options.worker_environment(0, "ab-2", 2, ())
     assert told["TF_CONFIG"] == "given"
     assert "TFPREEMPT_INCARNATION" not in told
-    assert settings.label(0) == "worker-3"
-    assert settings.journal_path == Path("/j/supervisor-worker-3.jsonl")
+    assert options.label(0) == "worker-3"
+    assert options.journal_path == Path("/j/supervisor-worker-3.jsonl")
 
 
 def test_the_command_line_never_imports_tensorflow() -> None:

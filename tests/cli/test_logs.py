@@ -6,13 +6,15 @@ import io
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tfpreempt.cli.run import echo
-from tfpreempt.cli.run.echo import Echo
+from tests.cli.conftest import wait_until
+from tfpreempt.cli.run import console
+from tfpreempt.cli.run.console import Console
 from tfpreempt.cli.run.logs import Pump, WorkerLog
 from tfpreempt.errors import ConfigurationError
 
@@ -33,14 +35,14 @@ class Logs:
         self.made: list[WorkerLog] = []
 
     def make(
-        self, *, size: int = 1 << 30, files: int = 3, echo: Echo | None = None
+        self, *, size: int = 1 << 30, files: int = 3, console: Console | None = None
     ) -> WorkerLog:
         log = WorkerLog(
             self.path,
             size=size,
             files=files,
             lost=lambda path, error: self.lost.append(f"{path.name}: {error.strerror}"),
-            echo=echo,
+            console=console,
         )
         self.made.append(log)
         return log
@@ -73,9 +75,9 @@ def write(log: WorkerLog, text: str) -> None:
 
 
 def test_parts_begin_on_a_line_of_their_own(log: WorkerLog) -> None:
-    log.mark("first")
+    log.begin("first")
     write(log, "torn")
-    log.mark("second")
+    log.end("second")
     lines = log.path.read_text().splitlines()
     assert lines[0].endswith(" first ===")
     assert lines[1] == "torn"
@@ -84,54 +86,32 @@ def test_parts_begin_on_a_line_of_their_own(log: WorkerLog) -> None:
 
 def test_a_later_supervisor_begins_on_a_line_of_its_own(logs: Logs) -> None:
     write(logs.make(), "torn")
-    logs.make().mark("next")
+    logs.make().begin("next")
     assert logs.path.read_text().startswith("torn\n=== ")
 
 
 def test_the_last_traceback_of_this_part_is_found(log: WorkerLog) -> None:
     write(log, TRACE.replace("boom", "older"))
-    log.mark("second")
+    log.begin("second")
     write(log, "step 1\n" + TRACE.replace("boom", "cause") + "\n" + TRACE + "bye\n")
     assert log.error_lines() == [*TRACE.splitlines(), "bye"]
-    assert log.error_line() == "ValueError: boom"
 
 
 def test_without_a_traceback_the_last_lines_are_the_error(log: WorkerLog) -> None:
-    log.mark("part")
+    log.begin("part")
     write(log, "".join(f"line {i}\n" for i in range(50)))
     assert log.error_lines(limit=2) == ["line 48", "line 49"]
 
 
-@pytest.mark.parametrize(
-    ("last", "error"),
-    [
-        ("tfpreempt: goes on at step 1008", ""),
-        ("SyntaxError: invalid syntax", "SyntaxError: invalid syntax"),
-        ("python: can't open file 'x.py'", "python: can't open file 'x.py'"),
-        ("1/1 - 0s - loss: 0.34 - mean_squared_error: 0.12", ""),
-        ("Fatal: no space", "Fatal: no space"),
-        ("x.errors_impl.InternalError: no", "x.errors_impl.InternalError: no"),
-        ("CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
-    ],
-)
-def test_a_last_line_is_the_error_only_if_it_says_so(
-    last: str, error: str, log: WorkerLog
-) -> None:
-    log.mark("part")
-    write(log, f"error before\n{last}\n")
-    assert log.error_line() == error
-
-
 def test_a_silent_worker_has_no_error_lines(log: WorkerLog) -> None:
-    log.mark("part")
+    log.begin("part")
     assert log.error_lines() == []
-    assert log.error_line() == ""
 
 
 def test_the_error_lines_need_no_file(log: WorkerLog) -> None:
     write(log, TRACE)
     log.path.unlink()
-    assert log.error_line() == "ValueError: boom"
+    assert log.error_lines()[-1] == "ValueError: boom"
 
 
 def test_a_log_that_is_full_becomes_an_older_one(logs: Logs) -> None:
@@ -162,10 +142,10 @@ def test_a_full_disk_takes_nothing_from_a_worker(logs: Logs) -> None:
     logs.path.parent.mkdir()
     logs.path.symlink_to("/dev/full")
     log = logs.make()
-    log.mark("part")
+    log.begin("part")
     write(log, "a\n" * 100_000 + TRACE)
     assert set(logs.lost) == {"worker-0.log: No space left on device"}
-    assert log.error_line() == "ValueError: boom"
+    assert log.error_lines()[-1] == "ValueError: boom"
     logs.path.unlink()  # room again
     write(log, "more\n")
     gap, more = logs.path.read_text().splitlines()
@@ -199,51 +179,71 @@ def test_an_unwritable_log_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_whole_lines_are_copied_with_a_prefix(logs: Logs) -> None:
-    console = io.BytesIO()
-    echo = Echo("[w] ", console)
-    log = logs.make(echo=echo)
-    log.mark("part")
+    stream = io.BytesIO()
+    shown = Console("[w] ", stream)
+    log = logs.make(console=shown)
+    log.begin("part")
     write(log, "one\ntw")
-    echo.flush()
-    assert console.getvalue() == b"[w] one\n"
+    shown.flush()
+    assert stream.getvalue() == b"[w] one\n"
     write(log, "o\n10%\r20%\r\nend")
-    log.mark("another part")
-    assert console.getvalue() == b"[w] one\n[w] two\n[w] 20%\n[w] end\n"
+    log.end("part ended")
+    assert stream.getvalue() == b"[w] one\n[w] two\n[w] 20%\n[w] end\n"
+    log.begin("another part")
     write(log, "last")
-    echo.close()
-    assert console.getvalue().endswith(b"[w] end\n[w] last\n")
+    shown.close()
+    assert stream.getvalue().endswith(b"[w] end\n[w] last\n")
 
 
 def test_a_closed_console_ends_nothing() -> None:
-    console = io.BytesIO()
-    echo = Echo("", console)
-    console.close()
-    echo.feed(b"line\n")
-    echo.close()
+    stream = io.BytesIO()
+    shown = Console("", stream)
+    stream.close()
+    shown.feed(b"line\n")
+    shown.close()
+
+
+class Terminal(io.BytesIO):
+    """Takes nothing while it stands still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def write(self, text: bytes) -> int:  # type: ignore[override]
+        self.goes_on.wait(60)
+        return super().write(text)
 
 
 def test_a_console_that_stands_still_stops_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Stopped(io.BytesIO):
-        def write(self, text: bytes) -> int:  # type: ignore[override]
-            going_on.wait(60)
-            return super().write(text)
-
-    going_on = threading.Event()
-    monkeypatch.setattr(echo, "_STALL_SECONDS", 0.01)
-    console = Stopped()
-    stalled = Echo("", console)
+    monkeypatch.setattr(console, "_STALL_SECONDS", 0.01)
+    terminal = Terminal()
+    shown = Console("", terminal)
     for _ in range(20):
-        stalled.feed(b"x" * 999_999 + b"\n")
-    going_on.set()
+        shown.feed(b"x" * 999_999 + b"\n")
+    terminal.goes_on.set()
     monkeypatch.undo()
-    stalled.flush()
-    stalled.feed(b"more\n")
-    stalled.close()
-    shown = console.getvalue().decode().splitlines()
-    assert 3 < shown.count("x" * 999_999) < 20
-    assert [each for each in shown if each[:1] not in ("x", "")] == [
+    wait_until(lambda: bool(terminal.getvalue()), "the terminal to go on")
+    shown.flush(60)
+    shown.feed(b"more\n")
+    shown.close()
+    lines = terminal.getvalue().decode().splitlines()
+    assert 3 < lines.count("x" * 999_999) < 20
+    assert [each for each in lines if each[:1] not in ("x", "")] == [
         "(tfpreempt: the console stands still; what is missing is in the log)",
         "more",
     ]
+
+
+def test_a_console_that_stands_still_is_waited_for_once() -> None:
+    terminal = Terminal()
+    shown = Console("", terminal)
+    shown.feed(b"line\n")
+    began = time.monotonic()
+    for _ in range(20):
+        shown.flush()
+    shown.close()
+    assert time.monotonic() - began < 5  # half a second for each would be 10
+    terminal.goes_on.set()

@@ -18,7 +18,7 @@ from tfpreempt.cli.run.policy import (
     Restart,
     ReturnCode,
     Situation,
-    Tally,
+    Spent,
     Wait,
     WorkerExit,
     decide,
@@ -147,13 +147,13 @@ def test_given_up_while_told_to_stop(codes: tuple[int, ...]) -> None:
 
 
 def test_all_finished() -> None:
-    assert judge(0, 0) == Leave(cause=Cause.FINISHED, code=0, tally=Tally())
+    assert judge(0, 0) == Leave(cause=Cause.FINISHED, code=0, spent=Spent())
 
 
 @pytest.mark.parametrize("codes", [(143, 143), (0, 143), (143, 0), (42, 0), (-15, 143)])
 def test_a_preemption_restarts_at_once(codes: tuple[int, int]) -> None:
     assert judge(*codes, has_progressed=True) == Restart(
-        cause=Cause.PREEMPTION, delay=0.0, tally=Tally(preemptions=1)
+        cause=Cause.PREEMPTION, delay=0.0, spent=Spent(preemptions=1)
     )
 
 
@@ -173,25 +173,25 @@ def test_a_program_that_is_preempted_at_once_does_not_spin(
 def test_preemptions_that_gain_nothing_come_at_growing_distances(
     idle: int, lasted: float, delay: float
 ) -> None:
-    tally = Tally(idle_in_a_row=idle)
-    assert judge(143, 143, started_at=50.0 - lasted, tally=tally) == Restart(
+    spent = Spent(idle_in_a_row=idle)
+    assert judge(143, 143, started_at=50.0 - lasted, spent=spent) == Restart(
         cause=Cause.PREEMPTION,
         delay=delay,
-        tally=Tally(preemptions=1, idle_in_a_row=idle + 1),
+        spent=Spent(preemptions=1, idle_in_a_row=idle + 1),
     )
 
 
 def test_too_many_preemptions_in_a_row_that_gain_nothing() -> None:
     limits = dataclasses.replace(LIMITS, max_preemptions=None)
-    tally = Tally(preemptions=9, idle_in_a_row=3)
-    assert judge(42, 143, limits=limits, tally=tally) == Leave(
+    spent = Spent(preemptions=9, idle_in_a_row=3)
+    assert judge(42, 143, limits=limits, spent=spent) == Leave(
         cause=Cause.NO_PROGRESS,
         code=42,
-        tally=Tally(preemptions=10, idle_in_a_row=4),
+        spent=Spent(preemptions=10, idle_in_a_row=4),
         is_over_budget=True,
     )
     unlimited = dataclasses.replace(limits, max_idle_preemptions=None)
-    assert isinstance(judge(42, 143, limits=unlimited, tally=tally), Restart)
+    assert isinstance(judge(42, 143, limits=unlimited, spent=spent), Restart)
 
 
 @pytest.mark.parametrize("how", [{"has_progressed": True}, {"started_at": -550.0}])
@@ -199,9 +199,9 @@ def test_a_newer_commit_or_a_long_run_forgets_those_that_gained_nothing(
     how: dict[str, object],
 ) -> None:
     limits = dataclasses.replace(LIMITS, max_preemptions=None)
-    action = judge(143, 143, limits=limits, tally=Tally(idle_in_a_row=3), **how)
+    action = judge(143, 143, limits=limits, spent=Spent(idle_in_a_row=3), **how)
     assert isinstance(action, Restart)
-    assert action.tally == Tally(preemptions=1)
+    assert action.spent == Spent(preemptions=1)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,9 @@ def test_a_newer_commit_or_a_long_run_forgets_those_that_gained_nothing(
 )
 def test_a_failure_outweighs_a_preemption(codes: tuple[int, int], code: int) -> None:
     assert judge(*codes) == Restart(
-        cause=Cause.FAILURE, delay=1.0, tally=Tally(failures=1, in_a_row=1)
+        cause=Cause.FAILURE, delay=1.0, spent=Spent(failures=1, in_a_row=1)
     )
-    no_more = judge(*codes, tally=Tally(failures=1))
+    no_more = judge(*codes, spent=Spent(failures=1))
     assert isinstance(no_more, Leave)
     assert (no_more.cause, no_more.code) == (Cause.FAILURE, code)
     assert no_more.is_over_budget
@@ -223,7 +223,7 @@ def test_the_others_ends_after_a_failure_count_as_nothing() -> None:
     action = judge(exits=exits)
     assert isinstance(action, Restart)
     assert action.cause is Cause.FAILURE
-    assert action.tally == Tally(failures=1, in_a_row=1)
+    assert action.spent == Spent(failures=1, in_a_row=1)
 
 
 def test_a_straggler_that_was_killed_is_not_a_failure() -> None:
@@ -234,20 +234,20 @@ def test_a_straggler_that_was_killed_is_not_a_failure() -> None:
 
 
 def test_the_preemption_budget_ends_with_the_code_of_the_workers() -> None:
-    assert isinstance(judge(42, 42, tally=Tally(preemptions=1)), Restart)
-    action = judge(42, 42, tally=Tally(preemptions=2))
+    assert isinstance(judge(42, 42, spent=Spent(preemptions=1)), Restart)
+    action = judge(42, 42, spent=Spent(preemptions=2))
     assert action == Leave(
         cause=Cause.PREEMPTION,
         code=42,
-        tally=Tally(preemptions=3, idle_in_a_row=1),
+        spent=Spent(preemptions=3, idle_in_a_row=1),
         is_over_budget=True,
     )
 
 
 def test_budgets_without_limit_and_of_zero() -> None:
     free = dataclasses.replace(LIMITS, max_preemptions=None, max_failures=None)
-    assert isinstance(judge(143, 0, limits=free, tally=Tally(preemptions=999)), Restart)
-    assert isinstance(judge(1, 0, limits=free, tally=Tally(failures=999)), Restart)
+    assert isinstance(judge(143, 0, limits=free, spent=Spent(preemptions=999)), Restart)
+    assert isinstance(judge(1, 0, limits=free, spent=Spent(failures=999)), Restart)
     none = dataclasses.replace(LIMITS, max_preemptions=0, max_failures=0)
     assert isinstance(judge(143, 0, limits=none), Leave)
     assert isinstance(judge(1, 0, limits=none), Leave)
@@ -265,7 +265,7 @@ def test_only_the_chosen_code_is_a_preemption() -> None:
 )
 def test_the_back_off_doubles_up_to_its_limit(in_a_row: int, delay: float) -> None:
     limits = dataclasses.replace(LIMITS, max_failures=None)
-    action = judge(1, 0, limits=limits, tally=Tally(in_a_row=in_a_row))
+    action = judge(1, 0, limits=limits, spent=Spent(in_a_row=in_a_row))
     assert isinstance(action, Restart)
     assert action.delay == delay
 
@@ -273,10 +273,10 @@ def test_the_back_off_doubles_up_to_its_limit(in_a_row: int, delay: float) -> No
 def test_a_long_run_starts_the_back_off_afresh() -> None:
     limits = dataclasses.replace(LIMITS, max_failures=None)
     exits = (ended(0, 1, at=600.0), ended(1, 143, at=601.0, asked=True))
-    action = judge(limits=limits, exits=exits, tally=Tally(failures=5, in_a_row=5))
+    action = judge(limits=limits, exits=exits, spent=Spent(failures=5, in_a_row=5))
     assert isinstance(action, Restart)
     assert action.delay == 1.0
-    assert action.tally == Tally(failures=6, in_a_row=1)
+    assert action.spent == Spent(failures=6, in_a_row=1)
 
 
 # --- told to stop --------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_a_stop_ends_with_the_restart_code_or_finished(
     assert isinstance(action, Leave)
     assert action.code == code
     assert action.cause is (Cause.STOPPED if code else Cause.FINISHED)
-    assert action.tally == Tally()
+    assert action.spent == Spent()
 
 
 def test_a_failure_beside_a_stop_leaves_with_the_restart_code() -> None:
@@ -316,36 +316,36 @@ def test_a_stop_after_a_failure_that_had_budget_leaves_with_the_restart_code() -
     action = judge(exits=exits, stop_at=51.0, asked_at=50.0)
     assert isinstance(action, Leave)
     assert action.code == 143
-    assert action.tally.failures == 1
+    assert action.spent.failures == 1
 
 
 @pytest.mark.parametrize(
-    ("at", "asked", "tally"),
+    ("at", "asked", "spent"),
     [
-        (50.0, False, Tally(preemptions=4, idle_in_a_row=1)),
-        (52.0, False, Tally(preemptions=3)),
-        (50.0, True, Tally(preemptions=3)),
+        (50.0, False, Spent(preemptions=4, idle_in_a_row=1)),
+        (52.0, False, Spent(preemptions=3)),
+        (50.0, True, Spent(preemptions=3)),
     ],
 )
 def test_a_preemption_counts_if_it_came_before_the_stop(
-    at: float, asked: bool, tally: Tally
+    at: float, asked: bool, spent: Spent
 ) -> None:
     """Also the one too many: the stop's code is the same."""
     exits = (ended(0, 143, at=at, asked=asked), ended(1, 143, at=53.0, asked=True))
-    action = judge(exits=exits, stop_at=51.0, asked_at=51.0, tally=Tally(preemptions=3))
-    assert action == Leave(cause=Cause.STOPPED, code=143, tally=tally)
+    action = judge(exits=exits, stop_at=51.0, asked_at=51.0, spent=Spent(preemptions=3))
+    assert action == Leave(cause=Cause.STOPPED, code=143, spent=spent)
 
 
 def test_a_stop_does_not_hide_the_failure_that_used_up_the_budget() -> None:
     exits = (ended(0, 9), ended(1, 143, asked=True))
-    action = judge(exits=exits, stop_at=51.0, asked_at=50.0, tally=Tally(failures=1))
+    action = judge(exits=exits, stop_at=51.0, asked_at=50.0, spent=Spent(failures=1))
     assert isinstance(action, Leave)
     assert (action.cause, action.code) == (Cause.FAILURE, 9)
 
 
 def test_a_stop_in_the_back_off() -> None:
-    action = policy.leave_between_runs(LIMITS, Tally(failures=1))
-    assert (action.code, action.tally.failures) == (143, 1)
+    action = policy.leave_between_runs(LIMITS, Spent(failures=1))
+    assert (action.code, action.spent.failures) == (143, 1)
 
 
 # --- over all situations -------------------------------------------------------------

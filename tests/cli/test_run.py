@@ -17,6 +17,12 @@ import pytest
 
 from tests.cli.conftest import Run, is_alive, wait_until
 
+_IGNORES_CHILDREN = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
 
 def test_all_finish(supervised: Run) -> None:
     code, out, err = supervised.run(
@@ -215,11 +221,11 @@ sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import site; site.main()
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 save(make_saver(os.environ["TFPREEMPT_CHECKPOINT_DIR"], OwnPayload()), restart + 1)
-sys.exit(143 if restart < 4 else 0)
+sys.exit(143 if restart < 2 else 0)
 """
     code, _, err = supervised.run(program, "--max-idle-preemptions", "0")
     assert code == 0, err
-    assert "preemptions: 4" in err
+    assert "preemptions: 2" in err
 
 
 @pytest.mark.slow
@@ -388,6 +394,16 @@ os._exit(sys.stdout.flush() or 0)
     code, out, _ = supervised.run(program)
     assert (code, out) == (0, "[worker-0] done\n")
     os.kill(int(supervised.wait_told("child")), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_caller_that_ignores_the_ends_of_its_children(supervised: Run) -> None:
+    """What is ignored stays so through exec, and then no child has an exit code."""
+    program = "sys.exit(143 if restart == 0 else 0)"
+    wrapper = [sys.executable, "-c", _IGNORES_CHILDREN]
+    code, _, err = supervised.run(program, "--workers", "2", wrapper=wrapper)
+    assert code == 0
+    assert "preemptions: 1, failures: 0" in err
 
 
 @pytest.mark.parametrize("closed", [[1], [0, 1, 2]])

@@ -1,13 +1,14 @@
 """The command `tfpreempt`: a group that imports a subcommand only when it is used.
 
-inspect             `tfpreempt inspect`: which checkpoints lie here, there
-verify              `tfpreempt verify`
+inspect        `tfpreempt inspect`: which checkpoints lie here, there
+verify         `tfpreempt verify`
 checking       what `inspect` and `verify` share: find checkpoints, check them
 demo/          `tfpreempt demo`: a small model survives real preemptions
 doctor/        `tfpreempt doctor`: would a preemption lose work here?
 findings_view  how checkpoints look: a table for people, objects for programs
 notify/        `tfpreempt notify`: fakes a notice for a running job
 run/           `tfpreempt run`: training under supervision, through preemptions
+signals        signals that are waited for instead of handled
 sizes          sizes in bytes: as people read them, and as they write them in an option
 """
 

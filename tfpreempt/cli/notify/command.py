@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from tfpreempt.cli.notify.follow import Ending, Follower
 from tfpreempt.cli.notify.workers import hold_worker
+from tfpreempt.cli.signals import ENDS, held_signals
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.notice.file import checked_path
 from tfpreempt.notice.signals import parse_signal
@@ -21,7 +22,6 @@ from tfpreempt.notice.signals import parse_signal
 _FILE_SECONDS = 5.0
 _ASK_SECONDS = 30.0  # the slowest client looks every 5 s
 _POLL_SECONDS = 0.1
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAYS = ("DIRECTORY", "--file", "--serve", "--metadata")
 # Which way each option says more of.
 _BELONGS = {
@@ -185,7 +185,7 @@ def _signal(
 def _give_file(given: str, hold: float) -> int:
     """Creates a notice file, and takes it away again however this is ended."""
     path = checked_path(given)
-    with _held_signals() as wait:
+    with held_signals(*ENDS) as wait:
         _create(path)
         if not hold:
             click.echo(f"created {path}; remove it before the job is started again")
@@ -225,7 +225,7 @@ def _serve(cloud: str, port: int) -> int:
     """Is a metadata server until it is told to end."""
     from tfpreempt.cli.notify.server import SERVERS
 
-    with _held_signals() as wait, SERVERS[cloud](port) as server:
+    with held_signals(*ENDS) as wait, SERVERS[cloud](port) as server:
         click.echo(f"# The metadata server of {cloud}, faked. For the job's shell:")
         for name, value in server.environment().items():
             click.echo(f"export {name}={value}")
@@ -242,7 +242,7 @@ def _give_metadata(url: str, topic: str | None, hold: float | None) -> int:
     """Has a server of `--serve` give a notice, and take it back."""
     from tfpreempt.cli.notify.server import is_heard, tell
 
-    with _held_signals() as wait:
+    with held_signals(*ENDS) as wait:
         said = tell(url, topic, is_up=True)
         if hold == 0:
             click.echo(f"{url} says {said}; it says so to the restarted job too")
@@ -289,30 +289,3 @@ def _take_back_after(
         take_back()
         click.echo(said if told is None else f"ended by {told.name}: {said}")
     return 0 if told is None else 128 + told
-
-
-@contextlib.contextmanager
-def _held_signals() -> Iterator[Callable[[float | None], signal.Signals | None]]:
-    """Holds SIGINT, SIGTERM and SIGHUP back, for a wait that ends by them too.
-
-    They are blocked and waited for, not handled: none can come between two lines, and
-    a wait that a handler ends could miss it. A SIGHUP that is ignored (nohup) stays so.
-    Main thread only; threads that are started within hold them back too.
-
-    Yields:
-        Waits so many seconds (None: without limit); returns the signal that ended it.
-    """
-    is_hung_up = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-    ends = {each for each in _ENDS if each is not signal.SIGHUP or is_hung_up}
-
-    def wait(seconds: float | None) -> signal.Signals | None:
-        if seconds is None:
-            return signal.Signals(signal.sigwait(ends))
-        told = signal.sigtimedwait(ends, seconds)
-        return None if told is None else signal.Signals(told.si_signo)
-
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    try:
-        yield wait
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

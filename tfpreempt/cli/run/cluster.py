@@ -1,4 +1,4 @@
-"""Who the workers are: the local cluster's ports and TF_CONFIG, or the one given."""
+"""Who the workers are: a local cluster's ports and TF_CONFIG, or those given."""
 
 from __future__ import annotations
 
@@ -65,62 +65,48 @@ def make_tf_config(ports: Sequence[int], index: int) -> str:
     )
 
 
-class Ports:
-    """Free ports for one incarnation; `release` just before its workers start.
+@contextlib.contextmanager
+def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
+    """Free ports for one incarnation, which no other supervisor takes meanwhile.
 
-    TensorFlow's server shares its port with nobody (no SO_REUSEPORT), so between the
-    release and the server's bind, some seconds later, a port can't be held. Two things
-    keep it free: it lies below the range from which the kernel takes ports for outgoing
-    connections (on loopback one could even connect to itself), and an abstract socket
-    that carries its number tells other supervisors of this machine to choose another.
+    TensorFlow's server shares its port with nobody (no SO_REUSEPORT), so before the
+    server's bind, some seconds later, a port can't be held. Two things keep it free:
+    it lies below the range from which the kernel takes ports for outgoing connections
+    (on loopback one could even connect to itself), and an abstract socket that carries
+    its number tells other supervisors of this machine to choose another.
+
+    Raises:
+        ConfigurationError: there are not enough.
     """
-
-    def __init__(self, count: int) -> None:
-        self._claims = contextlib.ExitStack()
-        self._holds = contextlib.ExitStack()
-        found = list(self._find(count))
-        if len(found) < count:
-            self.close()
+    chance, top = random.SystemRandom(), _outgoing_ports_start()
+    claims: dict[int, socket.socket] = {}
+    with contextlib.ExitStack() as ends:
+        for _ in range(_TRIES):
+            if len(claims) == count:
+                break
+            port = chance.randrange(_LOWEST_PORT, top)
+            if (claim := _claim(port)) is not None:
+                claims[port] = ends.enter_context(claim)
+        if len(claims) < count:
             raise ConfigurationError(
-                f"Found {len(found)} free ports on {_HOST}, {count} were asked for. "
+                f"Found {len(claims)} free ports on {_HOST}, {count} were asked for. "
                 "Use fewer workers, or end what takes the ports."
             )
-        self.numbers: tuple[int, ...] = tuple(found)
+        yield tuple(claims)
 
-    def release(self) -> None:
-        """Lets the workers bind the ports; other supervisors still keep away."""
-        self._holds.close()
 
-    def close(self) -> None:
-        """Gives the ports up; more than once does no harm."""
-        self._holds.close()
-        self._claims.close()
-
-    def _find(self, count: int) -> Iterator[int]:
-        chance = random.SystemRandom()
-        top = _outgoing_ports_start()
-        for _ in range(_TRIES):
-            if count == 0:
-                return
-            port = chance.randrange(_LOWEST_PORT, top)
-            if self._take(port):
-                count -= 1
-                yield port
-
-    def _take(self, port: int) -> bool:
-        with contextlib.ExitStack() as undo:
-            claim = undo.enter_context(socket.socket(socket.AF_UNIX))
-            hold = undo.enter_context(socket.socket())
-            hold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                claim.bind(f"\0tfpreempt-port-{port}")
-                hold.bind((_HOST, port))
-            except OSError:
-                return False  # somebody has it
-            undo.pop_all()
-        self._claims.enter_context(claim)
-        self._holds.enter_context(hold)
-        return True
+def _claim(port: int) -> socket.socket | None:
+    """None where somebody has it."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0tfpreempt-port-{port}")
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((_HOST, port))
+    except OSError:
+        claim.close()
+        return None
+    return claim
 
 
 def _outgoing_ports_start() -> int:

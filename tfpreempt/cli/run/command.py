@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import shutil
@@ -12,9 +11,9 @@ from typing import Any
 import click
 
 from tfpreempt.cli.run.cluster import read_given_task
+from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Limits
-from tfpreempt.cli.run.settings import Settings
-from tfpreempt.cli.run.supervisor import Supervisor
+from tfpreempt.cli.run.supervisor import supervise
 from tfpreempt.cli.sizes import Size
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError
@@ -25,141 +24,97 @@ _LIMITS = Limits()
 _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 
 
-class _Seconds(click.FloatRange):
-    """A finite number of seconds, 0 or more: a range alone lets NaN through."""
-
-    name = "seconds"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        # Click's annotations ask for a number here, although it brings the text.
-        given: Any = value
-        seconds = float(super().convert(given, param, ctx))
-        if not math.isfinite(seconds):
-            self.fail(f"{value} is not a finite number of seconds.", param, ctx)
-        return seconds
+_SECONDS = click.FloatRange(min=0)
 
 
-_SECONDS = _Seconds(min=0)
-
-
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(
+    context_settings={"allow_interspersed_args": False, "show_default": True}
+)
 @click.option(
-    "--workers",
-    type=click.IntRange(min=1),
+    "--workers", type=click.IntRange(min=1),
     help="Workers on this machine (default 1). Not where TF_CONFIG is set: then this "
     "machine's one worker is supervised.",
-)
+)  # fmt: skip
 @click.option(
-    "--max-preemptions",
-    type=click.IntRange(min=0),
+    "--max-preemptions", type=click.IntRange(min=0),
     help="Preemptions to restart after (default: any number).",
-)
+)  # fmt: skip
 @click.option(
-    "--max-idle-preemptions",
-    type=click.IntRange(min=0),
+    "--max-idle-preemptions", type=click.IntRange(min=0),
     help="Preemptions in a row to restart after without progress between them: a newer "
     "commit in a local --checkpoint-dir, or a run of --backoff-reset (default: "
     f"{_MAX_IDLE_PREEMPTIONS} with a local --checkpoint-dir; elsewhere commits are not "
     "seen, and any number).",
-)
+)  # fmt: skip
 @click.option(
-    "--max-failures",
-    type=click.IntRange(min=0),
-    default=_LIMITS.max_failures,
-    show_default=True,
+    "--max-failures", type=click.IntRange(min=0), default=_LIMITS.max_failures,
     help="Failures to restart after.",
-)
+)  # fmt: skip
 @click.option(
-    "--checkpoint-dir",
-    type=click.Path(path_type=str),
+    "--checkpoint-dir", type=click.Path(path_type=str),
     help="Handed to the workers as TFPREEMPT_CHECKPOINT_DIR; holds the journal, unless "
     "it is a URL such as gs://bucket/run: then TFPREEMPT_JOURNAL_DIR does.",
-)
+)  # fmt: skip
 @click.option(
-    "--remote-checkpoint-dir",
-    metavar="URI",
+    "--remote-checkpoint-dir", metavar="URI",
     help="gs://bucket/run or s3://bucket/run, where the workers copy their commits. "
     "Handed to them as TFPREEMPT_REMOTE_CHECKPOINT_DIR.",
-)
+)  # fmt: skip
 @click.option(
-    "--log-dir",
-    type=click.Path(path_type=Path),
+    "--log-dir", type=click.Path(path_type=Path),
     help="For the workers' output (default: logs in the checkpoint directory, "
     "otherwise ./tfpreempt-logs).",
-)
+)  # fmt: skip
 @click.option(
-    "--grace",
-    type=_SECONDS,
+    "--grace", type=_SECONDS,
     help="Seconds that workers get to commit and leave once the supervisor is told to; "
     "a step that takes longer is lost with them (default: as long as it takes, until "
-    "the platform kills, or a third Ctrl-C).",
-)
+    "the platform kills, or a third Ctrl-C)."
+)  # fmt: skip
 @click.option(
-    "--failure-grace",
-    type=_SECONDS,
-    default=_LIMITS.failure_grace,
-    show_default=True,
-    help="Seconds that workers get to leave after another one failed.",
-)
+    "--failure-grace", type=_SECONDS, default=_LIMITS.failure_grace,
+    help="Seconds that workers get to leave after another one failed."
+)  # fmt: skip
 @click.option(
     "--restart-code",
     "restart_codes",
     type=click.IntRange(1, 255),
     multiple=True,
     default=_LIMITS.restart_codes,
-    show_default=True,
     help="Exit code that means a preemption; may be given many times. The first is "
     "the supervisor's own where no worker left with one.",
 )
 @click.option(
-    "--backoff",
-    type=_SECONDS,
-    default=_LIMITS.backoff,
-    show_default=True,
+    "--backoff", type=_SECONDS, default=_LIMITS.backoff,
     help="Seconds before the first restart after a failure; doubles with each. So it "
-    "does from start to start with preemptions that bring no newer commit.",
-)
+    "does from start to start with preemptions that bring no newer commit."
+)  # fmt: skip
 @click.option(
-    "--backoff-max",
-    type=_SECONDS,
-    default=_LIMITS.backoff_max,
-    show_default=True,
-    help="Longest back-off in seconds.",
-)
+    "--backoff-max", type=_SECONDS, default=_LIMITS.backoff_max,
+    help="Longest back-off in seconds."
+)  # fmt: skip
 @click.option(
-    "--backoff-reset",
-    type=_SECONDS,
-    default=_LIMITS.backoff_reset,
-    show_default=True,
-    help="A run of so many seconds starts the back-off afresh, as a newer commit does.",
-)
+    "--backoff-reset", type=_SECONDS, default=_LIMITS.backoff_reset,
+    help="A run of so many seconds starts the back-off afresh, as a newer commit does."
+)  # fmt: skip
 @click.option(
-    "--log-size",
-    type=Size(),
-    default="64MiB",
-    show_default=True,
+    "--log-size", type=Size(), default="64MiB",
     help="A worker's log of this size becomes worker-<i>.log.1, that .2, and so on.",
-)
+)  # fmt: skip
 @click.option(
-    "--log-files",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
+    "--log-files", type=click.IntRange(min=1), default=5,
     help="Log files to keep of each worker; the oldest goes.",
-)
+)  # fmt: skip
 @click.option(
-    "--tail/--quiet",
-    "has_echo",
-    default=True,
+    "--tail/--quiet", "has_echo", default=True,
     help="Copy worker 0's output to the console, or don't.",
-)
+)  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(
     ctx: click.Context,
     /,
+    command: tuple[str, ...],
     workers: int | None,
     checkpoint_dir: str | None,
     remote_checkpoint_dir: str | None,
@@ -167,8 +122,7 @@ def run(
     log_size: int,
     log_files: int,
     has_echo: bool,
-    command: tuple[str, ...],
-    **limits: object,
+    **limits: Any,
 ) -> None:
     """Run COMMAND as a cluster of local workers, through preemptions and failures.
 
@@ -181,63 +135,46 @@ def run(
     their restart code, so that the platform starts the run again.
     """
     try:
-        settings = _make_settings(
-            command,
-            workers,
-            checkpoint_dir,
-            remote_checkpoint_dir,
-            log_dir,
-            log_size,
-            log_files,
-            has_echo,
-            Limits(**limits),  # type: ignore[arg-type]  # click has checked each
+        for name, value in limits.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                option = name.replace("_", "-")
+                raise ConfigurationError(
+                    f"--{option} {value} is not a finite number of seconds."
+                )
+        task = read_given_task(os.environ)
+        if task is not None and workers not in (None, 1):
+            raise ConfigurationError(
+                f"--workers {workers} was given, and TF_CONFIG is set (task "
+                f"{task.label}). With TF_CONFIG each machine's supervisor has one "
+                "worker: leave --workers out, or unset TF_CONFIG to have a local "
+                "cluster made."
+            )
+        _check_command(command)
+        given = checkpoint_dir
+        directory = None if given is None else _make_directory(given)
+        is_local = directory is not None and not paths.is_url(directory)
+        if is_local and limits["max_idle_preemptions"] is None:
+            limits["max_idle_preemptions"] = _MAX_IDLE_PREEMPTIONS
+        logs = Path(directory or "", "logs") if is_local else Path("tfpreempt-logs")
+        logs = (log_dir or logs).absolute()
+        options = RunOptions(
+            command=command,
+            workers=workers or 1,
+            limits=Limits(**limits),
+            checkpoint_dir=directory,
+            remote_checkpoint_dir=_checked_remote(remote_checkpoint_dir, directory),
+            log_dir=logs,
+            log_size=log_size,
+            log_files=log_files,
+            journal_dir=journal_directory(directory or logs),
+            task=task,
+            has_echo=has_echo,
+            environment=dict(os.environ),
         )
-        code = Supervisor(settings).run()
+        code = supervise(options)
     except ConfigurationError as error:
         raise click.UsageError(str(error), ctx) from error
     ctx.exit(code)
-
-
-def _make_settings(
-    command: tuple[str, ...],
-    workers: int | None,
-    checkpoint_dir: str | None,
-    remote_checkpoint_dir: str | None,
-    log_dir: Path | None,
-    log_size: int,
-    log_files: int,
-    has_echo: bool,
-    limits: Limits,
-) -> Settings:
-    task = read_given_task(os.environ)
-    if task is not None and workers not in (None, 1):
-        raise ConfigurationError(
-            f"--workers {workers} was given, and TF_CONFIG is set (task {task.label}). "
-            "With TF_CONFIG each machine's supervisor has one worker: leave --workers "
-            "out, or unset TF_CONFIG to have a local cluster made."
-        )
-    _check_command(command)
-    directory = _make_directory(checkpoint_dir) if checkpoint_dir is not None else None
-    if log_dir is None and directory is not None and not paths.is_url(directory):
-        log_dir = Path(directory) / "logs"
-    sees_commits = directory is not None and not paths.is_url(directory)
-    if sees_commits and limits.max_idle_preemptions is None:
-        limits = dataclasses.replace(limits, max_idle_preemptions=_MAX_IDLE_PREEMPTIONS)
-    logs = (log_dir or Path("tfpreempt-logs")).absolute()
-    return Settings(
-        command=command,
-        workers=workers or 1,
-        limits=limits,
-        checkpoint_dir=directory,
-        remote_checkpoint_dir=_checked_remote(remote_checkpoint_dir, directory),
-        log_dir=logs,
-        log_size=log_size,
-        log_files=log_files,
-        journal_dir=journal_directory(directory or logs),
-        task=task,
-        has_echo=has_echo,
-        environment=dict(os.environ),
-    )
 
 
 def _check_command(command: tuple[str, ...]) -> None:

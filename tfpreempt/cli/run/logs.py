@@ -12,14 +12,12 @@ import datetime
 import errno
 import itertools
 import os
-import re
 import select
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
 
-from tfpreempt.cli.run.echo import Echo
+from tfpreempt.cli.run.console import Console
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import ConfigurationError
 
@@ -28,11 +26,6 @@ _TAIL_BYTES = 1 << 16
 _JOIN_SECONDS = 5.0
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _TRACEBACK = "Traceback (most recent call last)"
-# Not within a word in small letters: a fit ends with `mean_squared_error: 0.12`.
-_ERROR = re.compile(
-    r"(?i:\b(errors?|exception|fatal)\b|can't|cannot)"
-    r"|[A-Z]\w*(Error|Exception)\b|ERROR"
-)
 
 
 class WorkerLog:
@@ -46,7 +39,7 @@ class WorkerLog:
         size: bytes at which it becomes `<path>.1`, that `<path>.2`, and so on.
         files: how many there are then at most.
         lost: told the path and the error whenever text cannot be written.
-        echo: gets a copy of what the worker writes.
+        console: gets a copy of what the worker writes.
 
     Raises:
         ConfigurationError: the file cannot be written, other than for want of space.
@@ -59,22 +52,19 @@ class WorkerLog:
         size: int,
         files: int,
         lost: Callable[[Path, OSError], None],
-        echo: Echo | None = None,
+        console: Console | None = None,
     ) -> None:
         self.path = path
         self._names = [path] + [Path(f"{path}.{n}") for n in range(1, files)]
         self._size = size
         self._lost = lost
-        self._echo = echo
+        self._console = console
         self._lock = threading.Lock()
         self._tail = bytearray()  # of the current part; it needs no disk
         self._left_out = 0
-        self._is_torn = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab+") as file:
-                size_now = file.tell()
-                self._is_torn = size_now > 0 and not _ends_line(file, size_now)
+            path.open("ab").close()
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise ConfigurationError(
@@ -87,27 +77,24 @@ class WorkerLog:
 
     def take(self) -> None:
         """Empties the pipe, as far as it is filled now."""
-        with self._lock:
-            try:
-                data = os.read(self.reading, _READ_BYTES)
-            except BlockingIOError:
-                return
-            self._tail += data
-            if len(self._tail) > 2 * _TAIL_BYTES:
-                del self._tail[:-_TAIL_BYTES]
-            self._append(data)
-            if self._echo is not None:
-                self._echo.feed(data)
+        with self._lock, contextlib.suppress(BlockingIOError):
+            self._add(os.read(self.reading, _READ_BYTES))
 
-    def mark(self, text: str) -> None:
-        """Appends a line of the supervisor's own; what follows is a new part."""
+    def begin(self, text: str) -> None:
+        """A new part, with a line of the supervisor's own in front."""
         with self._lock:
-            if self._tail and not self._tail.endswith(b"\n") and self._echo is not None:
-                self._echo.feed(b"\n")
             self._tail.clear()
             self._append(self._own_line(text))
-        if self._echo is not None:
-            self._echo.flush()
+
+    def end(self, text: str) -> None:
+        """Takes what was written last, and adds a line of the supervisor's own."""
+        self.take()
+        with self._lock:
+            if self._tail and not self._tail.endswith(b"\n"):
+                self._add(b"\n")
+            self._append(self._own_line(text))
+        if self._console is not None:
+            self._console.flush()
 
     def close(self) -> None:
         """Closes the pipe."""
@@ -116,34 +103,34 @@ class WorkerLog:
 
     def error_lines(self, limit: int = 25) -> list[str]:
         """The last traceback of the current part, otherwise its last lines."""
-        lines = self._last_lines()
-        trace = _find_trace(lines)
-        if trace is None:
-            return lines[-limit:]
-        shown = lines[trace.start : trace.stop]
-        rest = lines[trace.stop : trace.stop + max(0, limit - len(shown))]
-        return shown[-limit:] + rest
-
-    def error_line(self) -> str:
-        """What looks like the error of the current part; "" where nothing does.
-
-        The end of a traceback, or a last line that says that it is an error.
-        """
-        lines = self._last_lines()
-        trace = _find_trace(lines)
-        if trace is not None:
-            return lines[trace.stop - 1].strip()
-        last = lines[-1].strip() if lines else ""
-        return last if _ERROR.search(last) else ""
-
-    def _last_lines(self) -> list[str]:
         with self._lock:
             text = self._tail[-_TAIL_BYTES:].decode("utf-8", errors="replace")
-        return [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in text.splitlines() if line.strip()]
+        starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
+        if not starts:
+            return lines[-limit:]
+        # Runtimes write on after a traceback; the error stands where its indent ends.
+        after = range(starts[-1] + 1, len(lines))
+        end = next((i + 1 for i in after if lines[i][:1] != " "), len(lines))
+        shown = lines[starts[-1] : end][-limit:]
+        return shown + lines[end:][: limit - len(shown)]
+
+    def _add(self, data: bytes) -> None:
+        self._tail += data
+        if len(self._tail) > 2 * _TAIL_BYTES:
+            del self._tail[:-_TAIL_BYTES]
+        self._append(data)
+        if self._console is not None:
+            self._console.feed(data)
 
     def _own_line(self, text: str) -> bytes:
+        """On a line of its own, whatever a worker has left at the end."""
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        return b"\n" * self._is_torn + f"=== {now} {text} ===\n".encode()
+        torn = b""
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            torn = b"\n" * (file.read(1) != b"\n")
+        return torn + f"=== {now} {text} ===\n".encode()
 
     def _append(self, data: bytes) -> None:
         """Writes what can be written, after a word about what could not."""
@@ -165,7 +152,6 @@ class WorkerLog:
                 count = self._fitting(data, file.tell())
                 piece, data = data[:count], data[count:]
                 while piece:
-                    self._is_torn = not piece.endswith(b"\n")
                     piece = piece[file.write(piece) :]
             if data:
                 self._rotate()
@@ -200,11 +186,9 @@ class Pump:
 
     def close(self) -> None:
         """Ends the thread; a disk that hangs is not waited for."""
-        self._thread.stop()
-        os.write(self._waker, b".")
-        if self._thread.join(_JOIN_SECONDS):
+        os.close(self._waker)
+        if self._thread.end(_JOIN_SECONDS):
             os.close(self._woken)
-            os.close(self._waker)
 
     def _run(self) -> None:
         poll = select.poll()
@@ -214,19 +198,3 @@ class Pump:
             for descriptor, _ in poll.poll():
                 if descriptor in self._logs:
                     self._logs[descriptor].take()
-
-
-def _find_trace(lines: Sequence[str]) -> range | None:
-    """Where the last traceback stands, with its error."""
-    starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
-    if not starts:
-        return None
-    # Runtimes write on after a traceback; the error stands where its indent ends.
-    after = range(starts[-1] + 1, len(lines))
-    error = next((i for i in after if not lines[i].startswith(" ")), len(lines) - 1)
-    return range(starts[-1], error + 1)
-
-
-def _ends_line(file: IO[bytes], size: int) -> bool:
-    file.seek(size - 1)
-    return file.read(1) == b"\n"

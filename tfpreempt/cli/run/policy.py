@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class Spent:
     """What was spent so far.
 
     Attributes:
@@ -116,7 +116,7 @@ class Situation:
         killed_at: when they were sent SIGKILL.
         is_urged: whoever told the supervisor to leave waits no longer.
         has_progressed: the run has committed another step than it began with.
-        tally: what earlier runs have spent.
+        spent: what earlier runs have spent.
     """
 
     now: float
@@ -128,7 +128,7 @@ class Situation:
     killed_at: float | None = None
     is_urged: bool = False
     has_progressed: bool = False
-    tally: Tally = Tally()
+    spent: Spent = Spent()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class Restart:
 
     cause: Cause
     delay: float
-    tally: Tally
+    spent: Spent
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class Leave:
 
     cause: Cause
     code: int
-    tally: Tally
+    spent: Spent
     is_over_budget: bool = False
 
 
@@ -184,14 +184,14 @@ def first_failure(limits: Limits, seen: Situation) -> WorkerExit | None:
     return next((e for e in unasked if e.code not in fine), None)
 
 
-def leave_between_runs(limits: Limits, tally: Tally) -> Leave:
+def leave_between_runs(limits: Limits, spent: Spent) -> Leave:
     """A stop while no worker runs (in the back-off)."""
-    return Leave(cause=Cause.STOPPED, code=limits.restart_codes[0], tally=tally)
+    return Leave(cause=Cause.STOPPED, code=limits.restart_codes[0], spent=spent)
 
 
-def leave_without_directory(tally: Tally) -> Leave:
+def leave_without_directory(spent: Spent) -> Leave:
     """A restart would begin anew, in what has taken the directory's place."""
-    return Leave(cause=Cause.MOVED, code=1, tally=tally)
+    return Leave(cause=Cause.MOVED, code=1, spent=spent)
 
 
 def _while_some_run(limits: Limits, seen: Situation) -> Action:
@@ -225,7 +225,7 @@ def _after_kill(limits: Limits, seen: Situation, killed_at: float) -> Action:
         return ended
     failure = first_failure(limits, seen)
     code = failure.code if failure else limits.restart_codes[0]
-    return Leave(cause=ended.cause, code=code, tally=ended.tally)
+    return Leave(cause=ended.cause, code=code, spent=ended.spent)
 
 
 def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
@@ -233,7 +233,7 @@ def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
     if seen.stop_at is None:
         return verdict
     if all(e.code == 0 for e in seen.exits) and len(seen.exits) == seen.workers:
-        return Leave(cause=Cause.FINISHED, code=0, tally=seen.tally)
+        return Leave(cause=Cause.FINISHED, code=0, spent=seen.spent)
     preempted = _first_preempted(limits, seen)
     first = first_failure(limits, seen) or preempted
     came_first = first is not None and not first.was_asked and first.at < seen.stop_at
@@ -243,7 +243,7 @@ def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
     return Leave(
         cause=Cause.STOPPED,
         code=preempted.code if preempted else limits.restart_codes[0],
-        tally=verdict.tally if came_first else seen.tally,
+        spent=verdict.spent if came_first else seen.spent,
     )
 
 
@@ -255,22 +255,22 @@ def _after_own_end(limits: Limits, seen: Situation) -> Restart | Leave:
     preempted = _first_preempted(limits, seen)
     if preempted is not None:
         return _after_preemption(limits, seen, preempted)
-    return Leave(cause=Cause.FINISHED, code=0, tally=seen.tally)
+    return Leave(cause=Cause.FINISHED, code=0, spent=seen.spent)
 
 
 def _after_failure(
     limits: Limits, seen: Situation, failure: WorkerExit
 ) -> Restart | Leave:
     is_long = failure.at - seen.started_at >= limits.backoff_reset
-    row = 1 if is_long else seen.tally.in_a_row + 1
-    tally = dataclasses.replace(
-        seen.tally, failures=seen.tally.failures + 1, in_a_row=row
+    row = 1 if is_long else seen.spent.in_a_row + 1
+    spent = dataclasses.replace(
+        seen.spent, failures=seen.spent.failures + 1, in_a_row=row
     )
-    if limits.max_failures is not None and tally.failures > limits.max_failures:
+    if limits.max_failures is not None and spent.failures > limits.max_failures:
         return Leave(
-            cause=Cause.FAILURE, code=failure.code, tally=tally, is_over_budget=True
+            cause=Cause.FAILURE, code=failure.code, spent=spent, is_over_budget=True
         )
-    return Restart(cause=Cause.FAILURE, delay=_backoff(limits, row), tally=tally)
+    return Restart(cause=Cause.FAILURE, delay=_backoff(limits, row), spent=spent)
 
 
 def _after_preemption(
@@ -278,23 +278,23 @@ def _after_preemption(
 ) -> Restart | Leave:
     lasted = preempted.at - seen.started_at
     has_gained = seen.has_progressed or lasted >= limits.backoff_reset
-    tally = dataclasses.replace(
-        seen.tally,
-        preemptions=seen.tally.preemptions + 1,
-        idle_in_a_row=0 if has_gained else seen.tally.idle_in_a_row + 1,
+    spent = dataclasses.replace(
+        seen.spent,
+        preemptions=seen.spent.preemptions + 1,
+        idle_in_a_row=0 if has_gained else seen.spent.idle_in_a_row + 1,
     )
-    for cause, spent, allowed in (
-        (Cause.PREEMPTION, tally.preemptions, limits.max_preemptions),
-        (Cause.NO_PROGRESS, tally.idle_in_a_row, limits.max_idle_preemptions),
+    for cause, count, allowed in (
+        (Cause.PREEMPTION, spent.preemptions, limits.max_preemptions),
+        (Cause.NO_PROGRESS, spent.idle_in_a_row, limits.max_idle_preemptions),
     ):
-        if allowed is not None and spent > allowed:
+        if allowed is not None and count > allowed:
             return Leave(
-                cause=cause, code=preempted.code, tally=tally, is_over_budget=True
+                cause=cause, code=preempted.code, spent=spent, is_over_budget=True
             )
     # The run's own time counts: what trains for a while is started again at once. But
     # what leaves at once, every time, must not spin, whatever it commits.
-    delay = max(0.0, _backoff(limits, max(1, tally.idle_in_a_row)) - lasted)
-    return Restart(cause=Cause.PREEMPTION, delay=delay, tally=tally)
+    delay = max(0.0, _backoff(limits, max(1, spent.idle_in_a_row)) - lasted)
+    return Restart(cause=Cause.PREEMPTION, delay=delay, spent=spent)
 
 
 def _backoff(limits: Limits, row: int) -> float:

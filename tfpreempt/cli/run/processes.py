@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import os
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from tfpreempt.cli.run.policy import ReturnCode
 _HERE = Path(__file__).parent
 _SCRIPT = (sys.executable, "-I", "-S")  # neither site packages nor PYTHON* variables
 _GUARD_EXIT_SECONDS = 5.0
-_CANNOT_START = ReturnCode(126)
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -76,18 +74,6 @@ class Guard:
             os.write(self._process.stdin.fileno(), line.encode("ascii"))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A worker has ended with what subprocess calls its return code.
-
-    The detail says why it could not be started, otherwise it is empty.
-    """
-
-    worker: int
-    returncode: ReturnCode
-    detail: str = ""
-
-
 class Fleet:
     """The workers of one incarnation, by index. Main thread only: it is their parent.
 
@@ -101,7 +87,6 @@ class Fleet:
         self._leave_seconds = leave_seconds
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._left_behind: dict[int, float] = {}  # group -> when it is killed
-        self._not_started: list[Ended] = []
 
     def start(
         self,
@@ -109,43 +94,40 @@ class Fleet:
         command: Sequence[str],
         environment: Mapping[str, str],
         output: int,
-    ) -> int | None:
-        """Starts a worker that writes to a descriptor.
+    ) -> int:
+        """Starts a worker that writes to a descriptor; returns its process id.
 
-        Returns:
-            Its process id; None where it could not be started, which `reap` reports as
-            exit code 126.
+        Raises:
+            OSError: there is no memory, or no process left.
         """
-        launcher = [*_SCRIPT, str(_HERE / "launch.py"), str(os.getpid()), *command]
-        try:
-            process = subprocess.Popen(
-                launcher,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:  # no memory, no process
-            self._not_started.append(
-                Ended(worker=worker, returncode=_CANNOT_START, detail=str(error))
-            )
-            return None
+        process = subprocess.Popen(
+            [*_SCRIPT, str(_HERE / "launch.py"), str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
         self._running[worker] = process
         self._guard.add(process.pid)
         return process.pid
 
-    def reap(self, now: float) -> list[Ended]:
+    def reap(self, now: float) -> list[tuple[int, ReturnCode]]:
         """The workers that have ended since the last call, and a look at leftovers."""
-        ended, self._not_started = self._not_started, []
+        ended = []
         for worker, process in list(self._running.items()):
             code = process.poll()
             if code is not None:
                 del self._running[worker]
-                ended.append(Ended(worker=worker, returncode=ReturnCode(code)))
+                ended.append((worker, ReturnCode(code)))
                 _signal_group(process.pid, signal.SIGTERM)
                 self._left_behind[process.pid] = now + self._leave_seconds
-        self._clear_leftovers(now)
+        for group, killed_at in list(self._left_behind.items()):
+            if not _is_group_alive(group):
+                del self._left_behind[group]
+                self._guard.remove(group)
+            elif now >= killed_at:
+                _signal_group(group, signal.SIGKILL)
         return ended
 
     @property
@@ -167,14 +149,6 @@ class Fleet:
         """Sends SIGKILL to the workers that still run, and to all children."""
         for group in [p.pid for p in self._running.values()] + list(self._left_behind):
             _signal_group(group, signal.SIGKILL)
-
-    def _clear_leftovers(self, now: float) -> None:
-        for group, killed_at in list(self._left_behind.items()):
-            if not _is_group_alive(group):
-                del self._left_behind[group]
-                self._guard.remove(group)
-            elif now >= killed_at:
-                _signal_group(group, signal.SIGKILL)
 
 
 def _is_group_alive(group: int) -> bool:

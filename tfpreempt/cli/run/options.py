@@ -11,7 +11,7 @@ from tfpreempt.cli.run.policy import Limits
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunOptions:
     """One run under supervision.
 
     Attributes:

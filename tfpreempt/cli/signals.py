@@ -1,0 +1,40 @@
+"""Signals that are waited for instead of handled.
+
+None can come between two lines, and a wait that a handler ends could miss it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Wait = Callable[[float | None], signal.Signals | None]
+"""Waits so many seconds (None: without limit); returns the signal that has ended it."""
+
+
+@contextlib.contextmanager
+def held_signals(*numbers: signal.Signals) -> Iterator[Wait]:
+    """Holds signals back, for the wait that it yields.
+
+    One that the caller ignores (SIGHUP under nohup, SIGINT in a background job) stays
+    ignored. Main thread only; threads and processes that are started within hold them
+    back too. What has not been waited for at the end was in vain.
+    """
+    held = {each for each in numbers if signal.getsignal(each) != signal.SIG_IGN}
+
+    def wait(seconds: float | None) -> signal.Signals | None:
+        if seconds is None:
+            return signal.Signals(signal.sigwait(held))
+        told = signal.sigtimedwait(held, seconds)
+        return None if told is None else signal.Signals(told.si_signo)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield wait
+    finally:
+        while signal.sigtimedwait(held, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
