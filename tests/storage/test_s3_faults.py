@@ -12,7 +12,7 @@ import pytest
 
 from tests.contracts.storage_places import MotoServer
 from tfpreempt import errors
-from tfpreempt.storage import checksum, s3_client
+from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import summed
 from tfpreempt.storage.opening import open_store
 
@@ -140,10 +140,10 @@ def test_no_credentials(monkeypatch):
     """Then the machine's metadata server is asked for a role's."""
     said = "Error performing PUT http://169.254.169.254/latest/api/token in 4ms - 404"
 
-    def nobody(start, limit):
+    def nobody(store, prefix):
         raise obstore.exceptions.GenericError(f"Generic S3 error: {said}")
 
-    monkeypatch.setattr(s3_client, "wait", nobody)
+    monkeypatch.setattr(obstore, "list_with_delimiter", nobody)
     store = open_store("s3://bucket/run")
     with pytest.raises(errors.CheckpointError, match="AWS_ACCESS_KEY_ID") as caught:
         list(store.folders())

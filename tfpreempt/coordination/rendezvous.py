@@ -7,11 +7,11 @@ announces the result. Three insert-once keys a start: `plan`, `hello/<i>`, `read
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.errors import TfpreemptError, WaitTimeoutError
 
 Plan = dict[str, Any]
@@ -97,23 +97,10 @@ def bounded(call: Callable[[], T], timeout: float, what: str) -> T:
     Raises:
         WaitTimeoutError: it took longer than `timeout` seconds.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller
-            errors.append(error)
-
-    thread = threading.Thread(target=target, name="tfpreempt-bounded", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if errors:
-        raise errors[0]
-    if not results:
+    try:
+        return call_within(timeout, call)
+    except OutOfTimeError as error:
         raise WaitTimeoutError(
             f"{what} took longer than {timeout:g} s; a worker is missing, frozen, or "
             "makes its handlers in another order. Look at the logs of all workers."
-        )
-    return results[0]
+        ) from error

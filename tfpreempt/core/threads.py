@@ -1,11 +1,14 @@
-"""A thread that has an owner: started and joined by it."""
+"""Threads that have an owner, and calls that are not waited for without end."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
+_T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
 
@@ -79,3 +82,32 @@ class OwnedThread:
             self._target()
         except BaseException:
             _logger.exception("thread %s failed", self.name)
+
+
+class OutOfTimeError(TimeoutError):
+    """A call took longer than its caller waits."""
+
+
+def call_within(seconds: float, call: Callable[[], _T]) -> _T:
+    """Calls, in a daemon thread, what may block longer than anybody wants to wait.
+
+    Args:
+        seconds: how long to wait; what is not over by then goes on unheard.
+        call: what is called.
+
+    Raises:
+        OutOfTimeError: it took longer.
+        BaseException: what the call has raised.
+    """
+    future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised to the caller
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="tfpreempt-bounded", daemon=True).start()
+    if not concurrent.futures.wait([future], seconds).done:
+        raise OutOfTimeError(f"{seconds:g} s are over")
+    return future.result()

@@ -11,10 +11,10 @@ Object stores:
     opening             finds the store that a place names
     local               a directory of the local file system
     gcs                 gs://, by google-cloud-storage
-    gcs_connection      its client, one for each bucket
+    gcs_download        an object's bytes, in pieces
     gcs_failure         its errors, as ours
-    gcs_session         a resumable upload
-    gcs_transfer        single requests, with deadlines
+    gcs_client          its client and credentials
+    gcs_upload          a large file in one request
     s3                  s3://, by obstore
     s3_client           its client and options
     s3_failure          its errors, as ours
@@ -25,8 +25,7 @@ Object stores:
 What they share:
     checksum            crc32c
     crew                a few threads that do many tasks
+    deadline            how long a call may take, whatever its requests do
     failure             what an error of the system means, and what to do
-    limits              how long a request may take
     pieces              a file in parts
-    private_random      randomness that draws from no generator of the program
 """

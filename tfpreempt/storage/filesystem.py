@@ -102,7 +102,7 @@ class FilesystemStore:
         def read(position: int, size: int) -> bytes:
             del position  # one after the other: a seek may be a request
             with self._edge(doing, errors.CheckpointError):
-                return bytes(file.read(size))
+                return pieces.read(file, size)
 
         with contextlib.closing(file):
             with self._edge(doing, errors.CheckpointError):

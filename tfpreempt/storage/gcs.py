@@ -14,27 +14,25 @@ import secrets
 import threading
 from collections.abc import Iterator
 from typing import IO, Any
+from urllib.parse import quote
 
 from google.api_core import exceptions as api
 
 from tfpreempt import errors
-from tfpreempt.storage import checksum, gcs_session, gcs_transfer, pieces
+from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage.deadline import Deadline
+from tfpreempt.storage.gcs_client import connect, policy
+from tfpreempt.storage.gcs_download import Download, decoded
 from tfpreempt.storage.gcs_failure import is_about_the_bucket, translated
-from tfpreempt.storage.gcs_transfer import (
-    SessionLostError,
-    SourceFailedError,
-    Whole,
-)
+from tfpreempt.storage.gcs_upload import ResumableUpload, SourceError, read_source
 from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     check_name,
 )
-from tfpreempt.storage.limits import Limit
 
-# Up to here one request does; the client then holds the bytes twice.
+# Up to here the client uploads, in one request; it then holds the bytes twice.
 _SINGLE = 1 << 20
-_ATTEMPTS = 3
 _TOKEN = "tfpreempt-writer"
 _TYPE = "application/octet-stream"
 
@@ -64,31 +62,25 @@ class GcsStore:
     def put_if_absent(
         self, name: str, source: IO[bytes], *, timeout: float | None = None
     ) -> bool:
-        key, limit, token = self._key(name), Limit(timeout), secrets.token_hex(16)
-        size = pieces.size_of(source)
-        start = source.tell()
-        for attempt in range(_ATTEMPTS):
-            source.seek(start)
-            try:
-                if size <= _SINGLE:
-                    return self._put_small(key, pieces.read(source, size), token, limit)
-                return self._put_large(key, source, size, token, limit)
-            except SessionLostError as error:
-                if attempt == _ATTEMPTS - 1:
-                    raise errors.SaveError(
-                        f"{self.uri}/{name} could not be uploaded: the service forgot "
-                        f"the upload {_ATTEMPTS} times ({error}). Try again later."
-                    ) from error
-        raise AssertionError("the last attempt returns or raises")
+        key, deadline = self._key(name), Deadline(timeout)
+        size, token = pieces.size_of(source), secrets.token_hex(16)
+        put = self._put_small if size <= _SINGLE else self._put_large
+        try:
+            with self._edge(f"upload {name!r}", deadline, errors.SaveError):
+                return deadline.run(
+                    lambda: put(key, source, size, token, policy(deadline))
+                )
+        except SourceError as error:
+            raise error.failure from None
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
-        key, limit = self._key(name), Limit(timeout)
-        with self._edge(f"write {name!r}", limit, errors.SaveError):
-            self._bucket.blob(key).upload_from_file(
-                io.BytesIO(data),
-                size=len(data),
-                content_type=_TYPE,
-                retry=gcs_session.policy(limit),
+        key, deadline = self._key(name), Deadline(timeout)
+        with self._edge(f"write {name!r}", deadline, errors.SaveError):
+            blob, retry = self._bucket.blob(key), policy(deadline)
+            deadline.run(
+                lambda: blob.upload_from_file(
+                    io.BytesIO(data), size=len(data), content_type=_TYPE, retry=retry
+                )
             )
 
     def get(
@@ -100,164 +92,156 @@ class GcsStore:
         length: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        key, limit = self._key(name), Limit(timeout)
-        with self._edge(f"read {name!r}", limit, errors.CheckpointError):
-            download = gcs_transfer.Download(
+        key, deadline, doing = self._key(name), Deadline(timeout), f"read {name!r}"
+        with self._edge(doing, deadline, errors.CheckpointError):
+            download = Download(
                 self._session,
-                gcs_transfer.media_url(self._client.api_endpoint, self._name, key),
-                target,
-                offset=offset,
-                length=length,
+                f"{self._client.api_endpoint}/download/storage/v1/b/{self._name}"
+                f"/o/{quote(key, safe='')}",
+                offset,
+                None if length is None else offset + length,
             )
-            try:
-                copied = download.run(limit)
-            except api.NotFound as error:
-                if is_about_the_bucket(error):
-                    raise
-                raise ObjectMissingError(
-                    f"There is no object {name!r} in {self.uri}."
-                ) from error
-        announced, found = download.announced_crc32c, download.crc32c
-        if None not in (announced, found) and announced != found:
+        found = download.pieces(deadline)
+        copied = crc = 0
+        while True:
+            with self._edge(doing, deadline, errors.CheckpointError):
+                try:
+                    piece = next(found, None)
+                except api.NotFound as error:
+                    if is_about_the_bucket(error):
+                        raise
+                    raise ObjectMissingError(
+                        f"There is no object {name!r} in {self.uri}."
+                    ) from error
+            if piece is None:
+                break
+            target.write(piece)
+            copied, crc = copied + len(piece), checksum.extended(crc, piece)
+        announced = None if offset or length is not None else download.crc32c
+        if announced not in (None, crc):
             raise errors.CheckpointDamagedError(
-                f"{self.uri}/{name} arrived with crc32c {found:08x}; the service "
-                f"says {announced:08x}. Read it again; if that is always so, it is "
-                "damaged."
+                f"{self.uri}/{name} arrived with crc32c {crc:08x}; the service says "
+                f"{announced:08x}. Read it again; if that is always so, it is damaged."
             )
         return copied
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        limit = Limit(None)
-        with self._edge("list objects", limit, errors.CheckpointError):
+        deadline = Deadline(None)
+        with self._edge("list objects", deadline, errors.CheckpointError):
             for blob in self._client.list_blobs(
                 self._bucket,
                 prefix=self._prefix + prefix,
                 fields="items(name),nextPageToken",
-                retry=gcs_session.policy(limit),
+                retry=policy(deadline),
             ):
                 yield blob.name[len(self._prefix) :]
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
-        limit = Limit(timeout)
-        with self._edge("list objects", limit, errors.CheckpointError):
-            found = self._client.list_blobs(
+        deadline = Deadline(timeout)
+        with self._edge("list objects", deadline, errors.CheckpointError):
+            pages = self._client.list_blobs(
                 self._bucket,
                 prefix=self._prefix,
                 delimiter="/",
                 fields="prefixes,nextPageToken",
-                retry=gcs_session.policy(limit),
-            )
-            for page in found.pages:
+                retry=policy(deadline),
+            ).pages
+            while (page := deadline.run(lambda: next(pages, None))) is not None:
                 for each in page.prefixes:
                     yield each[len(self._prefix) : -1]
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
-        key, limit = self._key(name), Limit(timeout)
-        with self._edge(f"look at {name!r}", limit, errors.CheckpointError):
-            blob = self._reloaded(key, limit)
+        key, deadline = self._key(name), Deadline(timeout)
+        with self._edge(f"look at {name!r}", deadline, errors.CheckpointError):
+            blob = deadline.run(lambda: self._found(key, policy(deadline)))
         if blob is None:
             return None
         return ObjectStat(
             name=name,
             size=blob.size or 0,  # zeros may be left out
-            crc32c=gcs_transfer.decoded(blob.crc32c) if blob.crc32c else None,
+            crc32c=_crc_of(blob),
             generation=str(blob.generation),
         )
 
     def delete(self, name: str, *, timeout: float | None = None) -> bool:
-        key, limit = self._key(name), Limit(timeout)
-        with self._edge(f"delete {name!r}", limit, errors.SaveError):
-            blob = self._reloaded(key, limit)
-            if blob is None:
-                return False
-            try:
-                blob.delete(
-                    if_generation_match=blob.generation,
-                    retry=gcs_session.policy(limit),
-                )
-            except (api.NotFound, api.PreconditionFailed):
-                pass  # gone: by us, if an answer was lost, or by somebody else
+        key, deadline = self._key(name), Deadline(timeout)
+        with self._edge(f"delete {name!r}", deadline, errors.SaveError):
+            return deadline.run(lambda: self._delete(key, policy(deadline)))
+
+    def _delete(self, key: str, retry: Any) -> bool:
+        blob = self._found(key, retry)
+        if blob is None:
+            return False
+        try:
+            blob.delete(if_generation_match=blob.generation, retry=retry)
+        except (api.NotFound, api.PreconditionFailed):
+            pass  # gone: by us, if an answer was lost, or by somebody else
         return True
 
-    def _put_small(self, key: str, data: bytes, token: str, limit: Limit) -> bool:
-        sent = Whole(size=len(data), crc32c=checksum.of_bytes(data))
-        with self._edge(f"upload {key!r}", limit, errors.SaveError):
-            try:
-                self._new_blob(key, token).upload_from_file(
-                    io.BytesIO(data),
-                    size=len(data),
-                    content_type=_TYPE,
-                    if_generation_match=0,
-                    checksum="crc32c",
-                    retry=gcs_session.policy(limit),
-                )
-            except api.PreconditionFailed:
-                return self._is_ours(key, sent, token, limit)
+    def _put_small(
+        self, key: str, source: IO[bytes], size: int, token: str, retry: Any
+    ) -> bool:
+        data = read_source(source, size)
+        try:
+            self._new(key, token).upload_from_file(
+                io.BytesIO(data),
+                size=size,
+                content_type=_TYPE,
+                if_generation_match=0,
+                checksum="crc32c",
+                retry=retry,
+            )
+        except api.PreconditionFailed:
+            return self._is_ours(key, size, checksum.of_bytes(data), token, retry)
         return True
 
     def _put_large(
-        self, key: str, source: IO[bytes], size: int, token: str, limit: Limit
+        self, key: str, source: IO[bytes], size: int, token: str, retry: Any
     ) -> bool:
-        with self._edge(f"upload {key!r}", limit, errors.SaveError):
-            try:
-                url = self._new_blob(key, token).create_resumable_upload_session(
-                    content_type=_TYPE,
-                    size=size,
-                    if_generation_match=0,
-                    retry=gcs_session.policy(limit),
-                )
-            except api.PreconditionFailed:
-                return False  # nothing of ours was sent yet
-        body = gcs_transfer.Body(source, size, limit)
-        upload = gcs_transfer.ResumableUpload(self._session, url, size, body)
-        try:
-            with self._edge(f"upload {key!r}", limit, errors.SaveError):
-                try:
-                    resource = upload.run(limit)
-                except api.PreconditionFailed:
-                    whole = Whole(size=size, crc32c=body.crc32c)
-                    return self._is_ours(key, whole, token, limit)
-        except SourceFailedError as error:
-            raise error.failure from None
-        self._check_arrived(key, resource, body.crc32c, limit)
-        return True
-
-    def _check_arrived(
-        self, key: str, resource: dict[str, Any], crc32c: int, limit: Limit
-    ) -> None:
-        """Deletes what we have just made, and raises, if it isn't what we sent."""
-        announced = resource.get("crc32c")
-        if announced is None or gcs_transfer.decoded(announced) == crc32c:
-            return
-        with self._edge(f"delete {key!r}", limit, errors.SaveError):
-            self._bucket.blob(key).delete(
-                if_generation_match=int(resource["generation"]),
-                retry=gcs_session.policy(limit),
+        def begin() -> str:
+            url: str = self._new(key, token).create_resumable_upload_session(
+                content_type=_TYPE, size=size, if_generation_match=0, retry=None
             )
+            return url
+
+        upload = ResumableUpload(self._session, begin, source, size, retry)
+        try:
+            resource = upload.run()
+        except api.PreconditionFailed:
+            return self._is_ours(key, size, upload.crc32c, token, retry)
+        announced = resource.get("crc32c")
+        if announced is None or decoded(announced) == upload.crc32c:
+            return True
+        self._bucket.blob(key).delete(
+            if_generation_match=int(resource["generation"]), retry=retry
+        )
         raise errors.SaveError(
             f"{self.uri}: {key!r} arrived with another crc32c than it was sent with, "
             "and was deleted again. Something on the way, or this machine's memory, "
             "changes bytes; upload it again."
         )
 
-    def _new_blob(self, key: str, token: str) -> Any:
+    def _new(self, key: str, token: str) -> Any:
         blob = self._bucket.blob(key)
         blob.metadata = {_TOKEN: token}
         return blob
 
-    def _is_ours(self, key: str, sent: Whole, token: str, limit: Limit) -> bool:
+    def _is_ours(
+        self, key: str, size: int, crc32c: int, token: str, retry: Any
+    ) -> bool:
         """Whether the object that is in the way is the one that we sent."""
-        blob = self._reloaded(key, limit)
-        if blob is None or (blob.metadata or {}).get(_TOKEN) != token:
-            return False
-        crc = gcs_transfer.decoded(blob.crc32c)
-        return (blob.size or 0, crc) == (sent.size, sent.crc32c)
+        blob = self._found(key, retry)
+        return (
+            blob is not None
+            and (blob.metadata or {}).get(_TOKEN) == token
+            and (blob.size or 0, _crc_of(blob)) == (size, crc32c)
+        )
 
-    def _reloaded(self, key: str, limit: Limit) -> Any:
+    def _found(self, key: str, retry: Any) -> Any:
         """What the service knows of an object; None if there is none."""
         blob = self._bucket.blob(key)
         try:
-            blob.reload(retry=gcs_session.policy(limit))
+            blob.reload(retry=retry)
         except api.NotFound as error:
             if is_about_the_bucket(error):
                 raise
@@ -266,9 +250,9 @@ class GcsStore:
 
     @contextlib.contextmanager
     def _edge(
-        self, doing: str, limit: Limit, kind: type[errors.CheckpointError]
+        self, doing: str, deadline: Deadline, kind: type[errors.CheckpointError]
     ) -> Iterator[None]:
-        with translated(limit, doing, self.uri, kind):
+        with translated(deadline, doing, self.uri, kind):
             self._connect()
             yield
 
@@ -280,9 +264,13 @@ class GcsStore:
         """
         with self._connecting:
             if not self._is_connected:
-                self._client, self._session = gcs_session.connect(self._name)
+                self._client, self._session = connect(self._name)
                 self._bucket = self._client.bucket(self._name)
                 self._is_connected = True
 
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)
+
+
+def _crc_of(blob: Any) -> int | None:
+    return decoded(blob.crc32c) if blob.crc32c else None

@@ -6,26 +6,24 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import google.auth.exceptions
 import requests
 import urllib3
 from google.api_core import exceptions as api
-from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+from google.cloud.storage.exceptions import InvalidResponse
 
 from tfpreempt import errors
-from tfpreempt.storage.gcs_connection import limited
-from tfpreempt.storage.gcs_session import CredentialsMissingError
-from tfpreempt.storage.gcs_transfer import refusal
-from tfpreempt.storage.limits import Limit, OutOfTimeError
+from tfpreempt.core.threads import OutOfTimeError
+from tfpreempt.storage.deadline import Deadline
+from tfpreempt.storage.gcs_client import CredentialsMissingError
 
 _FOREIGN = (
     api.GoogleAPIError,
     google.auth.exceptions.GoogleAuthError,
     requests.RequestException,
     urllib3.exceptions.HTTPError,
-    InvalidResponse,
-    DataCorruption,
     ConnectionError,
     OutOfTimeError,
     CredentialsMissingError,
@@ -43,29 +41,26 @@ _BUCKET_MISSING = re.compile(r"bucket (?:does not exist|not found)", re.IGNORECA
 
 @contextlib.contextmanager
 def translated(
-    limit: Limit,
+    deadline: Deadline,
     doing: str,
     uri: str,
     kind: type[errors.CheckpointError],
 ) -> Iterator[None]:
     """Turns what the client raises in the body into our errors.
 
-    Requests in the body end by the limit.
-
     Args:
-        limit: of the call.
+        deadline: of the call.
         doing: what the body does, such as "upload 'x'".
         uri: of the store.
         kind: what to raise.
     """
     began = time.monotonic()
     try:
-        with limited(limit):
-            yield
+        yield
     except _FOREIGN as error:
         cause, tried = _cause(error), time.monotonic() - began
         raised = kind(
-            f"Could not {doing} in {uri}: {_said(cause, limit)} "
+            f"Could not {doing} in {uri}: {_said(cause, deadline)} "
             f"{_advice(cause, uri, tried)}"
         )
         raised.is_permanent = isinstance(cause, _PERMANENT)
@@ -75,6 +70,13 @@ def translated(
 def is_about_the_bucket(error: Exception) -> bool:
     """Whether a 404 means that the bucket is missing, not an object in it."""
     return _BUCKET_MISSING.search(str(error)) is not None
+
+
+def refusal(answer: requests.Response) -> Exception:
+    """What the client would raise for an answer."""
+    translate: Any = api.from_http_response
+    error: Exception = translate(answer)
+    return error
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -96,11 +98,12 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def _said(error: BaseException, limit: Limit) -> str:
+def _said(error: BaseException, deadline: Deadline) -> str:
     if isinstance(
         error, OutOfTimeError | requests.Timeout | urllib3.exceptions.TimeoutError
     ):
-        waited = "in time" if limit.seconds is None else f"within {limit.seconds:g} s"
+        limit = deadline.seconds
+        waited = "in time" if limit is None else f"within {limit:g} s"
         return f"it was not done {waited} ({error})."
     if isinstance(error, CredentialsMissingError):
         return str(error)

@@ -49,7 +49,7 @@ def copy(
     """Copies bytes into a file, in pieces; what either side raises is raised.
 
     Args:
-        read: gives, from a position on, so many bytes or fewer; none at the end.
+        read: gives, from a position on, so many bytes; fewer only at the end.
         target: written to.
         offset: the first position.
         length: bytes that are wanted; None: all that follow.
@@ -62,8 +62,9 @@ def copy(
     while length is None or copied < length:
         left = size if length is None else min(size, length - copied)
         piece = read(offset + copied, left)
-        if not piece:
-            break
-        target.write(piece)
+        if piece:
+            target.write(piece)
         copied += len(piece)
+        if len(piece) < left:
+            break
     return copied

@@ -21,13 +21,14 @@ import obstore
 import obstore.exceptions as said
 
 from tfpreempt import errors
-from tfpreempt.storage import checksum, pieces, s3_client
+from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage.deadline import Deadline
 from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
     check_name,
 )
-from tfpreempt.storage.limits import Limit
+from tfpreempt.storage.s3_client import connect
 from tfpreempt.storage.s3_failure import is_about_the_bucket, translated
 
 PIECE = 8 << 20
@@ -52,7 +53,7 @@ class S3Store:
     def __init__(self, bucket: str, prefix: str = "") -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._store = s3_client.connect(bucket)
+        self._store = connect(bucket)
 
     @property
     def uri(self) -> str:
@@ -61,29 +62,26 @@ class S3Store:
     def put_if_absent(
         self, name: str, source: IO[bytes], *, timeout: float | None = None
     ) -> bool:
-        key, limit = self._key(name), Limit(timeout)
+        key, deadline, doing = self._key(name), Deadline(timeout), f"upload {name!r}"
         size = pieces.size_of(source)
         if size <= PIECE:
-            return self._create(key, pieces.read(source, size), limit)
-        with self._edge(f"upload {name!r}", limit, errors.SaveError):
-            if self._head(key, limit) is not None:
+            data = pieces.read(source, size)
+            with self._edge(doing, deadline, errors.SaveError):
+                return deadline.run(lambda: self._create(key, data))
+        with self._edge(doing, deadline, errors.SaveError):
+            if deadline.run(lambda: self._head(key)) is not None:
                 return False
-        self._upload_parts(key, source, size, limit)
+        self._upload_parts(name, source, size, deadline)
         return True
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
-        key, limit = self._key(name), Limit(timeout)
-        attributes = _attributes(checksum.of_bytes(data))
-        with self._edge(f"write {name!r}", limit, errors.SaveError):
-            s3_client.wait(
-                lambda: obstore.put_async(
-                    self._store,
-                    key,
-                    data,
-                    attributes=attributes,
-                    use_multipart=False,
-                ),
-                limit,
+        key, deadline = self._key(name), Deadline(timeout)
+        with self._edge(f"write {name!r}", deadline, errors.SaveError):
+            attributes = _attributes(checksum.of_bytes(data))
+            deadline.run(
+                lambda: obstore.put(
+                    self._store, key, data, attributes=attributes, use_multipart=False
+                )
             )
 
     def get(
@@ -95,57 +93,57 @@ class S3Store:
         length: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        key, limit = self._key(name), Limit(timeout)
-        with self._edge(f"read {name!r}", limit, errors.CheckpointError):
-            found = self._head(key, limit)
+        key, deadline, doing = self._key(name), Deadline(timeout), f"read {name!r}"
+        with self._edge(doing, deadline, errors.CheckpointError):
+            found = deadline.run(lambda: self._head(key))
         if found is None:
             raise ObjectMissingError(f"There is no object {name!r} in {self.uri}.")
-        size, tag = int(found.meta["size"]), found.meta["e_tag"]
-        end = size if length is None else min(size, offset + length)
-        crc, at = 0, offset
-        found_pieces = self._pieces(key, tag, offset, end, limit)
-        while True:
-            with self._edge(f"read {name!r}", limit, errors.CheckpointError):
-                piece = next(found_pieces, None)
-            if piece is None:
-                break
-            target.write(piece)
-            crc, at = checksum.extended(crc, piece), at + len(piece)
-        announced = found.attributes.get(_CRC)
-        if offset == 0 and end == size and announced not in (None, f"{crc:08x}"):
+        total, tag = int(found.meta["size"]), found.meta["e_tag"]
+        version: Any = {"if_match": tag} if tag else {}
+        crc = 0
+
+        def read(position: int, size: int) -> bytes:
+            nonlocal crc
+            end = min(position + size, total)
+            if position >= end:
+                return b""
+            with self._edge(doing, deadline, errors.CheckpointError):
+                piece = deadline.run(lambda: self._range(key, position, end, version))
+            crc = checksum.extended(crc, piece)
+            return piece
+
+        copied = pieces.copy(read, target, offset=offset, length=length, size=PIECE)
+        noted = found.attributes.get(_CRC)
+        if copied == total and noted not in (None, f"{crc:08x}"):
             raise errors.CheckpointDamagedError(
                 f"{self.uri}/{name} arrived with crc32c {crc:08x}; its writer noted "
-                f"{announced}. Read it again; if that is always so, it is damaged."
+                f"{noted}. Read it again; if that is always so, it is damaged."
             )
-        return at - offset
+        return copied
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        limit = Limit(None)
         # obstore folds "a//b" and matches whole parts of a path only, so it is asked
         # for the folder, and told apart here.
         folder = (self._prefix + prefix).rpartition("/")[0]
-        with self._edge("list objects", limit, errors.CheckpointError):
+        with self._edge("list objects", Deadline(None), errors.CheckpointError):
             for page in obstore.list(self._store, folder or None, chunk_size=_PAGE):
                 for each in page:
                     if each["path"].startswith(self._prefix + prefix):
                         yield each["path"][len(self._prefix) :]
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
-        limit = Limit(timeout)
-        with self._edge("list objects", limit, errors.CheckpointError):
-            found = s3_client.wait(
-                lambda: obstore.list_with_delimiter_async(
-                    self._store, self._prefix.rstrip("/") or None
-                ),
-                limit,
+        deadline, folder = Deadline(timeout), self._prefix.rstrip("/") or None
+        with self._edge("list objects", deadline, errors.CheckpointError):
+            found = deadline.run(
+                lambda: obstore.list_with_delimiter(self._store, folder)
             )
         for each in found["common_prefixes"]:
             yield each[len(self._prefix) :].rstrip("/")
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
-        key, limit = self._key(name), Limit(timeout)
-        with self._edge(f"look at {name!r}", limit, errors.CheckpointError):
-            found = self._head(key, limit)
+        key, deadline = self._key(name), Deadline(timeout)
+        with self._edge(f"look at {name!r}", deadline, errors.CheckpointError):
+            found = deadline.run(lambda: self._head(key))
         if found is None:
             return None
         noted = found.attributes.get(_CRC)
@@ -159,129 +157,100 @@ class S3Store:
         )
 
     def delete(self, name: str, *, timeout: float | None = None) -> bool:
-        key, limit = self._key(name), Limit(timeout)
-        with self._edge(f"delete {name!r}", limit, errors.SaveError):
-            if self._head(key, limit) is None:
+        key, deadline = self._key(name), Deadline(timeout)
+        with self._edge(f"delete {name!r}", deadline, errors.SaveError):
+            if deadline.run(lambda: self._head(key)) is None:
                 return False
-            s3_client.wait(lambda: obstore.delete_async(self._store, key), limit)
+            deadline.run(lambda: obstore.delete(self._store, key))
         return True
 
-    def _create(self, key: str, data: bytes, limit: Limit) -> bool:
+    def _create(self, key: str, data: bytes) -> bool:
         attributes = _attributes(checksum.of_bytes(data))
-        with self._edge(f"upload {key!r}", limit, errors.SaveError):
-            try:
-                s3_client.wait(
-                    lambda: obstore.put_async(
-                        self._store,
-                        key,
-                        data,
-                        attributes=attributes,
-                        mode="create",
-                        use_multipart=False,
-                    ),
-                    limit,
-                )
-            except (said.AlreadyExistsError, said.PreconditionError):
-                found = self._head(key, limit)
-                return found is not None and (
-                    found.attributes.get(_TOKEN) == attributes[_TOKEN]
-                    and found.attributes.get(_CRC) == attributes[_CRC]
-                    and found.meta["size"] == len(data)
-                )
+        try:
+            obstore.put(
+                self._store,
+                key,
+                data,
+                attributes=attributes,
+                mode="create",
+                use_multipart=False,
+            )
+        except (said.AlreadyExistsError, said.PreconditionError):
+            found = self._head(key)
+            return found is not None and (
+                found.attributes.get(_TOKEN) == attributes[_TOKEN]
+                and found.attributes.get(_CRC) == attributes[_CRC]
+                and found.meta["size"] == len(data)
+            )
         return True
 
     def _upload_parts(
-        self, key: str, source: IO[bytes], size: int, limit: Limit
+        self, name: str, source: IO[bytes], size: int, deadline: Deadline
     ) -> None:
-        start = source.tell()
-        crc = 0
+        start, crc = source.tell(), 0
         for piece in pieces.of(source, PIECE):
             crc = checksum.extended(crc, piece)
         source.seek(start)
-        feed = s3_client.Feed(source, PIECE)
-        with self._edge(f"upload {key!r}", limit, errors.SaveError):
+        failure: Exception | None = None  # of the caller's: not to be translated
+
+        def parts() -> Iterator[bytes]:
+            nonlocal failure
             try:
-                s3_client.wait(
-                    lambda: obstore.put_async(
+                yield from pieces.of(source, PIECE)
+            except Exception as error:
+                failure = error
+                raise
+
+        try:
+            with self._edge(f"upload {name!r}", deadline, errors.SaveError):
+                deadline.run(
+                    lambda: obstore.put(
                         self._store,
-                        key,
-                        feed,
+                        self._key(name),
+                        parts(),
                         attributes=_attributes(crc),
                         use_multipart=True,
                         chunk_size=max(PIECE, size // _MOST_PARTS),
                         max_concurrency=1,
-                    ),
-                    limit,
+                    )
                 )
-            except Exception:
-                if feed.failure is not None:
-                    raise feed.failure from None
-                raise
+        except Exception:
+            if failure is not None:
+                raise failure from None
+            raise
 
-    def _pieces(
-        self, key: str, tag: str | None, at: int, end: int, limit: Limit
-    ) -> Iterator[bytes]:
-        """An object's bytes from one to another, of a known version."""
-        version = {"if_match": tag} if tag else {}
-        try:
-            while at < end:
-                options = {"range": (at, min(at + PIECE, end)), **version}
-                piece = self._bytes(key, options, limit)
-                at += len(piece)
-                yield piece
-        except said.GenericError as error:
-            if _IGNORED not in str(error):
-                raise
-            yield from self._out_of_all(key, version, at, end, limit)
-
-    def _out_of_all(
-        self, key: str, options: Any, at: int, end: int, limit: Limit
-    ) -> Iterator[bytes]:
-        """The same from a server that sends all, whatever part is asked for."""
-        got = s3_client.wait(
-            lambda: obstore.get_async(self._store, key, options=options), limit
-        )
-        stream = got.stream(min_chunk_size=PIECE)
-        start = 0
-
-        async def read() -> bytes:
-            return bytes(await anext(stream, b""))
-
-        while start < end and (piece := s3_client.wait(read, limit)):
-            yield piece[max(at - start, 0) : end - start]
-            start += len(piece)
-
-    def _bytes(self, key: str, options: Any, limit: Limit) -> bytes:
+    def _range(self, key: str, start: int, end: int, version: Any) -> bytes:
         """A range of an object; a connection that breaks in it is made anew."""
-
-        async def read() -> bytes:
-            got = await obstore.get_async(self._store, key, options=options)
-            return bytes(await got.bytes_async())
-
+        options: Any = {"range": (start, end), **version}
         for left in reversed(range(_ATTEMPTS)):
             try:
-                return s3_client.wait(read, limit)
+                return bytes(obstore.get(self._store, key, options=options).bytes())
             except said.GenericError as error:
-                if not left or _IGNORED in str(error):
+                if _IGNORED in str(error):
+                    break
+                if not left:
                     raise
-        raise AssertionError("the last attempt returns or raises")
+        # A server that sends all, whatever part is asked for.
+        whole = obstore.get(self._store, key, options=version).stream(PIECE)
+        at, found = 0, b""
+        while at < end and (piece := bytes(next(whole, b""))):
+            found += piece[max(start - at, 0) : end - at]
+            at += len(piece)
+        return found
 
-    def _head(self, key: str, limit: Limit) -> Any:
+    def _head(self, key: str) -> Any:
         """What S3 knows of an object; None if there is none."""
         try:
-            return s3_client.wait(
-                lambda: obstore.get_async(self._store, key, options={"head": True}),
-                limit,
-            )
+            return obstore.get(self._store, key, options={"head": True})
         except (FileNotFoundError, said.NotFoundError) as error:
             if is_about_the_bucket(error):
                 raise
             return None
 
     def _edge(
-        self, doing: str, limit: Limit, kind: type[errors.CheckpointError]
+        self, doing: str, deadline: Deadline, kind: type[errors.CheckpointError]
     ) -> contextlib.AbstractContextManager[None]:
-        return translated(limit, doing, self.uri, kind)
+        return translated(deadline, doing, self.uri, kind)
 
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)

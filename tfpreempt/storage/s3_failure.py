@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import obstore.exceptions as said
 
 from tfpreempt import errors
-from tfpreempt.storage.limits import Limit, OutOfTimeError
+from tfpreempt.core.threads import OutOfTimeError
+from tfpreempt.storage.deadline import Deadline
 
 _FOREIGN = (
     said.BaseError,
     FileNotFoundError,
-    TimeoutError,
     OutOfTimeError,
 )
 _METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")  # where a role's keys are had
@@ -29,12 +29,12 @@ _CREDENTIALS = (
 
 @contextlib.contextmanager
 def translated(
-    limit: Limit, doing: str, uri: str, kind: type[errors.CheckpointError]
+    deadline: Deadline, doing: str, uri: str, kind: type[errors.CheckpointError]
 ) -> Iterator[None]:
     """Turns what obstore raises in the body into our errors.
 
     Args:
-        limit: of the call.
+        deadline: of the call.
         doing: what the body does, such as "upload 'x'".
         uri: of the store.
         kind: what to raise.
@@ -42,9 +42,8 @@ def translated(
     try:
         yield
     except _FOREIGN as error:
-        raised = kind(
-            f"Could not {doing} in {uri}: {_said(error, limit)} {_advice(error, uri)}"
-        )
+        why = _said(error, deadline)
+        raised = kind(f"Could not {doing} in {uri}: {why} {_advice(error, uri)}")
         raised.is_permanent = _is_permanent(error)
         raise raised from error
 
@@ -76,9 +75,9 @@ def _lacks_credentials(error: BaseException) -> bool:
     return "redential" in text or _METADATA.search(text) is not None
 
 
-def _said(error: BaseException, limit: Limit) -> str:
-    if isinstance(error, TimeoutError):
-        return f"it was not done within {limit.seconds or 0:g} s."
+def _said(error: BaseException, deadline: Deadline) -> str:
+    if isinstance(error, OutOfTimeError):
+        return f"it was not done within {deadline.seconds or 0:g} s."
     if _lacks_credentials(error):
         return "it needs credentials, and none were found."
     code = re.search(r"<Code>(\w+)</Code>", str(error))
@@ -98,7 +97,7 @@ def _advice(error: BaseException, uri: str) -> str:
         )
     if isinstance(error, said.UnauthenticatedError) or _lacks_credentials(error):
         return _CREDENTIALS
-    if isinstance(error, TimeoutError):
+    if isinstance(error, OutOfTimeError):
         hint = "" if os.environ.get("AWS_ACCESS_KEY_ID") else f" {_CREDENTIALS}"
         return f"Give it more time, or look at the network.{hint}"
     return "The service or the network failed; look at AWS_ENDPOINT_URL, or try later."

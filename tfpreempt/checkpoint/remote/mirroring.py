@@ -18,9 +18,9 @@ from tfpreempt.checkpoint.remote.exchange import ShardExchange
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.events import Fault
+from tfpreempt.storage.deadline import RETRY_SECONDS
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectStore
-from tfpreempt.storage.limits import RETRY_SECONDS
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import check_apart, is_uri, open_store
 

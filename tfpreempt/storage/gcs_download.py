@@ -1,0 +1,114 @@
+"""Bytes of an object on their way from Google Cloud Storage, in pieces.
+
+The client itself hands out 8 KiB at a time, which keeps eight threads waiting for the
+interpreter, or all at once, which memory has to hold.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import re
+from collections.abc import Iterator
+
+import requests
+import urllib3
+
+from tfpreempt import errors
+from tfpreempt.storage.deadline import REQUEST_SECONDS, Deadline
+from tfpreempt.storage.gcs_client import policy
+from tfpreempt.storage.gcs_failure import refusal
+
+_PIECE = 1 << 20
+_BROKEN = (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError)
+
+
+class Download:
+    """Some bytes of an object, of the generation that the first answer comes from.
+
+    Args:
+        session: makes the requests.
+        url: of the object's bytes.
+        start: the first byte that is wanted.
+        end: the one after the last; None: all that follow.
+
+    Attributes:
+        crc32c: what the service says of the whole object; None while it says nothing.
+    """
+
+    def __init__(
+        self, session: requests.Session, url: str, start: int, end: int | None
+    ) -> None:
+        self.crc32c: int | None = None
+        self._session = session
+        self._url = url
+        self._at = start
+        self._end = end
+        self._generation: str | None = None
+
+    def pieces(self, deadline: Deadline) -> Iterator[bytes]:
+        """All of them, once; goes on where a connection broke off.
+
+        Raises:
+            OutOfTimeError: time is up.
+            CheckpointError: the answer is to another question.
+            google.api_core.exceptions.GoogleAPICallError: the service refuses.
+            google.api_core.exceptions.RetryError: it fails for too long.
+        """
+        while self._end is None or self._at < self._end:
+            begin = policy(deadline)(self._begin)
+            answer, piece = deadline.run(begin)
+            more = functools.partial(self._read, answer)
+            with answer:
+                try:
+                    while piece:
+                        self._at += len(piece)
+                        yield piece
+                        piece = deadline.run(more)
+                    return
+                except _BROKEN:
+                    pass  # with something to show for it, so there is no pause
+
+    def _begin(self) -> tuple[requests.Response, bytes]:
+        """An answer to the question for the rest, and its first piece."""
+        headers = {"Accept-Encoding": "gzip"}  # as it is stored, not unpacked
+        if self._at or self._end is not None:
+            last = "" if self._end is None else self._end - 1
+            headers["Range"] = f"bytes={self._at}-{last}"
+        answer = self._session.request(
+            "GET",
+            self._url,
+            params={"alt": "media", "generation": self._generation},
+            headers=headers,
+            stream=True,
+            timeout=REQUEST_SECONDS,
+        )
+        if answer.status_code == 416:
+            return answer, b""  # nothing is there, so nothing is copied
+        if answer.status_code not in (200, 206):
+            raise refusal(answer)
+        part = answer.headers.get("Content-Range", "")
+        if answer.status_code == 206 and not part.startswith(f"bytes {self._at}-"):
+            raise errors.CheckpointError(
+                f"{self._url} was asked for its bytes from {self._at} on and answered "
+                f"with {part or 'some bytes'!r}. Look at the server, and at proxies on "
+                "the way."
+            )
+        self._generation = answer.headers.get("X-Goog-Generation")
+        if found := re.search(r"crc32c=([^,]+)", answer.headers.get("X-Goog-Hash", "")):
+            self.crc32c = decoded(found[1])
+        ahead = self._at if answer.status_code == 200 else 0  # it sends all, as it may
+        while ahead and (passed := answer.raw.read(min(ahead, _PIECE))):
+            ahead -= len(passed)
+        return answer, self._read(answer)
+
+    def _read(self, answer: requests.Response) -> bytes:
+        """Never more than is wanted, whatever is sent."""
+        wanted = _PIECE if self._end is None else min(_PIECE, self._end - self._at)
+        piece: bytes = answer.raw.read(wanted)
+        return piece
+
+
+def decoded(crc32c: str) -> int:
+    """A checksum as the service writes it: base64 of four bytes, big end first."""
+    return int.from_bytes(base64.b64decode(crc32c), "big")
