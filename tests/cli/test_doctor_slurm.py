@@ -13,9 +13,14 @@ from click.testing import CliRunner
 
 from tests.recipes.slurm import Slurm, why_not
 from tfpreempt.cli import main
-from tfpreempt.cli.doctor.facts import Facts, Level, Requeue, SlurmState
-from tfpreempt.cli.doctor.slurm import ANSWER_SECONDS, ask_slurm, parse_codes
-from tfpreempt.cli.doctor.verdict import assess
+from tfpreempt.cli.doctor.slurm import (
+    ANSWER_SECONDS,
+    Requeue,
+    SlurmState,
+    ask_slurm,
+    parse_codes,
+)
+from tfpreempt.cli.doctor.verdict import Facts, Level, assess
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
 JOB = {"SLURM_JOB_ID": "17"}
@@ -154,7 +159,7 @@ def test_what_cannot_be_checked_is_said(
     [("(null)", []), ("", []), ("1,5-7", [1, 5, 6, 7]), ("x,9-,3", [3]), ("7-5", [])],
 )
 def test_lists_of_codes(text: str, codes: list[int]) -> None:
-    assert sorted(parse_codes(text)) == codes
+    assert [*parse_codes(text)] == codes
 
 
 # --- the command ---------------------------------------------------------------------
@@ -204,7 +209,7 @@ def test_a_real_slurm_does_as_the_verdict_says(tmp_path: Path) -> None:
         state = ask_slurm({"SLURM_JOB_ID": told}, "scontrol", run)
     assert state == SlurmState(
         requeue="scontrol",
-        requeued_codes=frozenset({1, 142, 143, 144}),
+        requeued_codes=(1, 142, 143, 144),
         may_requeue=False,
         is_batch=True,
     )

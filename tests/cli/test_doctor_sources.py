@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tfpreempt.cli.doctor.facts import Liveness
-from tfpreempt.cli.doctor.sources import probe_sources
+from tfpreempt.cli.doctor.sources import Liveness, probe_sources
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource
 from tfpreempt.notice.signals import SignalSource
@@ -54,7 +53,7 @@ def states(
     found = probe_sources(watched, makers, limit_seconds=limit)
     assert [each.name for each in found] == [source.name for source in sources]
     assert {each.grace_seconds for each in found} == {5.0}
-    return [each.liveness for each in found]
+    return [each.state for each in found]
 
 
 def test_each_topic_has_its_own_state() -> None:

@@ -9,15 +9,9 @@ from typing import Any
 import pytest
 
 import tfpreempt
-from tfpreempt.cli.doctor.facts import (
-    Facts,
-    Finding,
-    Level,
-    Liveness,
-    SourceState,
-    Storage,
-)
-from tfpreempt.cli.doctor.verdict import assess, needed_seconds
+from tfpreempt.cli.doctor.sources import Liveness, SourceState
+from tfpreempt.cli.doctor.storage import Storage
+from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess, needed_seconds
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
@@ -29,7 +23,7 @@ def facts(
     seconds: float | None = 1.0,
 ) -> Facts:
     sources = [
-        SourceState(name=f"s{i}", grace_seconds=grace, liveness=Liveness.LIVE)
+        SourceState(name=f"s{i}", grace_seconds=grace, state=Liveness.LIVE)
         for i, grace in enumerate(graces)
     ]
     storage = Storage(
@@ -108,7 +102,7 @@ def test_a_mistyped_mount_point_is_told(mount: str, missing: str, level: Level) 
 
 def test_sources_of_one_name_are_told_apart_by_what_they_leave() -> None:
     pair = tuple(
-        SourceState(name="azure:x", grace_seconds=grace, liveness=Liveness.LIVE)
+        SourceState(name="azure:x", grace_seconds=grace, state=Liveness.LIVE)
         for grace in (30.0, 300.0)
     )
     texts = [
@@ -136,7 +130,7 @@ def test_a_scheduler_on_a_cloud_s_machine_gets_the_cloud_s_source_to_add(
     assert type(names["config"]) is VARIANTS[name]
     assert added[-1].source.name.startswith(f"{cloud}:")
     watched = SourceState(
-        name=added[-1].source.name, grace_seconds=30.0, liveness=Liveness.LIVE
+        name=added[-1].source.name, grace_seconds=30.0, state=Liveness.LIVE
     )
     assert not findings(f"cloud {cloud}", dataclasses.replace(seen, sources=(watched,)))
 

@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tfpreempt.cli import main
-from tfpreempt.cli.doctor.facts import Liveness
-from tfpreempt.cli.doctor.sources import probe_sources
+from tfpreempt.cli.doctor.sources import Liveness, probe_sources
 from tfpreempt.cli.notify.server import (
     Rehearsal,
     RehearsalAws,
@@ -74,7 +73,7 @@ def test_a_server_gives_a_notice_and_takes_it_back(
 
     def states() -> list[Liveness]:
         config = VARIANTS[variants[cloud]]()
-        return [each.liveness for each in probe_sources(config.watched_sources())]
+        return [each.state for each in probe_sources(config.watched_sources())]
 
     assert set(states()) == {Liveness.LIVE}
     result = notify(url, "--hold", "0")

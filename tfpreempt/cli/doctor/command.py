@@ -5,29 +5,30 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from tfpreempt.cli.doctor.facts import Facts, Level, Requeue
-from tfpreempt.cli.doctor.slurm import ask_slurm
+from tfpreempt.cli.doctor.slurm import Requeue, ask_slurm
 from tfpreempt.cli.doctor.sources import probe_sources
 from tfpreempt.cli.doctor.storage import try_save
-from tfpreempt.cli.doctor.verdict import assess
-from tfpreempt.cli.doctor.view import show, to_json
+from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess
 from tfpreempt.cli.sizes import Size
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.platforms.detect import VARIABLE, VARIANTS, Platform, detect_platform
 
-_SIZE = "256MiB"
+_STYLES = {Level.OK: "green", Level.ADVICE: "yellow", Level.PROBLEM: "red"}
 
 
 @click.command()
 @click.argument("directory", required=False)
 @click.option(
-    "--size", type=Size(), default=_SIZE, show_default=True,
+    "--size", type=Size(), default="256MiB", show_default=True,
     help="Size of the save to try: about that of one of your checkpoints, such as 2G "
     "(GiB) or 1.5GB.",
 )  # fmt: skip
@@ -67,11 +68,10 @@ def doctor(
         raise click.ClickException(str(error)) from error
     findings = assess(facts)
     if as_json:
-        click.echo(json.dumps(to_json(facts, findings)))
+        click.echo(json.dumps(_to_json(facts, findings), default=str))
     else:
-        show(Console(), facts, findings)
-    if any(each.level is Level.PROBLEM for each in findings):
-        raise SystemExit(1)
+        _show(Console(), facts, findings)
+    raise SystemExit(any(each.level is Level.PROBLEM for each in findings))
 
 
 def _detect(name: str | None) -> Platform:
@@ -113,3 +113,51 @@ def _gather(
         storage=None if directory is None else try_save(Path(directory), size),
         slurm=ask_slurm(os.environ, requeue or "exit") if is_slurm else None,
     )
+
+
+def _show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:
+    """Prints what was detected and why, and the findings."""
+    platform = facts.platform
+    console.print(f"platform: [bold]{platform.name}[/bold]", highlight=False)
+    for evidence in platform.evidence:
+        console.print(f"  because {evidence}", highlight=False, markup=False)
+    console.print(f"config: {platform.variant.__name__}()", highlight=False)
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("")
+    table.add_column("what", overflow="fold")
+    table.add_column("grace", justify="right")
+    table.add_column("finding", overflow="fold")
+    for finding in findings:
+        table.add_row(
+            f"[{_STYLES[finding.level]}]{finding.level.value}[/]",
+            escape(finding.about),
+            "" if finding.grace_seconds is None else f"{finding.grace_seconds:g} s",
+            escape(finding.text),
+        )
+    console.print(table)
+    for finding in findings:
+        if finding.code:
+            console.print(f"\nfor {finding.about}:", highlight=False, markup=False)
+            console.out(finding.code, highlight=False)  # as it is, also where narrow
+
+
+def _to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The same as values that JSON has."""
+    platform, storage, slurm = facts.platform, facts.storage, facts.slurm
+    directory = storage and {
+        **dataclasses.asdict(storage),
+        "is_there": storage.missing is None,
+    }
+    return {
+        "platform": platform.name,
+        "evidence": platform.evidence,
+        "cloud": platform.cloud,
+        "config": platform.variant.__name__,
+        "exit_code": platform.variant.exit_code,
+        "grace_seconds": facts.shortest_grace,
+        "sources": [dataclasses.asdict(each) for each in facts.sources],
+        "directory": directory,
+        "slurm": slurm and dataclasses.asdict(slurm),
+        "findings": [dataclasses.asdict(each) for each in findings],
+        "is_fine": not any(each.level is Level.PROBLEM for each in findings),
+    }

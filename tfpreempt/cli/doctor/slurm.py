@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from collections.abc import Callable, Mapping
+from typing import Literal
 
-from tfpreempt.cli.doctor.facts import Requeue, SlurmState
 from tfpreempt.platforms.slurm import run_scontrol
 
 ANSWER_SECONDS = 5.0
 
+Requeue = Literal["exit", "scontrol"]
+"""As `SlurmTerminationConfig(requeue=)`."""
+
 RunCommand = Callable[[list[str], float], str]
 """Runs a command with a time limit; returns what it prints. Raises OSError or
 subprocess.SubprocessError."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmState:
+    """Whether Slurm starts the job again.
+
+    Attributes:
+        requeue: how the config means to be requeued.
+        requeued_codes: exit codes on which the controller requeues (RequeueExit).
+        held_codes: those on which it does and then holds the job (RequeueExitHold).
+        may_requeue: whether `scontrol requeue` and a node that fails requeue this job
+            (sbatch's --requeue), or by default any job; None where nobody says.
+        is_batch: whether this job is sbatch's; None where no job was asked for.
+        fault: why the controller could not be asked; "" if it was.
+    """
+
+    requeue: Requeue
+    requeued_codes: tuple[int, ...] = ()
+    held_codes: tuple[int, ...] = ()
+    may_requeue: bool | None = None
+    is_batch: bool | None = None
+    fault: str = ""
 
 
 def ask_slurm(
@@ -46,14 +72,14 @@ def ask_slurm(
     )
 
 
-def parse_codes(text: str) -> frozenset[int]:
+def parse_codes(text: str) -> tuple[int, ...]:
     """The exit codes of a line such as "1,142-150"; none of what is no number."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3}))?\s*", part)
         if match:
             found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
+    return tuple(sorted(found))
 
 
 def _fields(text: str, separator: str) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import os
 import signal
-import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tfpreempt.cli.doctor.facts import Liveness, SourceState
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import TfpreemptError
 from tfpreempt.notice.aws import AwsWatch
@@ -18,6 +18,33 @@ from tfpreempt.notice.topics import Poller, Told
 from tfpreempt.notice.watcher import WatchedSource
 
 ANSWER_SECONDS = 8.0
+
+
+class Liveness(enum.StrEnum):
+    """What asking a source has shown."""
+
+    LIVE = "live"
+    NOTICE = "notice"  # it says now that this machine goes
+    DEAD = "dead"
+    SLOW = "slow"  # no answer yet; may be normal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SourceState:
+    """One source of notices.
+
+    Attributes:
+        name: the source's.
+        grace_seconds: what its notice leaves; None where nobody knows.
+        state: whether it works here.
+        detail: why, for people.
+    """
+
+    name: str
+    grace_seconds: float | None
+    state: Liveness
+    detail: str = ""
+
 
 PollerMaker = Callable[[list[str]], Poller]
 Verdict = tuple[Liveness, str]
@@ -56,15 +83,7 @@ def probe_sources(
             verdicts[name] = Liveness.LIVE, "not asked: it is a function of the program"
     for kind, names in topics.items():
         verdicts |= _cloud(kind, names, pollers[kind], limit_seconds)
-    return tuple(
-        SourceState(
-            name=name,
-            grace_seconds=grace,
-            liveness=verdicts[name][0],
-            detail=verdicts[name][1],
-        )
-        for name, grace in watched
-    )
+    return tuple(SourceState(name, grace, *verdicts[name]) for name, grace in watched)
 
 
 def _signal(name: str) -> Verdict:
@@ -79,13 +98,9 @@ def _signal(name: str) -> Verdict:
 def _file(path: Path) -> Verdict:
     if os.path.lexists(path):
         return Liveness.NOTICE, f"{path} is there; remove it"
-    folder = path.parent
-    try:
-        if stat.S_ISDIR(folder.stat().st_mode):
-            return Liveness.LIVE, "is not there; no notice now"
-    except OSError:
-        pass  # the same as one that is not there
-    return Liveness.SLOW, f"{folder} is not there yet; something has to make it"
+    if os.path.isdir(path.parent):
+        return Liveness.LIVE, "is not there; no notice now"
+    return Liveness.SLOW, f"{path.parent} is not there yet; something has to make it"
 
 
 def _cloud(

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tfpreempt.cli.doctor.facts import Storage
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.storage.files import LocalFiles
 
@@ -26,6 +25,31 @@ _ADVICE = {
     errno.ENOSPC: "make room, or name another directory",
     errno.EDQUOT: "make room, or name another directory",
 }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """The checkpoint directory.
+
+    Attributes:
+        path: absolute.
+        filesystem: its type, such as "ext4"; "" if unknown.
+        mount: where that file system is mounted; None if unknown.
+        missing: the uppermost part of the path that was not there; None: all is.
+        free_bytes: what this user may still write there.
+        save_bytes: the size of the save that was tried.
+        save_seconds: how long it took, down to the disk; None: it failed.
+        fault: why it failed.
+    """
+
+    path: Path
+    filesystem: str
+    free_bytes: int
+    save_bytes: int
+    save_seconds: float | None
+    mount: Path | None = None
+    missing: Path | None = None
+    fault: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

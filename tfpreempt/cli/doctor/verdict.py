@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import enum
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfpreempt.cli.doctor.facts import (
-    Facts,
-    Finding,
-    Level,
-    Liveness,
-    SlurmState,
-    Storage,
-)
+from tfpreempt.cli.doctor.slurm import SlurmState
+from tfpreempt.cli.doctor.sources import Liveness, SourceState
+from tfpreempt.cli.doctor.storage import Storage
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.core.deadline import SAFETY, after_travel
 from tfpreempt.notice.aws import INTERVAL_SECONDS
 from tfpreempt.platforms import aws, azure, gce
+from tfpreempt.platforms.detect import Platform
 
 WAIT_SECONDS = 30.0  # the handler's save_timeout, where nobody knows the grace
 # What lies there goes with the machine, or with the container.
@@ -36,15 +34,65 @@ CLOUD_SOURCES = {
 }
 
 
+class Level(enum.StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    ADVICE = "advice"  # could be better
+    PROBLEM = "problem"  # a preemption would lose work, or end the job
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All of it.
+
+    Attributes:
+        platform: where this is.
+        sources: of the platform's config.
+        storage: None where no directory was given.
+        slurm: None where this is no Slurm.
+    """
+
+    platform: Platform
+    sources: tuple[SourceState, ...]
+    storage: Storage | None
+    slurm: SlurmState | None = None
+
+    @property
+    def shortest_grace(self) -> float | None:
+        """The least that a notice leaves; None where no source says."""
+        known = [s.grace_seconds for s in self.sources if s.grace_seconds is not None]
+        return min(known, default=None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the verdict; of a source with what its notice leaves.
+
+    Attributes:
+        level: how bad it is.
+        about: what was looked at.
+        text: what was found, and what to do.
+        grace_seconds: of a source, what its notice leaves.
+        code: Python that mends it; "" where none does.
+    """
+
+    level: Level
+    about: str
+    text: str
+    grace_seconds: float | None = None
+    code: str = ""
+
+
 def assess(facts: Facts) -> tuple[Finding, ...]:
     """What is fine, what could be better, and what would lose work."""
     found = [*_assess_sources(facts), *_assess_cloud(facts), _assess_grace(facts)]
     if facts.slurm is not None:
         level, text = _assess_requeue(facts.slurm, facts.platform.variant.exit_code)
-        found.append(Finding(level=level, about="requeue", text=text))
+        found.append(Finding(level, "requeue", text))
     if facts.storage is None:
         text = "no directory was given, so no save was tried: tfpreempt doctor DIR"
-        found.append(Finding(level=Level.ADVICE, about="directory", text=text))
+        found.append(Finding(Level.ADVICE, "directory", text))
     else:
         found += _assess_storage(facts, facts.storage)
     return tuple(found)
@@ -69,14 +117,14 @@ def _assess_sources(facts: Facts) -> Iterator[Finding]:
     }
     count = collections.Counter(each.name for each in facts.sources)
     for source in facts.sources:
-        said = (texts.get(source.liveness, ""), source.detail)
+        said = (texts.get(source.state, ""), source.detail)
         text = ": ".join(part for part in said if part)
         if count[source.name] > 1 and source.grace_seconds is not None:
             text += f" (for the notices that leave {source.grace_seconds:g} s)"
         yield Finding(
-            level=levels[source.liveness],
-            about=source.name,
-            text=text,
+            levels[source.state],
+            source.name,
+            text,
             grace_seconds=source.grace_seconds,
         )
 
@@ -90,9 +138,9 @@ def _assess_cloud(facts: Facts) -> Iterator[Finding]:
     watch, topic, grace = CLOUD_SOURCES[cloud]
     source = f'{watch}(["{topic}"]).source("{topic}"), {grace}'
     yield Finding(
-        level=Level.ADVICE,
-        about=f"cloud {cloud}",
-        text=f"this is a machine of {cloud}, and nobody watches what {cloud} says of "
+        Level.ADVICE,
+        f"cloud {cloud}",
+        f"this is a machine of {cloud}, and nobody watches what {cloud} says of "
         "its end; if it can be taken away, add that source to the config",
         code="import tfpreempt\n"
         f"from tfpreempt.notice.{cloud} import {watch}\n"
@@ -107,12 +155,12 @@ def _assess_grace(facts: Facts) -> Finding:
     grace = facts.shortest_grace
     if grace is not None:
         text = f"the shortest notice leaves {grace:g} s"
-        return Finding(level=Level.OK, about="grace", text=text)
+        return Finding(Level.OK, "grace", text)
     how = "pass grace_period= to the config"
     if facts.platform.name == "kubernetes":
         how = "set TFPREEMPT_GRACE_PERIOD to the pod's terminationGracePeriodSeconds"
     text = f"nobody says what a notice leaves, so the step is committed at once; {how}"
-    return Finding(level=Level.ADVICE, about="grace", text=text)
+    return Finding(Level.ADVICE, "grace", text)
 
 
 def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:
@@ -163,7 +211,7 @@ def _assess_missing(storage: Storage, missing: Path) -> Finding:
             "mount point, mount it, or check the path"
         )
     level = Level.ADVICE if is_at_root else Level.OK
-    return Finding(level=level, about="directory", text=text)
+    return Finding(level, "directory", text)
 
 
 def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:
@@ -171,14 +219,14 @@ def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:
         yield _assess_missing(storage, storage.missing)
     if storage.filesystem in VOLATILE:
         yield Finding(
-            level=Level.PROBLEM,
-            about="directory",
-            text=f"{storage.path} is on {storage.filesystem}, which goes with the "
+            Level.PROBLEM,
+            "directory",
+            f"{storage.path} is on {storage.filesystem}, which goes with the "
             "machine or the container; use a disk or a network file system that stays",
         )
     if storage.save_seconds is None:
         text = f"a save of {size_text(storage.save_bytes)} fails there: {storage.fault}"
-        yield Finding(level=Level.PROBLEM, about="save", text=text)
+        yield Finding(Level.PROBLEM, "save", text)
         return
     took = f"{size_text(storage.save_bytes)} take {storage.save_seconds:.2f} s"
     grace = facts.shortest_grace
@@ -186,12 +234,12 @@ def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:
     if needed <= (grace or WAIT_SECONDS):
         text = f"{took}; with margins {needed:.1f} s"
         fits = f" of {grace:g} s" if grace is not None else ""
-        yield Finding(level=Level.OK, about="save", text=text + fits)
+        yield Finding(Level.OK, "save", text + fits)
         return
     faster = "use faster storage, save less, or a machine with a longer notice"
     if grace is None:
         text = f"{took}, with margins {needed:.1f} s; pass save_timeout=, or {faster}"
-        yield Finding(level=Level.ADVICE, about="save", text=text)
+        yield Finding(Level.ADVICE, "save", text)
         return
     text = f"{took}, with margins {needed:.1f} s: more than the {grace:g} s; {faster}"
-    yield Finding(level=Level.PROBLEM, about="save", text=text)
+    yield Finding(Level.PROBLEM, "save", text)
