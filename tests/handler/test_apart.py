@@ -18,6 +18,7 @@ from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.journal import Journal
+from tfpreempt.handler.commits import Commits
 from tfpreempt.handler.start import Start
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -39,9 +40,10 @@ class Machines:
         self.disks = [folder / f"disk-{worker}" for worker in range(2)]
         self.store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
 
-    def start(self, **more: Any) -> list[Start]:
+    def start(self, **more: Any) -> list[Commits]:
         """All workers start."""
         keys, starts = MemoryStore(), []
+        agreed: dict[int, Commits] = {}
         for worker, disk in enumerate(self.disks):
             settings = {"restore": True, "max_to_keep": 2, "save_fn": None} | more
             cluster = Cluster(worker=worker, jobs=(("worker", 2),))
@@ -49,21 +51,23 @@ class Machines:
                 None,
                 disk,
                 cluster=cluster,
+                counter=None,
                 remote_checkpoint_dir=self.store,
                 **settings,
             )
             starts.append(start)
-        threads = [
-            threading.Thread(target=start.agree, args=(keys, "start", LIMIT))
-            for start in starts
-        ]
+
+        def agree(worker: int) -> None:
+            agreed[worker] = starts[worker].agree(keys, "start", LIMIT)
+
+        threads = [threading.Thread(target=agree, args=(i,)) for i in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(LIMIT)
-        return starts
+        return [agreed[0], agreed[1]]
 
-    def save(self, starts: list[Start], step: int) -> None:
+    def save(self, starts: list[Commits], step: int) -> None:
         """One commit of both workers."""
         parts = []
         for start in starts:
@@ -176,6 +180,7 @@ def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(
         None,
         machines.disks[0],
         cluster=Cluster(worker=0, jobs=(("worker", 2),)),
+        counter=None,
         restore=True,
         max_to_keep=2,
         save_fn=None,
@@ -197,6 +202,7 @@ def test_a_directory_that_a_worker_has_open_is_refused_by_all(
             None,
             tmp_path,
             cluster=Cluster(worker=worker, jobs=(("worker", 2),)),
+            counter=None,
             restore=True,
             max_to_keep=2,
             save_fn=None,

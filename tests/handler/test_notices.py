@@ -200,7 +200,7 @@ def test_a_dropped_handler_puts_the_signals_back(program: Program) -> None:
     del handler
     gc.collect()
     assert signal.getsignal(signal.SIGUSR1) is before
-    assert session.open_handlers() == []
+    assert session.members() == []
 
 
 # --- errors under a notice -----------------------------------------------------------

@@ -14,18 +14,19 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit
 from tfpreempt.errors import SaveError
-from tfpreempt.handler.saving import JointSaves
+from tfpreempt.handler.saving import CollectiveSaves
 
 SECONDS = 5.0
 
 
 class Member:
-    """A participant that only remembers what it was asked."""
+    """One that only remembers what it was asked."""
 
     token = "token"
     step = 1
 
     def __init__(self) -> None:
+        self.commits = self
         self.staged: list[str] = []
         self.present: list[Sequence[int]] = []
         self.discarded = 0
@@ -51,10 +52,10 @@ class Member:
 
 
 @pytest.fixture
-def pair() -> list[JointSaves]:
+def pair() -> list[CollectiveSaves]:
     store = MemoryStore()
     return [
-        JointSaves(
+        CollectiveSaves(
             Cluster(worker=worker, jobs=(("worker", 2),)),
             "test",
             Threads(store, SystemClock(), lambda error: None, deaths_every=60.0),
@@ -63,61 +64,63 @@ def pair() -> list[JointSaves]:
     ]
 
 
-def save_both(pair: list[JointSaves], name: str) -> Member:
+def save_both(pair: list[CollectiveSaves], name: str) -> Member:
     return save_these(pair, name, Member(), Member())
 
 
 def save_these(
-    pair: list[JointSaves], name: str, chief: Member, other: Member
+    pair: list[CollectiveSaves], name: str, chief: Member, other: Member
 ) -> Member:
     thread = threading.Thread(
-        target=lambda: pair[1].save(other, name, "save", SECONDS)  # type: ignore[arg-type]
+        target=lambda: pair[1].save(other, name, "save", SECONDS, Member.stage)  # type: ignore[arg-type]
     )
     thread.start()
-    pair[0].save(chief, name, "save", SECONDS)  # type: ignore[arg-type]
+    pair[0].save(chief, name, "save", SECONDS, Member.stage)  # type: ignore[arg-type]
     thread.join(SECONDS)
     assert other.staged[-1] == name
     return chief
 
 
-def test_both_parts_make_the_commit(pair: list[JointSaves]) -> None:
+def test_both_parts_make_the_commit(pair: list[CollectiveSaves]) -> None:
     assert save_both(pair, "save-1").present == [(0, 1)]
 
 
-def test_a_worker_that_is_through_is_not_waited_for(pair: list[JointSaves]) -> None:
+def test_a_worker_that_is_through_is_not_waited_for(
+    pair: list[CollectiveSaves],
+) -> None:
     pair[1].finishing()
     chief = Member()
-    commit = pair[0].save(chief, "periodic-3", "periodic", 60.0)  # type: ignore[arg-type]
+    commit = pair[0].save(chief, "periodic-3", "periodic", 60.0, Member.stage)  # type: ignore[arg-type]
     assert commit is not None
     assert chief.present == [(0,)]
 
 
-def test_the_next_fit_needs_it_again(pair: list[JointSaves]) -> None:
+def test_the_next_fit_needs_it_again(pair: list[CollectiveSaves]) -> None:
     for saves in pair:
         saves.finishing()
     assert save_both(pair, "save-1").present == [(0, 1)]
 
 
 def test_a_part_of_another_save_does_not_pass_for_this_one(
-    pair: list[JointSaves],
+    pair: list[CollectiveSaves],
 ) -> None:
-    pair[1].save(Member(), "periodic-20", "periodic", SECONDS)  # type: ignore[arg-type]
+    pair[1].save(Member(), "periodic-20", "periodic", SECONDS, Member.stage)  # type: ignore[arg-type]
     chief = Member()
     with pytest.raises(SaveError, match=r"worker\(s\) \[1\]"):
-        pair[0].save(chief, "periodic-30", "periodic", 0.1)  # type: ignore[arg-type]
+        pair[0].save(chief, "periodic-30", "periodic", 0.1, Member.stage)  # type: ignore[arg-type]
     assert chief.discarded == 1
     assert chief.present == []
 
 
 def test_the_last_state_is_committed_with_whoever_is_there(
-    pair: list[JointSaves],
+    pair: list[CollectiveSaves],
 ) -> None:
     chief = Member()
-    pair[0].save(chief, "finished-1", "finished", 0.1)  # type: ignore[arg-type]
+    pair[0].save(chief, "finished-1", "finished", 0.1, Member.stage)  # type: ignore[arg-type]
     assert chief.present == [(0,)]
 
 
-def test_all_know_whether_the_newest_save_stands(pair: list[JointSaves]) -> None:
+def test_all_know_whether_the_newest_save_stands(pair: list[CollectiveSaves]) -> None:
     """A notice at its step is served by it; at another step it is not."""
     chief, other = Member(), Member()
 
@@ -135,7 +138,7 @@ def test_all_know_whether_the_newest_save_stands(pair: list[JointSaves]) -> None
 
 
 def test_a_save_that_failed_on_the_chief_stands_nowhere(
-    pair: list[JointSaves],
+    pair: list[CollectiveSaves],
 ) -> None:
     chief, other = Member(), Member()
 

@@ -27,7 +27,7 @@ from tfpreempt.errors import (
     UsageError,
 )
 from tfpreempt.handler import process_end, session
-from tfpreempt.handler.exit import Departure
+from tfpreempt.handler.exit import ExitPath
 from tfpreempt.handler.interrupts import held_back
 
 pytestmark = pytest.mark.timeout(30)
@@ -35,13 +35,15 @@ pytestmark = pytest.mark.timeout(30)
 LIMIT = 10.0
 
 
-class Participant:
-    """A handler that saves nothing and remembers what it was asked."""
+class FakeMember:
+    """A member that saves nothing and remembers what it was asked."""
 
     has_moved = True
-    is_amid = False
+    amid = ""
     step = 0
     directory = "/nowhere"
+    is_closed = False
+    is_armed = True
 
     def __init__(self, token: str = "token") -> None:
         self.token = token
@@ -49,6 +51,14 @@ class Participant:
         self.events: list[Event] = []
         self.error: Exception | None = None
         self.is_mirrored = True
+
+    @property
+    def commits(self) -> FakeMember:
+        return self
+
+    @property
+    def watcher(self) -> FakeMember:
+        return self
 
     def stage(self, name: str) -> str:
         if self.error is not None:
@@ -77,15 +87,24 @@ class Participant:
     def record(self, event: Event) -> None:
         self.events.append(event)
 
-    def finish_mirror(self, seconds: float) -> bool:
+    def start(self) -> None:
+        """As its watcher: hears nothing."""
+
+    def begin_copying(self, record: Callable[[Event], None]) -> None:
+        """As its commits: copies nothing."""
+
+    def wait_for_mirror(self, timeout: float | None) -> bool:
+        return self.is_mirrored
+
+    def finish_copy(self, seconds: float) -> bool:
         self.calls.append("finish mirror")
         return self.is_mirrored
 
     def leave(self, committed: bool, mirrored: bool = True) -> None:
         self.calls.append(f"leave {committed} {mirrored}")
 
-    def close(self, timeout: float | None = None) -> None:
-        self.calls.append("close")
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @pytest.fixture
@@ -138,8 +157,8 @@ def test_one_session_a_process(current: session.Session) -> None:
 
 def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> None:
     """FACTS 2.7: rounds follow each other where the exit function returns."""
-    member = Participant()
-    current.join(member)
+    member = FakeMember()
+    current.open(member)
     for _ in range(3):
         boundary(current)
         notify(current)
@@ -154,9 +173,9 @@ def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> No
 
 def test_a_save_that_fails_is_told(current: session.Session) -> None:
     """Nothing is lost in silence: fault and exit are recorded, the way out is taken."""
-    member = Participant()
+    member = FakeMember()
     member.error = OSError("the disk has gone")
-    current.join(member)
+    current.open(member)
     notify(current)
     boundary(current)
     assert member.calls == ["finish mirror", "leave False True"]
@@ -169,10 +188,10 @@ def test_a_save_that_fails_is_told(current: session.Session) -> None:
 
 def test_no_boundary_before_the_deadline(current: session.Session) -> None:
     """D.1: the process leaves from another thread; no boundary is needed."""
-    member = Participant()
+    member = FakeMember()
     there = threading.Event()
     member.leave = lambda committed: there.set()  # type: ignore[method-assign]
-    current.join(member)
+    current.open(member)
     boundary(current)
     notify(current, grace=0.3)
     assert there.wait(LIMIT)
@@ -182,10 +201,10 @@ def test_no_boundary_before_the_deadline(current: session.Session) -> None:
 
 def test_all_open_handlers_are_saved(current: session.Session) -> None:
     """FACTS 2.6: a handler that was closed or dropped is not asked; the others are."""
-    first, second, closed = Participant(), Participant(), Participant()
+    first, second, closed = FakeMember(), FakeMember(), FakeMember()
     for member in (first, second, closed):
-        current.join(member)
-    current.join(Participant())  # dropped at once
+        current.open(member)
+    current.open(FakeMember())  # dropped at once
     current.part(closed)
     assert current.members() == [first, second]
     notify(current)
@@ -198,19 +217,28 @@ def test_a_copy_that_is_not_whole_is_told_to_whoever_leaves(
     current: session.Session,
 ) -> None:
     """One of two is enough."""
-    first, second = Participant(), Participant()
+    first, second = FakeMember(), FakeMember()
     second.is_mirrored = False
     for member in (first, second):
-        current.join(member)
+        current.open(member)
     notify(current)
     boundary(current)
     assert first.calls[-1] == "leave True False"
 
 
+def test_a_program_saves_no_states_while_a_fit_runs(current: session.Session) -> None:
+    member = FakeMember()
+    member.amid = "model.fit"
+    current.open(member)
+    with pytest.raises(UsageError, match=r"model\.fit"):
+        current.save(member)
+    assert member.calls == []
+
+
 # --- Ctrl-C --------------------------------------------------------------------------
 
 
-class Pressed(Participant):
+class Pressed(FakeMember):
     """A handler during whose save somebody presses Ctrl-C, once or twice."""
 
     def __init__(self, times: int) -> None:
@@ -233,7 +261,7 @@ def test_ctrl_c_in_the_save_of_a_preemption_changes_nothing(
     """The commit is what the grace is for, and the exit is on its way anyway."""
     member, before = Pressed(1), signal.getsignal(signal.SIGINT)
     member.leave = leave  # type: ignore[method-assign]
-    current.join(member)
+    current.open(member)
     notify(current)
     with pytest.raises(SystemExit) as left:
         boundary(current)
@@ -254,9 +282,9 @@ def ctrl_c_in_a_finally() -> Iterator[None]:
 def test_ctrl_c_on_the_way_out_does_not_change_its_code(
     current: session.Session,
 ) -> None:
-    member = Participant()
+    member = FakeMember()
     member.leave = leave  # type: ignore[method-assign]
-    current.join(member)
+    current.open(member)
     notify(current)
     with pytest.raises(SystemExit) as left, ctrl_c_in_a_finally():
         boundary(current)
@@ -270,36 +298,36 @@ def test_a_loss_leaves_as_deaf_to_ctrl_c(
     current: session.Session,
 ) -> None:
     """It leaves from where the error came, not from a boundary."""
-    member = Participant()
+    member = FakeMember()
     member.leave = leave  # type: ignore[method-assign]
-    current.join(member)
+    current.open(member)
     with pytest.raises(SystemExit), ctrl_c_in_a_finally():
-        current.departure.leave(Outcome.LOST, "a peer is gone")
+        current.exit.leave(Outcome.LOST, "a peer is gone")
 
 
 def test_ctrl_c_counts_where_the_exit_function_comes_back(
     current: session.Session,
 ) -> None:
-    class Stays(Participant):
-        def finish_mirror(self, seconds: float) -> bool:
+    class Stays(FakeMember):
+        def finish_copy(self, seconds: float) -> bool:
             signal.raise_signal(signal.SIGINT)
             return True
 
     member = Stays()
-    current.join(member)
+    current.open(member)
     with pytest.raises(KeyboardInterrupt):
-        current.departure.leave(Outcome.COMMITTED, "")
+        current.exit.leave(Outcome.COMMITTED, "")
     assert member.calls == ["leave True True"]
 
 
 def test_a_second_ctrl_c_gives_the_save_up(current: session.Session) -> None:
     member, before = Pressed(2), signal.getsignal(signal.SIGINT)
-    current.join(member)
+    current.open(member)
     notify(current)
     with pytest.raises(KeyboardInterrupt, match="the last commit stands"):
         boundary(current)
     assert member.calls == []
-    assert current.departure.detached
+    assert current.exit.detached
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -316,7 +344,7 @@ def test_ctrl_c_in_a_save_is_honoured_after_it(
             return staged
 
     member = Told(1)
-    current.join(member)
+    current.open(member)
     with pytest.raises(KeyboardInterrupt):
         current.save_together(member, "save")
     assert "commit save [0]" in member.calls
@@ -329,7 +357,7 @@ def test_a_programs_own_ctrl_c_is_called_after_the_save(
     member = Pressed(1)
     before = signal.signal(signal.SIGINT, lambda *_: seen.append(list(member.calls)))
     try:
-        current.join(member)
+        current.open(member)
         current.save_together(member, "save")
     finally:
         signal.signal(signal.SIGINT, before)
@@ -348,9 +376,9 @@ def test_ctrl_c_in_a_wait_without_end_is_honoured_at_once() -> None:
 def test_handlers_that_end_in_one_round_do_not_share_a_mark(
     current: session.Session,
 ) -> None:
-    handlers = [Participant("one"), Participant("two"), Participant("three")]
+    handlers = [FakeMember("one"), FakeMember("two"), FakeMember("three")]
     for handler in handlers:
-        current.join(handler)
+        current.open(handler)
         current.save_together(handler, "finished")
     names = [handler.calls[0] for handler in handlers]
     assert len(set(names)) == 3, names
@@ -377,21 +405,20 @@ def test_an_exit_from_another_thread_ends_the_process(
 def test_an_end_that_is_not_saved_is_no_success() -> None:
     """Where the end of the interpreter has to close the handler."""
 
-    class Full(Participant):
-        def close(self, timeout: float | None = None) -> None:
-            raise SaveError("the disk is full")
+    def close(member: object, limit: float) -> None:
+        raise SaveError("the disk is full")
 
     pid = os.fork()
     if pid == 0:
-        members = [Full()]
-        way_out = Departure(
+        members = [FakeMember()]
+        way_out = ExitPath(
             LOCAL,
             lambda: members,
             left=lambda: 0.0,
             linger=lambda: 0.0,
             is_noticed=lambda: False,
         )
-        way_out.at_exit(lambda error: None, LIMIT)
+        way_out.at_exit(lambda error: None, close, LIMIT)
         os._exit(97)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
@@ -532,7 +559,7 @@ def test_the_first_failure_is_named_by_all() -> None:
     for worker, error in enumerate([ValueError("a bad batch"), OSError("no peer")]):
         cluster = Cluster(worker=worker, jobs=(("worker", 2),))
         runtime = Threads(store, SystemClock(), lambda gone: None)
-        way_out = Departure(
+        way_out = ExitPath(
             cluster,
             list,
             left=lambda: 0.0,

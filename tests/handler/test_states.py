@@ -163,10 +163,3 @@ def test_a_pipeline_goes_on_with_the_step(program: Program) -> None:
     with program.handler():
         assert before.value == expected[:7]
         assert before.value + [int(x) for x in again.iterator] == expected
-
-
-def test_not_while_a_fit_runs() -> None:
-    from tfpreempt.keras.fit.fit_handler import FitHandler
-
-    with pytest.raises(errors.UsageError, match=r"model\.fit"):
-        FitHandler.save(object())  # type: ignore[arg-type]

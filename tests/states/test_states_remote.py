@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 import uuid
+from types import SimpleNamespace
 
 import pytest
 
@@ -234,14 +235,16 @@ def test_a_damaged_disk_is_mended_from_the_store(place, words, caplog):
 
 
 def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
-    class Handler:
-        def save_now(self):
+    class Session:
+        commits = SimpleNamespace(load_state=lambda state: True)
+
+        def members(self):
+            return [self]
+
+        def save(self, member):
             return "its own"
 
-        def load_state(self, state):
-            return True
-
-    monkeypatch.setattr(session, "open_handlers", lambda: [Handler()])
+    monkeypatch.setattr(session, "current", Session)
     assert tfpreempt.load_state(words)
     assert tfpreempt.save_all_states() == "its own"
     assert registered._copies == {}

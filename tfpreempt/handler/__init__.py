@@ -1,18 +1,18 @@
-"""Station 4 of the path: one process's life, where notice, agreement and commit meet.
+"""4. One process's life: the only room where notice, agreement and commit meet.
 
-commits          what a handler's user sees of its commits, here and in the object store
-exit             the way out of the process: by a commit, a loss, an error, a deadline
-handler          preemptionCheckpointHandler: what a custom training loop holds
-interrupts       ctrl-C waits for the save that is under way
-member           what one handler keeps: its checkpoint, its step, its journal
-participant      what the session needs of a handler
-process_end      the end of a process: with its code, whatever holds it up
-raised           an error leaves a step or the loop: peers are told
+handler          PreemptionCheckpointHandler: what a custom training loop holds
+admission        how a handler, or a fit, becomes a member of the session
+start            what all workers agree on first: one storage, one commit to restore
+member           one handler, or fit: its steps, its journal
+commits          what a member saves, restores and has copied
+session          the process's part in the agreement, which all its members share
+saving           saves without a notice, to which all workers come at the same place
+exit             every way out: commit, loss, error, deadline, the interpreter's end
+process_end      the end of a process with its code, whatever holds it up
+step_errors      an error in a step: a preemption, or one that peers are told of
 reading          whether an error comes of data that could not be read
+interrupts       Ctrl-C waits for the save that is under way
+watching         what is listened to: the config's sources, and TensorFlow's own key
 remote_cluster   single-client clusters: this process alone runs the program
-saving           saves that need no agreement
-session          one process's part in the agreement, shared by all handlers in it
-start            how a handler starts: one storage, one commit to restore
-tensorflow_side  what the handler needs of TensorFlow beside the checkpoint
-watching         what a handler listens to: the config's sources
+tensorflow_side  TensorFlow's errors, and the counters in the user's checkpoint
 """

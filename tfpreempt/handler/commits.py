@@ -1,74 +1,264 @@
-"""What a handler's user sees of its commits, here and in the object store."""
+"""The commits of one handler: saved, restored, copied, and deleted when asked."""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from tfpreempt import errors
+from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint import restore as restoring
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.recall import Recall
+from tfpreempt.checkpoint.remote.mirroring import Remote
 from tfpreempt.checkpoint.remote.status import MirrorStatus
-from tfpreempt.core.arguments import check_timeout
-from tfpreempt.handler.member import Keeper
+from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.events import Commit, Fault, Restored
+
+log = logging.getLogger(__name__)
 
 
 class Commits:
-    """A part of `PreemptionCheckpointHandler`. Main thread unless said otherwise."""
+    """What a handler's checkpoint directory and object store hold, and get.
 
-    _keeper: Keeper
-    _closed: bool
+    It knows of no agreement: its `Member` says when. Main thread unless said otherwise.
 
-    @property
-    def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest commit in the directory, or None. Reads the directory."""
-        return self._keeper.latest()
+    Args:
+        saver: of the directory.
+        cluster: who the workers are.
+        counter: the variable that holds the number of runs; None without a checkpoint.
+        candidate: the commit that all workers are to restore; None to start afresh.
+        token: unique to this start, equal on all workers; begins the names of saves.
+        remote: this worker's part in the object store; None without one.
+        skipped: what was found damaged on the way (chief only).
 
-    def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Deletes a commit, in the directory and in `remote_checkpoint_dir`.
+    Attributes:
+        directory: where they lie.
+    """
 
-        Where the local copy is gone already a warning says so, and the remote one
-        still goes. On workers other than the chief this does nothing.
+    def __init__(
+        self,
+        saver: CheckpointSaver,
+        cluster: Cluster,
+        counter: Any,
+        *,
+        candidate: Entry | None,
+        token: str,
+        remote: Remote | None,
+        skipped: Sequence[str],
+    ) -> None:
+        self.token = token
+        self.directory = saver.directory
+        self.remote = remote
+        self.saver = saver
+        self._loader = saver.loader
+        self.candidate = candidate
+        self._skipped = tuple(skipped)
+        self._cluster = cluster
+        self._counter = counter
+        self._random_at_start = b""
+        self._recall = Recall(
+            self.directory,
+            cluster.worker,
+            cluster.world,
+            agreed=candidate,
+            after=catalog.highest_sequence(self.directory),
+        )
+
+    # --- a save, in two phases -------------------------------------------------------
+
+    def needs_peers(self) -> bool:
+        """Whether a save needs every worker at once."""
+        return self.saver.needs_peers()
+
+    def try_states(self) -> None:
+        """Warns of named States that cannot be saved."""
+        self.saver.try_states()
+
+    def stage(self, step: int, name: str, *args: Any, **kwargs: Any) -> Staged:
+        """Writes this worker's part of a save.
 
         Args:
-            checkpoint: of this handler's directory or store.
+            step: that the save carries.
+            name: of the save; equal on all workers.
+            *args: for a manager's `save`, or a save_fn.
+            **kwargs: likewise.
+        """
+        if self._counter is not None:
+            self._counter.assign(step)
+        attempt = f"{self.token}-{name}"
+        staged = self.saver.stage(step, attempt, *args, **kwargs)
+        if self.remote is not None:
+            self.remote.send(staged)
+        is_apart = self.remote is not None and self.remote.is_apart
+        if not self._cluster.is_chief and not is_apart:
+            self._recall.expect(staged.directory)
+        return staged
+
+    def commit(
+        self,
+        staged: Staged,
+        because: str,
+        workers: Sequence[int],
+        left: Callable[[], float],
+    ) -> Commit | None:
+        """Makes a staged save durable, and has it copied; on the chief.
+
+        Args:
+            staged: the save.
+            because: written into the manifest.
+            workers: whose parts are there.
+            left: seconds that a notice leaves.
+
+        Returns:
+            The commit; None where a save_fn left nothing to commit.
+        """
+        if self.remote is None:
+            return self.saver.commit(staged, because, tuple(workers))
+        try:
+            workers = self.remote.collect(staged, workers, because, left)
+        except errors.SaveError:
+            self.discard(staged)
+            raise
+        commit = self.saver.commit(staged, because, tuple(workers))
+        self.remote.saved(staged)
+        if commit is not None:
+            self.remote.committed(commit.path)
+        return commit
+
+    def discard(self, staged: Staged) -> None:
+        """Throws away a staged save; on the chief."""
+        self.saver.discard(staged)
+        if self.remote is not None:
+            self.remote.saved(staged)
+
+    # --- restore ---------------------------------------------------------------------
+
+    def restore(self, *, named_states: bool) -> Restored:
+        """Restores the agreed commit.
+
+        Args:
+            named_states: False where `load_states` was called before.
 
         Raises:
-            ConfigurationError: it is not one of them, or belongs to a
-                CheckpointManager, which deletes its own; or it is no handle.
-            HandlerClosedError: after `close()`.
-            CheckpointError: the store, or the disk.
+            CheckpointMismatchError: another model's checkpoint; nothing was assigned.
         """
-        if not isinstance(checkpoint, Checkpoint):
+        restored = Restored(
+            path=None, step=0, sequence=0, world_size=self._cluster.world
+        )
+        if self.candidate is not None:
+            restored = self._loader.restore(self.candidate, named_states=named_states)
+            if self._counter is not None and self.candidate.prefix is None:
+                self._counter.assign(restored.step)  # saved without the variable
+            if self._counter is not None:
+                step = int(self._counter.numpy())
+                restored = dataclasses.replace(restored, step=step)
+            self._random_at_start = self._loader.random_bytes()
+        return dataclasses.replace(restored, skipped=self._skipped)
+
+    def load_states(self) -> None:
+        """Loads the named States of the agreed commit, ahead of `restore`."""
+        if self.candidate is not None and self.candidate.manifest is not None:
+            self._loader.load_named_states(self.candidate)
+
+    def adopt(self) -> int:
+        """Counts on from the agreed commit without restoring it; returns its step."""
+        adopted, self.candidate = self.candidate, None  # nor its random generators
+        return 0 if adopted is None else adopted.step or 0
+
+    def load_random_state(self) -> None:
+        """Sets this worker's random generators to the restored commit."""
+        if self.candidate is not None:
+            self._loader.load_random_state(self.candidate)
+
+    def warn_of_late_random_state(self) -> None:
+        """A first boundary after the first step finds the generators moved on."""
+        if self.candidate is None:
+            return
+        if self._loader.random_bytes() != self._random_at_start:
+            log.warning(
+                "tfpreempt: random numbers were drawn after the restart and before the "
+                "first save_checkpoint_if_preempted(); the generators are set back to "
+                "the commit only now. For an exact resume enter "
+                "watch_preemption_scope() before the loop, or call this first in it."
+            )
+
+    # --- what lies there -------------------------------------------------------------
+
+    def load_state(self, state: Any) -> bool:
+        """Loads one named State, registered or not, of what was restored or saved
+        since; whether there was something."""
+        return self._recall.load(state)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest commit in the directory."""
+        found = restoring.find_candidates(self.directory)
+        return self._loader.checkpoint(found[0]) if found else None
+
+    def delete(self, checkpoint: Checkpoint) -> None:
+        """Deletes a commit on both sides; on the chief.
+
+        Raises:
+            ConfigurationError: it is not ours to delete.
+            CheckpointError: the disk or the store.
+        """
+        entry = self.saver.commit_of(checkpoint.path)
+        if entry is not None and entry.kind is catalog.Kind.FLAT:
             raise errors.ConfigurationError(
-                f"delete_checkpoint() got {checkpoint!r}; expected a "
-                "tfpreempt.Checkpoint, such as handler.latest_checkpoint or "
-                "tfpreempt.Checkpoint(path)"
+                f"{checkpoint!r} belongs to a CheckpointManager, whose max_to_keep "
+                "says what goes; delete it by the manager's own means"
             )
-        if self._closed:
-            raise errors.HandlerClosedError(
-                f"delete_checkpoint({checkpoint!r}) was called after close(); call it "
-                "before, or on a new handler of the same directory"
+        is_known = entry is not None or self.saver.may_hold(checkpoint.path)
+        if self.remote is not None:
+            is_known = self.remote.delete(checkpoint, entry) or is_known
+        if not is_known:
+            raise errors.ConfigurationError(
+                f"{checkpoint!r} is not of this handler's directory, "
+                f"{self.directory!r}, nor of its remote_checkpoint_dir; nothing was "
+                "deleted"
             )
-        self._keeper.delete(checkpoint)
+        if entry is None:
+            log.warning("tfpreempt: %r is not (any more) in this directory", checkpoint)
+        else:
+            self.saver.delete(entry.path)
+
+    # --- the copy --------------------------------------------------------------------
+
+    def begin_copying(self, record: Callable[[Fault], None]) -> None:
+        """The handler stands: the chief copies its commits from now on.
+
+        Args:
+            record: a method that is told faults; held weakly.
+
+        Raises:
+            ConfigurationError: another open handler copies to the same place.
+        """
+        remote = self.remote
+        if remote is None or not self._cluster.is_chief:
+            return
+        remote.open(
+            self.directory,
+            self.candidate,
+            token=self.token,
+            max_to_keep=self._loader.max_to_keep,
+            record=record,
+        )
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """How far the copying to `remote_checkpoint_dir` is; any thread.
+        """How far the copying is; None where nothing is copied. Any thread."""
+        return None if self.remote is None else self.remote.status
 
-        None without one, and on workers other than the chief, which copies for all.
-        """
-        return self._keeper.mirror_status
+    def wait_for_mirror(self, timeout: float | None) -> bool:
+        """Waits until all is copied; whether the newest commit is. Any thread."""
+        return self.remote is None or self.remote.wait(timeout)
 
-    def wait_for_mirror(self, timeout: float | None = None) -> bool:
-        """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
-
-        Args:
-            timeout: seconds; None waits as long as the upload gets on, and gives up
-                after five minutes in which it didn't.
-
-        Returns:
-            Whether the newest commit is there; True without a `remote_checkpoint_dir`,
-            and on workers other than the chief.
-
-        Raises:
-            ConfigurationError: the timeout is no number of seconds.
-        """
-        check_timeout(timeout)
-        return self._keeper.wait_for_mirror(timeout)
+    def close(self) -> None:
+        """Copies no more."""
+        if self.remote is not None:
+            self.remote.close()

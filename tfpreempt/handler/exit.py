@@ -19,7 +19,7 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Exit, Fault, Outcome
 from tfpreempt.errors import UsageError, WaitTimeoutError
 from tfpreempt.handler.interrupts import held_back
-from tfpreempt.handler.participant import Participant
+from tfpreempt.handler.member import Member
 from tfpreempt.handler.process_end import (
     LastExit,
     exit_hard,
@@ -33,7 +33,7 @@ from tfpreempt.notice._signal_registry import REGISTRY
 log = logging.getLogger(__name__)
 
 
-class Departure:
+class ExitPath:
     """Ends this worker's part; one for each process.
 
     Args:
@@ -47,7 +47,7 @@ class Departure:
     def __init__(
         self,
         cluster: Cluster,
-        members: Callable[[], list[Participant]],
+        members: Callable[[], list[Member]],
         left: Callable[[], float],
         linger: Callable[[], float],
         is_noticed: Callable[[], bool],
@@ -56,7 +56,7 @@ class Departure:
         self.detached = False  # raised; peers were told
         self._cluster = cluster
         self._members = members
-        self._last_steps: weakref.WeakKeyDictionary[Participant, int]
+        self._last_steps: weakref.WeakKeyDictionary[Member, int]
         self._last_steps = weakref.WeakKeyDictionary()
         self._left = left
         self._linger = linger
@@ -104,14 +104,14 @@ class Departure:
         atexit.unregister(skip_last_collections)
         self.come_back()  # the exit function returned: training goes on
 
-    def finish_mirrors(self, members: list[Participant]) -> bool:
+    def finish_mirrors(self, members: list[Member]) -> bool:
         """Gives the newest commits' copies what time is left; whether all are whole."""
         unfinished = [
-            each for each in members if not each.finish_mirror(max(0.0, self._left()))
+            each for each in members if not each.finish_copy(max(0.0, self._left()))
         ]
         return not unfinished
 
-    def finish_copy(self, member: Participant, timeout: float | None) -> None:
+    def finish_copy(self, member: Member, timeout: float | None) -> None:
         """Training is over: waits for the copy of its last commit.
 
         A notice that comes meanwhile shortens the wait. If the copy is not whole then,
@@ -121,11 +121,11 @@ class Departure:
             member: the handler.
             timeout: seconds; None: while it gets on.
         """
-        if member.wait_for_mirror(timeout):
+        if member.commits.wait_for_mirror(timeout):
             return
         is_noticed = self._is_noticed()
         left = max(0.0, self._left()) if is_noticed else 0.0
-        if not member.finish_mirror(left) and is_noticed:  # which says what is missing
+        if not member.finish_copy(left) and is_noticed:  # which says what is missing
             self.leave(Outcome.COMMITTED, "training is over, its copy is not whole")
 
     def come_back(self) -> None:
@@ -135,7 +135,7 @@ class Departure:
             self._last_exit.cancel()
         REGISTRY.stay()
 
-    def has_left(self, member: Participant) -> bool:
+    def has_left(self, member: Member) -> bool:
         """Whether its exit was served, and it has not trained on since.
 
         SystemExit was caught, or the exit function came back: another handler may go
@@ -240,11 +240,17 @@ class Departure:
         for member in self._members():
             member.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))
 
-    def at_exit(self, raised: Callable[[BaseException], None], limit: float) -> None:
-        """The interpreter ends while handlers are open: that is the last boundary.
+    def at_exit(
+        self,
+        raised: Callable[[BaseException], None],
+        close: Callable[[Member, float], None],
+        limit: float,
+    ) -> None:
+        """The interpreter ends while members are open: that is the last boundary.
 
         Args:
             raised: tells the peers of an error.
+            close: makes the last boundary of a member.
             limit: seconds to wait for workers that still train.
         """
         members = self._members()
@@ -260,18 +266,18 @@ class Departure:
             self.finish_mirrors(members)
             return
 
-        def close() -> None:
+        def close_all() -> None:
             is_saved = True
             for member in members:
                 try:
-                    member.close(limit)
+                    close(member, limit)
                 except Exception as error:
                     log.error("tfpreempt: the end is not saved", exc_info=error)
                     is_saved = False
             if not is_saved:
                 sys.exit(1)
 
-        exit_hard(close)
+        exit_hard(close_all)
 
     @property
     def _is_over(self) -> bool:
@@ -282,7 +288,7 @@ class Departure:
     def _is_forked(self) -> bool:
         return os.getpid() != self._process
 
-    def _record(self, members: list[Participant], outcome: Outcome, why: str) -> None:
+    def _record(self, members: list[Member], outcome: Outcome, why: str) -> None:
         for member in members:
             member.record(
                 Exit(outcome=outcome, code=None, step=member.step, detail=why)

@@ -11,8 +11,6 @@ import contextlib
 import datetime
 import logging
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -20,24 +18,15 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.unsaved import Unsaved
-from tfpreempt.core.arguments import check_save_every, check_seconds, check_timeout
-from tfpreempt.core.cluster import read_cluster
-from tfpreempt.core.events import Notice
-from tfpreempt.handler.commits import Commits
-from tfpreempt.handler.member import Keeper
-from tfpreempt.handler.raised import was_preemption
-from tfpreempt.handler.reading import is_before_all
-from tfpreempt.handler.remote_cluster import connection, expect_to_go
-from tfpreempt.handler.session import session_for
-from tfpreempt.handler.start import Start, make_store
-from tfpreempt.handler.tensorflow_side import (
-    END_OF_DATA,
-    DirectoryRequiredError,
-    attach_counters,
-    check_checkpoint,
-)
-from tfpreempt.handler.watching import watch
+from tfpreempt.core.arguments import check_save_every, check_timeout
+from tfpreempt.handler.admission import admit, find_session
+from tfpreempt.handler.member import Member
+from tfpreempt.handler.session import Stage, stage_plain
+from tfpreempt.handler.step_errors import step_failed, was_preemption
+from tfpreempt.handler.tensorflow_side import DirectoryRequiredError
 from tfpreempt.platforms.config import TerminationConfig
 
 log = logging.getLogger(__name__)
@@ -45,11 +34,10 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-START_TIMEOUT = 300.0  # seconds that the slowest worker may need to make its handler
 NEVER = 1 << 62
 
 
-class PreemptionCheckpointHandler(Commits):
+class PreemptionCheckpointHandler:
     """Turns a termination notice into an agreed, durable commit and the right exit.
 
     Drop-in for `tf.distribute.experimental.PreemptionCheckpointHandler`: make it after
@@ -80,9 +68,6 @@ class PreemptionCheckpointHandler(Commits):
             directory has nothing newer goes on from there. Then workers need not share
             `checkpoint_dir`. None: TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
 
-    Attributes:
-        runs: calls of `run()` that came back in this process.
-
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
             is open in the directory. (One whose exit was served, and that has not
@@ -93,8 +78,6 @@ class PreemptionCheckpointHandler(Commits):
         WorkersDisagreeError: workers differ in world size.
         NotMainThreadError: signals can only be watched from the main thread.
     """
-
-    is_amid = False  # see `Participant`
 
     def __init__(
         self,
@@ -116,55 +99,23 @@ class PreemptionCheckpointHandler(Commits):
                 f"checkpoint_dir is {checkpoint_dir!r}; pass the directory too, or a "
                 "tf.train.CheckpointManager, which has one"
             )
-        self._config = TerminationConfig.accept(termination_config)
-        self._connection = connection()
-        self._cluster = read_cluster(
-            cluster_resolver, drives_others=self._connection is not None
-        )
-        self._save_every = check_save_every(save_every)
-        check_seconds("save_timeout", save_timeout)
-        self._session = session_for(
-            self._cluster, lambda: make_store(self._cluster), save_timeout
-        )
-        self._session.come_back()
+        config = TerminationConfig.accept(termination_config)
+        every = check_save_every(save_every)
+        self._save_steps = every if isinstance(every, int) else None
+        self._session = find_session(cluster_resolver, save_timeout)
         self._gate = self._session.gate
-        self._closed = False
-        self._armed = False
-        self._noticed = threading.Event()
-        self.runs = 0
-        check_checkpoint(given)
-        counter = attach_counters(given)
-        start = Start(
+        self._member = admit(
+            self._session,
             given,
             checkpoint_dir,
-            cluster=self._cluster,
+            config,
             restore=restore,
             max_to_keep=max_to_keep,
-            save_fn=self._config.save_fn,
-            io_device=None if self._connection is None else self._connection.device,
             remote_checkpoint_dir=remote_checkpoint_dir,
-            in_use=self._session.in_use(),
-        )
-        start.agree(self._session.store, self._session.next_prefix(), START_TIMEOUT)
-        self._keeper = Keeper(
-            start,
-            self._session.coordinator,
-            self._config,
-            self._cluster,
-            counter,
-            handler=self,
         )
         self._unsaved = Unsaved(getattr(given, "checkpoint", given))
-        self._restore()
-        self._slow_at = self._next_stop()
-        self._watcher = watch(
-            self._config, self._cluster, self._received, self._connection
-        )
-        weakref.finalize(self, self._watcher.close)
-        self._keeper.begin_copying()
-        self._session.join(self._keeper)
-        if isinstance(self._save_every, datetime.timedelta) and self._cluster.is_chief:
-            self._session.save_each(self._save_every.total_seconds(), self._keeper)
+        self._member.restore()
+        self._session.open(self._member, None if isinstance(every, int) else every)
 
     # --- the loop --------------------------------------------------------------------
 
@@ -189,27 +140,21 @@ class PreemptionCheckpointHandler(Commits):
             NestedRunError: inside another `run()`.
             SystemExit: by the exit function, after a commit.
         """
-        gate = self._gate
+        gate, member = self._gate, self._member
         gate.started += 1
-        if gate.flag or gate.busy or self.runs >= self._slow_at:
-            self._enter()
-            if self.runs in (1, 2):  # two, as a GAN's, may take turns
-                self._look_at(fn, args, kwargs)
+        if gate.flag or gate.busy or member.runs >= member.stop_at:
+            self._enter("run()")
+            if member.runs in (1, 2) and member.config.save_fn is None:
+                # Two, as a GAN's, may take turns. Nobody knows what a save_fn saves.
+                self._unsaved.look(fn, args, kwargs)
         gate.busy = True
         try:
             result = fn(*args, **kwargs)
         except BaseException as error:
-            gate.busy = False
-            is_end = isinstance(error, END_OF_DATA)  # equal on all workers, and counts
-            is_whole = not is_end and is_before_all(error)
-            if is_whole:
-                gate.started -= 1
-            elif not is_end:
-                gate.failed = gate.started
-            self._raised(error, is_whole)
+            step_failed(error, self._session, member)
             raise
         gate.busy = False
-        self.runs += 1
+        member.runs += 1
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -219,18 +164,20 @@ class PreemptionCheckpointHandler(Commits):
             *args: for `CheckpointManager.save`, or for the config's save_fn.
             **kwargs: likewise, such as `checkpoint_number=` or `options=`.
         """
-        gate = self._gate
+        gate, mine = self._gate, self._member
+
+        def stage(member: Member, name: str) -> Staged:
+            if member is mine:
+                return member.stage(name, *args, **kwargs)
+            return member.stage(name)
+
         gate.started += 1
-        if gate.flag or gate.busy or self.runs >= self._slow_at:
-            if not self._armed:
-                self._keeper.warn_of_late_random_state()
-            self._keeper.save_arguments = (args, kwargs)
-            try:
-                self._enter()
-            finally:
-                self._keeper.save_arguments = ((), {})
+        if gate.flag or gate.busy or mine.runs >= mine.stop_at:
+            if not mine.is_armed:
+                mine.commits.warn_of_late_random_state()
+            self._enter("save_checkpoint_if_preempted()", stage)
         gate.bare = gate.started
-        self.runs += 1
+        mine.runs += 1
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
@@ -243,23 +190,32 @@ class PreemptionCheckpointHandler(Commits):
         Yields:
             Nothing.
         """
-        self._check_open()
-        self._arm()
+        session, member = self._session, self._member
+        session.check_open(member, "watch_preemption_scope()")
+        session.arm(member)
         try:
             yield
         except BaseException as error:
             self._gate.failed = self._gate.started  # steps may be bare in here
-            if self._session.departure.left or not self._raised(error):
+            is_served = not session.exit.left and was_preemption(
+                error, session, member, is_whole=False
+            )
+            if not is_served:
                 raise
-            self._quiet()  # the exit function came back; the step is half done
+            session.part(member)  # the exit function came back; the step is half done
             return
-        if not self._closed:
-            self._boundary()
+        if not member.is_closed:
+            session.boundary()
 
     @property
     def total_run_calls(self) -> int:
         """Calls that came back, over all restarts; what the checkpoint counts."""
-        return self._keeper.base + self.runs
+        return self._member.step
+
+    @property
+    def runs(self) -> int:
+        """Calls of `run()` that came back in this process."""
+        return self._member.runs
 
     # --- saving ----------------------------------------------------------------------
 
@@ -275,11 +231,69 @@ class PreemptionCheckpointHandler(Commits):
         Raises:
             SaveError: the directory, or a worker whose part did not come in time.
         """
-        self._check_open("save()")
-        self._session.departure.check()
-        self._arm()
-        self._session.save_together(self._keeper, "save")
-        return self.latest_checkpoint if self._cluster.is_chief else None
+        self._session.save(self._member)
+        return self.latest_checkpoint if self._session.cluster.is_chief else None
+
+    # --- its commits -----------------------------------------------------------------
+
+    @property
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The newest commit in the directory, or None. Reads the directory."""
+        return self._member.commits.latest()
+
+    def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Deletes a commit, in the directory and in `remote_checkpoint_dir`.
+
+        Where the local copy is gone already a warning says so, and the remote one
+        still goes. On workers other than the chief this does nothing.
+
+        Args:
+            checkpoint: of this handler's directory or store.
+
+        Raises:
+            ConfigurationError: it is not one of them, or belongs to a
+                CheckpointManager, which deletes its own; or it is no handle.
+            HandlerClosedError: after `close()`.
+            CheckpointError: the store, or the disk.
+        """
+        if not isinstance(checkpoint, Checkpoint):
+            raise errors.ConfigurationError(
+                f"delete_checkpoint() got {checkpoint!r}; expected a "
+                "tfpreempt.Checkpoint, such as handler.latest_checkpoint or "
+                "tfpreempt.Checkpoint(path)"
+            )
+        if self._member.is_closed:
+            raise errors.HandlerClosedError(
+                f"delete_checkpoint({checkpoint!r}) was called after close(); call it "
+                "before, or on a new handler of the same directory"
+            )
+        if self._session.cluster.is_chief:
+            self._member.commits.delete(checkpoint)
+
+    @property
+    def mirror_status(self) -> MirrorStatus | None:
+        """How far the copying to `remote_checkpoint_dir` is; any thread.
+
+        None without one, and on workers other than the chief, which copies for all.
+        """
+        return self._member.commits.mirror_status
+
+    def wait_for_mirror(self, timeout: float | None = None) -> bool:
+        """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
+
+        Args:
+            timeout: seconds; None waits as long as the upload gets on, and gives up
+                after five minutes in which it didn't.
+
+        Returns:
+            Whether the newest commit is there; True without a `remote_checkpoint_dir`,
+            and on workers other than the chief.
+
+        Raises:
+            ConfigurationError: the timeout is no number of seconds.
+        """
+        check_timeout(timeout)
+        return self._member.commits.wait_for_mirror(timeout)
 
     # --- the end ---------------------------------------------------------------------
 
@@ -300,160 +314,54 @@ class PreemptionCheckpointHandler(Commits):
             SystemExit: a notice was served instead.
         """
         check_timeout(timeout)
-        if self._closed:
-            return
-        if self._gate.busy:
-            raise errors.UsageError(
-                "close() was called inside run(); call it after the loop"
-            )
-        self._arm()
-        self._unsaved.compare()
-        failure = None
-        if not self._session.departure.detached:
-            # With others open no boundary: workers may differ in those never used.
-            is_last = self._session.members() == [self._keeper]
-            if not is_last or self._session.finish(timeout):
-                failure = self._commit_final()
-            if is_last and failure is None:
-                self._keeper.finished()
-            self._session.departure.finish_copy(self._keeper, timeout)
-        self._quiet()
-        if failure is not None:
-            raise failure
+        if not self._gate.busy:
+            self._unsaved.compare()
+        self._session.close(self._member, timeout)
 
     def __enter__(self) -> PreemptionCheckpointHandler:
-        self._check_open()
+        self._session.check_open(self._member, "the `with` block")
         return self
 
     def __exit__(
         self, kind: Any, error: BaseException | None, trace: Any
     ) -> Literal[False]:
+        session, member = self._session, self._member
         if error is None:
             self.close()
-        elif not self._closed:
-            if not self._session.departure.left:
-                self._raised(error, self._session.is_whole)
-                self._session.departure.finish_mirrors([self._keeper])
-            self._quiet()
+        elif not member.is_closed:
+            if not session.exit.left:
+                was_preemption(error, session, member, is_whole=session.is_whole)
+                session.exit.finish_mirrors([member])
+            session.part(member)
         return False
-
-    def _quiet(self) -> None:
-        """Stops listening, puts signals back, and is closed."""
-        self._closed = True
-        self._slow_at = -1
-        self._watcher.close()
-        self._session.part(self._keeper)
-        self._keeper.put_away()
-
-    def _restore(self) -> None:
-        """What is restored when a handler is made."""
-        self._keeper.restore()
-
-    def _look_at(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Watches what one call of a step changes."""
-        if self._config.save_fn is None:  # nobody knows what that saves
-            self._unsaved.look(fn, args, kwargs)
 
     # --- boundaries, the slow path ---------------------------------------------------
 
-    def _enter(self) -> None:
+    def _enter(self, what: str, stage: Stage = stage_plain) -> None:
         """A boundary at which there is something to do; the interval is counted."""
+        session, member = self._session, self._member
         try:
-            self._check_open()
-            self._session.departure.check()
+            session.check_open(member, what)
+            session.exit.check()
         except errors.TfpreemptError:
             self._gate.started -= 1
             raise
-        self._arm()
-        self._session.look()
-        if self.runs == 1:
-            self._keeper.try_states()  # all is there: a step was made
-            self._session.begin_measuring()
+        session.arm(member)
+        session.look(stage)
+        if member.runs == 1:
+            member.commits.try_states()  # all is there: a step was made
+            session.begin_measuring()
         self._unsaved.compare()
-        every, new = self._save_every, self._keeper.has_moved
-        if isinstance(every, int) and new and self.total_run_calls % every == 0:
-            self._save_periodically()
-        self._slow_at = self._next_stop()
-
-    def _boundary(self) -> None:
-        self._gate.started += 1
-        if self._gate.flag:
-            self._session.look()
+        every = self._save_steps
+        if every is not None and member.has_moved and member.step % every == 0:
+            session.try_to_save(member, stage)
+        member.stop_at = self._next_stop()
 
     def _next_stop(self) -> int:
         """The number of runs at which the slow path must be taken next."""
-        if self.runs < 4:
-            return self.runs
-        if isinstance(self._save_every, int):
-            done = self.total_run_calls // self._save_every
-            return (done + 1) * self._save_every - self._keeper.base
-        return NEVER
-
-    def _save_periodically(self) -> None:
-        self._session.try_to_save(self._keeper)
-
-    def _commit_final(self) -> Exception | None:
-        """The state at the normal end, so that a restart has nothing left to do.
-
-        Returns:
-            Why it could not be saved, to be raised when all is put away.
-        """
-        if self._keeper.has_moved:
-            try:
-                self._session.save_together(self._keeper, "finished")
-            except Exception as error:  # noqa: BLE001 - of a State, say; raised later
-                self._session.departure.fault("the final save", error)
-                error.add_note(
-                    "Training is over, and its end is not committed. Mend what the "
-                    "error names and start the program again: it repeats the steps "
-                    "after the last commit."
-                )
-                return error
-        return None
-
-    def _check_open(self, what: str = "run()") -> None:
-        if self._closed:
-            raise errors.HandlerClosedError(
-                "this handler was closed; make a new PreemptionCheckpointHandler (it "
-                "restores what the old one committed), or close it after the last run()"
-            )
-        if self._gate.busy:
-            raise errors.NestedRunError(
-                f"{what} was entered inside run(), where it cannot be safe to save: "
-                "the step is half done. Call it between two runs."
-            )
-
-    def _arm(self) -> None:
-        if not self._armed:
-            self._armed = True
-            self._watcher.rearm()
-            self._session.keep(self._keeper, self)
-            self._keeper.load_random_state()
-
-    def _raised(self, error: BaseException, is_whole: bool = False) -> bool:
-        """Whether it was a preemption, and was served; else peers are told."""
-        return was_preemption(
-            error, self._session, self._connection, self._noticed, is_whole=is_whole
-        )
-
-    def _received(self, notice: Notice) -> None:
-        """A source speaks; on its thread."""
-        self._session.coordinator.notice(notice)
-        expect_to_go(notice)
-        self._noticed.set()
-        self._keeper.hurry_mirror()
-        self._keeper.record(notice)
-        self._session.name_killed_children()
-        grace = notice.grace_seconds
-        boundary = "the next boundary"
-        if not self._gate.started:
-            boundary += ", and no step was begun by run() yet"
-        log.warning(
-            "tfpreempt: notice from %s (%s), %s; the commit waits for %s",
-            notice.source,
-            notice.detail,
-            f"grace {grace:g} s" if grace else "nobody says how long it leaves",
-            "the step that runs" if self._gate.busy else boundary,
-        )
+        member, every = self._member, self._save_steps
+        if member.runs < 4:
+            return member.runs
+        if every is None:
+            return NEVER
+        return (member.step // every + 1) * every - member.base

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.events import Key
 from tfpreempt.coordination.gathering import Gathering
@@ -15,10 +16,10 @@ from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit
 from tfpreempt.errors import SaveError
-from tfpreempt.handler.participant import Participant
+from tfpreempt.handler.member import Member
 
 
-class JointSaves:
+class CollectiveSaves:
     """`save()`, every so many steps, and the last one; main thread.
 
     Args:
@@ -47,15 +48,21 @@ class JointSaves:
         self._listens = False
 
     def save(
-        self, member: Participant, name: str, because: str, timeout: float
+        self,
+        member: Member,
+        name: str,
+        because: str,
+        timeout: float,
+        stage: Callable[[Member, str], Staged],
     ) -> Commit | None:
         """All workers save now; every worker calls this at the same place.
 
         Args:
-            member: the handler that saves.
+            member: saves.
             name: of this save; equal on all workers, and never used again.
             because: written into the manifest.
             timeout: seconds that the chief waits for the others' parts.
+            stage: writes this worker's part.
 
         Returns:
             The commit, on the chief; None elsewhere, where it may not be complete yet.
@@ -64,17 +71,18 @@ class JointSaves:
             SaveError: (chief) a worker's part did not come in time.
             CheckpointError: this worker's part could not be written.
         """
-        self._newest[member.token] = name, member.step
+        self._newest[member.commits.token] = name, member.step
         done = False
         if self._cluster.is_chief:
             try:
-                commit = self._lead(member, name, because, timeout)
+                staged = stage(member, name)
+                commit = self._lead(member, staged, name, because, timeout)
                 done = commit is not None
             finally:
                 self._tell(member, name, done)
             return commit
         try:
-            member.stage(name)
+            stage(member, name)
             done = True
         finally:
             key = f"{self._prefix}/{name}/{self._cluster.worker}"
@@ -82,15 +90,15 @@ class JointSaves:
             publish(self._runtime, key, keys.encode(done), wait)
         return None
 
-    def _tell(self, member: Participant, name: str, done: bool) -> None:
+    def _tell(self, member: Member, name: str, done: bool) -> None:
         """What came of a save, which a notice at the same step asks."""
         if not done:
-            del self._newest[member.token]
+            del self._newest[member.commits.token]
         if self._cluster.world > 1:
             key = f"{self._prefix}/{name}/commit"
             self._runtime.insert(key, keys.encode(done), lambda held: None)
 
-    def stands(self, member: Participant, timeout: float) -> bool:
+    def stands(self, member: Member, timeout: float) -> bool:
         """Whether the newest save of this handler is a commit of the step it is at.
 
         Equal on all workers: the chief has the word, the others wait for it.
@@ -99,7 +107,7 @@ class JointSaves:
             member: the handler.
             timeout: seconds to wait for the chief, which may not be through with it.
         """
-        name, step = self._newest.get(member.token, ("", None))
+        name, step = self._newest.get(member.commits.token, ("", None))
         if step != member.step or self._cluster.is_chief:
             return step == member.step
         told: list[bool] = []
@@ -114,13 +122,12 @@ class JointSaves:
         return told == [True]
 
     def _lead(
-        self, member: Participant, name: str, because: str, timeout: float
+        self, member: Member, staged: Staged, name: str, because: str, timeout: float
     ) -> Commit | None:
-        staged = member.stage(name)
         absent = set(self._gather_dones(name, timeout))
         missing = sorted(absent - self._final)
         if missing and because != "finished":
-            member.discard(staged)
+            member.commits.discard(staged)
             raise SaveError(
                 f"no sign within {timeout:g} s from worker(s) {missing} that their "
                 f"part of the {because} save is written; this save is dropped, the "
@@ -175,8 +182,8 @@ def repeat(
     runtime: Runtime,
     clock: Clock,
     seconds: float,
-    member: Participant,
-    is_open: Callable[[Participant], bool],
+    member: Member,
+    is_open: Callable[[Member], bool],
     ask: Callable[[], None],
 ) -> None:
     """Asks for a commit every so many seconds, as long as the handler is open.

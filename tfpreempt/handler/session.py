@@ -1,21 +1,22 @@
-"""One process's part in the agreement, shared by all handlers in it.
+"""One process's part in the agreement, shared by all its members.
 
 Boundaries are counted for the process, not for a handler, because the process is what
-is preempted: at the agreed boundary every open handler saves. The session owns the hub,
-the coordinator and the way out; a handler its checkpoint and its notice sources.
+is preempted: at the agreed boundary every open member saves. The session owns the hub,
+the coordinator and the way out; a member its commits and its notice sources.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from tfpreempt.checkpoint.layout import is_same
+from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
@@ -24,17 +25,34 @@ from tfpreempt.coordination.runtime import Threads
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.events import Commit, Event, Fault, Outcome
-from tfpreempt.errors import CheckpointError, SaveError, StoreGoneError, UsageError
-from tfpreempt.handler.exit import Departure
+from tfpreempt.core.events import Commit, Event, Exit, Fault, Notice, Outcome
+from tfpreempt.errors import (
+    CheckpointError,
+    HandlerClosedError,
+    NestedRunError,
+    SaveError,
+    StoreGoneError,
+    UsageError,
+)
+from tfpreempt.handler.exit import ExitPath
 from tfpreempt.handler.interrupts import held_back
-from tfpreempt.handler.participant import Participant
+from tfpreempt.handler.member import Member
 from tfpreempt.handler.process_end import exit_hard, keep_streams, on_interpreter_end
 from tfpreempt.handler.reading import is_of_data
-from tfpreempt.handler.saving import JointSaves, repeat
+from tfpreempt.handler.remote_cluster import expect_to_go
+from tfpreempt.handler.saving import CollectiveSaves, repeat
 from tfpreempt.notice.children import killed_children
 
 log = logging.getLogger(__name__)
+
+Stage = Callable[[Member, str], Staged]
+"""Writes a member's part of the save of a name."""
+
+
+def stage_plain(member: Member, name: str) -> Staged:
+    """Writes it without anything from the user."""
+    return member.stage(name)
+
 
 OPENS_WITHIN = 1.0
 """Seconds from a notice until its round is open; it takes milliseconds."""
@@ -70,12 +88,13 @@ class Session:
         self.incarnation = incarnation
         self.save_timeout = save_timeout
         self.clock: Clock = clock or SystemClock()
-        self._members: list[weakref.ref[Participant]] = []
+        self._members: list[weakref.ref[Member]] = []
         self._saves = 0
-        self._kept: dict[Participant, object] = {}  # their handlers, until closed
-        self._handlers_made = 0
+        self._kept: set[Member] = set()  # from the first step on, until closed
+        self._admitted = 0
         self._started: tuple[float, int] | None = None
-        self.departure = Departure(
+        self.noticed = threading.Event()
+        self.exit = ExitPath(
             cluster,
             self.members,
             left=lambda: self.coordinator.deadlines.left,
@@ -83,7 +102,7 @@ class Session:
             is_noticed=lambda: self.coordinator.deadlines.at is not None,
         )
         self._runtime = Threads(store, self.clock, self._store_gone)
-        self._joint = JointSaves(cluster, incarnation, self._runtime)
+        self._collective = CollectiveSaves(cluster, incarnation, self._runtime)
         settings = ev.Settings(cluster.worker, cluster.world, cluster.world > 1)
         self.coordinator = Coordinator(
             settings,
@@ -93,67 +112,115 @@ class Session:
             save_timeout=save_timeout,
             step_seconds=self._step_seconds,
             record=self.record,
-            on_overrun=self.departure.overrun,
+            on_overrun=self.exit.overrun,
         )
         self.gate = self.coordinator.gate
         self.coordinator.start()
         on_interpreter_end(self._at_exit)
 
-    # --- handlers --------------------------------------------------------------------
+    # --- members ---------------------------------------------------------------------
 
     def next_prefix(self) -> str:
-        """Namespace for the start of the next handler; equal on all workers."""
-        self._handlers_made += 1
-        return f"tfpreempt/{self.incarnation}/start/{self._handlers_made}"
-
-    def join(self, member: Participant) -> None:
-        """A handler opens."""
-        self.come_back()
-        for other in self.members():
-            if self._is_over(other) and is_same(other.directory, member.directory):
-                other.give_way()
-        self._members.append(weakref.ref(member))
+        """Namespace for the start of the next member; equal on all workers."""
+        self._admitted += 1
+        return f"tfpreempt/{self.incarnation}/start/{self._admitted}"
 
     def in_use(self) -> list[str]:
-        """Directories of open handlers; no other handler can have them."""
+        """Directories of open members; no other one can have them."""
         return [each.directory for each in self.members() if not self._is_over(each)]
 
-    def _is_over(self, member: Participant) -> bool:
+    def open(self, member: Member, every: datetime.timedelta | None = None) -> None:
+        """A member takes part from now on: listens, and copies its commits.
+
+        Args:
+            member: has restored.
+            every: asks all for a commit whenever so much time has passed.
+
+        Raises:
+            NotMainThreadError: signals can only be watched from the main thread.
+            ConfigurationError: another one copies to the same place.
+        """
+        self.come_back()
+        member.watcher.start()
+        member.commits.begin_copying(member.record)
+        for other in self.members():
+            if self._is_over(other) and is_same(other.directory, member.directory):
+                self.part(other)
+        self._members.append(weakref.ref(member))
+        if every is not None and self.cluster.is_chief:
+            self._save_each(every.total_seconds(), member)
+
+    def _is_over(self, member: Member) -> bool:
         """Whether nobody trains on with it: it has left, or the last step failed."""
         has_failed = self.gate.failed == self.gate.started
-        return has_failed or self.departure.has_left(member)
+        return has_failed or self.exit.has_left(member)
 
-    def keep(self, member: Participant, handler: object) -> None:
-        """Training has begun: a handler that nobody holds any more, in a program that
-        never closes it, still gets its last boundary."""
-        self._kept[member] = handler
+    def arm(self, member: Member) -> None:
+        """Training begins: listens again, and sets the random generators.
 
-    def part(self, member: Participant) -> None:
-        """A handler is closed."""
-        self._kept.pop(member, None)
+        A member that nobody holds any more, in a program that never closes it, still
+        gets its last boundary.
+        """
+        if not member.is_armed:
+            member.is_armed = True
+            member.watcher.rearm()
+            self._kept.add(member)
+            member.commits.load_random_state()
+
+    def part(self, member: Member) -> None:
+        """A member takes part no more."""
+        member.close()
+        self._kept.discard(member)
         self._members = [ref for ref in self._members if ref() not in (None, member)]
 
-    def members(self) -> list[Participant]:
-        """The open handlers, oldest first."""
+    def members(self) -> list[Member]:
+        """The open ones, oldest first."""
         return [member for ref in self._members if (member := ref()) is not None]
 
     def record(self, event: Event) -> None:
-        """Writes an event to every open handler's journal; any thread."""
+        """Writes an event to every open member's journal; any thread."""
         for member in self.members():
             member.record(event)
 
     # --- boundaries ------------------------------------------------------------------
 
-    def look(self) -> None:
+    def check_open(self, member: Member, what: str) -> None:
+        """Refuses a call that comes too late, or inside a step.
+
+        Raises:
+            HandlerClosedError: after `close()`.
+            NestedRunError: inside `run()`.
+        """
+        if member.is_closed:
+            raise HandlerClosedError(
+                "this handler was closed; make a new PreemptionCheckpointHandler (it "
+                "restores what the old one committed), or close it after the last run()"
+            )
+        if self.gate.busy:
+            raise NestedRunError(
+                f"{what} was entered inside run(), where it cannot be safe to save: "
+                "the step is half done. Call it between two runs."
+            )
+
+    def boundary(self) -> None:
+        """A place where the process may save and leave; counts no step."""
+        self.gate.started += 1
+        if self.gate.flag:
+            self.look()
+
+    def look(self, stage: Stage = stage_plain) -> None:
         """The slow path of a boundary: the next interval is counted, the flag is up.
 
         Returns when that interval may start; ends the process if it must.
+
+        Args:
+            stage: writes a member's part of a save.
         """
         self.come_back()
         with self._undisturbed():
             while self.gate.flag:
                 self.gate.started -= 1
-                verdict = self._settle()
+                verdict = self.settle(stage)
                 self.gate.started += 1
                 if verdict is ev.Proceed:
                     return
@@ -170,14 +237,84 @@ class Session:
         """
         keep_streams()
         self.come_back()
-        self._joint.finishing()
+        self._collective.finishing()
         verdict: type[ev.Verdict] | None = ev.Resume
         with self._undisturbed():
             while verdict is ev.Resume:
-                verdict = self._settle(last=True, limit=limit)
+                verdict = self.settle(last=True, limit=limit)
         if verdict is None:
             self._give_up("left early")
         return verdict is not None
+
+    def close(self, member: Member, limit: float | None = None) -> None:
+        """The last boundary of a member, with the commit of its final state.
+
+        Args:
+            member: is closed then.
+            limit: seconds to wait for workers that still train, and again for the copy;
+                None: while they live, and while it gets on.
+
+        Raises:
+            UsageError: inside a step.
+            SaveError: the final state could not be committed.
+        """
+        if member.is_closed:
+            return
+        if self.gate.busy:
+            raise UsageError("close() was called inside run(); call it after the loop")
+        if member.amid:
+            log.info("tfpreempt: %s did not come to its end", member.amid)
+            self.give_up(member, UsageError(f"{member.amid} did not come to its end"))
+            return
+        self.arm(member)
+        failure = None
+        if not self.exit.detached:
+            # With others open no boundary: workers may differ in those never used.
+            is_last = self.members() == [member]
+            if not is_last or self.finish(limit):
+                failure = self._commit_final(member)
+            if is_last and failure is None:
+                member.record(
+                    Exit(outcome=Outcome.FINISHED, code=None, step=member.step)
+                )
+            self.exit.finish_copy(member, limit)
+        self.part(member)
+        if failure is not None:
+            raise failure
+
+    def give_up(self, member: Member, error: Exception) -> None:
+        """Closes a member without a last boundary: its state is not whole.
+
+        Args:
+            member: was in the midst of something.
+            error: that the peers are told.
+        """
+        if member.is_closed:
+            return
+        if not self.exit.left:
+            if member.connection is None and not self.exit.detached:
+                self.failed(error)
+            self.exit.finish_mirrors([member])
+        self.part(member)
+
+    def _commit_final(self, member: Member) -> Exception | None:
+        """The state at the normal end, so that a restart has nothing left to do.
+
+        Returns:
+            Why it could not be saved, to be raised when all is put away.
+        """
+        if member.has_moved:
+            try:
+                self.save_together(member, "finished")
+            except Exception as error:  # noqa: BLE001 - of a State, say; raised later
+                self.exit.fault("the final save", error)
+                error.add_note(
+                    "Training is over, and its end is not committed. Mend what the "
+                    "error names and start the program again: it repeats the steps "
+                    "after the last commit."
+                )
+                return error
+        return None
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -192,29 +329,30 @@ class Session:
     def _give_up(self, why: str) -> None:
         """This worker takes part no more, and the others are told."""
         self.coordinator.lost_because = f"worker {self.cluster.worker} {why}"
-        self.departure.detached = True
+        self.exit.detached = True
         self.coordinator.feed(ev.Detached())
 
     def come_back(self) -> None:
         """SystemExit was caught (a notebook does): training goes on, as if the exit
         function had returned."""
-        if self.departure.left:
-            self.departure.come_back()
+        if self.exit.left:
+            self.exit.come_back()
             self._kept.clear()  # what came before the exit is over
             if self.coordinator.state.main is ev.Main.ENDED:  # not where a peer went
                 self.coordinator.feed(ev.NextRound())
 
-    def _settle(
+    def settle(
         self,
+        stage: Stage = stage_plain,
+        *,
         last: bool = False,
         limit: float | None = None,
-        *,
         steps_follow: bool = True,
     ) -> type[ev.Verdict] | None:
         """Stands at a boundary until the verdict on it; returns the verdict's type."""
         c = self.coordinator
-        c.set_saves_alone(not any(member.needs_peers() for member in self.members()))
-        staged: list[tuple[Participant, Any]] = []
+        c.set_saves_alone(not any(m.commits.needs_peers() for m in self.members()))
+        staged: list[tuple[Member, Staged]] = []
         c.feed(ev.Boundary(self.gate.started, last))
         while True:
             match c.wait(limit):
@@ -226,7 +364,7 @@ class Session:
                     )
                     return None
                 case ev.Save(_, _, repeat):
-                    parts = [] if repeat else self._stage()
+                    parts = [] if repeat else self._stage(stage)
                     staged = parts or []
                     c.feed(ev.Saved(parts is not None))
                 case ev.WriteMarker(workers):
@@ -234,13 +372,13 @@ class Session:
                     c.feed(ev.Committed(kind))
                 case ev.Leave(outcome):
                     note = str(c.commit_extra.get("note", ""))
-                    self.departure.leave(outcome, c.lost_because or note)
+                    self.exit.leave(outcome, c.lost_because or note)
                     c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
                     return ev.Leave
                 case verdict:
                     return type(verdict)
 
-    def _stage(self) -> list[tuple[Participant, Any]] | None:
+    def _stage(self, stage: Stage) -> list[tuple[Member, Staged]] | None:
         """This worker's part of a round's save; None if it could not be written."""
         name = f"round-{self.coordinator.state.round}"
         self._save_started = self.clock.monotonic()
@@ -248,16 +386,16 @@ class Session:
         due = [member for member in members if member.has_moved]
         if not due:
             limit = max(0.0, self.coordinator.deadlines.left)
-            due = [each for each in members if not self._joint.stands(each, limit)]
+            due = [each for each in members if not self._collective.stands(each, limit)]
         try:
-            return [(member, member.stage(name)) for member in due]
+            return [(member, stage(member, name)) for member in due]
         except Exception as error:  # noqa: BLE001 - told to all workers; all leave
             self._save_failed(error)
             return None
 
     def _mark(
         self,
-        staged: list[tuple[Participant, Any]],
+        staged: list[tuple[Member, Staged]],
         workers: tuple[int, ...],
         steps_follow: bool,
     ) -> CommitKind:
@@ -291,18 +429,18 @@ class Session:
         return kind
 
     def _drop(
-        self, staged: list[tuple[Participant, Any]], workers: tuple[int, ...]
+        self, staged: list[tuple[Member, Staged]], workers: tuple[int, ...]
     ) -> CommitKind:
         """Nobody has to leave, so the last commit, which is whole, is worth more than a
         newer one without somebody's generators and data position."""
         for member, part in staged:
-            member.discard(part)
+            member.commits.discard(part)
         missing = sorted(set(range(self.cluster.world)) - set(workers))
         error = SaveError(
             f"no part of the periodic save came from worker(s) {missing}; it is "
             "dropped, the last commit stands. Look at the logs of those workers."
         )
-        self.departure.fault("periodic save", error)
+        self.exit.fault("periodic save", error)
         return CommitKind.NONE
 
     def _save_failed(self, error: Exception) -> None:
@@ -315,36 +453,65 @@ class Session:
 
     # --- without a notice ------------------------------------------------------------
 
-    def save_together(self, member: Participant, because: str) -> Commit | None:
+    def save(self, member: Member) -> str:
+        """All workers save now, at the same place of the program.
+
+        Returns:
+            The commit's directory on the chief; the checkpoint directory elsewhere,
+            and where files lie flat or a save_fn left nothing to commit.
+
+        Raises:
+            CheckpointError: the directory, or a worker whose part did not come in time.
+            UsageError: within a step or a fit, or after an error.
+        """
+        if member.amid:
+            raise UsageError(
+                f"save_all_states() was called while {member.amid} runs; its "
+                "PreemptionCallback saves the States with the model. Use its "
+                "save_freq=, or call this before or after the fit."
+            )
+        self.check_open(member, "save()")
+        self.exit.check()
+        self.arm(member)
+        commit = self.save_together(member, "save")
+        if commit is None or not os.path.isdir(commit.path):
+            return member.directory
+        return commit.path
+
+    def save_together(
+        self, member: Member, because: str, stage: Stage = stage_plain
+    ) -> Commit | None:
         """All workers save now; every worker calls this at the same place.
 
         Raises:
-            CheckpointError: see `JointSaves.save`.
+            CheckpointError: see `CollectiveSaves.save`.
         """
         number = self.coordinator.state.round  # equal at the end of uneven workers too
         if because != "finished":
             self._saves += 1
             number = self._saves
-        # Two handlers may end in one round: a mark for one is none for the other.
-        name = f"{because}-{number}-{member.token}"
+        # Two members may end in one round: a mark for one is none for the other.
+        name = f"{because}-{number}-{member.commits.token}"
         with held_back(lambda: True):
             self.coordinator.is_saving = True
             try:
-                commit = self._joint.save(member, name, because, self.save_timeout)
+                commit = self._collective.save(
+                    member, name, because, self.save_timeout, stage
+                )
             finally:
                 self.coordinator.is_saving = False
             if commit is not None:
                 self.coordinator.deadlines.save_seconds = commit.save_seconds
             return commit
 
-    def try_to_save(self, member: Participant) -> None:
+    def try_to_save(self, member: Member, stage: Stage = stage_plain) -> None:
         """A periodic save. A failure is logged and recorded, and training goes on."""
         try:
-            self.save_together(member, "periodic")
+            self.save_together(member, "periodic", stage)
         except CheckpointError as error:
-            self.departure.fault("periodic save", error)
+            self.exit.fault("periodic save", error)
 
-    def save_each(self, seconds: float, member: Participant) -> None:
+    def _save_each(self, seconds: float, member: Member) -> None:
         """On the chief: asks all for a commit every so many seconds."""
 
         def ask() -> None:
@@ -406,44 +573,84 @@ class Session:
         verdict = None
         if is_whole:
             with self._undisturbed():
-                verdict = self._settle(last=is_alone, steps_follow=False)
+                verdict = self.settle(last=is_alone, steps_follow=False)
         if verdict is not ev.Leave:
             self.raised(error, peer_is_gone=True)
         return True
 
-    def name_killed_children(self) -> None:
-        """A notice has come, perhaps by a signal to others too; any thread."""
+    def hear(self, token: str, notice: Notice) -> None:
+        """A source of the member with this token speaks; on its thread."""
+        self.coordinator.notice(notice)
+        expect_to_go(notice)
+        self.noticed.set()
+        for member in self.members():
+            if member.commits.token == token:
+                self._told(member, notice)
+        boundary = "the next boundary"
+        if not self.gate.started:
+            boundary += ", and no step was begun by run() yet"
+        grace = notice.grace_seconds
+        log.warning(
+            "tfpreempt: notice from %s (%s), %s; the commit waits for %s",
+            notice.source,
+            notice.detail,
+            f"grace {grace:g} s" if grace else "nobody says how long it leaves",
+            "the step that runs" if self.gate.busy else boundary,
+        )
+        self._runtime.at(self.clock.monotonic() + DIES_WITHIN, self._name_killed)
 
-        def look() -> None:
-            if killed := ", ".join(killed_children()):
-                log.warning(
-                    "tfpreempt: children of this process were killed: %s. If they "
-                    "read data, the step that waits for these hangs or fails. Have the "
-                    "signal sent to the main process alone (docs/platforms.md)",
-                    killed,
-                )
-                self.record(Fault(where="children", error=f"killed: {killed}"))
+    def _told(self, member: Member, notice: Notice) -> None:
+        if member.commits.remote is not None:
+            member.commits.remote.hurry()
+        member.record(notice)
+        if not member.is_alive():
+            self.exit.overrun(f"{member.amid} has died, and no boundary will come")
 
-        self._runtime.at(self.clock.monotonic() + DIES_WITHIN, look)
+    def _name_killed(self) -> None:
+        """A notice has come, perhaps by a signal to others too."""
+        if killed := ", ".join(killed_children()):
+            log.warning(
+                "tfpreempt: children of this process were killed: %s. If they read "
+                "data, the step that waits for these hangs or fails. Have the signal "
+                "sent to the main process alone (docs/platforms.md)",
+                killed,
+            )
+            self.record(Fault(where="children", error=f"killed: {killed}"))
 
-    def raised(
+    def failed(
         self,
         error: BaseException,
+        *,
+        is_whole: bool = False,
         peer_is_gone: bool = False,
-        send: Callable[[str, int | None], None] | None = None,
     ) -> None:
-        """Tells the peers of an error that main is about to raise; see `Departure`."""
-        self.departure.fail(self.coordinator, error, peer_is_gone)
-        if send is not None:
+        """An error is about to be raised: serves the notice that it came under, or
+        tells the peers.
+
+        Args:
+            error: of a step, or from outside of steps.
+            is_whole: whether the state is that of a boundary.
+            peer_is_gone: whether it looks like the loss of another worker.
+        """
+        if isinstance(error, Exception) and self.serve(error, is_whole):
+            return  # the exit function came back
+        if self.cluster.world > 1:
+            from tfpreempt.coordination import tf_service
+
+            self.raised(error, peer_is_gone)
             key = f"tfpreempt/{self.incarnation}/failure"
-            self.departure.report(self._runtime, key, error, send)
+            self.exit.report(self._runtime, key, error, tf_service.report_error)
+
+    def raised(self, error: BaseException, peer_is_gone: bool = False) -> None:
+        """Main raises, or a peer is gone; see `ExitPath.fail`."""
+        self.exit.fail(self.coordinator, error, peer_is_gone)
 
     def _at_exit(self) -> None:
-        self.departure.at_exit(self._died, self.save_timeout)
+        self.exit.at_exit(self._died, self.close, self.save_timeout)
 
     def _died(self, error: BaseException) -> None:
         """The program ends by an error that passed no handler."""
-        is_whole = self.is_whole and not any(m.is_amid for m in self.members())
+        is_whole = self.is_whole and not any(m.amid for m in self.members())
         if isinstance(error, Exception):
             exit_hard(lambda: self.serve(error, is_whole))
         self.raised(error)
@@ -479,6 +686,12 @@ def session_for(
     cluster: Cluster, make_store: Callable[[], KeyValueStore], save_timeout: float
 ) -> Session:
     """The session of this process, made at the first call.
+
+    Args:
+        cluster: who the workers are.
+        make_store: makes the store that they share.
+        save_timeout: seconds that waiting may take where no deadline is known; the
+            newest member's word holds.
 
     Raises:
         UsageError: this process belongs to another cluster already.
@@ -526,11 +739,11 @@ def is_told() -> bool:
     return _current is not None and _current.gate.flag
 
 
-def open_handlers() -> list[Participant]:
-    """The open handlers of this process, oldest first."""
+def current() -> Session | None:
+    """The session of this process; None before its first handler."""
+    return _current
+
+
+def members() -> list[Member]:
+    """The open members of this process, oldest first."""
     return [] if _current is None else _current.members()
-
-
-def current_cluster() -> Cluster | None:
-    """The cluster that this process takes part in; None without a handler so far."""
-    return None if _current is None else _current.cluster

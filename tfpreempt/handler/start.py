@@ -18,6 +18,7 @@ from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.handler.commits import Commits
 from tfpreempt.storage import paths
 from tfpreempt.storage.interface import ObjectStore
 
@@ -37,19 +38,13 @@ class Start:
         given: the user's checkpoint, manager or None.
         own_directory: the user's checkpoint_dir.
         cluster: who the workers are.
+        counter: the variable that holds the number of runs; None without a checkpoint.
         restore: False starts afresh.
         max_to_keep: commits to keep.
         save_fn: the user's, or None.
         io_device: where TensorFlow's files are written; None: where the variables are.
         remote_checkpoint_dir: the user's.
         in_use: directories of this process's other open handlers.
-
-    Attributes:
-        saver: set by `agree`.
-        candidate: what all workers are to restore; None to start afresh.
-        remote: this handler's part in the store; None without one.
-        token: unique to this start, equal on all workers.
-        skipped: what was found damaged on the way (chief only).
     """
 
     def __init__(
@@ -58,6 +53,7 @@ class Start:
         own_directory: str | os.PathLike[str] | None,
         *,
         cluster: Cluster,
+        counter: Any,
         restore: bool,
         max_to_keep: int | None,
         save_fn: Callable[..., Any] | None,
@@ -65,11 +61,11 @@ class Start:
         remote_checkpoint_dir: Any = None,
         in_use: Sequence[str] = (),
     ) -> None:
-        self.saver: CheckpointSaver
-        self.remote: Remote | None = None
-        self.candidate: Entry | None = None
-        self.token = ""
-        self.skipped: list[str] = []
+        self._saver: CheckpointSaver | None = None
+        self._remote: Remote | None = None
+        self._candidate: Entry | None = None
+        self._skipped: list[str] = []
+        self._counter = counter
         self._given = given
         self._own_directory = own_directory
         self._cluster = cluster
@@ -81,7 +77,7 @@ class Start:
         self._store = open_remote(remote_checkpoint_dir, self._own)
         self._in_use = in_use
 
-    def agree(self, store: KeyValueStore, prefix: str, timeout: float) -> None:
+    def agree(self, store: KeyValueStore, prefix: str, timeout: float) -> Commits:
         """Runs the rendezvous; main thread of every worker, in the same order.
 
         With a `remote_checkpoint_dir` there are two: who sees the chief's directory is
@@ -91,6 +87,9 @@ class Start:
             store: the store.
             prefix: namespace of this start.
             timeout: seconds to wait for the slowest worker.
+
+        Returns:
+            What is there, for a member to restore.
 
         Raises:
             DirectoryNotSharedError: a worker sees other storage.
@@ -104,10 +103,19 @@ class Start:
             if self._cluster.world > 1:
                 place = f"{prefix}/place"
                 apart = self._ask(store, place, timeout, self._place, self._sees)[1]
-            self.remote = Remote(self._store, self._cluster.worker, apart)
+            self._remote = Remote(self._store, self._cluster.worker, apart)
             timeout += FETCH_TIMEOUT  # who is missing was missed in the first one
         plan, _ = self._ask(store, prefix, timeout, self._propose, self._check)
-        self.token = str(plan["token"])
+        assert self._saver is not None  # both ways to the plan have built it
+        return Commits(
+            self._saver,
+            self._cluster,
+            self._counter,
+            candidate=self._candidate,
+            token=str(plan["token"]),
+            remote=self._remote,
+            skipped=self._skipped,
+        )
 
     def _ask(
         self,
@@ -153,7 +161,7 @@ class Start:
 
     def _build(self, directory: str | None) -> CheckpointSaver:
         self._check_unused(directory or self._own)
-        self.saver = make_saver(
+        self._saver = make_saver(
             self._given,
             self._own_directory,
             cluster=self._cluster,
@@ -161,9 +169,9 @@ class Start:
             save_fn=self._save_fn,
             chief_directory=directory,
             io_device=self._io_device,
-            copies=self.remote,
+            copies=self._remote,
         )
-        return self.saver
+        return self._saver
 
     def _check_unused(self, directory: str | os.PathLike[str] | None) -> None:
         mine = paths.absolute(directory) if directory else ""
@@ -182,12 +190,12 @@ class Start:
         if self._restore:
             self._find_newest(saver)
             self._bring_before_all(saver)
-        elif self.remote is not None:
-            self.remote.look()
+        elif self._remote is not None:
+            self._remote.look()
         return {
             "directory": saver.directory,
             "probe": probe.write_probe(saver.directory),
-            "checkpoint": self.candidate.token if self.candidate else None,
+            "checkpoint": self._candidate.token if self._candidate else None,
             "world": self._cluster.world,
             "token": uuid.uuid4().hex[:12],
         }
@@ -201,7 +209,7 @@ class Start:
                 f"{self._cluster.world}; give all workers the same TF_CONFIG cluster"
             )
         directory = self._shared_directory(plan)
-        is_apart = self.remote is not None and self.remote.is_apart
+        is_apart = self._remote is not None and self._remote.is_apart
         if directory is None and not is_apart:
             return (
                 f"{NOT_SHARED}{self._own!r} here is not the same storage as worker 0's "
@@ -216,10 +224,10 @@ class Start:
         token = plan["checkpoint"]
         if token is not None:
             if is_apart and self._store is not None:
-                self.candidate = saver.loader.fetch(self._store, token)
+                self._candidate = saver.loader.fetch(self._store, token)
             else:
-                self.candidate = saver.loader.find(token)
-            if self.candidate is None:
+                self._candidate = saver.loader.find(token)
+            if self._candidate is None:
                 return (
                     f"{DISAGREES}worker 0 restores the commit {token} of "
                     f"{plan['directory']!r}, which this worker does not find there"
@@ -237,28 +245,28 @@ class Start:
 
     def _find_newest(self, saver: CheckpointSaver) -> None:
         lost: list[str] = []  # damaged commits of ours
-        self.candidate = saver.loader.newest(self.skipped.append, lost.append)
+        self._candidate = saver.loader.newest(self._skipped.append, lost.append)
         if self._store is not None and self._fetch_newer(saver, self._store):
-            self.candidate = saver.loader.newest(self.skipped.append, lost.append)
-        self.skipped += lost
-        if lost and self.candidate is None:
+            self._candidate = saver.loader.newest(self._skipped.append, lost.append)
+        self._skipped += lost
+        if lost and self._candidate is None:
             found = "; ".join(text.rstrip(".") for text in lost)
             raise errors.CheckpointDamagedError(
                 f"no commit in {saver.directory} is whole ({found}), and a training "
                 "that begins anew would write over them. Put the files back from a "
                 "copy; or, to begin anew, move them away or pass restore=False"
             )
-        instead = "an older commit is used" if self.candidate else "it is passed over"
-        for problem in self.skipped:
+        instead = "an older commit is used" if self._candidate else "it is passed over"
+        for problem in self._skipped:
             log.warning("tfpreempt: %s; %s", problem.rstrip("."), instead)
 
     def _fetch_newer(self, saver: CheckpointSaver, store: ObjectStore) -> bool:
         """Brings a newer commit from the store; whether there was one."""
-        assert self.remote is not None
-        return self.remote.look_for_newer(
-            self.candidate,
+        assert self._remote is not None
+        return self._remote.look_for_newer(
+            self._candidate,
             lambda: saver.loader.fetch_newer(
-                store, self.candidate, self.skipped.append
+                store, self._candidate, self._skipped.append
             ),
             instead="pass restore=False",
         )
@@ -268,16 +276,17 @@ class Start:
 
         The copy of the newest commit may have been cut short by the last preemption.
         """
-        if self.remote is None or self.candidate is None or not self.remote.has_apart:
+        remote = self._remote
+        if remote is None or self._candidate is None or not remote.has_apart:
             return
-        if self.candidate.manifest is None:
+        if self._candidate.manifest is None:
             raise errors.WorkersDisagreeError(
-                f"{self.candidate.path!r}, the newest checkpoint, was not written by "
+                f"{self._candidate.path!r}, the newest checkpoint, was not written by "
                 "tfpreempt, and not all workers see this directory, so they cannot "
                 "restore it. Put it on storage that all mount, for one start; or move "
                 "it away"
             )
-        self.remote.copy_now(self.candidate.path)
+        remote.copy_now(self._candidate.path)
 
 
 def raise_problems(problems: dict[int, str]) -> None:

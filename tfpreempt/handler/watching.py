@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 from tfpreempt.core.cluster import Cluster
@@ -17,22 +16,19 @@ NATIVE_DELAY = 1.0
 """Seconds: TensorFlow looks for its SIGTERM that often, so its key is that late."""
 
 
-def watch(
+def make_watcher(
     config: TerminationConfig,
     cluster: Cluster,
     receive: Callable[[Notice], None],
     connection: Connection | None,
 ) -> Watcher:
-    """Starts to listen; main thread.
+    """What is to listen, once it is started; that is the main thread's to do.
 
     Args:
         config: names the sources and their grace.
         cluster: one with jobs has TensorFlow's key too.
-        receive: a method; held weakly, so that the owner can be garbage-collected.
+        receive: is told a notice, on the thread of its source.
         connection: to remote workers; then their SIGTERM is heard of by that key.
-
-    Raises:
-        NotMainThreadError: signals are among the sources.
     """
     sources = list(config.watched_sources())
     if cluster.jobs or connection is not None:
@@ -45,13 +41,4 @@ def watch(
         alone = connection is not None
         native = NativeKeySource(read, identity=identity, is_alone=alone)
         sources.append(WatchedSource(native, left))
-    weak = weakref.WeakMethod(receive)
-
-    def deliver(notice: Notice) -> None:
-        alive = weak()
-        if alive is not None:
-            alive(notice)
-
-    watcher = Watcher(sources, cluster.worker, deliver)
-    watcher.start()
-    return watcher
+    return Watcher(sources, cluster.worker, receive)

@@ -109,7 +109,9 @@ class PreemptionCallback:
         that came.
         """
         training = self._training
-        return self._last if training is None else training.handler.mirror_status
+        if training is None:
+            return self._last
+        return training.handler.member.commits.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
         """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
@@ -130,7 +132,7 @@ class PreemptionCallback:
         check_timeout(timeout)
         training = self._training
         if training is not None:
-            return training.handler.wait_for_mirror(timeout)
+            return training.handler.member.commits.wait_for_mirror(timeout)
         return self._last is None or self._last.is_complete
 
     # --- what Keras calls ------------------------------------------------------------
@@ -201,7 +203,8 @@ class PreemptionCallback:
             try:
                 training.end()
             finally:
-                self._last, self._training = training.handler.mirror_status, None
+                self._last = training.handler.member.commits.mirror_status
+                self._training = None
             _running.remove(training)
 
     # --- hooks without work ----------------------------------------------------------

@@ -51,8 +51,8 @@ def save_all_states() -> str:
         ConfigurationError: there is no handler, and the variable isn't set.
         UsageError: there is no State and no handler; or inside `run()`.
     """
-    if handlers := session.open_handlers():
-        return [handler.save_now() for handler in handlers][-1]
+    if (current := session.current()) and current.members():
+        return [current.save(member) for member in current.members()][-1]
     cluster = _cluster()
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
@@ -122,8 +122,9 @@ def load_state(state: State) -> bool:
         ConfigurationError: the State is none.
     """
     check_state(state, "load_state(state)")
-    if handlers := session.open_handlers():
-        return any(handler.load_state(state) for handler in reversed(handlers))
+    if (current := session.current()) and current.members():
+        members = reversed(current.members())
+        return any(each.commits.load_state(state) for each in members)
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
         return False
@@ -160,4 +161,5 @@ def _begin(key: tuple[str, Cluster]) -> Copies | None:
 
 def _cluster() -> Cluster:
     """The handlers' cluster, if there ever was one; else TF_CONFIG's."""
-    return session.current_cluster() or cluster_from_environment(os.environ)
+    current = session.current()
+    return current.cluster if current else cluster_from_environment(os.environ)

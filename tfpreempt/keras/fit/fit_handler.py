@@ -1,66 +1,102 @@
-"""The handler inside `model.fit`: it restores when the fit is ready for it."""
+"""The fit's side of its member: it restores when the fit is ready for it."""
 
 from __future__ import annotations
 
 import datetime
 import functools
-import logging
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.core.events import Notice
-from tfpreempt.handler.handler import PreemptionCheckpointHandler
+from tfpreempt.core.arguments import check_save_every
+from tfpreempt.handler.admission import admit, find_session
+from tfpreempt.handler.step_errors import step_failed
 from tfpreempt.keras.fit.lookup import is_running
 from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.interface import Fit
+from tfpreempt.platforms.config import TerminationConfig
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+NEVER = 1 << 62
 
 
-class FitHandler(PreemptionCheckpointHandler):
+class FitHandler:
     """Loads the named States at once, the variables by `restore_variables`.
 
     In between Keras makes the variables, and all callbacks begin an epoch and a batch,
     which may change variables again (a schedule sets the learning rate).
 
     Args:
-        *args: for the handler.
-        is_fitting: whether the fit is still under way; any thread.
-        **kwargs: for the handler.
+        options: the user's.
+        fit: the fit that runs.
+        checkpoint: what a save writes.
     """
 
-    is_amid = True  # between two of its hooks
-
     def __init__(
-        self, *args: Any, is_fitting: Callable[[], bool], **kwargs: Any
+        self, options: Options, fit: Fit, checkpoint: tf.train.Checkpoint
     ) -> None:
-        self._is_at_end = False
-        self._is_fitting = is_fitting
-        super().__init__(*args, **kwargs)
+        resolver = getattr(fit.model.distribute_strategy, "cluster_resolver", None)
+        config = TerminationConfig.accept(options.termination_config)
+        every = options.save_freq
+        period = every if isinstance(every, datetime.timedelta) else None
+        check_save_every(period)
+        self._session = find_session(resolver, options.save_timeout)
+        self._gate = self._session.gate
+        self.member = admit(
+            self._session,
+            checkpoint,
+            options.checkpoint_dir,
+            config,
+            restore=options.restore,
+            max_to_keep=options.max_to_keep,
+            remote_checkpoint_dir=options.remote_checkpoint_dir,
+            amid="model.fit",  # its state is whole at the callback's hooks only
+            is_alive=functools.partial(is_running, fit),
+        )
+        self.member.commits.load_states()
+        self._session.open(self.member, period)
 
-    def _restore(self) -> None:
-        self._keeper.load_states()
+    def run(self, step: Callable[..., T], *args: Any) -> T:
+        """One call of the train function; the boundary is before it."""
+        gate, member = self._gate, self.member
+        gate.started += 1
+        if gate.flag or gate.busy or member.runs >= member.stop_at:
+            self._enter()
+        gate.busy = True
+        try:
+            result = step(*args)
+        except BaseException as error:
+            step_failed(error, self._session, member)
+            raise
+        gate.busy = False
+        member.runs += 1
+        return result
 
-    def _look_at(self, *call: Any) -> None:
-        """Nothing: the callback keeps what a fit changes."""
+    def _enter(self) -> None:
+        session, member = self._session, self.member
+        try:
+            self._check()
+        except errors.TfpreemptError:
+            self._gate.started -= 1
+            raise
+        session.look()
+        if member.runs == 1:
+            member.commits.try_states()  # all is there: a step was made
+            session.begin_measuring()
+        member.stop_at = 1 if member.runs == 0 else NEVER
 
-    def _received(self, notice: Notice) -> None:
-        super()._received(notice)
-        if not self._is_fitting():  # it died, and no boundary will come any more
-            self._session.departure.overrun("the fit has died")
+    def _check(self) -> None:
+        self._session.check_open(self.member, "a callback")
+        self._session.exit.check()
+        self._session.arm(self.member)
 
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether there is a commit to restore."""
-        return self._keeper.has_candidate
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether there are train steps since the newest save."""
-        return self._keeper.has_moved
+    def boundary(self) -> None:
+        """A place where the process may save and leave; counts no step."""
+        self._check()
+        self._session.boundary()
 
     def restore_variables(self) -> None:
         """Restores the agreed commit's variables; every worker.
@@ -68,78 +104,23 @@ class FitHandler(PreemptionCheckpointHandler):
         Raises:
             CheckpointMismatchError: another model's; nothing was assigned.
         """
-        self._keeper.restore(named_states=False)
-
-    def adopt(self) -> None:
-        """Counts on from the newest commit, whose variables are not wanted."""
-        self._keeper.adopt()
+        self.member.restore(named_states=False)
 
     def arm(self) -> None:
         """Training begins: listens, and sets the random generators."""
-        self._arm()
-
-    def boundary(self) -> None:
-        """A place where the process may save and leave; counts no step."""
-        self._check_open("a callback")
-        self._session.departure.check()
-        self._arm()
-        self._boundary()
+        self._session.arm(self.member)
 
     def save_periodically(self) -> None:
         """Commits together with all workers; a failure is logged and recorded."""
-        self._arm()
-        self._save_periodically()
-
-    def save(self) -> NoReturn:
-        """Not from within a fit: what its save takes is at hand at boundaries only."""
-        raise errors.UsageError(
-            "save_all_states() was called while model.fit runs; its PreemptionCallback "
-            "saves the States with the model. Use its save_freq=, or call this before "
-            "or after the fit."
-        )
+        self._session.arm(self.member)
+        self._session.try_to_save(self.member)
 
     def end(self) -> None:
         """The fit came to its end: commits that, with all workers."""
-        self._is_at_end = True
-        self.close()
-
-    def close(self, timeout: float | None = None) -> None:
-        """Called by the interpreter's end too, where the fit may have died half-way."""
-        if not (self._is_at_end or self._closed):
-            log.info("tfpreempt: this fit did not come to its end; nothing is saved")
-            self.abandon()
-        super().close(timeout)
+        self.member.amid = ""
+        self._session.close(self.member)
 
     def abandon(self) -> None:
         """The fit died of an error: what it was in the middle of is not saved."""
-        if self._closed:
-            return
-        if not self._session.departure.left:
-            self._raised(errors.UsageError("model.fit did not come to its end"))
-            self._session.departure.finish_mirrors([self._keeper])
-        self._quiet()
-
-
-def make_handler(
-    options: Options, fit: Fit, checkpoint: tf.train.Checkpoint
-) -> FitHandler:
-    """The handler of the fit that runs; agrees with all workers on a commit.
-
-    Args:
-        options: the user's.
-        fit: the fit.
-        checkpoint: what a save writes.
-    """
-    every = options.save_freq
-    return FitHandler(
-        getattr(fit.model.distribute_strategy, "cluster_resolver", None),
-        checkpoint,
-        options.checkpoint_dir,
-        options.termination_config,
-        save_every=every if isinstance(every, datetime.timedelta) else None,
-        restore=options.restore,
-        save_timeout=options.save_timeout,
-        max_to_keep=options.max_to_keep,
-        remote_checkpoint_dir=options.remote_checkpoint_dir,
-        is_fitting=functools.partial(is_running, fit),
-    )
+        error = errors.UsageError("model.fit did not come to its end")
+        self._session.give_up(self.member, error)

@@ -42,7 +42,7 @@ class TrainFunction:
         self._run = handler.run
 
     def __call__(self, iterator: Any) -> Any:
-        if iterator is not self.iterator or self._handler.runs >= self.stop_at:
+        if iterator is not self.iterator or self._handler.member.runs >= self.stop_at:
             if not self._steps.is_mine(iterator):
                 return self.inner(iterator)
             logs = self._steps.before_step(iterator)

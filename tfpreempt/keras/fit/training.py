@@ -17,7 +17,7 @@ from tfpreempt.keras.data.position_choice import validation_problem
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit import earlier_fits, phases, progress, snapshot, variables
 from tfpreempt.keras.fit.counter import BatchCounter
-from tfpreempt.keras.fit.fit_handler import make_handler
+from tfpreempt.keras.fit.fit_handler import FitHandler
 from tfpreempt.keras.fit.lookup import find
 from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.fit.phases import Event, Phase
@@ -69,14 +69,13 @@ class Training:
         )
         self.fit.keep_generators()
         try:
-            self.handler = make_handler(options, self.fit, self._state.checkpoint)
+            self.handler = FitHandler(options, self.fit, self._state.checkpoint)
         except BaseException:
             self._state.close()
             raise
         self.function = TrainFunction(self, model.train_function, self.handler)
-        self._counter = BatchCounter(
-            lambda: self.handler.runs, self.fit.steps_per_execution
-        )
+        self._member = member = self.handler.member
+        self._counter = BatchCounter(lambda: member.runs, self.fit.steps_per_execution)
         try:
             self._plan = self._make_plan()
             self._phase = self._plan.beginning
@@ -90,7 +89,7 @@ class Training:
 
     def _make_plan(self) -> Plan:
         shared = self._state.shared
-        if self.handler.has_checkpoint and shared is None:
+        if self._member.commits.candidate and shared is None:
             raise errors.ConfigurationError(
                 f"The newest checkpoint in checkpoint_dir {self._directory!r} was not "
                 "written by a PreemptionCallback, so it belongs to another program. "
@@ -115,7 +114,7 @@ class Training:
         if self._phase.restores:
             self._prepare(self._state.saved)
         else:
-            self.handler.adopt()
+            self._member.adopt()
         if not self._phase.trains:
             self.fit.start_at(self._epochs, 0, {})
             # Keras looks at the variables at the end even where no step made them.
@@ -167,8 +166,8 @@ class Training:
             self.function.stop_at = 0
             return logs
         self._save_if_due()
-        self.function.stop_at = self.handler.runs + self._schedule.steps_left(
-            self.handler.total_run_calls, self._counter.steps_per_execution
+        self.function.stop_at = self._member.runs + self._schedule.steps_left(
+            self._member.step, self._counter.steps_per_execution
         )
         return None
 
@@ -203,10 +202,10 @@ class Training:
     def _save_if_due(self) -> None:
         is_due = self._schedule.is_due(
             self._counter.epoch,
-            self.handler.total_run_calls,
+            self._member.step,
             self._counter.steps_per_execution,
         )
-        if is_due and self.handler.has_moved:
+        if is_due and self._member.has_moved:
             self.handler.save_periodically()
 
     def _enter(self, event: Event) -> None:
@@ -307,7 +306,7 @@ class Training:
         self._enter(Event.EPOCH_END)
 
     def _check_trained(self, epoch: int) -> None:
-        is_first = self._plan.beginning is Phase.START and self.handler.runs == 0
+        is_first = self._plan.beginning is Phase.START and self._member.runs == 0
         if is_first or self._phase.is_beginning:
             raise progress.no_data(epoch)
 
@@ -392,7 +391,7 @@ class Training:
             phase=stage,
             epoch=epoch,
             batch=batch,
-            is_untrained=self.handler.total_run_calls == 0,
+            is_untrained=self._member.step == 0,
             stopped=stopped,
             loop=self.fit.loop_state(),
             logs=logs,
