@@ -1,6 +1,6 @@
 """What all tests share: seeds in the header, Hypothesis profiles, free ports.
 
-Set TFPREEMPT_TEST_PROFILE to "fast" (1,000 schedules) or "full" (10,000), and
+Set TFPREEMPT_TEST_PROFILE to "fast" (300 schedules) or "full" (10,000), and
 TFPREEMPT_TEST_SEED to the seed that a failing run printed to draw its cases again.
 """
 
@@ -21,6 +21,7 @@ PROFILE = os.environ.get("TFPREEMPT_TEST_PROFILE", "fast")
 SEED = int(
     os.environ.get("TFPREEMPT_TEST_SEED") or random.SystemRandom().getrandbits(32)
 )
+os.environ["TFPREEMPT_TEST_SEED"] = str(SEED)  # xdist's workers draw the same
 
 # Threads make single examples uneven: a deadline per example would fail on a busy
 # machine and find nothing.
@@ -29,7 +30,7 @@ _SHARED = {
     "print_blob": True,
     "suppress_health_check": [HealthCheck.too_slow],
 }
-settings.register_profile("fast", max_examples=1_000, **_SHARED)
+settings.register_profile("fast", max_examples=300, **_SHARED)
 settings.register_profile("full", max_examples=10_000, **_SHARED)
 settings.load_profile(PROFILE)
 

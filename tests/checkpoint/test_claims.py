@@ -110,10 +110,22 @@ def starting(directory, **more):
     return saver
 
 
-PROGRAMS = [(STAGED, "own"), (STAGED, "flat"), (HALF,), (MARKING,)]
+PROGRAMS = {
+    "own": (STAGED, "own"),
+    "flat": (STAGED, "flat"),
+    "half": (HALF,),
+    "marking": (MARKING,),
+}
+QUICK = "own"  # the others each start an interpreter too
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["own", "flat", "half", "marking"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(each, id=name, marks=[pytest.mark.slow] if name != QUICK else [])
+        for name, each in PROGRAMS.items()
+    ],
+)
 def test_a_start_leaves_a_living_programs_save_alone_and_removes_a_dead_ones(
     tmp_path, other, program
 ):

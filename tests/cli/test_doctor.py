@@ -32,7 +32,7 @@ def _plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def doctor(*arguments: object, **variables: str) -> Result:
     command = ["doctor", *map(str, arguments)]
-    return CliRunner().invoke(main, command, env={"COLUMNS": "200", **variables})
+    return CliRunner().invoke(main, command, env={"COLUMNS": "400", **variables})
 
 
 def told(*arguments: object, **variables: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ KEYS = {
 def inspect(*arguments: object, **variables: str) -> Result:
     command = ["inspect", *map(str, arguments)]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"COLUMNS": "200", **variables}.items():
+        for name, value in {"COLUMNS": "400", **variables}.items():
             patch.setenv(name, value)
         time.tzset()
         result = CliRunner().invoke(main, command)

@@ -179,6 +179,7 @@ while True:
     assert (supervised.directory / "committed").exists()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_gets_a_word_and_a_third_ends_the_workers(
     supervised: Run,
 ) -> None:
@@ -208,6 +209,7 @@ def test_preemptions_without_a_newer_commit_have_an_end(supervised: Run) -> None
     assert supervised.records()[-1]["cause"] == "no_progress"
 
 
+@pytest.mark.slow
 def test_where_no_commit_can_be_seen_nobody_gives_up(supervised: Run) -> None:
     options = ["--backoff-max", "0.01", "--checkpoint-dir", "gs://bucket/run"]
     code, _, err = supervised.run("sys.exit(143 if restart < 11 else 0)", *options)
@@ -215,6 +217,7 @@ def test_where_no_commit_can_be_seen_nobody_gives_up(supervised: Run) -> None:
     assert "preemptions: 11" in err
 
 
+@pytest.mark.slow
 def test_a_newer_commit_is_progress(supervised: Run) -> None:
     program = f"""
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
@@ -326,6 +329,7 @@ def test_a_checkpoint_directory_that_is_gone_is_not_made_anew(supervised: Run) -
     assert (supervised.directory / "away" / "journal" / "supervisor.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_console_that_nobody_reads_does_not_hold_up_the_end(supervised: Run) -> None:
     supervised.start("print('x' * 5_000_000); sys.exit(143)", "--max-preemptions", "0")
     assert supervised.process is not None
@@ -333,6 +337,7 @@ def test_a_console_that_nobody_reads_does_not_hold_up_the_end(supervised: Run) -
     assert len(supervised.log(0)) > 5_000_000
 
 
+@pytest.mark.slow
 def test_a_console_that_stands_still_holds_up_no_notice(supervised: Run) -> None:
     program = """
 def commit(*_):
@@ -352,6 +357,7 @@ while True:
     assert supervised.process.wait(30) == 143
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_no_training(supervised: Run) -> None:
     """Neither the workers' nor the supervisor's, whose journal lies there too."""
     disk = supervised.directory / "disk"
@@ -384,6 +390,7 @@ def test_logs_are_rotated(supervised: Run) -> None:
     assert supervised.log(1).splitlines()[-1].endswith("ended: exit code 0 ===")
 
 
+@pytest.mark.slow
 def test_a_child_that_keeps_the_output_open_is_not_waited_for(supervised: Run) -> None:
     program = """
 child = subprocess.Popen(["sleep", "60"], start_new_session=True)

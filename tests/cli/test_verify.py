@@ -29,7 +29,7 @@ from tfpreempt.testing.storage import FaultyStore, damage
 
 def verify(*arguments: object) -> Result:
     command = ["verify", *map(str, arguments)]
-    return CliRunner().invoke(main, command, env={"COLUMNS": "200"})
+    return CliRunner().invoke(main, command, env={"COLUMNS": "400"})
 
 
 def told(*arguments: object) -> tuple[int, list[dict[str, Any]]]:

@@ -1,6 +1,6 @@
 """Random schedules of a simulated cluster that runs the real coordinator.
 
-The profile says how many (tests/conftest.py): 1,000 in `make test-fast`, 10,000 in
+The profile says how many (tests/conftest.py): 300 in `make test-fast`, 10,000 in
 `make test`. A failure prints the smallest schedule that shows it; give that to
 `SimulatedCluster` to see it again.
 """

@@ -128,6 +128,7 @@ def test_google_auth_waits_for_a_change(gce: FakeGce) -> None:
     assert value == "TRUE"
 
 
+@pytest.mark.slow
 def test_google_auth_lives_through_a_burst_of_503(gce: FakeGce) -> None:
     gce.fail(1)
     root = f"{gce.url}/computeMetadata/v1/"

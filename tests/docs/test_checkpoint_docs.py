@@ -59,6 +59,7 @@ def test_the_program_without_a_cloud_outlives_its_disk(tmp_path: Path) -> None:
     assert "20.0" in told.split()
 
 
+@pytest.mark.tensorflow
 def test_its_names_exist() -> None:
     for name in re.findall(r"`(\w+)\(name[,)]", PAGE):
         assert hasattr(tfpreempt.states, name), name
