@@ -40,7 +40,10 @@ SAME_FLOOR = {
 # Who imports TensorFlow (or Keras, which imports it), and why.
 TENSORFLOW = {
     "coordination/tf_service.py": "the store is TensorFlow's coordination service",
-    "checkpoint/tf_state.py": "States for tf.train.Checkpoint, seeds and RNGs",
+    "checkpoint/variables.py": "the variables of a tf.train.Checkpoint",
+    "checkpoint/collective.py": "the part of a save that all workers do at once",
+    "checkpoint/reader.py": "restores a tf.train.Checkpoint",
+    "checkpoint/random_state.py": "seeds and generators",
     "checkpoint/per_replica.py": "the local parts of distributed variables",
     "checkpoint/untracked.py": "what tf.train.Checkpoint does not see",
     "checkpoint/iterator_state.py": "States of tf.data iterators",
@@ -57,7 +60,7 @@ TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras"}
 # Who reaches below TensorFlow's public surface, into its eager context, and for what.
 EAGER_CONTEXT = {
     "coordination/tf_service.py": "the coordination service has no public interface",
-    "checkpoint/tf_state.py": "the global seed can be read nowhere else",
+    "checkpoint/random_state.py": "the global seed can be read nowhere else",
 }
 # Who sleeps: everybody else waits for an event, with a deadline.
 SLEEPERS = {

@@ -37,7 +37,7 @@ def make_variables(tf, strategy):
 
 
 def parts(variables):
-    from tfpreempt.checkpoint.tf_state import distributed
+    from tfpreempt.checkpoint.variables import distributed
 
     return {
         name: [c.numpy().tobytes().hex() for c in distributed(v).values]
@@ -47,7 +47,7 @@ def parts(variables):
 
 
 def fill(variables, worker, add):
-    from tfpreempt.checkpoint.tf_state import distributed
+    from tfpreempt.checkpoint.variables import distributed
 
     for position, name in enumerate(["total", "average", "first", "keras_total"]):
         for component in distributed(variables[name]).values:

@@ -79,26 +79,22 @@ def test_other_names(name):
     assert not layout.is_step_name(name)
 
 
-def value(**kwargs):
-    defaults = {
-        "name": "w",
-        "shape": (2, None),
-        "dtype": "float32",
-        "saved_shape": (2, 5),
-        "saved_dtype": "float32",
-    }
-    return structure.Value(**(defaults | kwargs))
+def kind(*shape, dtype="float32"):
+    return structure.Kind(shape=shape, dtype=dtype)
 
 
 def test_structure():
-    structure.check("p", [value()], ["later"], set())
-    missing = value(name="counter", saved_shape=None, saved_dtype=None)
-    structure.check("p", [missing], [], {"counter"})
-    many = [value(name=f"v{i}", saved_shape=(3, 5)) for i in range(30)]
+    here = kind(2, None)
+    assert structure.problem("w", here, kind(2, 5)) is None
+    wrong = structure.problem("v0", here, kind(3, 5))
+    assert wrong == "v0: the model has shape (2, None), the checkpoint (3, 5)"
+    assert "has type float32" in structure.problem("w", here, kind(2, 5, dtype="int8"))
+    assert "has no such value" in structure.problem("w", here, None)
+    structure.check("p", [], ["later"])
     with pytest.raises(errors.CheckpointMismatchError) as caught:
-        structure.check("p", [*many, missing], ["old/kernel"], set())
+        structure.check("p", [wrong] * 31, ["old/kernel"])
     text = str(caught.value)
-    assert "v0: the model has shape (2, None), the checkpoint (3, 5)" in text
+    assert wrong in text
     assert "and 11 more" in text
     assert "old/kernel" in text
 

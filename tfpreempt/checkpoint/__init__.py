@@ -3,12 +3,13 @@
 at_hand         what a function has at hand, and which names it changes
 bundle          is a TensorFlow checkpoint that has no manifest complete? Read without
 catalog         one value for each checkpoint, wherever it lies; one scan, one order
-claims          who is saving here? What is staged is left over only when its writers
-commit          the commit: files made durable, manifest, one rename
-encoding        python and NumPy values as JSON and raw bytes, bit for bit
+claims          who is saving here: what dead writers staged is left over
+collective      the part of a save that all workers do at once
+commit          files made durable, manifest, one rename, and the marker last
+encoding        Python and NumPy values as JSON and raw bytes, bit for bit
 flat            commits of checkpoints that stay flat
 foreign         checkpoints that somebody else wrote, among ours in a directory
-handle          checkpoint: a reference to one checkpoint
+handle          `Checkpoint`, a reference to one checkpoint
 handling/       what a `Checkpoint` handle is made of
 home            is the checkpoint directory still the one of the start?
 inspection      what `tfpreempt inspect` and `tfpreempt verify` show of the catalog
@@ -17,20 +18,22 @@ layout          pure path rules: what lies where in a checkpoint directory
 loader          finds and restores a checkpoint on one worker
 loose           one State in a file of its own, outside of any commit
 manifest        the manifest of a commit: its files, their sizes and checksums
-payload         what a saver asks of the part that TensorFlow, or a save_fn, writes
+payload         what a checkpoint holds of one worker; the part that TensorFlow writes
 per_replica     variables of which each worker saves what its own replicas hold
 pointer         TensorFlow's `checkpoint` state file
 probe           is the checkpoint directory the same storage for every worker?
+random_state    the random generators of a process, each worker's own
+reader          what TensorFlow does in a restore, once the structure was compared
 recall          finds what a single State was: in the newest commit
 remote/         the copy of a checkpoint directory in an object store
 restore         which checkpoint to restore: the newest that is committed and verified
 retention       deletes what is no longer wanted
 saver           saves a step in two phases, whatever form the checkpoint has
-state           a State
-structure       does a checkpoint fit the objects it is to be restored into? Decided
-tf_state        what is read out of TensorFlow: values that need peers
+state           a named thing that is saved with the step
+structure       does a checkpoint fit the objects it is to be restored into?
 unsaved         what a step changes and no commit holds: told once, by name
 untracked       what the objects of a Checkpoint hold, and TensorFlow does not track
+variables       the variables behind a tf.train.Checkpoint, found without a read
 verification    are the files of a commit what its manifest says? Sizes first
-writer          what TensorFlow does in a save: read variables
+writer          what TensorFlow does in a save, in one of three forms
 """

@@ -13,7 +13,7 @@ from tensorflow.python.ops import gen_dataset_ops as _gen_dataset_ops
 from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import read_parts, write_parts
 from tfpreempt.checkpoint.state import State
-from tfpreempt.checkpoint.tf_state import plain_message, walk
+from tfpreempt.checkpoint.variables import plain_message, walk
 
 _POLICIES = tf.data.experimental.ExternalStatePolicy
 

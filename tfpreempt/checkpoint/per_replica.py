@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.encoding import read_parts, write_parts
 from tfpreempt.checkpoint.state import State
-from tfpreempt.checkpoint.tf_state import distributed, is_on_read, local_parts, walk
 from tfpreempt.checkpoint.untracked import attach
+from tfpreempt.checkpoint.variables import distributed, is_on_read, local_parts, walk
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tfpreempt import errors
@@ -15,72 +15,55 @@ VALUE = "VARIABLE_VALUE"  # the attribute under which a variable saves its value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
-    """One variable, as it is now and as the checkpoint has it.
+class Kind:
+    """What a variable is, here or in a checkpoint.
 
     Attributes:
-        name: its path from the checkpoint's root.
-        shape: the current shape; None for what has no fixed shape.
-        dtype: the current type's name.
-        saved_shape: None where the checkpoint has no such value.
-        saved_dtype: None where the checkpoint has no such value.
-        called: what Keras calls it, if it is Keras'.
+        shape: None for what has no fixed shape.
+        dtype: the type's name.
     """
 
-    name: str
     shape: tuple[int | None, ...] | None
     dtype: str
-    saved_shape: tuple[int, ...] | None = None
-    saved_dtype: str | None = None
-    called: str = ""
 
-    @property
-    def label(self) -> str:
-        """For people."""
-        return f"{self.called} ({self.name})" if self.called else self.name
+    def takes(self, saved: Kind) -> bool:
+        """Whether a variable of this shape can have a saved value's shape."""
+        if self.shape is None or saved.shape is None:
+            return True
+        return len(self.shape) == len(saved.shape) and all(
+            now in (None, then)
+            for now, then in zip(self.shape, saved.shape, strict=True)
+        )
 
 
-def problem(value: Value) -> str | None:
+def problem(label: str, here: Kind, saved: Kind | None) -> str | None:
     """What does not fit, for people; None if it fits."""
-    if value.saved_dtype is None:
+    if saved is None:
         return (
-            f"{value.label}: the model has it with shape {value.shape} and type "
-            f"{value.dtype}, the checkpoint has no such value"
+            f"{label}: the model has it with shape {here.shape} and type "
+            f"{here.dtype}, the checkpoint has no such value"
         )
-    if value.saved_dtype != value.dtype:
+    if saved.dtype != here.dtype:
+        return f"{label}: the model has type {here.dtype}, the checkpoint {saved.dtype}"
+    if not here.takes(saved):
         return (
-            f"{value.label}: the model has type {value.dtype}, the checkpoint "
-            f"{value.saved_dtype}"
-        )
-    if not _fits(value.shape, value.saved_shape):
-        return (
-            f"{value.label}: the model has shape {value.shape}, the checkpoint "
-            f"{value.saved_shape}"
+            f"{label}: the model has shape {here.shape}, the checkpoint {saved.shape}"
         )
     return None
 
 
-def check(
-    prefix: str, values: Iterable[Value], unused: Iterable[str], optional: set[str]
-) -> None:
-    """Compares every existing variable with the checkpoint.
+def check(prefix: str, problems: Sequence[str], unused: Iterable[str]) -> None:
+    """Refuses a checkpoint of another model.
 
     Args:
         prefix: the checkpoint, for the message.
-        values: the variables that exist now.
+        problems: what of each existing variable does not fit.
         unused: names in the checkpoint that no existing object has; they may belong to
             layers that are built later, so alone they are no mismatch.
-        optional: names that a checkpoint from elsewhere may lack.
 
     Raises:
         CheckpointMismatchError: names everything that does not fit.
     """
-    problems = [
-        text
-        for value in values
-        if not (value.saved_dtype is None and value.name in optional)
-        and (text := problem(value)) is not None
-    ]
     if not problems:
         return
     left = sorted(unused)
@@ -95,10 +78,9 @@ def check(
     )
 
 
-def warn_of_unused(prefix: str, unused: Iterable[str], optional: set[str]) -> None:
+def warn_of_unused(prefix: str, unused: Iterable[str]) -> None:
     """Says after a restore what the checkpoint has and nothing here took."""
-    left = sorted(set(unused) - optional)
-    if left:
+    if left := sorted(unused):
         _log.warning(
             "%s has %d variables that nothing here has (yet), so they were not "
             "restored: %s. If no layer that is built later takes them, the model has "
@@ -123,14 +105,6 @@ def warn_of_new(prefix: str, names: Iterable[str]) -> None:
 def _list(names: list[str]) -> str:
     shown = ", ".join(names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _fits(shape: tuple[int | None, ...] | None, saved: tuple[int, ...] | None) -> bool:
-    if shape is None or saved is None:
-        return True
-    return len(shape) == len(saved) and all(
-        now is None or now == then for now, then in zip(shape, saved, strict=True)
-    )
 
 
 def match(view: Any, graph: Any) -> dict[int, int]:
@@ -158,51 +132,24 @@ def match(view: Any, graph: Any) -> dict[int, int]:
     return matched
 
 
-def compare(
-    view: Any,
-    graph: Any,
-    living: Iterable[tuple[str, Any, tuple[int | None, ...], str]],
-    shapes: Mapping[str, Sequence[int]],
-    dtypes: Mapping[str, str],
-) -> tuple[list[Value], list[str]]:
-    """Puts the living variables next to the saved ones.
+def unused(graph: Any, nodes: Collection[int]) -> list[str]:
+    """The names of variables that only the checkpoint has.
 
     Args:
-        view: the ObjectGraphView of the living checkpoint.
         graph: the TrackableObjectGraph of the saved one.
-        living: path, variable, shape and type of each living variable.
-        shapes: of the saved values, by key.
-        dtypes: of the saved values, by key.
-
-    Returns:
-        The living variables, and the names that only the checkpoint has.
+        nodes: those that living objects are restored from.
     """
-    nodes = match(view, graph)
-    values = []
-    for path, obj, shape, dtype in living:
-        key = saved_key(graph, nodes.get(id(obj))) or ""
-        values.append(
-            Value(
-                name=path,
-                called=called(obj),
-                shape=shape,
-                dtype=dtype,
-                saved_shape=tuple(shapes[key]) if key in shapes else None,
-                saved_dtype=dtypes.get(key),
-            )
-        )
-    matched = set(nodes.values())
-    for index in tuple(matched):  # optimizers make slots when they first need them
+    matched = set(nodes)
+    for index in nodes:  # optimizers make slots when they first need them
         matched.update(
             s.slot_variable_node_id for s in graph.nodes[index].slot_variables
         )
-    unused = [
+    return [
         attribute.checkpoint_key.split("/.ATTRIBUTES/")[0]
         for index, node in enumerate(graph.nodes)
         for attribute in node.attributes
         if index not in matched and attribute.name == VALUE
     ]
-    return values, unused
 
 
 def called(variable: Any) -> str:

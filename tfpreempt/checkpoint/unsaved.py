@@ -21,8 +21,8 @@ import tensorflow as tf
 from tfpreempt.checkpoint.at_hand import AtHand
 from tfpreempt.checkpoint.iterator_state import parts
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
-from tfpreempt.checkpoint.tf_state import local_parts, walk
 from tfpreempt.checkpoint.untracked import attach
+from tfpreempt.checkpoint.variables import local_parts, walk
 from tfpreempt.core import reach
 from tfpreempt.core.reach import Place
 

@@ -19,7 +19,7 @@ from tensorflow.python.trackable.data_structures import (
     TrackableDataStructure as _Container,
 )
 
-from tfpreempt.checkpoint.tf_state import local_parts, walk
+from tfpreempt.checkpoint.variables import local_parts, walk
 from tfpreempt.core import reach
 
 NAME = "tfpreempt_untracked"

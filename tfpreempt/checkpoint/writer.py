@@ -1,6 +1,6 @@
-"""What TensorFlow does in a save: read variables, write and restore its files.
+"""What TensorFlow does in a save.
 
-On every worker the save reads what needs all workers (`tf_state.gathering`); the chief
+On every worker the save reads what needs all workers (`collective`); the chief
 goes on to write it, in one of three forms: a directory of our own, the user's own
 CheckpointManager, or whatever a save_fn does.
 """
@@ -14,44 +14,30 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from google.protobuf.message import DecodeError
-from tensorflow.python.checkpoint import checkpoint as _checkpoint_lib
 from tensorflow.python.checkpoint import checkpoint_context as _checkpoint_context
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, structure
+from tfpreempt.checkpoint import layout, reader
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.collective import gathering, needs_peers
 from tfpreempt.checkpoint.iterator_state import (
     IteratorState,
     check_position,
     iterators,
-    positions_kept,
 )
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Contents, Payload, Save, Written
 from tfpreempt.checkpoint.per_replica import PerReplicaState
+from tfpreempt.checkpoint.random_state import RandomState, warn_of_kernels
 from tfpreempt.checkpoint.saver import CheckpointSaver, Copies
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
-from tfpreempt.checkpoint.tf_state import (
-    RandomState,
-    distributed,
-    explain_later_mismatches,
-    gathering,
-    is_on_read,
-    plain_message,
-    restore_while_traced,
-    variable_shape,
-    walk,
-    warn_of_kernels,
-)
-from tfpreempt.checkpoint.untracked import NAME, attach
+from tfpreempt.checkpoint.untracked import attach
+from tfpreempt.checkpoint.variables import plain_message
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files
 
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
-_OPTIONAL = {"checkpointed_runs", "save_counter"}
 _SAVE_PARAMETERS = ("checkpoint_number", "check_interval", "options")
 
 
@@ -163,82 +149,18 @@ class _Tracked(Payload):
 
     def needs_peers(self) -> bool:
         attach(self._checkpoint)
-        return any(
-            is_on_read(obj)
-            and distributed(obj).aggregation  # type: ignore[union-attr]
-            != tf.VariableAggregation.ONLY_FIRST_REPLICA
-            for _, obj in walk(self._checkpoint)
-        )
+        return needs_peers(self._checkpoint)
 
     def shard_states(self) -> Sequence[State]:
         return self._states
 
     def check(self, prefix: str) -> None:
-        if self._checkpoint is None:
-            return
-        try:
-            reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-            if reader.has_tensor(_OBJECT_GRAPH):
-                _checkpoint_lib.object_metadata(prefix)
-        except (tf.errors.OpError, RuntimeError, ValueError, DecodeError) as error:
-            raise errors.CheckpointDamagedError(
-                f"TensorFlow cannot read {prefix!r}: {type(error).__name__}: {error}"
-            ) from error
+        if self._checkpoint is not None:
+            reader.check(prefix)
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
-        checkpoint = self._checkpoint
-        if checkpoint is None:
-            return
-        attach(checkpoint)
-        checkpoint.sync()
-        unmoved = contextlib.nullcontext() if with_data else positions_kept(checkpoint)
-        try:
-            unused = self._check_structure(prefix)
-            with unmoved:
-                status = checkpoint.restore(prefix, options=self._options)
-        except tf.errors.OpError as error:
-            raise errors.CheckpointDamagedError(
-                f"TensorFlow could not read {prefix!r}: {plain_message(error)}"
-            ) from error
-        status.expect_partial()
-        explain_later_mismatches(status, prefix)
-        restore_while_traced(status, prefix)
-        structure.warn_of_unused(prefix, unused, _OPTIONAL)
-
-    def _check_structure(self, prefix: str) -> list[str]:
-        """Returns the names that only the checkpoint has."""
-        try:
-            graph = _checkpoint_lib.object_metadata(prefix)
-        except ValueError:
-            return []  # name-based, from TensorFlow 1: nothing to compare by
-        values, unused = _compare(self._checkpoint, prefix, graph)
-        new = {
-            value.name
-            for value in values
-            if value.saved_dtype is None and value.name.startswith(f"{NAME}/")
-        }
-        structure.check(prefix, values, unused, _OPTIONAL | new)
-        structure.warn_of_new(prefix, new)
-        return unused
-
-
-def _compare(
-    checkpoint: tf.train.Checkpoint, prefix: str, graph: Any
-) -> tuple[list[structure.Value], list[str]]:
-    """Walks the saved and the living object graph side by side."""
-    reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # a prefix for certain
-    dtypes = reader.get_variable_to_dtype_map()
-    return structure.compare(
-        checkpoint._saver._graph_view,
-        graph,
-        [
-            (path, obj, shape, tf.as_dtype(obj.dtype).name)
-            for path, obj in walk(checkpoint)
-            if (shape := variable_shape(obj)) is not None
-        ],
-        reader.get_variable_to_shape_map(),
-        {key: dtype.name for key, dtype in dtypes.items()},
-    )
+        if self._checkpoint is not None:
+            reader.restore(self._checkpoint, prefix, self._options, with_data)
 
 
 # --- the three kinds of payload ------------------------------------------------------

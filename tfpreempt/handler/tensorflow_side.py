@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.tf_state import out_of_scope
+from tfpreempt.checkpoint.variables import out_of_scope
 
 COUNTER = "checkpointed_runs"
 """The name under which TensorFlow's own handler saves the number of runs."""

@@ -11,13 +11,13 @@ from tensorflow.python.data.ops import iterator_ops as _iterator_ops
 from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import read_parts, readable, write_parts
 from tfpreempt.checkpoint.iterator_state import check_position, pack, unpack
-from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
-from tfpreempt.checkpoint.tf_state import (
+from tfpreempt.checkpoint.random_state import (
     generator_record,
     load_generator_record,
     load_tensorflow_record,
     tensorflow_record,
 )
+from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 
 
 class TensorFlowRandomState(State):

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.checkpoint.iterator_state import hidden_state, reads_generator
-from tfpreempt.checkpoint.tf_state import plain_message
+from tfpreempt.checkpoint.variables import plain_message
 from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.host_iterator import owned_iterators

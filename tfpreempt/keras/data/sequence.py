@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpreempt.checkpoint.encoding import decode, encode
-from tfpreempt.checkpoint.tf_state import is_seeded
+from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import Position, Tracker
 from tfpreempt.keras.interface import Fit

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.tf_state import is_seeded
+from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.data.sequence import dataset_like
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from tfpreempt.checkpoint.encoding import decode, encode, read_parts, write_parts
+from tfpreempt.checkpoint.random_state import RandomState
 from tfpreempt.checkpoint.state import State
-from tfpreempt.checkpoint.tf_state import RandomState
 from tfpreempt.keras.callbacks.state import CallbackStates
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.fit.progress import Progress

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import per_replica
-from tfpreempt.checkpoint.tf_state import local_parts
 from tfpreempt.checkpoint.untracked import attach
+from tfpreempt.checkpoint.variables import local_parts
 from tfpreempt.keras.interface import Fit
 
 

@@ -1,0 +1,63 @@
+"""What a Checkpoint tracks: variables are known without a read, iterators go on."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.tensorflow
+
+from tfpreempt.checkpoint import reader, structure  # noqa: E402
+from tfpreempt.checkpoint.iterator_state import IteratorState  # noqa: E402
+from tfpreempt.checkpoint.per_replica import PerReplicaState  # noqa: E402
+from tfpreempt.checkpoint.variables import variable_shape  # noqa: E402
+
+
+def test_nothing_to_save_without_on_read_variables():
+    checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
+    assert not PerReplicaState(checkpoint).is_wanted()
+    assert not IteratorState(checkpoint).is_wanted()
+
+
+def test_iterators_go_on_where_they_were():
+    def iterator():
+        return iter(tf.data.Dataset.range(20).shuffle(7, seed=3).batch(2))
+
+    first = iterator()
+    for _ in range(3):
+        next(first)
+    file = io.BytesIO()
+    IteratorState(tf.train.Checkpoint(data=first)).save(file)
+    file.seek(0)
+    expected = [list(batch.numpy()) for batch in first]
+    second = iterator()
+    IteratorState(tf.train.Checkpoint(data=second)).load(file)
+    assert [list(batch.numpy()) for batch in second] == expected
+
+
+@pytest.fixture
+def for_all_workers():
+    """A variable that only all workers together can read; alone, it is an error."""
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        return tf.Variable(
+            [0.0],
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.NONE,
+            trainable=False,
+            name="layer/total",
+        )
+
+
+def test_a_shape_and_a_name_are_had_without_a_read(for_all_workers):
+    assert variable_shape(for_all_workers) == (1,)
+    assert structure.called(for_all_workers) == "layer/total"
+
+
+def test_a_restored_variable_is_matched_without_a_read(for_all_workers, tmp_path):
+    plain = tf.train.Checkpoint(it=tf.Variable([1.0]))
+    prefix = plain.write(str(tmp_path / "plain"))
+    status = tf.train.Checkpoint().read(prefix)
+    reader.restore_while_traced(status, prefix)
+    status._checkpoint.object_by_proto_id[1] = for_all_workers

@@ -1,0 +1,174 @@
+"""The random generators of a process: each worker saves its own.
+
+Files hold JSON and raw bytes only, no pickles, and come back bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import random
+import sys
+from typing import IO, Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context as _context
+from tensorflow.python.ops import stateful_random_ops as _stateful_random
+
+from tfpreempt.checkpoint.encoding import (
+    check_bit_generator,
+    decode,
+    encode,
+    readable,
+)
+from tfpreempt.checkpoint.state import State
+from tfpreempt.checkpoint.variables import local_parts, out_of_scope, walk
+
+_log = logging.getLogger(__name__)
+_KERAS_SEEDS = "keras.src.random.seed_generator"  # in sys.modules once Keras 3 is used
+
+
+class RandomState(State):
+    """The generators of Python, NumPy (legacy, global), TensorFlow and Keras 3.
+
+    Of TensorFlow: the global `tf.random.Generator` if the program made one (it is never
+    made here), and the seed from which eager ops draw theirs. Ops with a seed of their
+    own, and random ops inside a tf.function, keep their state in kernels where nobody
+    can read it. Of Keras 3: what `keras.random` draws from without a seed.
+    """
+
+    _is_reserved = True
+
+    def __init__(self, name: str = "tfpreempt.random") -> None:
+        super().__init__(name, per_worker=True, registry=None)
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        record = {
+            "python": encode(random.getstate()),
+            "numpy": encode(np.random.get_state(legacy=False)),
+            **tensorflow_record(),
+        }
+        fileobj.write(json.dumps(record).encode())
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        with readable(self):
+            record = json.load(fileobj)
+            generator = decode(record["numpy"])
+            check_bit_generator(generator)
+            random.setstate(decode(record["python"]))
+            np.random.set_state(generator)
+            load_tensorflow_record(record)
+
+
+def tensorflow_record() -> dict[str, Any]:
+    """TensorFlow's generators, JSON-able; `load_tensorflow_record` sets them back."""
+    eager = _context.context()
+    rng = getattr(eager, "_rng", None)
+    seed = eager._seed
+    return {
+        "tf_seed": None if seed is None else int(np.array(seed)),
+        "tf_rng": None if rng is None else encode(rng.getstate()),
+        "tf_generator": generator_record(_stateful_random.global_generator),
+        "keras_seed": _keras_record(),
+    }
+
+
+def load_tensorflow_record(record: Any) -> None:
+    """Sets TensorFlow's generators to what `tensorflow_record` gave."""
+    if record["tf_seed"] is not None and record["tf_rng"] is not None:
+        eager = _context.context()
+        eager._set_global_seed(record["tf_seed"])
+        eager._rng.setstate(decode(record["tf_rng"]))
+    if record["tf_generator"] is not None:
+        _load_generator(record["tf_generator"])
+    if record["keras_seed"] is not None:
+        _load_keras_record(record["keras_seed"])
+
+
+def is_seeded() -> bool:
+    """Whether the program has set a global seed (`tf.random.set_seed`)."""
+    return _context.global_seed() is not None
+
+
+def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
+    """Names the layers of tf_keras that keep random state where nobody can read it."""
+    # A variable that is asked for what it has not got reads its value to look there,
+    # which for an ON_READ one is a collective that no other worker takes part in.
+    lost = [
+        path
+        for path, obj in walk(checkpoint)
+        if getattr(
+            inspect.getattr_static(obj, "_random_generator", None), "_rng_type", None
+        )
+        == "legacy_stateful"
+    ]
+    if lost:
+        _log.warning(
+            "tfpreempt: the layers %s of tf_keras draw random numbers from ops whose "
+            "state cannot be saved: after a restart they draw others than an "
+            "undisturbed run. Call tf_keras.backend.experimental."
+            "enable_tf_random_generator() before the model is made.",
+            ", ".join(lost),
+        )
+
+
+def _keras_record() -> Any:
+    """Keras 3's generator for ops without a seed; None where it was not used."""
+    if (keras := sys.modules.get(_KERAS_SEEDS)) is None:
+        return None
+    generator = keras.global_state.get_global_attribute(keras.GLOBAL_SEED_GENERATOR)
+    if generator is None:
+        return None
+    return [part.numpy().tolist() for part in local_parts(generator.state)]
+
+
+def _load_keras_record(seeds: Any) -> None:
+    if (keras := sys.modules.get(_KERAS_SEEDS)) is None:
+        return  # this program has not imported Keras
+    name, state = keras.GLOBAL_SEED_GENERATOR, keras.global_state
+    if state.get_global_attribute(name) is None:
+        # The saved program had one. Made with a seed, it draws none from Python's.
+        make = functools.partial(keras.SeedGenerator, 0)
+        state.set_global_attribute(name, out_of_scope(make))
+    parts = local_parts(state.get_global_attribute(name).state)
+    if len(parts) != len(seeds):
+        seeds = [seeds[0]] * len(parts)
+    for part, seed in zip(parts, seeds, strict=True):
+        part.assign(seed)
+
+
+def generator_record(generator: Any) -> Any:
+    """The state of a `tf.random.Generator`, JSON-able; None for None."""
+    if generator is None:
+        return None
+    components = local_parts(generator.state)
+    return {
+        "algorithm": int(generator.algorithm),
+        "states": [encode(component.numpy()) for component in components],
+    }
+
+
+def _load_generator(record: Any) -> None:
+    generator = _stateful_random.global_generator
+    if generator is None:
+        # The saved program had one, so this one will ask for it.
+        state = decode(record["states"][0])
+        make = functools.partial(
+            tf.random.Generator.from_state, state, alg=record["algorithm"]
+        )
+        tf.random.set_global_generator(out_of_scope(make))
+        return
+    load_generator_record(generator, record)
+
+
+def load_generator_record(generator: Any, record: Any) -> None:
+    """Sets a `tf.random.Generator` to what `generator_record` gave."""
+    states = [decode(state) for state in record["states"]]
+    components = local_parts(generator.state)
+    if len(components) != len(states):
+        states = [states[0]] * len(components)
+    for component, state in zip(components, states, strict=True):
+        component.assign(state)

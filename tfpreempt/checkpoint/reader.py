@@ -1,0 +1,170 @@
+"""Restores a tf.train.Checkpoint: what does not fit is found before it is assigned."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.python.checkpoint import checkpoint as _checkpoint_lib
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import structure
+from tfpreempt.checkpoint.iterator_state import positions_kept
+from tfpreempt.checkpoint.untracked import NAME, attach
+from tfpreempt.checkpoint.variables import plain_message, variable_shape, walk
+
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
+_OPTIONAL = {"checkpointed_runs", "save_counter"}
+
+
+def check(prefix: str) -> None:
+    """Reads what `restore` reads first, and assigns nothing.
+
+    Args:
+        prefix: TensorFlow's files.
+
+    Raises:
+        CheckpointDamagedError: TensorFlow cannot read them.
+    """
+    try:
+        reader = tf.compat.v1.train.NewCheckpointReader(prefix)
+        if reader.has_tensor(_OBJECT_GRAPH):
+            _checkpoint_lib.object_metadata(prefix)
+    except (tf.errors.OpError, RuntimeError, ValueError, DecodeError) as error:
+        raise errors.CheckpointDamagedError(
+            f"TensorFlow cannot read {prefix!r}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def restore(
+    checkpoint: tf.train.Checkpoint, prefix: str, options: Any, with_data: bool
+) -> None:
+    """Compares the structure, then restores.
+
+    Args:
+        checkpoint: whose objects are restored; those made later, when they are made.
+        prefix: TensorFlow's files.
+        options: tf.train.CheckpointOptions, or None.
+        with_data: whether the dataset iterators in the files are this worker's.
+
+    Raises:
+        CheckpointMismatchError: another model's checkpoint; nothing was assigned.
+        CheckpointDamagedError: TensorFlow cannot read it.
+    """
+    attach(checkpoint)
+    checkpoint.sync()
+    unmoved = contextlib.nullcontext() if with_data else positions_kept(checkpoint)
+    try:
+        unused = _check_structure(checkpoint, prefix)
+        with unmoved:
+            status = checkpoint.restore(prefix, options=options)
+    except tf.errors.OpError as error:
+        raise errors.CheckpointDamagedError(
+            f"TensorFlow could not read {prefix!r}: {plain_message(error)}"
+        ) from error
+    status.expect_partial()
+    explain_later_mismatches(status, prefix)
+    restore_while_traced(status, prefix)
+    structure.warn_of_unused(prefix, unused)
+
+
+def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[str]:
+    """Returns the names that only the checkpoint has."""
+    try:
+        graph = _checkpoint_lib.object_metadata(prefix)
+    except ValueError:
+        return []  # name-based, from TensorFlow 1: nothing to compare by
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # a prefix for certain
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
+    nodes = structure.match(checkpoint._saver._graph_view, graph)
+    unused = sorted(set(structure.unused(graph, nodes.values())) - _OPTIONAL)
+    problems, new = [], []
+    for path, variable in walk(checkpoint):
+        if (shape := variable_shape(variable)) is None:
+            continue
+        here = structure.Kind(shape=shape, dtype=tf.as_dtype(variable.dtype).name)
+        key, saved = structure.saved_key(graph, nodes.get(id(variable))), None
+        if key in dtypes:
+            saved = structure.Kind(shape=tuple(shapes[key]), dtype=dtypes[key].name)
+        elif path.startswith(f"{NAME}/"):
+            new.append(path)
+            continue
+        elif path in _OPTIONAL:
+            continue
+        name = structure.called(variable)
+        label = f"{name} ({path})" if name else path
+        problems.append(structure.problem(label, here, saved))
+    structure.check(prefix, [*filter(None, problems)], unused)
+    structure.warn_of_new(prefix, new)
+    return unused
+
+
+def explain_later_mismatches(status: Any, prefix: str) -> None:
+    """Layers that are built later are restored then; a mismatch gets a clear error."""
+    coordinator = getattr(status, "_checkpoint", None)
+    inner = getattr(coordinator, "restore_saveables", None)
+    if coordinator is None or inner is None:
+        return
+
+    def restore_saveables(saveables: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return inner(saveables, *args, **kwargs)
+        except (ValueError, tf.errors.OpError) as error:
+            names = ", ".join(sorted(map(str, saveables)))
+            raise errors.CheckpointMismatchError(
+                f"A layer that was built after the restore doesn't fit the checkpoint "
+                f"{prefix!r}: {names}: {error}"
+            ) from error
+
+    coordinator.restore_saveables = restore_saveables
+
+
+class _Bound(weakref.WeakValueDictionary[int, Any]):
+    """The objects of a restored checkpoint by node, as TensorFlow matches them.
+
+    A Keras 3 model without a `build` of its own is traced to make its variables, and
+    they have no value yet when they are matched; to restore one then fails, which
+    Keras takes for its own trouble and goes on with a fresh value. So such a variable
+    gets the saved value as its first.
+
+    Args:
+        coordinator: of the restore, whose objects these are.
+        prefix: the checkpoint.
+    """
+
+    def __init__(self, coordinator: Any, prefix: str) -> None:
+        super().__init__(coordinator.object_by_proto_id)
+        self._uid = coordinator.restore_uid
+        self._graph = coordinator.object_graph_proto
+        self._prefix = prefix
+
+    def __setitem__(self, node: int, matched: Any) -> None:
+        key = structure.saved_key(self._graph, node)
+        is_of_keras = hasattr(type(matched), "_deferred_initialize")
+        if key is not None and is_of_keras and matched._value is None:
+            matched._initializer = functools.partial(self._read, key)
+            matched._update_uid = self._uid  # there is nothing left to restore
+        super().__setitem__(node, matched)
+
+    def _read(self, key: str, shape: Any, dtype: Any) -> Any:
+        reader = tf.compat.v1.train.NewCheckpointReader(self._prefix)
+        value = tf.constant(reader.get_tensor(key))
+        if (tuple(value.shape), value.dtype) != (tuple(shape), tf.as_dtype(dtype)):
+            raise errors.CheckpointMismatchError(
+                f"A layer that was built after the restore doesn't fit the checkpoint: "
+                f"{key} has shape {value.shape} and type {value.dtype.name} there, and "
+                f"{shape} and {dtype} here"
+            )
+        return value
+
+
+def restore_while_traced(status: Any, prefix: str) -> None:
+    """Variables that Keras makes later, while it traces a model, are restored then."""
+    if (coordinator := getattr(status, "_checkpoint", None)) is not None:
+        coordinator.object_by_proto_id = _Bound(coordinator, prefix)
