@@ -312,7 +312,7 @@ class Worker(Process):
     def _verdict(self) -> Verdicts:
         c, timeline = self.coordinator, self.cluster.timeline
         while True:
-            verdict = c.take_verdict()
+            verdict = c.wait(0.0)
             if verdict is not None:
                 return verdict
             now, end = timeline.monotonic(), c.main_deadline()

@@ -100,11 +100,15 @@ class Coordinator:
         """Waits for the verdict on what main was last told to do.
 
         Args:
-            limit: seconds after which None is returned; None waits for the deadline.
+            limit: seconds after which None is returned, 0 at once; None waits for the
+                deadline.
         """
         give_up = None if limit is None else self._clock.monotonic() + limit
         with self._changed:
-            while self._verdict is None:
+            while True:
+                if self._verdict is not None:
+                    verdict, self._verdict = self._verdict, None
+                    return verdict
                 now = self._clock.monotonic()
                 if give_up is not None and now >= give_up:
                     return None
@@ -114,13 +118,6 @@ class Coordinator:
                     continue
                 ends = [t for t in (end, give_up) if t is not None]
                 self._changed.wait(min([t - now for t in ends], default=FOREVER))
-            return self.take_verdict()
-
-    def take_verdict(self) -> ev.Verdict | None:
-        """The verdict on what main did last, once; None while there is none."""
-        with self._changed:
-            verdict, self._verdict = self._verdict, None
-            return verdict
 
     def main_deadline(self) -> float | None:
         """When main stops waiting for a verdict, in monotonic seconds.
@@ -350,7 +347,7 @@ class Coordinator:
         when = self.deadlines.waits_until(gathering.key)
         seconds = when - self._clock.monotonic()
         why = f"no {gathering.key.value} from it within {seconds:.1f} s"
-        self._runtime.at(when, lambda: gathering.bury_missing(why))
+        self._runtime.at(when, lambda: gathering.give_up_missing(why))
 
     # --- deadlines -------------------------------------------------------------------
 

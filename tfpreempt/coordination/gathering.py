@@ -59,11 +59,11 @@ class Gathering:
                 if not self._missing:
                     self._complete.set()
 
-        self._runtime.get_each(list(self._names.values()), got)
         self._runtime.watch_deaths(
             self._complete,
-            lambda dead: self.bury(dead, "the coordination service reports it dead"),
+            lambda dead: self.give_up(dead, "the coordination service reports it dead"),
         )
+        self._runtime.get_each(list(self._names.values()), got)
 
     def wait(self, timeout: float) -> frozenset[int]:
         """Waits until all is there; returns who is missing after `timeout` seconds."""
@@ -71,11 +71,11 @@ class Gathering:
         with self._lock:
             return frozenset(self._missing)
 
-    def bury_missing(self, why: str) -> None:
+    def give_up_missing(self, why: str) -> None:
         """Gives up on every worker that has not answered."""
-        self.bury(frozenset(self._names), why)
+        self.give_up(frozenset(self._names), why)
 
-    def bury(self, workers: frozenset[int], why: str) -> None:
+    def give_up(self, workers: frozenset[int], why: str) -> None:
         """Gives up on these workers, as far as they have not answered."""
         with self._lock:
             late = sorted(self._missing & workers)

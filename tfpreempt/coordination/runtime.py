@@ -87,15 +87,13 @@ class Threads:
         OwnedThread("tfpreempt-alarms", self._ring).start()
 
     def get(self, key: str, then: OnValue) -> None:
-        self._reads.put(lambda: then(self._store.get(key)))
+        self._reads.put(functools.partial(self._read, key, then))
 
     def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
-        def read(i: int) -> None:
-            then(i, self._store.get(keys[i]))
-
         def walk(indices: range) -> None:
             for i in indices:
-                self._guarded(functools.partial(read, i))
+                got = functools.partial(then, i)
+                self._guarded(functools.partial(self._read, keys[i], got))
 
         threads = min(GATHERERS, len(keys))
         for t in range(threads):
@@ -122,23 +120,23 @@ class Threads:
     def watch_deaths(
         self, until: threading.Event, then: Callable[[frozenset[int]], None]
     ) -> None:
-        def wait() -> None:
-            when = self._clock.monotonic() + self._deaths_every
-            self.at(when, lambda: self._writes.put(ask))
-
         def ask() -> None:
-            if until.is_set():
-                return
             dead = self._store.dead_workers()
             if dead and not until.is_set():
                 then(dead)
-            wait()
+            self.watch_deaths(until, then)
 
-        wait()
+        self.at(
+            self._clock.monotonic() + self._deaths_every,
+            lambda: None if until.is_set() else self._writes.put(ask),
+        )
 
     def _drain(self, jobs: queue.SimpleQueue[Callable[[], None]]) -> None:
         while True:
             self._guarded(jobs.get())
+
+    def _read(self, key: str, then: OnValue) -> None:
+        then(self._store.get(key))
 
     def _guarded(self, job: Callable[[], None]) -> None:
         """Runs a job; a gone store is told to the coordinator, a bug to the log."""

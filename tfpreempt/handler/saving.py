@@ -157,9 +157,9 @@ class CollectiveSaves:
         )
         self._gathering = gathering
         gathering.start()
-        gathering.bury(frozenset(self._final), "its training is over")
+        gathering.give_up(frozenset(self._final), "its training is over")
         late = gathering.wait(timeout)
-        gathering.bury_missing(f"no part within {timeout:g} s")
+        gathering.give_up_missing(f"no part within {timeout:g} s")
         return sorted(absent | late)
 
     def _listen(self, others: Sequence[int]) -> None:
@@ -172,7 +172,7 @@ class CollectiveSaves:
         def then(index: int, text: str) -> None:
             final.add(others[index])
             if self._gathering is not None:
-                self._gathering.bury(frozenset(final), "its training is over")
+                self._gathering.give_up(frozenset(final), "its training is over")
 
         names = [f"{self._prefix}/final-{self._fit}/{j}" for j in others]
         self._runtime.get_each(names, then)

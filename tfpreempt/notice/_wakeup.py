@@ -32,19 +32,19 @@ class WakeupFd:
 
     Args:
         on_signal: called in the reading thread with each signal number.
+
+    Attributes:
+        fd: our number for it.
     """
 
     def __init__(self, on_signal: Callable[[int], None]) -> None:
         self._on_signal = on_signal
         self._read_end, self._write_end = socket.socketpair()
         self._write_end.setblocking(False)
+        self.fd = self._write_end.fileno()
         self._forward_to = -1
         self._is_shared = False  # somebody may have kept our fd's number
         self._thread = OwnedThread("tfpreempt-signals", self._read)
-
-    @property
-    def fd(self) -> int:
-        return self._write_end.fileno()
 
     def install(self) -> None:
         """Takes the place of whatever wake-up fd is there, and starts to read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import threading
@@ -55,6 +56,7 @@ class SignalSource(Source):
     def __init__(self, signum: signal.Signals | int | str) -> None:
         self._signal = parse_signal(signum)
         super().__init__(f"signal:{self._signal.name}")
+        self._listener = functools.partial(self.send, self._signal.name)
         self._has_warned = False
 
     def start(self, on_notice: OnNotice) -> None:
@@ -66,7 +68,7 @@ class SignalSource(Source):
         """
         if not _is_main_thread():
             raise errors.NotMainThreadError(
-                f"{self._name} was started on the thread "
+                f"{self.name} was started on the thread "
                 f"{threading.current_thread().name!r}; Python lets only the main "
                 f"thread watch signals: {_ELSEWHERE}"
             )
@@ -74,7 +76,7 @@ class SignalSource(Source):
 
     def _begin(self) -> None:
         guard_children(self._signal)
-        REGISTRY.subscribe(self._signal, self._on_signal)
+        REGISTRY.subscribe(self._signal, self._listener)
 
     def rearm(self) -> None:
         """Installs handler and wake-up fd anew.
@@ -90,15 +92,12 @@ class SignalSource(Source):
             _logger.warning(
                 "%s may have been disarmed by TensorFlow and cannot be armed again off "
                 "the main thread: %s",
-                self._name,
+                self.name,
                 _ELSEWHERE,
             )
 
     def _end(self) -> None:
-        REGISTRY.unsubscribe(self._signal, self._on_signal)
-
-    def _on_signal(self) -> None:
-        self.send(self._signal.name)
+        REGISTRY.unsubscribe(self._signal, self._listener)
 
 
 def parse_signal(value: signal.Signals | int | str) -> signal.Signals:

@@ -71,13 +71,9 @@ class Source:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._on_notice: OnNotice | None = None
         self._is_closed = False
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def start(self, on_notice: OnNotice) -> None:
         """Starts to watch.
@@ -89,7 +85,7 @@ class Source:
         if self._on_notice is not None or self._is_closed:
             state = "closed" if self._is_closed else "started"
             raise errors.UsageError(
-                f"start() of the notice source {self._name!r}, which was already "
+                f"start() of the notice source {self.name!r}, which was already "
                 f"{state}; a source is started once: make a new one"
             )
         self._on_notice = on_notice
@@ -113,7 +109,7 @@ class Source:
             self._on_notice(detail)
         except Exception:
             # The source must outlive its listener: others may share its thread.
-            _logger.exception("on_notice failed for a notice of %s", self._name)
+            _logger.exception("on_notice failed for a notice of %s", self.name)
 
     def _begin(self) -> None:
         """Begins to watch."""

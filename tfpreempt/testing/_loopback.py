@@ -6,7 +6,8 @@ import http.server
 import itertools
 import socket
 import threading
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any
 
 from tfpreempt.core.threads import OwnedThread
 
@@ -15,29 +16,29 @@ _CLOSE_LIMIT_SECONDS = 5.0
 _names = itertools.count()
 
 
-class LoopbackServer:
+class LoopbackServer(http.server.ThreadingHTTPServer):
     """A server on a free port of 127.0.0.1; a context manager.
 
     Args:
         name: of its threads, so that a test can tell them from its own.
-        handler: what serves a connection; it reaches this object as `server.fake`.
+        handler: what serves a connection; it reaches this object as `server`.
     """
 
+    request_queue_size = 32
     _port = 0  # any free one
 
     def __init__(
         self, name: str, handler: type[http.server.BaseHTTPRequestHandler]
     ) -> None:
-        self.name = name
+        super().__init__(("127.0.0.1", self._port), handler)
         self.changed = threading.Condition()
+        self._name = name
         self._is_closing = False
         self._is_down = False
         self._is_stalled = False
         self._connections: set[socket.socket] = set()
-        self._httpd = Httpd(self, handler)
         self._thread = OwnedThread(
-            f"{name}-{next(_names)}",
-            lambda: self._httpd.serve_forever(_POLL_SECONDS),
+            f"{name}-{next(_names)}", lambda: self.serve_forever(_POLL_SECONDS)
         )
         self._thread.start()
 
@@ -49,7 +50,7 @@ class LoopbackServer:
     @property
     def host(self) -> str:
         """The same without the scheme."""
-        return f"127.0.0.1:{self._httpd.server_port}"
+        return f"127.0.0.1:{self.server_port}"
 
     def environment(self) -> dict[str, str]:
         """The variables that lead the cloud's clients here."""
@@ -80,17 +81,14 @@ class LoopbackServer:
             self._is_closing = True
             self._drop_connections()
             self.changed.notify_all()
-        self._httpd.shutdown()
-        self._httpd.server_close()
+        self.shutdown()
+        self.server_close()
         self._thread.join(_CLOSE_LIMIT_SECONDS)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def wait(self, is_met: Any, seconds: float) -> None:
+    def wait(self, is_met: Callable[[], bool], seconds: float) -> None:
         """Waits with `changed` held until it is met, time is up or the server ends."""
         self.changed.wait_for(
             lambda: is_met() or self._is_closing or self._is_down, seconds
@@ -102,45 +100,18 @@ class LoopbackServer:
             self.changed.wait_for(lambda: self._is_closing, seconds)
             return not self._is_closing
 
-    def admit(self, connection: socket.socket) -> bool:
+    def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether a new connection is served."""
         with self.changed:
             if self._is_down or self._is_closing:
                 return False
-            self._connections.add(connection)
+            self._connections.add(request)
             return True
 
-    def release(self, connection: socket.socket) -> None:
+    def shutdown_request(self, request: Any) -> None:
         """A connection has ended."""
         with self.changed:
-            self._connections.discard(connection)
-
-    def _drop_connections(self) -> None:
-        for connection in self._connections:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # the client was first
-
-
-class Httpd(http.server.ThreadingHTTPServer):
-    """The listening socket, and a thread for each connection."""
-
-    request_queue_size = 32
-
-    def __init__(
-        self,
-        fake: LoopbackServer,
-        handler: type[http.server.BaseHTTPRequestHandler],
-    ) -> None:
-        self.fake = fake
-        super().__init__(("127.0.0.1", fake._port), handler)
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self.fake.admit(request)
-
-    def shutdown_request(self, request: Any) -> None:
-        self.fake.release(request)
+            self._connections.discard(request)
         super().shutdown_request(request)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -148,12 +119,19 @@ class Httpd(http.server.ThreadingHTTPServer):
         threading.Thread(
             target=self.process_request_thread,
             args=(request, client_address),
-            name=f"{self.fake.name}-connection",
+            name=f"{self._name}-connection",
             daemon=True,
         ).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # clients that go away are what these servers are for
+
+    def _drop_connections(self) -> None:
+        for connection in self._connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the client was first
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from urllib.parse import parse_qsl, urlsplit
 
-from tfpreempt.testing._loopback import Handler, Httpd, LoopbackServer
+from tfpreempt.testing._loopback import Handler, LoopbackServer
 from tfpreempt.testing.gcs._faults import Faults, Orders, When, corrupted
 from tfpreempt.testing.gcs._service import Reply, Request, Service, error_reply
 
@@ -210,9 +210,8 @@ class _Handler(Handler):
 
     @property
     def _fake(self) -> GcsServer:
-        assert isinstance(self.server, Httpd)
-        assert isinstance(self.server.fake, GcsServer)
-        return self.server.fake
+        assert isinstance(self.server, GcsServer)
+        return self.server
 
     def do_DELETE(self) -> None:  # noqa: N802  (the name that http.server calls)
         self.serve()

@@ -56,16 +56,14 @@ class FakeAws(FakeServer):
             action: "terminate", "stop" or "hibernate".
             at: when; by default in two minutes.
         """
-        when = _in_two_minutes() if at is None else at
-        text = _text_of(when)
+        text = _text_of(at, datetime.timedelta(minutes=2))
         self.set("spot/instance-action", {"action": action, "time": text})
         if action == "terminate":
             self.set("spot/termination-time", text)
 
     def recommend_rebalance(self, at: datetime.datetime | None = None) -> None:
         """A rebalance recommendation is there since then; by default since now."""
-        when = datetime.datetime.now(datetime.UTC) if at is None else at
-        notice = {"noticeTime": _text_of(when)}
+        notice = {"noticeTime": _text_of(at, datetime.timedelta(0))}
         self.set("events/recommendations/rebalance", notice)
 
     def set_lifecycle(self, state: str) -> None:
@@ -127,12 +125,10 @@ def _text(status: int, text: str) -> Reply:
     return Reply(status=status, headers=headers, body=text.encode())
 
 
-def _text_of(when: datetime.datetime) -> str:
+def _text_of(at: datetime.datetime | None, ahead: datetime.timedelta) -> str:
+    """A time as EC2 writes it; by default so far ahead."""
+    when = datetime.datetime.now(datetime.UTC) + ahead if at is None else at
     return when.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _in_two_minutes() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=120)
 
 
 def _new_entries() -> dict[str, object]:

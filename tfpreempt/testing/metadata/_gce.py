@@ -78,12 +78,9 @@ class FakeGce(FakeServer):
 
     def remove(self, path: str) -> None:
         """Takes an entry away; it is 404 from then on. Nothing if it is not there."""
-        *folders, name = path.strip("/").split("/")
+        folder, _, name = path.strip("/").rpartition("/")
         with self.changed:
-            at = self._tree
-            for folder in folders:
-                at = at.get(folder, {})
-            at.pop(name, None)
+            (self._find(folder) or {}).pop(name, None)
             self.changed.notify_all()
 
     def failure(self, status: int) -> Reply:
@@ -144,9 +141,7 @@ class FakeGce(FakeServer):
     def _find(self, path: str) -> Any:
         at: Any = self._tree
         for name in filter(None, path.split("/")):
-            if not isinstance(at, dict) or name not in at:
-                return None
-            at = at[name]
+            at = at.get(name) if isinstance(at, dict) else None
         return at
 
     def _json(self, value: Any) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl, urlsplit
 
-from tfpreempt.testing._loopback import Handler, Httpd, LoopbackServer
+from tfpreempt.testing._loopback import Handler, LoopbackServer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class FakeServer(LoopbackServer):
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self._failures: list[int] = []
+        self._failures: list[int] = []  # statuses of the next answers
         super().__init__("fake-metadata", _Handler)
 
     def fail(self, count: int, status: int = 503) -> None:
@@ -96,9 +96,8 @@ class FakeServer(LoopbackServer):
 class _Handler(Handler):
     @property
     def _fake(self) -> FakeServer:
-        assert isinstance(self.server, Httpd)
-        assert isinstance(self.server.fake, FakeServer)
-        return self.server.fake
+        assert isinstance(self.server, FakeServer)
+        return self.server
 
     def serve(self) -> None:
         parts = urlsplit(self.path)
