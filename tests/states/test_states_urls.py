@@ -105,13 +105,8 @@ def test_a_commit_that_stays_where_it_was_staged_is_not_waited_for(url, caplog):
     assert "was not committed within" not in caplog.text
 
 
-def test_workers_cannot_meet_there(url):
-    shared, own = Words("shared", "a"), Words("own", "b", per_worker=True)
-    for index in range(2):
-        cluster = Cluster(worker=index, jobs=(("worker", 2),))
-        with pytest.raises(errors.ConfigurationError, match="'own' per_worker"):
-            StatesAlone(url, cluster).save()
-    own.unregister()
+def test_several_workers(url):
+    shared = Words("shared", "a")
     for index in range(2):
         cluster = Cluster(worker=index, jobs=(("worker", 2),))
         StatesAlone(url, cluster).save()

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 PRELUDE = """
 import json, os, pathlib, signal, sys, time
 import tfpreempt
-from tfpreempt.states import JsonState, alone, registered
+from tfpreempt.states import JsonState
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 here = pathlib.Path(os.environ["MEETING"])
 class Meets(JsonState):
@@ -109,7 +109,7 @@ FOUR = """
 order = ["a", "b", "c", "d"]
 if me == 1:
     order.reverse()
-states = {n: Meets(n, f"{n} of {me}", per_worker=n in "bd") for n in order}
+states = {n: Meets(n, f"{n} of {me}") for n in order}
 print([tfpreempt.load_state(states[n]) and states[n].value for n in "abcd"])
 for n in order:
     states[n].value = f"{n} of {me}, new"
@@ -118,7 +118,7 @@ for _ in range(3):
 """
 
 
-def test_any_order_of_registration_and_shards_of_all(workers):
+def test_any_order_of_registration_and_what_the_chief_has(workers):
     ckpt = workers.directory / "ckpt"
     first = workers.run(FOUR, FOUR)
     assert [code for code, _, _ in first] == [0, 0], first
@@ -127,66 +127,27 @@ def test_any_order_of_registration_and_shards_of_all(workers):
         *(str(ckpt / name) for name in "123"),
     ]
     assert first[1][1].splitlines()[1:] == [str(ckpt)] * 3
-    found = newest(workers)
-    assert names_below(found.path) == [
-        "states/a.state",
-        "states/c.state",
-        "worker-0000/b.state",
-        "worker-0000/d.state",
-        "worker-0001/b.state",
-        "worker-0001/d.state",
-    ]
-    assert found.manifest.workers == (0, 1)
+    assert names_below(newest(workers).path) == [f"states/{n}.state" for n in "abcd"]
     assert not (ckpt / ".tfpreempt-staging").exists()
     second = workers.run(FOUR, FOUR)
     assert [code for code, _, _ in second] == [0, 0], second
-    assert [out.splitlines()[0] for _, out, _ in second] == [
-        f"['a of 0, new', 'b of {me}, new', 'c of 0, new', 'd of {me}, new']"
-        for me in (0, 1)
-    ]
+    all_of_the_chief = str([f"{n} of 0, new" for n in "abcd"])
+    assert [out.splitlines()[0] for _, out, _ in second] == [all_of_the_chief] * 2
 
 
-def test_all_load_what_all_saved_last(workers):
-    """A worker that is quicker than the chief waits for its commit."""
+def test_what_each_worker_has_needs_a_handler(workers):
     program = """
-from tfpreempt.storage import files
-if me == 0:
-    rename = files.LocalFiles.rename
-    def slowly(self, source, target):
-        if "states-" in source:
-            time.sleep(0.3)
-        rename(self, source, target)
-        time.sleep(0.05)
-    files.LocalFiles.rename = slowly
-state = JsonState("a", 0, per_worker=True)
-for state.value in (1, 2):
+state = JsonState("mine", 1, per_worker=True)
+try:
     tfpreempt.save_all_states()
-    print(tfpreempt.load_state(state), state.value)
+except tfpreempt.errors.ConfigurationError as error:
+    print(error)
 """
-    ends = workers.run(program, program)
-    assert [out for _, out, _ in ends] == ["True 1\nTrue 2\n"] * 2, ends
-
-
-def test_what_a_dead_run_left_passes_for_nothing(workers):
-    """A run that was killed at any moment leaves files like those of this one."""
-    folder = workers.directory / "ckpt" / ".tfpreempt-staging" / ".workers"
-    folder.mkdir(parents=True)
-    stale = {
-        "hello-1": '"dead"',
-        "plan": '{"run": "gone", "numbers": {"1": "dead"}}',
-        "ack-1": '"gone"',
-    }
-    for name, text in stale.items():
-        (folder / name).write_text(text)
-    half = folder.parent / "states-gone-1"
-    (half / "worker-0001").mkdir(parents=True)
-    (half / "worker-0001" / "b.state").write_text('"of a dead worker"')
-    (folder.parent / "states-gone-1.done").mkdir()
-    ends = workers.run(FOUR, FOUR)
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    shard = Path(newest(workers).path) / "worker-0001" / "b.state"
-    assert json.loads(shard.read_text()) == "b of 1, new"
-    assert not folder.parent.exists()
+    for code, out, err in workers.run(program, program):
+        assert code == 0, err
+        assert "'mine' per_worker" in out
+        assert "PreemptionCheckpointHandler(resolver, None," in out
+    assert newest_verified(str(workers.directory / "ckpt")) is None
 
 
 def test_replicated_states_wait_for_nobody(workers):
@@ -198,82 +159,6 @@ print(tfpreempt.save_all_states())
     assert code == 0, err
     assert out == f"{workers.directory / 'ckpt' / '1'}\n"
     assert newest(workers).manifest.world_size == 2
-
-
-SHORT = """
-alone.StatesAlone.__init__.__kwdefaults__["seconds"] = 0.2
-state = JsonState("a", 1, per_worker=True)
-try:
-    tfpreempt.save_all_states()
-except tfpreempt.errors.SaveError as error:
-    print(error)
-"""
-
-
-def test_a_worker_that_never_comes_is_named(workers):
-    (chief,) = workers.run(SHORT, world=3)
-    assert chief[0] == 0, chief[2]
-    assert "from worker(s) 1, 2 in" in chief[1]
-    assert newest_verified(str(workers.directory / "ckpt")) is None
-
-
-def test_a_chief_that_never_comes_is_named(workers):
-    ends = workers.run("", SHORT)
-    assert "from worker(s) 0 in" in ends[1][1], ends
-    assert newest_verified(str(workers.directory / "ckpt")) is None
-
-
-def test_a_worker_that_dies_between_two_saves_is_named(workers):
-    chief = """
-state = JsonState("a", 1, per_worker=True)
-tfpreempt.save_all_states()
-(alone,) = registered._alone.values()
-alone._meeting._seconds = 0.2
-state.value = 2
-try:
-    tfpreempt.save_all_states()
-except tfpreempt.errors.SaveError as error:
-    print(error)
-state.value = None
-print(tfpreempt.load_state(state), state.value)
-"""
-    other = """
-state = JsonState("a", 1, per_worker=True)
-tfpreempt.save_all_states()
-"""
-    ends = workers.run(chief, other)
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    lines = ends[0][1].splitlines()
-    assert "from worker(s) 1 in" in lines[0]
-    assert lines[1] == "True 1"
-    left = sorted(os.listdir(workers.directory / "ckpt"))
-    assert left == [".tfpreempt-directory", "1"]
-
-
-def test_a_worker_that_cannot_save_is_heard_at_once(workers):
-    other = """
-state = JsonState("a", (1, 2), per_worker=True)
-tfpreempt.save_all_states()
-"""
-    ends = workers.run(SHORT.replace("0.2", "50"), other)
-    assert ends[0][0] == 0, ends
-    assert "worker 1: SaveError: The value of <JsonState 'a' per_worker>" in ends[0][1]
-    assert ends[1][0] == 1
-    assert newest_verified(str(workers.directory / "ckpt")) is None
-
-
-def test_other_workers_than_before(workers):
-    ends = workers.run(FOUR, FOUR)
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    alone = """
-for n, shared in (("a", True), ("b", False)):
-    state = JsonState(n, per_worker=not shared)
-    print(tfpreempt.load_state(state), state.value)
-"""
-    ((code, out, err),) = workers.run(alone, world=1)
-    assert code == 0, err
-    assert out.splitlines() == ["True a of 0, new", "False None"]
-    assert "was written by 2 workers, now there are 1" in err
 
 
 # --- a plain loop under the supervisor -----------------------------------------------

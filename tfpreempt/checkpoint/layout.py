@@ -51,7 +51,6 @@ STATES = "states"
 SIDECAR_SUFFIX = ".tfpreempt"
 INTENT_SUFFIX = ".tfpreempt-intent"
 CLAIM_SUFFIX = ".claim"
-DONE_SUFFIX = ".done"  # ends the directory in which workers say that they have staged
 
 _IN_PLACE = "commit-"
 _STEP = re.compile(r"(0|[1-9][0-9]{0,18})(?:\.([1-9][0-9]{0,18}))?")

@@ -174,8 +174,7 @@ def _staged(directory: str) -> dict[str, list[str]]:
         if name.startswith(layout.FETCH):
             continue  # a download that goes on; `fetch` removes old ones
         if layout.ATTEMPT.fullmatch(name) and not reading.is_link(path):
-            stem = path.removesuffix(layout.DONE_SUFFIX)
-            parts = found.setdefault(stem.removesuffix(layout.CLAIM_SUFFIX), [])
+            parts = found.setdefault(path.removesuffix(layout.CLAIM_SUFFIX), [])
             parts += [path] if reading.is_dir(path) else []
     for name in _names(directory):
         path = os.path.join(directory, name)

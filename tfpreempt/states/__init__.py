@@ -5,7 +5,6 @@ The names are loaded on first use, so that a program without TensorFlow stays wi
 alone              commits of named States without a handler, and without TensorFlow
 copies             what a program without a handler has in an object store: it looks
 generators         ready-made States for the random generators of Python and NumPy
-meeting            workers that share a directory and nothing else: they meet
 registered         save_all_states(), save_state() and load_state()
 tensorflow_states  ready-made States for TensorFlow's random generators and dataset
 values             ready-made States for plain values: a step, anything JSON-able

@@ -35,7 +35,8 @@ def save_all_states() -> str:
     `sync()` is called on all workers, in name order. With an open handler this is its
     `save()`: one commit holds the States and the TensorFlow checkpoint. (With several,
     each commits.) Without one the States alone are committed, in the directory that
-    TFPREEMPT_CHECKPOINT_DIR names; the workers are those of TF_CONFIG. Where
+    TFPREEMPT_CHECKPOINT_DIR names, by the chief; the workers are those of TF_CONFIG,
+    and States with per_worker=True need a handler where there are several. Where
     TFPREEMPT_REMOTE_CHECKPOINT_DIR is set, each commit is copied there in the
     background; the first call of a process looks there for a newer one.
 
@@ -133,8 +134,6 @@ def load_state(state: State) -> bool:
         directory = failure.check_directory(directory)
     key = (paths.absolute(directory), _cluster())
     _begin(key)
-    if key in _alone:
-        _recall(key).expect(_alone[key].pending)
     return _recall(key).load(state)
 
 
