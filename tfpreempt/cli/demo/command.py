@@ -127,7 +127,8 @@ def _fresh_directory(out: Path) -> Path:
     """A new folder in `out`: a demo neither resumes nor deletes an earlier one."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=time.strftime("%m%d-%H%M-"), dir=out))
+        name = time.strftime("%m%d-%H%M-")
+        return Path(tempfile.mkdtemp(prefix=name, dir=out.resolve()))
     except OSError as error:
         raise ConfigurationError(
             f"--out {out}: no folder can be made there ({error}). Name a directory "

@@ -53,45 +53,27 @@ def load_digits() -> tuple[Pair, Pair]:
     return (images[train], labels[train]), (images[test], labels[test])
 
 
-def build_model(dropout: float) -> keras.Model:
-    """A small convolutional network for 8x8 grey images."""
-    return keras.Sequential(
+def build_model() -> keras.Model:
+    """A small convolutional network for 8x8 grey images, ready to train."""
+    model = keras.Sequential(
         [
             keras.layers.Input((8, 8, 1)),
             keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
             keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
-            keras.layers.Dropout(dropout),
+            keras.layers.Dropout(0.25),
             keras.layers.Dense(64, activation="relu"),
             keras.layers.Dense(10),
         ]
     )
-
-
-def make_update(
-    strategy: tf.distribute.Strategy, model: keras.Model, optimizer: Any
-) -> Callable[[Any, Any], Any]:
-    """The compiled step on all replicas; returns the loss over the global batch."""
-
-    def on_replica(images: Any, labels: Any) -> Any:
-        with tf.GradientTape() as tape:
-            losses = keras.losses.sparse_categorical_crossentropy(
-                labels, model(images, training=True), from_logits=True
-            )
-            loss = tf.reduce_mean(losses) / strategy.num_replicas_in_sync
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(
-            zip(gradients, model.trainable_variables, strict=True)
-        )
-        return loss
-
-    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
-    def update(images: Any, labels: Any) -> Any:
-        losses = strategy.run(on_replica, args=(images, labels))
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
-
-    return update  # type: ignore[no-any-return]  # tf.function is untyped
+    model.compile(
+        optimizer=keras.optimizers.Adam(2e-3),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    model.optimizer.build(model.trainable_variables)
+    return model
 
 
 def train_by_loop(
@@ -102,15 +84,16 @@ def train_by_loop(
     resolver = strategy.cluster_resolver
     worker, workers = resolver.task_id or 0, strategy.num_replicas_in_sync
     with strategy.scope():
-        model = build_model(dropout=0.0)
-        optimizer = keras.optimizers.Adam(2e-3)
-        optimizer.build(model.trainable_variables)
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    update = make_update(strategy, model, optimizer)
+        model = build_model()
+
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def update(*batch: Any) -> Any:
+        logs = strategy.run(model.train_step, args=(batch,))
+        return strategy.reduce(tf.distribute.ReduceOp.MEAN, logs["loss"], axis=None)
 
     # 1. The handler restores the newest committed checkpoint, if there is one.
     handler = tfpreempt.PreemptionCheckpointHandler(
-        resolver, checkpoint, arguments.checkpoint_dir
+        resolver, tf.train.Checkpoint(model=model), arguments.checkpoint_dir
     )
 
     def step_function(step: int) -> float:
@@ -134,12 +117,7 @@ def train_by_fit(
     train, test = load_digits()
     batch_size = BATCH * strategy.num_replicas_in_sync
     with strategy.scope():
-        model = build_model(dropout=0.25)
-        model.compile(
-            optimizer=keras.optimizers.Adam(2e-3),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
+        model = build_model()
     images = tf.data.Dataset.from_tensor_slices(train)
     images = images.shuffle(TRAIN_IMAGES, seed=arguments.seed).repeat()
     steps_told = keras.callbacks.LambdaCallback(
