@@ -42,7 +42,14 @@ def test_a_file_that_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert not stop.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_file_goes_however_the_command_is_ended(
     number: signal.Signals, tmp_path: Path
 ) -> None:

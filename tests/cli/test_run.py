@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tests.cli.conftest import Run, is_alive, wait_until
 
 _IGNORES_CHILDREN = """
@@ -219,11 +220,13 @@ def test_where_no_commit_can_be_seen_nobody_gives_up(supervised: Run) -> None:
 
 @pytest.mark.slow
 def test_a_newer_commit_is_progress(supervised: Run) -> None:
-    program = f"""
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-import site; site.main()
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
-save(make_saver(os.environ["TFPREEMPT_CHECKPOINT_DIR"], OwnPayload()), restart + 1)
+    saver = make_saver(str(supervised.directory / "made"), OwnPayload())
+    for step in (1, 2):
+        save(saver, step)
+    program = """
+step = str(restart + 1)
+if restart < 2:
+    os.rename(f"made/{step}", f"ckpt/{step}")
 sys.exit(143 if restart < 2 else 0)
 """
     code, _, err = supervised.run(program, "--max-idle-preemptions", "0")
@@ -331,9 +334,10 @@ def test_a_checkpoint_directory_that_is_gone_is_not_made_anew(supervised: Run) -
 
 @pytest.mark.slow
 def test_a_console_that_nobody_reads_does_not_hold_up_the_end(supervised: Run) -> None:
-    supervised.start("print('x' * 5_000_000); sys.exit(143)", "--max-preemptions", "0")
-    assert supervised.process is not None
-    assert supervised.process.wait(30) == 143
+    program = "print('x' * 5_000_000); sys.exit(143)"
+    process = supervised.start(program, "--max-preemptions", "0", wrapper=["env"])
+    assert process is not None
+    assert process.wait(30) == 143
     assert len(supervised.log(0)) > 5_000_000
 
 
@@ -349,12 +353,13 @@ tell("ready")
 while True:
     time.sleep(0.02)  # pause() could miss a signal just before it
 """
-    supervised.start(program, wrapper=["sh", "-c", 'exec "$@" 2>&1', "sh"])
+    together = ["sh", "-c", 'exec "$@" 2>&1', "sh"]
+    process = supervised.start(program, wrapper=together)
+    assert process is not None
     supervised.wait_told("ready")
     supervised.signal(signal.SIGTERM)
     supervised.wait_told("heard")
-    assert supervised.process is not None
-    assert supervised.process.wait(30) == 143
+    assert process.wait(30) == 143
 
 
 @pytest.mark.slow
@@ -472,15 +477,16 @@ os._exit(3)
 
 
 def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
-    supervised.start("until_told() if restart == 0 else print('x' * 100_000)")
-    assert supervised.process is not None
-    assert supervised.process.stdout is not None
-    assert supervised.process.stderr is not None
+    program = "until_told() if restart == 0 else print('x' * 100_000)"
+    process = supervised.start(program, wrapper=["env"])
+    assert process is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     pid = supervised.wait_told("ready-0-0")
-    supervised.process.stdout.close()
-    supervised.process.stderr.close()
+    process.stdout.close()
+    process.stderr.close()
     os.kill(int(pid), signal.SIGTERM)
-    assert supervised.process.wait(30) == 0
+    assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize(
