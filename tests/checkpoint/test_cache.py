@@ -13,9 +13,9 @@ import pytest
 
 from tests.checkpoint.remote_commits import put_commit
 from tfpreempt import errors
+from tfpreempt.checkpoint import cache
+from tfpreempt.checkpoint.cache import Cache
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.handling import cache
-from tfpreempt.checkpoint.handling.cache import Cache
 from tfpreempt.storage.local import LocalStore
 
 CONTENTS = {"ckpt.index": b"i", "big": bytes(range(250)) * 400}

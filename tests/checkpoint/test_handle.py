@@ -15,9 +15,8 @@ from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.checkpoint.remote_commits import FILES, put_commit, put_hostile
 from tests.checkpoint.test_download import read_tree
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, retention
+from tfpreempt.checkpoint import cache, directory_lock, layout, lookup, retention
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.handling import cache, contents, turns
 from tfpreempt.checkpoint.remote import landing
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
@@ -207,7 +206,7 @@ def test_threads_that_copy_to_one_place_wait_for_each_other(remote, tmp_path):
 def test_a_copy_waits_for_another_no_longer_than_it_may(remote, tmp_path):
     (tmp_path / "copy").mkdir()
     with (
-        turns.alone_in(str(tmp_path / "copy"), seconds=1),
+        directory_lock.locked(str(tmp_path / "copy"), seconds=1),
         pytest.raises(errors.CheckpointError, match="Another process has"),
     ):
         remote.to_directory(tmp_path / "copy", timeout=0.01)
@@ -439,12 +438,12 @@ def test_names_of_the_wrong_place(own, store, remote):
     pathlib.Path(own.path + "-file").touch()
     with pytest.raises(errors.CheckpointError, match="no directory; expected one"):
         own.to_directory(own.path + "-file")
-    with pytest.raises(errors.ConfigurationError, match="Object name"):
+    with pytest.raises(errors.ConfigurationError, match="expected parts with one"):
         Checkpoint("../x", store).get_metadata()
 
 
 def test_a_plain_directory_is_not_read_to_be_found(plain, monkeypatch):
-    monkeypatch.setattr(contents.checksum, "of_files", None)
+    monkeypatch.setattr(lookup, "summed", None)
     with plain.as_directory() as path:
         assert path == plain.path
     assert plain.step is None

@@ -1,30 +1,33 @@
 """Station 3 of the path: make a step durable, and find it again.
 
 at_hand         what a function has at hand, and which names it changes
-bundle          is a TensorFlow checkpoint that has no manifest complete? Read without
+bundle          is a TensorFlow checkpoint that has no manifest complete?
+cache           copies of remote checkpoints that all processes of a machine share
 catalog         one value for each checkpoint, wherever it lies; one scan, one order
 claims          who is saving here: what dead writers staged is left over
 collective      the part of a save that all workers do at once
 commit          files made durable, manifest, one rename, and the marker last
+directory_lock  one process of a machine at a time changes what is in a directory
 encoding        Python and NumPy values as JSON and raw bytes, bit for bit
 flat            commits of checkpoints that stay flat
 foreign         checkpoints that somebody else wrote, among ours in a directory
-handle          `Checkpoint`, a reference to one checkpoint
-handling/       what a `Checkpoint` handle is made of
+handle          Checkpoint: a reference to one checkpoint, for users
 home            is the checkpoint directory still the one of the start?
 inspection      what `tfpreempt inspect` and `tfpreempt verify` show of the catalog
 iterator_state  positions in tf.data pipelines: states of dataset iterators
-layout          pure path rules: what lies where in a checkpoint directory
+layout          what lies where in a checkpoint directory
 loader          finds and restores a checkpoint on one worker
+lookup          what lies at the place that a handle names
 loose           one State in a file of its own, outside of any commit
 manifest        the manifest of a commit: its files, their sizes and checksums
+metadata        what users note about a checkpoint, beside its manifest
 payload         what a checkpoint holds of one worker; the part that TensorFlow writes
 per_replica     variables of which each worker saves what its own replicas hold
 pointer         TensorFlow's `checkpoint` state file
 probe           is the checkpoint directory the same storage for every worker?
 random_state    the random generators of a process, each worker's own
 reader          what TensorFlow does in a restore, once the structure was compared
-recall          finds what a single State was: in the newest commit
+recall          finds what one State was: in the newest commit, or in a file of its own
 remote/         the copy of a checkpoint directory in an object store
 restore         which checkpoint to restore: the newest that is committed and verified
 retention       deletes what is no longer wanted
@@ -34,6 +37,6 @@ structure       does a checkpoint fit the objects it is to be restored into?
 unsaved         what a step changes and no commit holds: told once, by name
 untracked       what the objects of a Checkpoint hold, and TensorFlow does not track
 variables       the variables behind a tf.train.Checkpoint, found without a read
-verification    are the files of a commit what its manifest says? Sizes first
+verification    are the files of a commit what its manifest says?
 writer          what TensorFlow does in a save, in one of three forms
 """

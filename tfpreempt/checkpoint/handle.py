@@ -11,17 +11,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint import catalog, layout, lookup, metadata
+from tfpreempt.checkpoint.cache import Cache, close_with, key_of, private_directory
 from tfpreempt.checkpoint.catalog import Entry, Kind
-from tfpreempt.checkpoint.handling import contents, metadata, restoring
-from tfpreempt.checkpoint.handling.cache import Cache, key_of, private_directory
-from tfpreempt.checkpoint.handling.turns import alone_in
+from tfpreempt.checkpoint.directory_lock import locked
 from tfpreempt.checkpoint.remote.download import download
 from tfpreempt.checkpoint.restore import verify
 from tfpreempt.core.arguments import check_timeout
-from tfpreempt.storage import failure
+from tfpreempt.storage import failure, paths
 from tfpreempt.storage.files import LocalFiles, write_durably
-from tfpreempt.storage.interface import ObjectStore, check_name
+from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import (
     SCHEMES,
     is_served_by_tensorflow,
@@ -33,7 +32,6 @@ from tfpreempt.storage.opening import (
 
 _PATIENCE = 24 * 3600.0  # who copies gives up by itself when no byte comes
 _NOTE_SECONDS = 30.0
-_STORE_METHODS = ("put_if_absent", "get", "list", "stat", "delete")
 
 
 class Checkpoint:
@@ -116,7 +114,7 @@ class Checkpoint:
         """What `tf.train.Checkpoint.restore` takes; None where the commit holds named
         States only, or is remote: use `restore()` there. May read the manifest."""
         if self._prefix is None and self._local is not None:
-            self._prefix = contents.tensorflow_prefix(contents.of_path(self._local))
+            self._prefix = lookup.tensorflow_prefix(lookup.at_path(self._local))
         return self._prefix
 
     @property
@@ -124,7 +122,7 @@ class Checkpoint:
         """The step that it carries; None if its writer didn't say. May read the
         manifest, once."""
         if self._step is None:
-            found = self._contents()
+            found = self._find()
             self._step = found.step if found.is_committed else None
         return self._step
 
@@ -156,13 +154,13 @@ class Checkpoint:
         """
         check_timeout(timeout)
         began = time.monotonic()
-        found = self._contents(with_sums=True)
+        found = self._find(with_sums=True)
         target = _temporary(found) if path is None else _check_target(path)
         is_ours = path is None or not os.path.lexists(target)
         with contextlib.ExitStack() as ends:
             with failure.translated("copy a checkpoint", target):
                 patience = _PATIENCE if timeout is None else timeout
-                ends.enter_context(alone_in(target, seconds=patience, makes=True))
+                ends.enter_context(locked(target, seconds=patience, makes=True))
             try:
                 _fill(found, target, _left(timeout, began))
             except BaseException:
@@ -170,8 +168,8 @@ class Checkpoint:
                     with contextlib.suppress(OSError):
                         os.rmdir(target)  # unless there is something in it
                 raise
-            if (note := self._metadata_bytes(found)) is not None:
-                metadata.write_local(target, note)
+            if notes := metadata.read(found):
+                metadata.write(catalog.unread(LocalStore(target)), notes)
         return target
 
     @contextlib.contextmanager
@@ -191,13 +189,12 @@ class Checkpoint:
             CheckpointError: there is no checkpoint, no room, or no answer in time.
         """
         check_timeout(timeout)
-        found = self._contents(with_sums=self._local is None)
+        found = self._find(with_sums=self._local is None)
         if self._local is not None:
             yield found.store.uri
             return
-        key = key_of(found.path, found.token)
         fill = functools.partial(_fill, found, timeout=timeout)
-        with Cache().reading(key, fill, timeout=timeout) as path:
+        with Cache().reading(_key(found), fill, timeout=timeout) as path:
             yield path
 
     def restore(self, tf_checkpoint: Any) -> Any:
@@ -217,14 +214,20 @@ class Checkpoint:
                 \\, and TensorFlow finds nothing there.
             CheckpointError: it holds no tf.train.Checkpoint, or cannot be read.
         """
-        restoring.check_object(tf_checkpoint)
+        _check_restorable(tf_checkpoint)
         if self._local is not None:
-            found = contents.of_path(self._local)
+            found = lookup.at_path(self._local)
             if found.is_committed:
                 verify(found)
-            prefix = restoring.checked_prefix(found, self._path)
-            return tf_checkpoint.restore(prefix)
-        return restoring.restored_from_copy(self.as_directory(), tf_checkpoint)
+            return tf_checkpoint.restore(_checked_prefix(found))
+        with contextlib.ExitStack() as copy:
+            directory = copy.enter_context(self.as_directory())
+            prefix = _checked_prefix(lookup.at_path(directory))
+            status = tf_checkpoint.restore(prefix)
+            # What reads variables that a model makes later is held by the status, and
+            # by every such variable's promise.
+            close_with(getattr(status, "_checkpoint", None), copy.pop_all().close)
+        return status
 
     def get_metadata(self) -> dict[str, Any]:
         """What was noted about it; empty if nothing was.
@@ -232,8 +235,7 @@ class Checkpoint:
         Raises:
             CheckpointError: there is no checkpoint, or the note cannot be read.
         """
-        data = self._metadata_bytes(self._contents())
-        return {} if data is None else metadata.decoded(data, f"metadata of {self!r}")
+        return metadata.read(self._find())
 
     def set_metadata(self, values: Mapping[str, Any]) -> None:
         """Notes a JSON object beside the manifest, in place of what was noted.
@@ -242,7 +244,9 @@ class Checkpoint:
             ConfigurationError: JSON cannot hold it.
             CheckpointError: there is no checkpoint, or it cannot be written to.
         """
-        self._change_metadata(values, keep=False)
+        metadata.encoded(values)
+        with self._noting() as found:
+            metadata.write(found, values)
 
     def update_metadata(self, values: Mapping[str, Any]) -> None:
         """Adds to what was noted; between processes of one machine nothing is lost.
@@ -251,7 +255,9 @@ class Checkpoint:
             ConfigurationError: JSON cannot hold it.
             CheckpointError: there is no checkpoint, or it cannot be written to.
         """
-        self._change_metadata(values, keep=True)
+        metadata.encoded(values)
+        with self._noting() as found:
+            metadata.write(found, {**metadata.read(found), **values})
 
     def __fspath__(self) -> NoReturn:
         raise TypeError(
@@ -270,7 +276,8 @@ class Checkpoint:
         step = "" if self._step is None else f", step={self._step}"
         where = "local" if self._local is not None else "remote"
         if self._filesystem is not None:
-            where += f" in {_shown(self._filesystem)}"
+            kind = type(self._filesystem).__name__
+            where += f" in {getattr(self._filesystem, 'uri', kind)}"
         return f"Checkpoint({self._path!r}{step}, {where})"
 
     def __eq__(self, other: object) -> bool:
@@ -281,62 +288,63 @@ class Checkpoint:
     def __hash__(self) -> int:
         return hash(self._path)
 
-    def _contents(self, *, with_sums: bool = False) -> Entry:
+    def _find(self, *, with_sums: bool = False) -> Entry:
         if self._local is not None:
-            return contents.of_path(self._local, with_sums=with_sums)
-        return contents.of_store(*self._place(), with_sums=with_sums)
+            return lookup.at_path(self._local, with_sums=with_sums)
+        store = open_store(self._path or "/", self._filesystem)
+        return lookup.in_store(store, with_sums=with_sums)
 
-    def _place(self) -> tuple[ObjectStore, str]:
-        """The store, and the folder in it."""
-        if _is_store(self._filesystem):
-            folder = self._path.strip("/")
-            return self._filesystem, check_name(folder) if folder else ""
-        return open_store(self._path, self._filesystem), ""
-
-    def _metadata_bytes(self, found: Entry) -> bytes | None:
-        if self._local is None:
-            return metadata.read_remote(*self._place())
-        holder = _holder(found)
-        return None if holder is None else metadata.read_local(holder)
-
-    def _change_metadata(self, values: Mapping[str, Any], *, keep: bool) -> None:
-        metadata.encoded(values)
-        found = self._contents()
-        where = f"metadata of {self!r}"
-        if self._local is None:
-            store, folder = self._place()
-            old = metadata.read_remote(store, folder) if keep else None
-            metadata.write_remote(store, folder, _merged(old, values, where))
-            return
-        holder = _holder(found)
-        if holder is None:
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[Entry]:
+        """The checkpoint, whose metadata no other of this machine changes meanwhile."""
+        found = self._find()
+        if found.kind is Kind.FOREIGN:
             raise errors.CheckpointError(
                 f"{self!r} was written without tfpreempt, as flat files: there is no "
                 "directory of its own for metadata. Copy it with to_directory() first."
             )
         with contextlib.ExitStack() as ends:
-            with failure.translated("write metadata", holder):
-                ends.enter_context(alone_in(holder, seconds=_NOTE_SECONDS))
-            old = metadata.read_local(holder) if keep else None
-            metadata.write_local(holder, _merged(old, values, where))
+            if self._local is not None:
+                holder = os.path.join(found.store.uri, found.holder)
+                with failure.translated("write metadata", holder):
+                    ends.enter_context(locked(holder, seconds=_NOTE_SECONDS))
+            yield found
 
 
-def _merged(old: bytes | None, values: Mapping[str, Any], where: str) -> bytes:
-    before = {} if old is None else metadata.decoded(old, where)
-    return metadata.encoded({**before, **values})
+def _check_restorable(given: Any) -> None:
+    """Refuses what has no checkpoint's `restore`, before anything is read."""
+    # A CheckpointManager has none; a class has one, but not yet an object for it.
+    if callable(getattr(given, "restore", None)) and not isinstance(given, type):
+        return
+    advice = "make one of what is to be restored: tf.train.Checkpoint(model=model)"
+    if hasattr(given, "checkpoint") and hasattr(given, "latest_checkpoint"):
+        advice = "pass its .checkpoint"
+    raise errors.ConfigurationError(
+        f"restore() got {given!r}; expected a tf.train.Checkpoint: {advice}."
+    )
 
 
-def _holder(found: Entry) -> str | None:
-    """The local directory of its metadata; None for flat files of somebody else."""
-    if found.kind is Kind.FOREIGN:
-        return None
-    return os.path.join(found.store.uri, found.holder)
+def _checked_prefix(found: Entry) -> str:
+    """TensorFlow's prefix of a local checkpoint, under which it finds the files."""
+    prefix = lookup.tensorflow_prefix(found)
+    if prefix is None:
+        raise errors.CheckpointError(
+            f"{found.path} holds no tf.train.Checkpoint, or more than one; expected "
+            "one `.index` file. Name one of many by its prefix; named States are "
+            "loaded by load_state()."
+        )
+    paths.check_restorable(prefix)
+    return prefix
+
+
+def _key(found: Entry) -> str:
+    """Stands for the content: the same for all who want it."""
+    return key_of(found.path, found.token)
 
 
 def _temporary(found: Entry) -> str:
-    """A directory whose name stands for the content: the same for all who want it."""
-    key = key_of(found.path, found.token)[:16]
-    name = f"tfpreempt-checkpoint-{os.getuid()}-{key}"
+    """A directory of this user's, whose name stands for the content."""
+    name = f"tfpreempt-checkpoint-{os.getuid()}-{_key(found)[:16]}"
     return private_directory(os.path.join(tempfile.gettempdir(), name), "TMPDIR")
 
 
@@ -394,13 +402,3 @@ def _check_target(path: object) -> str:
             "Remove it or choose another directory; nothing was written."
         )
     return target
-
-
-def _is_store(filesystem: object) -> bool:
-    return all(hasattr(filesystem, name) for name in _STORE_METHODS)
-
-
-def _shown(filesystem: object) -> str:
-    if _is_store(filesystem):
-        return str(getattr(filesystem, "uri", type(filesystem).__name__))
-    return type(filesystem).__name__

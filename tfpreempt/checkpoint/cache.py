@@ -14,6 +14,7 @@ waits for a file that has another's name.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -26,11 +27,13 @@ import stat
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import filelock
 
 from tfpreempt import errors
+from tfpreempt.core.threads import OwnedThread
 
 _log = logging.getLogger(__name__)
 
@@ -248,6 +251,29 @@ class Cache:
                 f"The cache directory {self._root!r} cannot be used: {error}. Set "
                 f"{CACHE_VARIABLE} to a directory of this machine with room."
             ) from error
+
+
+def close_with(reader: object, close: Callable[[], None]) -> None:
+    """Closes a copy when what reads it is gone, at the latest when the process ends.
+
+    Args:
+        reader: what reads it; None: to the end.
+        close: gives the copy back; called once.
+    """
+    once = threading.Lock()
+
+    def end() -> None:
+        if once.acquire(blocking=False):
+            close()
+
+    def collected() -> None:
+        # This may run anywhere, in the middle of what holds the cache's lock.
+        atexit.unregister(end)
+        OwnedThread("tfpreempt-copy", end).start()
+
+    atexit.register(end)
+    with contextlib.suppress(TypeError):  # None, or what can't be referred to weakly
+        weakref.finalize(reader, collected).atexit = False
 
 
 def _open(path: str) -> int:

@@ -23,7 +23,7 @@ _POLL = 0.02
 
 
 @contextlib.contextmanager
-def alone_in(directory: str, *, seconds: float, makes: bool = False) -> Iterator[None]:
+def locked(directory: str, *, seconds: float, makes: bool = False) -> Iterator[None]:
     """A context that nobody else is in for the same directory.
 
     Args:
