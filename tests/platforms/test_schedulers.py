@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_kubernetes_leaves_with_143() -> None:
 
 
 class Scontrol:
-    """Keeps the commands; answers with a fault, or with none."""
+    """Keeps the commands; fails with what it says, if anything."""
 
     def __init__(self, fault: str = "") -> None:
         self.commands: list[list[str]] = []
@@ -105,7 +106,9 @@ class Scontrol:
 
     def __call__(self, command: list[str], limit: float) -> str:
         self.commands.append(command)
-        return self._fault
+        if self._fault:
+            raise subprocess.CalledProcessError(1, command, stderr=self._fault)
+        return ""
 
 
 def requeued(
@@ -228,7 +231,8 @@ def test_scontrol_is_called_by_the_chief(worker: int, times: int) -> None:
 
 def test_a_failure_of_scontrol_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert left_with(requeued(Scontrol("Access denied"))) == 143
-    assert "`scontrol requeue 17` failed: Access denied" in caplog.text
+    told = "`scontrol requeue 17` failed (CalledProcessError: Access denied)"
+    assert told in caplog.text
 
 
 def test_scontrol_that_is_not_there_is_told(
@@ -253,7 +257,7 @@ def test_scontrol_may_write_what_does_not_decode(
         requeue="scontrol", environment={"SLURM_JOB_ID": "17"}
     )
     assert left_with(config) == 143
-    assert "failed: denied" in caplog.text
+    assert "CalledProcessError: denied" in caplog.text
 
 
 def test_whatever_scontrol_raises_the_job_leaves_with_its_code(
@@ -266,7 +270,7 @@ def test_whatever_scontrol_raises_the_job_leaves_with_its_code(
         requeue="scontrol", environment={"SLURM_JOB_ID": "17"}, run_command=run
     )
     assert left_with(config) == 143
-    assert "could not be requeued" in caplog.text
+    assert "call `scontrol requeue 17` by hand" in caplog.text
     assert "nobody has thought of this" in caplog.text
 
 

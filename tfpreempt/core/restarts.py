@@ -30,15 +30,23 @@ def num_restarts(environment: Mapping[str, str] | None = None) -> int:
 def read_restarts(environment: Mapping[str, str] | None = None) -> int | None:
     """As `num_restarts`, but None where nobody counts."""
     environment = os.environ if environment is None else environment
-    for name in _VARIABLES:
-        text = environment.get(name, "").strip()
-        if not text:
-            continue
-        if not (text.isascii() and text.isdecimal() and len(text) < 10):
-            raise ConfigurationError(
-                f"the environment variable {name} is {text!r}; expected the number of "
-                "restarts, such as 0 or 3. `tfpreempt run` and Slurm set it: unset it, "
-                "or correct what sets it."
-            )
-        return int(text)
-    return None
+    counts = (read_count(name, environment) for name in _VARIABLES)
+    return next((count for count in counts if count is not None), None)
+
+
+def read_count(name: str, environment: Mapping[str, str]) -> int | None:
+    """A number of restarts as a variable says it; None where it is not set.
+
+    Raises:
+        ConfigurationError: it is no whole number.
+    """
+    text = environment.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise ConfigurationError(
+            f"the environment variable {name} is {text!r}; expected the number of "
+            "restarts, such as 0 or 3. `tfpreempt run` and Slurm set it: unset it, "
+            "or correct what sets it."
+        )
+    return int(text)

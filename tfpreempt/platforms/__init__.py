@@ -1,7 +1,6 @@
 """How each platform says that a machine goes, and how to leave it: configs as data.
 
 config      TerminationConfig: sources, grace, exit; the generic and the Borg variant
-options     what every variant takes beside its own arguments
 aws         Amazon EC2 Spot: two minutes, told by the metadata service
 azure       Azure: Scheduled Events, from a preemption in 30 s to a reboot in 15 min
 borg        Borg-like platforms with TPUs: the coordinator leaves after its workers

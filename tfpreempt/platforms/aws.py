@@ -7,8 +7,7 @@ from typing import Unpack
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.notice.aws import INTERVAL_SECONDS, AwsWatch
 from tfpreempt.notice.watcher import WatchedSource
-from tfpreempt.platforms.config import Grace, TerminationConfig, check_grace
-from tfpreempt.platforms.options import Options
+from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
 
 INTERRUPTION_SECONDS = 120.0
 SHUTDOWN_SECONDS = 30.0

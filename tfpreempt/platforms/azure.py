@@ -10,8 +10,7 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import NoticeError
 from tfpreempt.notice.azure import DEFAULT_KINDS, AzureWatch
 from tfpreempt.notice.watcher import WatchedSource
-from tfpreempt.platforms.config import Grace, TerminationConfig, check_grace
-from tfpreempt.platforms.options import Options
+from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
 
 _logger = logging.getLogger(__name__)
 

@@ -9,8 +9,12 @@ from typing import Unpack
 from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.threads import OwnedThread
-from tfpreempt.platforms.config import BorgTerminationConfig, Grace, check_callable
-from tfpreempt.platforms.options import Options
+from tfpreempt.platforms.config import (
+    BorgTerminationConfig,
+    Grace,
+    Options,
+    check_callable,
+)
 
 _logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
@@ -28,6 +28,22 @@ NOTICE_FILE_VARIABLE = "TFPREEMPT_NOTICE_FILE"
 
 Grace = float | datetime.timedelta | None
 SourceMaker = Callable[[], NoticeSource | WatchedSource]
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `TerminationConfig`, which describes them.
+
+    All but `grace_period`: that has another default on each platform.
+    """
+
+    termination_watcher_fn: Callable[[], Any] | None
+    exit_fn: Callable[[], Any] | None
+    save_fn: Callable[..., Any] | None
+    signals: Sequence[str | int]
+    notice_file: str | os.PathLike[str] | None
+    sources: Sequence[SourceMaker]
+    uncommitted_exit_code: int | None
+    unmirrored_exit_code: int | None
 
 
 class TerminationConfig:

@@ -8,8 +8,7 @@ from tfpreempt.core.deadline import after_travel
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.gce import HANG_BETWEEN_SINGLES_SECONDS, GceWatch
 from tfpreempt.notice.watcher import WatchedSource
-from tfpreempt.platforms.config import Grace, TerminationConfig, check_grace
-from tfpreempt.platforms.options import Options
+from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
 
 SHUTDOWN_SECONDS = 30.0
 """What the ACPI soft-off leaves at most: from SIGTERM, or from a preemption notice."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Unpack
 
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.platforms.config import Grace, TerminationConfig, check_grace
-from tfpreempt.platforms.options import Options
+from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
 
 GRACE_VARIABLE = "TFPREEMPT_GRACE_PERIOD"
 

@@ -11,11 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import Literal, Unpack
 
 from tfpreempt.core.cluster import LOCAL, Cluster
+from tfpreempt.core.restarts import read_count
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.signals import SignalSource, parse_signal
 from tfpreempt.notice.watcher import WatchedSource
-from tfpreempt.platforms.config import Grace, TerminationConfig, check_code, check_grace
-from tfpreempt.platforms.options import Options
+from tfpreempt.platforms.config import (
+    Grace,
+    Options,
+    TerminationConfig,
+    check_code,
+    check_grace,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -24,7 +30,7 @@ KILL_WAIT = 30.0
 SCONTROL_SECONDS = 10.0
 
 RunCommand = Callable[[list[str], float], str]
-"""Runs a command with a time limit; returns what went wrong, or an empty string."""
+"""Runs a command with a time limit; returns what it prints, or raises."""
 
 
 class SlurmTerminationConfig(TerminationConfig):
@@ -85,7 +91,7 @@ class SlurmTerminationConfig(TerminationConfig):
             exhausted_exit_code, self.exit_code
         )
         self._requeued_job = _job_to_requeue(requeue, self._environment)
-        self._run_command = _run_command if run_command is None else run_command
+        self._run_command = run_scontrol if run_command is None else run_command
 
     @property
     def signals(self) -> tuple[signal.Signals, ...]:
@@ -124,17 +130,8 @@ class SlurmTerminationConfig(TerminationConfig):
             super().leave(committed, cluster, mirrored=mirrored)
         except SystemExit:
             # Not before: it kills the job, and an exit_fn that returns trains on.
-            try:
-                if self._requeued_job and self._speaks_for(cluster):
-                    code = self.code(committed, mirrored)
-                    self._requeue_unless_told_apart(self._requeued_job, code)
-            except Exception:
-                # The exit code must go on: it may requeue the job all the same.
-                _logger.exception(
-                    "tfpreempt: the job could not be requeued, unless slurm.conf "
-                    "lists its exit code; call `scontrol requeue %s` by hand",
-                    self._requeued_job,
-                )
+            if self._requeued_job and self._speaks_for(cluster):
+                self._requeue(self._requeued_job, self.code(committed, mirrored))
             raise
 
     def _speaks_for(self, cluster: Cluster) -> bool:
@@ -142,31 +139,31 @@ class SlurmTerminationConfig(TerminationConfig):
             return cluster.is_chief
         return self._environment.get("SLURM_PROCID", "").strip() in {"", "0"}
 
-    def _requeue_unless_told_apart(self, job: str, code: int | None) -> None:
-        if code in (None, self.exit_code):  # None: exit_fn's own, to be restarted on
-            self._requeue(job)
-            return
-        _logger.warning(
-            "tfpreempt: nothing was committed, or its copy was not in time; leaving "
-            "with exit code %s, as the config says, which requeues nothing. To go on "
-            "from the last commit submit the job again, or call `scontrol requeue %s` "
-            "if Slurm still knows it",
-            code,
-            job,
-        )
-
-    def _requeue(self, job: str) -> None:
+    def _requeue(self, job: str, code: int | None) -> None:
         command = ["scontrol", "requeue", job]
+        if code not in (None, self.exit_code):  # None: exit_fn's own, to restart on
+            _logger.warning(
+                "tfpreempt: nothing was committed, or its copy was not in time; "
+                "leaving with exit code %s, as the config says, which requeues "
+                "nothing. To go on from the last commit submit the job again, or call "
+                "`%s` if Slurm still knows it",
+                code,
+                " ".join(command),
+            )
+            return
         _logger.warning("tfpreempt: %s", " ".join(command))
-        fault = self._run_command(command, SCONTROL_SECONDS)
-        if fault:
+        try:
+            self._run_command(command, SCONTROL_SECONDS)
+        except Exception as error:  # noqa: BLE001 - the exit code must go on
+            said = (getattr(error, "stderr", None) or str(error)).strip()
             _logger.error(
-                "tfpreempt: `%s` failed: %s. The job leaves with its exit code, which "
-                "requeues it only where slurm.conf lists that in RequeueExit; "
-                "otherwise call `%s` by hand",
+                "tfpreempt: `%s` failed (%s: %s). The job leaves with its exit code, "
+                "which requeues it only where slurm.conf lists that in RequeueExit; "
+                "otherwise call `scontrol requeue %s` by hand",
                 " ".join(command),
-                fault,
-                " ".join(command),
+                type(error).__name__,
+                said,
+                job,
             )
 
 
@@ -179,14 +176,8 @@ def _is_exhausted(max_restarts: int | None, environment: Mapping[str, str]) -> b
             f"max_restarts is {max_restarts!r}; expected a whole number from 0 on, or "
             "None for any number of restarts"
         )
-    text = environment.get("SLURM_RESTART_COUNT", "").strip() or "0"
-    if not text.isdecimal():
-        raise ConfigurationError(
-            f"the environment variable SLURM_RESTART_COUNT is {text!r}; expected the "
-            "number of restarts that Slurm writes there. Unset it, or leave "
-            "max_restarts out"
-        )
-    return int(text) >= max_restarts
+    count = read_count("SLURM_RESTART_COUNT", environment)
+    return count is not None and count >= max_restarts
 
 
 def _checked_exhausted_code(code: int, restart_code: int) -> int:
@@ -237,13 +228,3 @@ def run_scontrol(command: list[str], limit: float) -> str:
         check=True,
     )
     return done.stdout
-
-
-def _run_command(command: list[str], limit: float) -> str:
-    try:
-        run_scontrol(command, limit)
-    except subprocess.CalledProcessError as error:
-        return error.stderr.strip() or str(error)
-    except (OSError, subprocess.SubprocessError) as error:
-        return str(error)
-    return ""
