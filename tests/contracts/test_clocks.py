@@ -61,16 +61,3 @@ def test_fake_wait_ends_by_time_or_event() -> None:
 def test_fake_waits_for_a_function() -> None:
     assert FakeClock().wait(lambda: True, 1.0)
     assert not FakeClock().wait(lambda: False, 0.0)
-
-
-def test_fake_runs_calls_in_order_at_their_times() -> None:
-    clock = FakeClock(start=0.0)
-    ran: list[tuple[str, float]] = []
-    clock.call_at(3.0, lambda: ran.append(("c", clock.monotonic())))
-    clock.call_at(1.0, lambda: ran.append(("a", clock.monotonic())))
-    clock.call_at(1.0, lambda: ran.append(("b", clock.monotonic())))
-    clock.advance(2.0)
-    assert ran == [("a", 1.0), ("b", 1.0)]
-    clock.advance(2.0)
-    assert ran[-1] == ("c", 3.0)
-    assert clock.monotonic() == 4.0

@@ -33,10 +33,11 @@ def watch(
 
 def test_a_notice_says_who_where_when_and_how_long() -> None:
     clock, heard = FakeClock(), list[Notice]()
-    source = ScriptedSource("signal:SIGTERM", [(START + 5.0, "SIGTERM")], clock)
+    source = ScriptedSource("signal:SIGTERM")
     watcher = watch(source, on_notice=heard.append, clock=clock, graces=(30.0,))
     watcher.start()
-    clock.advance(20.0)
+    clock.advance(5.0)
+    source.fire("SIGTERM")
     assert heard == [
         Notice(
             source="signal:SIGTERM",
@@ -209,8 +210,3 @@ def test_without_sources_it_is_quiet() -> None:
 def test_a_grace_that_cannot_be_is_refused(grace: float) -> None:
     with pytest.raises(errors.ConfigurationError, match="grace_seconds"):
         WatchedSource(ScriptedSource(), grace)
-
-
-def test_a_script_needs_a_clock() -> None:
-    with pytest.raises(ValueError, match="clock"):
-        ScriptedSource(at=[(1.0, "x")])

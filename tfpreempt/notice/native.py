@@ -8,7 +8,6 @@ joined, and serves whoever is subscribed when the value comes.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Hashable
@@ -49,11 +48,22 @@ class NativeKeySource(Source):
         self._is_alone = is_alone
 
     def _begin(self) -> None:
-        make = functools.partial(_KeyReader, self._read_key, self._is_alone)
-        _subscribe(self._identity, make, self.send)
+        with _lock:
+            reader = _readers.get(self._identity)
+            if reader is None or reader.has_failed:
+                reader = _KeyReader(self._read_key, self._is_alone)
+                _readers[self._identity] = reader
+                reader.thread.start()
+            reader.subscribers.append(self.send)
+            detail, reader.undelivered = reader.undelivered, None
+        if detail is not None:
+            self.send(detail)
 
     def _end(self) -> None:
-        _unsubscribe(self._identity, self.send)
+        with _lock:
+            reader = _readers[self._identity]
+            if self.send in reader.subscribers:  # no new reader has come since
+                reader.subscribers.remove(self.send)
 
 
 def read_again(identity: Hashable) -> None:
@@ -111,24 +121,3 @@ class _KeyReader:
 
 _lock = threading.Lock()
 _readers: dict[Hashable, _KeyReader] = {}
-
-
-def _subscribe(
-    identity: Hashable, make: Callable[[], _KeyReader], send: OnNotice
-) -> None:
-    with _lock:
-        reader = _readers.get(identity)
-        if reader is None or reader.has_failed:
-            reader = _readers[identity] = make()
-            reader.thread.start()
-        reader.subscribers.append(send)
-        detail, reader.undelivered = reader.undelivered, None
-    if detail is not None:
-        send(detail)
-
-
-def _unsubscribe(identity: Hashable, send: OnNotice) -> None:
-    with _lock:
-        reader = _readers.get(identity)
-        if reader is not None and send in reader.subscribers:
-            reader.subscribers.remove(send)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 import time
@@ -30,7 +29,6 @@ class FakeClock:
         self._changed = threading.Condition()
         self._tickets = itertools.count()
         self._waiters: dict[int, float] = {}
-        self._calls: list[tuple[float, int, Callable[[], None]]] = []
 
     def monotonic(self) -> float:
         return self._now
@@ -40,8 +38,6 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         """Moves time on; returns when every waiter whose time has come is awake.
-
-        Calls of `call_at` that fall due run here, each at its own time.
 
         Args:
             seconds: how far; the clock never goes back.
@@ -53,15 +49,13 @@ class FakeClock:
         if seconds < 0:
             raise ValueError(f"seconds={seconds}: a monotonic clock never goes back")
         target = self._now + seconds
-        while self._calls and self._calls[0][0] <= target:
-            due, _, call = heapq.heappop(self._calls)
-            self._move(max(due, self._now))
-            call()
-        self._move(target)
-
-    def call_at(self, when: float, call: Callable[[], None]) -> None:
-        """Runs `call` in the thread that advances the clock to `when` or beyond."""
-        heapq.heappush(self._calls, (when, next(self._tickets), call))
+        with self._changed:
+            self._now = target
+            self._changed.notify_all()
+        self._wait_until(
+            lambda: all(until > target for until in self._waiters.values()),
+            lambda: f"waiters are still asleep at {target}",
+        )
 
     def wait(
         self, condition: threading.Event | Callable[[], bool], timeout: float
@@ -99,15 +93,6 @@ class FakeClock:
         self._wait_until(
             lambda: len(self._waiters) >= count,
             lambda: f"{len(self._waiters)} of {count} threads wait on the fake clock",
-        )
-
-    def _move(self, target: float) -> None:
-        with self._changed:
-            self._now = target
-            self._changed.notify_all()
-        self._wait_until(
-            lambda: all(until > target for until in self._waiters.values()),
-            lambda: f"waiters are still asleep at {target}",
         )
 
     def _wait_until(
