@@ -176,7 +176,7 @@ def test_readers_that_come_and_go_find_what_they_asked_for(root, rng):
 
 READER = """
 import os, signal, sys
-from tfpreempt.checkpoint.remote import download
+from tfpreempt.checkpoint.remote import download, ranges
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.storage.local import LocalStore
 
@@ -192,7 +192,7 @@ class Logged(LocalStore):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().get(name, target, **kwargs)
 
-download._RANGE_BYTES = 10_000
+ranges._RANGE_BYTES = 10_000
 download.download.__kwdefaults__["threads"] = 1
 handle = Checkpoint(sys.argv[4], Logged(sys.argv[1]))
 if len(sys.argv) > 5:

@@ -16,8 +16,8 @@ import pytest
 from tests.checkpoint.remote_commits import FILES, put_commit
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.remote import download, landing
-from tfpreempt.storage import checksum, crew
+from tfpreempt.checkpoint.remote import destination, download, ranges
+from tfpreempt.storage import checksum
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyFiles, FaultyStore, SimulatedCrash
 
@@ -26,7 +26,7 @@ LARGE = {"big": bytes(range(251)) * 500, "small": b"s" * 99}
 
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch):
-    monkeypatch.setattr(download, "_RANGE_BYTES", 10_000)
+    monkeypatch.setattr(ranges, "_RANGE_BYTES", 10_000)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_the_first_error_is_raised_and_the_next_call_goes_on(store, tmp_path):
     download.download(commit, str(tmp_path))
     assert len(gets(store)) - before == ranges - 4 + 1
     assert (tmp_path / "big").read_bytes() == LARGE["big"]
-    assert not (tmp_path / landing.PROGRESS).exists()
+    assert not (tmp_path / destination.PROGRESS).exists()
 
 
 def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
@@ -178,7 +178,7 @@ def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
         b"\xff\x00",
         b'["big", 100',
     ]
-    (tmp_path / landing.PROGRESS).write_bytes(b"\n".join(lines))
+    (tmp_path / destination.PROGRESS).write_bytes(b"\n".join(lines))
     (tmp_path / "big").write_bytes(b"x" * 30_000)
     download.download(commit, str(tmp_path))
     assert read_tree(tmp_path) == {**LARGE, layout.MANIFEST: commit.data}
@@ -215,7 +215,7 @@ def test_a_store_that_sends_nothing_is_given_up(tmp_path, monkeypatch):
             return super().get(name, target, **kwargs)
 
     monkeypatch.setattr(download, "_STALL_SECONDS", 0.1)
-    monkeypatch.setattr(crew, "_LEAVE", 0.1)
+    monkeypatch.setattr(download, "_PATIENCE_SECONDS", 0.1)
     store = Silent()
     commit = put_commit(store, LARGE)
     with pytest.raises(errors.CheckpointError, match="stands still"):
@@ -228,7 +228,6 @@ import sys, threading
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.remote import download
-from tfpreempt.storage import crew
 from tfpreempt.storage.local import LocalStore
 
 class Stuck(LocalStore):
@@ -237,7 +236,7 @@ class Stuck(LocalStore):
             threading.Event().wait(3600)
         return super().get(name, target, **kwargs)
 
-crew._LEAVE = 0.1
+download._PATIENCE_SECONDS = 0.1
 store = Stuck(sys.argv[1])
 try:
     download.download(catalog.read(catalog.unread(store)), sys.argv[2], timeout=0.2)
@@ -282,7 +281,7 @@ def test_all_is_synced_before_the_manifest_is_there(store, tmp_path):
 KILLED = """
 import os, signal, sys
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.remote import download
+from tfpreempt.checkpoint.remote import download, ranges
 from tfpreempt.storage.local import LocalStore
 
 class Dying(LocalStore):
@@ -295,7 +294,7 @@ class Dying(LocalStore):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().get(name, target, **kwargs)
 
-download._RANGE_BYTES = 10_000
+ranges._RANGE_BYTES = 10_000
 store = Dying(sys.argv[1])
 download.download(catalog.read(catalog.unread(store)), sys.argv[2], threads=1)
 """

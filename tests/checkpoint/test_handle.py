@@ -17,7 +17,7 @@ from tests.checkpoint.test_download import read_tree
 from tfpreempt import errors
 from tfpreempt.checkpoint import cache, directory_lock, layout, lookup, retention
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.remote import landing
+from tfpreempt.checkpoint.remote import destination
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore, damage
@@ -333,7 +333,7 @@ def test_half_a_commit_is_no_checkpoint(own, remote, store, tmp_path):
     os.remove(os.path.join(own.path, layout.MARKER))
     store.delete(f"{remote.path}/{layout.MARKER}")
     (tmp_path / "half").mkdir()
-    (tmp_path / "half" / landing.PROGRESS).touch()
+    (tmp_path / "half" / destination.PROGRESS).touch()
     (tmp_path / "5.1-00000000").mkdir()
     store.replace("x/5.1-00000000/ckpt.index", b"")
     for handle in (

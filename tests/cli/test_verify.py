@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import signal
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.cli.conftest import wait_until
@@ -22,7 +20,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import foreign, inspection
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.verification import Effort
-from tfpreempt.cli import checking, main
+from tfpreempt.cli import main
 from tfpreempt.storage import opening
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -192,22 +190,3 @@ def test_ctrl_c_ends_it_at_once(run: Path, tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert out == ""
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_the_bar_comes_late_and_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(checking.time, "monotonic", lambda: now[0])
-    console = Console(file=io.StringIO(), force_terminal=is_terminal)
-    with checking.LateBar(1 << 30, console) as bar:
-        now[0] = 1.9
-        bar.tick(1 << 20)
-        assert bar._progress is None
-        now[0] = 2.1
-        bar.tick(1 << 29)
-        assert (bar._progress is not None) is is_terminal
-        if bar._progress is not None:
-            (task,) = bar._progress.tasks
-            assert (task.completed, task.total) == (1 << 29, 1 << 30)

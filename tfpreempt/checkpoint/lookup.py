@@ -7,7 +7,6 @@ checked before they are used for anything.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import itertools
 import logging
@@ -18,9 +17,9 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.manifest import MAX_FILES, FileEntry, Manifest
-from tfpreempt.checkpoint.remote import landing
+from tfpreempt.checkpoint.remote import destination
+from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, paths
-from tfpreempt.storage.crew import Crew
 from tfpreempt.storage.interface import ObjectStore, summed
 from tfpreempt.storage.local import LocalStore
 
@@ -75,7 +74,7 @@ def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
             f"newest: Checkpoint({newest[0].path!r})."
         )
     names = _checked(_names(store), store.uri)
-    if unread.kind is Kind.REMOTE or landing.PROGRESS in names:
+    if unread.kind is Kind.REMOTE or destination.PROGRESS in names:
         raise _unfinished(unread.path)
     if not names:
         raise _nothing(store.uri)
@@ -157,9 +156,7 @@ def _plain(place: Entry, names: list[str], with_sums: bool) -> Entry:
             files[name] = FileEntry(name=name, size=status.size, crc32c=status.crc32c)
 
     if with_sums:
-        crew = Crew("tfpreempt-stat", min(_THREADS, len(names)))
-        crew.add(functools.partial(look, name) for name in names)
-        crew.run(lambda: None)
+        map_in_threads(look, names, threads=_THREADS, name="tfpreempt-stat")
     manifest = Manifest(
         step=0, sequence=1, world_size=1, workers=(), files=tuple(files.values())
     )

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, catalog, foreign
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.remote.bar import Bar
 from tfpreempt.checkpoint.verification import Effort, check_bytes
+from tfpreempt.core.progress import ByteBar
 
 _log = logging.getLogger(__name__)
 _THREADS = 4
@@ -88,11 +88,8 @@ def _shown(entry: Entry) -> Iterator[Callable[[int], None]]:
         size / (1 << 30),
         entry.path,
     )
-    bar = Bar(f"checking step {entry.step}", size)
-    try:
+    with ByteBar(f"checking step {entry.step}", size) as bar:
         yield bar.show
-    finally:
-        bar.close()
 
 
 def newest_verified(

@@ -7,15 +7,14 @@ size is never read, so a manifest that claims terabytes costs nothing.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import IO, Any, Generic, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.manifest import FileEntry
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
 
@@ -207,73 +206,11 @@ class _Sum(checksum.Sum):
         return count
 
 
-# --- threads -------------------------------------------------------------------------
-
-
 def _in_threads(
     jobs: Sequence[_Job], do: Callable[[_Job], _Result], effort: Effort
 ) -> list[_Result]:
-    """Does jobs in daemon threads; the first error ends them and is raised.
-
-    Not a ThreadPoolExecutor: the interpreter would wait for its threads at Ctrl-C, and
-    one of them may be in a request that takes minutes.
-    """
-    if not jobs:
-        return []
-    crew = _Crew(jobs, do)
-    threads = [
-        OwnedThread(f"tfpreempt-verify-{index}", crew.work)
-        for index in range(min(effort.threads, len(jobs)))
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        while not crew.ended.wait(_TICK_SECONDS):
-            effort.tick()
-    finally:
-        crew.give_up()
+    found = map_in_threads(
+        do, jobs, threads=effort.threads, name="tfpreempt-verify", watch=effort.tick
+    )
     effort.tick()
-    return crew.results()
-
-
-class _Crew(Generic[_Job, _Result]):
-    """Jobs, and what came of them."""
-
-    def __init__(self, jobs: Sequence[_Job], do: Callable[[_Job], _Result]) -> None:
-        self._todo = collections.deque(enumerate(jobs))
-        self._do = do
-        self._results: dict[int, _Result] = {}
-        self._count = len(jobs)
-        self._failure: BaseException | None = None
-        self._lock = threading.Lock()
-        self.ended = threading.Event()
-
-    def work(self) -> None:
-        """Does jobs until none is left."""
-        while True:
-            try:
-                index, job = self._todo.popleft()
-            except IndexError:
-                return
-            try:
-                self._finish(index, self._do(job))
-            except Exception as error:  # noqa: BLE001 - raised to the owner
-                self._failure = error
-                self.give_up()
-                self.ended.set()
-
-    def give_up(self) -> None:
-        """No further job is begun."""
-        self._todo.clear()
-
-    def results(self) -> list[_Result]:
-        """In the jobs' order; raises what the first failed one raised."""
-        if self._failure is not None:
-            raise self._failure
-        return [self._results[index] for index in range(self._count)]
-
-    def _finish(self, index: int, result: _Result) -> None:
-        with self._lock:
-            self._results[index] = result
-            if len(self._results) == self._count:
-                self.ended.set()
+    return found

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from tfpreempt.checkpoint import catalog, inspection
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.verification import THREADS, Effort
+from tfpreempt.core.progress import ByteBar
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import SCHEMES
 
-_PATIENCE_SECONDS = 2.0
 INTERRUPTED = 130  # as a shell says it: 128 and the number of SIGINT
 
 
@@ -128,8 +117,8 @@ def check_rows(
     total = sum(
         each.size or 0 for each in todo if each.condition is Condition.COMMITTED
     )
-    with _translated(), LateBar(total if every_byte else 0) as bar:
-        effort = Effort(threads, bar.tick)
+    with _translated(), ByteBar("verifying", total if every_byte else 0) as bar:
+        effort = Effort(threads, bar.show)
 
         def checked(each: Entry | None) -> Entry | None:
             if each is None:
@@ -154,56 +143,6 @@ def _matched(local: Sequence[Entry], mirror: Sequence[Entry]) -> list[Row]:
     found |= {id(each): Row(remote=each) for each in alone}
     order = catalog.in_order(row.shown for row in found.values())
     return [found[id(each)] for each in order]
-
-
-class LateBar:
-    """A progress bar on stderr, for a terminal, of what takes more than two seconds.
-
-    Args:
-        total: bytes that there will be; 0 never shows a bar.
-        console: where; stderr by default.
-    """
-
-    def __init__(self, total: int, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
-        self._total = total
-        self._progress: Progress | None = None
-        self._began = time.monotonic()
-
-    def __enter__(self) -> LateBar:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def tick(self, done: int) -> None:
-        """Shows how many bytes are done, once it is worth it."""
-        if self._progress is None:
-            waited = time.monotonic() - self._began
-            if not self._total or waited < _PATIENCE_SECONDS:
-                return
-            if not self._console.is_terminal:
-                return
-            self._progress = Progress(
-                TextColumn("verifying"),
-                BarColumn(),
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-                auto_refresh=False,
-            )
-            self._progress.add_task("verifying", total=self._total)
-            self._progress.start()
-        task = self._progress.task_ids[0]
-        self._progress.update(task, completed=done, refresh=True)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,8 @@ cluster     who the workers are, and which of them this process is
 deadline    arithmetic of deadlines
 events      the frozen values that travel the path
 journal     the record of what happened, one JSON object a line
+progress    a progress bar for bytes, on a terminal
 reach       what Python objects hold
 restarts    how often this run was started again
-threads     a thread with an owner, who sees its failure
+threads     threads with an owner, jobs in many, calls with an end
 """

@@ -1,14 +1,18 @@
-"""Threads that have an owner, and calls that are not waited for without end."""
+"""Threads that have an owner, jobs in many of them, and calls that may hang."""
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 _T = TypeVar("_T")
+_Job = TypeVar("_Job")
+_TICK_SECONDS = 0.1  # between two looks of whoever waits for many threads
 _logger = logging.getLogger(__name__)
 
 
@@ -111,3 +115,74 @@ def call_within(seconds: float, call: Callable[[], _T]) -> _T:
     if not concurrent.futures.wait([future], seconds).done:
         raise OutOfTimeError(f"{seconds:g} s are over")
     return future.result()
+
+
+def map_in_threads(
+    do: Callable[[_Job], _T],
+    jobs: Iterable[_Job],
+    *,
+    threads: int,
+    name: str,
+    watch: Callable[[], None] = lambda: None,
+    failed: threading.Event | None = None,
+    patience: float = 0.0,
+) -> list[_T]:
+    """Does jobs in daemon threads, begun in their order; the first error ends them.
+
+    Not an executor: the interpreter joins an executor's threads at its exit, and one
+    that hangs in a request would hold up the end of a process with seconds to leave.
+
+    Args:
+        do: does one job. Any thread.
+        jobs: the jobs.
+        threads: how many at a time, at most.
+        name: of the threads.
+        watch: called about ten times a second by this thread; what it raises ends them.
+        failed: set when an error ends the work; jobs that take long look at it.
+        patience: seconds that the threads have, together, to leave after an error.
+
+    Returns:
+        What came of each job, in their order.
+
+    Raises:
+        BaseException: what the first job that failed has raised.
+    """
+    todo = collections.deque(enumerate(jobs))
+    count = len(todo)
+    results: dict[int, _T] = {}
+    failures: list[BaseException] = []
+    is_over = failed or threading.Event()
+    is_done = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            try:
+                index, job = todo.popleft()
+            except IndexError:
+                return
+            try:
+                results[index] = do(job)
+            except BaseException as error:  # noqa: BLE001 - raised to the caller
+                failures.append(error)
+                is_over.set()
+            if failures or len(results) == count:
+                is_done.set()
+
+    workers = [
+        OwnedThread(f"{name}-{number}", work) for number in range(min(threads, count))
+    ]
+    try:
+        for thread in workers:
+            thread.start()
+        while workers and not is_done.wait(_TICK_SECONDS):
+            watch()
+    except BaseException:
+        is_over.set()
+        raise
+    finally:
+        limit = time.monotonic() + patience
+        for thread in workers:
+            thread.end(max(0.0, limit - time.monotonic()))
+    if failures:
+        raise failures[0]
+    return [results[index] for index in range(count)]

@@ -24,7 +24,6 @@ Object stores:
 
 What they share:
     checksum            crc32c
-    crew                a few threads that do many tasks
     deadline            how long a call may take, whatever its requests do
     failure             what an error of the system means, and what to do
     pieces              a file in parts

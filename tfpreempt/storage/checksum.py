@@ -6,7 +6,6 @@ reading the bytes is what costs; threads pay when there is more than one file.
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import io
 import os
@@ -15,6 +14,7 @@ from typing import Any
 
 import google_crc32c
 
+from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import reading
 
 _CHUNK_BYTES = 4 << 20
@@ -84,13 +84,9 @@ def of_files(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
         OSError: one of them cannot be read; `filename` tells which.
     """
     todo = sorted(paths)
-    threads = min(_THREADS, os.cpu_count() or 1, len(todo))
-    if threads <= 1:
-        return {path: of_file(path) for path in todo}
-    with concurrent.futures.ThreadPoolExecutor(
-        threads, thread_name_prefix="tfpreempt-crc"
-    ) as pool:
-        return dict(zip(todo, pool.map(of_file, todo), strict=True))
+    threads = min(_THREADS, os.cpu_count() or 1)
+    sums = map_in_threads(of_file, todo, threads=threads, name="tfpreempt-crc")
+    return dict(zip(todo, sums, strict=True))
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,23 +12,23 @@ import functools
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import IO, cast
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.manifest import FileEntry, Manifest
-from tfpreempt.checkpoint.remote.bar import Bar
-from tfpreempt.checkpoint.remote.landing import Landing, Range
-from tfpreempt.checkpoint.remote.sink import Sink
+from tfpreempt.checkpoint.manifest import FileEntry
+from tfpreempt.checkpoint.remote.destination import Destination
+from tfpreempt.checkpoint.remote.ranges import Range, RangeWriter, split
+from tfpreempt.core.progress import ByteBar
+from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, failure
-from tfpreempt.storage.crew import Crew
 from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.interface import ObjectMissingError
 
-_RANGE_BYTES = 32 << 20  # each costs a request
 _ATTEMPTS = 2
 _STALL_SECONDS = 900.0  # no byte for so long: a store tries again for minutes at most
-_QUIET_SECONDS = 2.0  # a download that takes less shows no progress bar
+_PATIENCE_SECONDS = 5.0  # that the threads have to leave after an error
 
 
 def download(
@@ -63,26 +63,37 @@ def download(
     manifest = checkpoint.manifest
     assert manifest is not None
     marker = checkpoint.marker if checkpoint.is_committed else None
-    landing = Landing(target, manifest, checkpoint.path, files or LocalFiles())
-    with failure.translated(f"download {checkpoint.path}", landing.target):
+    destination = Destination(target, manifest, checkpoint.path, files or LocalFiles())
+    with failure.translated(f"download {checkpoint.path}", destination.path):
         try:
-            landing.prepare(marker, checkpoint.data or None)
-            _Download(checkpoint, manifest, landing, timeout).run(threads, progress)
-            landing.finish(checkpoint.data or None)
+            destination.prepare(marker, checkpoint.data or None)
+            with ByteBar(checkpoint.path, manifest.bytes if progress else 0) as bar:
+                work = _Download(checkpoint, destination, timeout, bar)
+                work.run(manifest.files, threads)
+            destination.finish(checkpoint.data or None)
         finally:
-            landing.close()
+            destination.close()
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Job:
-    """One file: its ranges, and the checksums of those that are there."""
+class _File:
+    """One file, and what is known of it.
+
+    Attributes:
+        entry: what the manifest says.
+        parts: its ranges.
+        sums: the checksums of those that are there.
+        fault: of a range's length, in this attempt.
+        found: what was wrong with the whole, in the last one.
+        is_whole: it is there, verified and durable.
+    """
 
     entry: FileEntry
     parts: list[Range]
     sums: dict[Range, int] = dataclasses.field(default_factory=dict)
-    left: int = 0
-    attempt: int = 1
     fault: str = ""
+    found: str = ""
+    is_whole: bool = False
 
 
 class _Download:
@@ -91,141 +102,121 @@ class _Download:
     def __init__(
         self,
         checkpoint: Entry,
-        manifest: Manifest,
-        landing: Landing,
+        destination: Destination,
         timeout: float | None,
+        bar: ByteBar,
     ) -> None:
         self._checkpoint = checkpoint
-        self._store = checkpoint.store
-        self._source = checkpoint.path
-        self._manifest = manifest
-        self._landing = landing
+        self._destination = destination
         self._timeout = timeout
-        self._started = self._moved = time.monotonic()
+        self._bar = bar
+        self._began = self._moved = time.monotonic()
         self._lock = threading.Lock()
         self._bytes = 0
-        self._crew: Crew
+        self._failed = threading.Event()
 
-    def run(self, threads: int, progress: bool) -> None:
+    def run(self, entries: Sequence[FileEntry], threads: int) -> None:
         """Fetches all files; returns when each is there, verified and durable."""
-        jobs = [
-            _Job(entry=entry, parts=_parts(entry.size))
-            for entry in self._manifest.files
-        ]
-        count = sum(max(1, len(job.parts)) for job in jobs)
-        self._crew = Crew("tfpreempt-download", max(1, min(threads, count)))
-        self._crew.add(functools.partial(self._look, job) for job in jobs)
-        bar = Bar(self._source, self._manifest.bytes) if progress else None
-        try:
-            self._crew.run(functools.partial(self._watch, bar))
-        finally:
-            if bar is not None:
-                bar.close()
+        in_threads = functools.partial(
+            map_in_threads,
+            threads=threads,
+            name="tfpreempt-download",
+            watch=self._watch,
+            failed=self._failed,
+            patience=_PATIENCE_SECONDS,
+        )
+        files = [_File(entry=each, parts=split(each.size)) for each in entries]
+        in_threads(self._look, files)
+        for _ in range(_ATTEMPTS):
+            missing = [each for each in files if not each.is_whole]
+            parts = [(each, part) for each in missing for part in each.parts]
+            in_threads(lambda job: self._bring(*job), parts)
+            in_threads(self._check, missing)
+        for each in files:
+            if not each.is_whole:
+                raise self._damaged(each.entry, each.found)
 
-    def _watch(self, bar: Bar | None) -> None:
-        now = time.monotonic()
-        if self._timeout is not None and now - self._started > self._timeout:
+    def _watch(self) -> None:
+        now, source = time.monotonic(), self._checkpoint.path
+        if self._timeout is not None and now - self._began > self._timeout:
             raise errors.CheckpointError(
-                f"Downloading {self._source} took more than {self._timeout:g} s. What "
-                "was fetched is kept; call again to go on."
+                f"Downloading {source} took more than {self._timeout:g} s. What was "
+                "fetched is kept; call again to go on."
             )
         if now - self._moved > _STALL_SECONDS:
             raise errors.CheckpointError(
-                f"Downloading {self._source} stands still: no byte came for "
+                f"Downloading {source} stands still: no byte came for "
                 f"{_STALL_SECONDS:g} s. What was fetched is kept; call again to go on."
             )
-        if bar is not None and now - self._started > _QUIET_SECONDS:
-            bar.show(self._bytes)
+        self._bar.show(self._bytes)
 
-    def _look(self, job: _Job) -> None:
-        """The first task of each file: is it there already, and is it as it should."""
-        if self._landing.is_whole(job.entry):
-            self._advance(job.entry.size)
-            self._landing.sync(job.entry)
+    def _look(self, file: _File) -> None:
+        """Is it there already, and can the store have it?"""
+        entry = file.entry
+        if self._destination.is_whole(entry):
+            self._advance(entry.size)
+            self._destination.sync(entry)
+            file.is_whole = True
             return
+        os.close(self._destination.open(entry))
         # What fits into one range needs no look at its size: asking for one byte more
         # than it should have tells as much, with one request less.
-        if len(job.parts) != 1:
-            self._check_size(job.entry)
-        self._begin(job)
+        if len(file.parts) > 1:
+            name = self._checkpoint.object(entry.name)
+            found = self._checkpoint.store.stat(name, timeout=self._time_left())
+            if found is None:
+                raise self._missing(entry)
+            if found.size != entry.size:
+                raise self._damaged(entry, f"has {found.size} bytes")
 
-    def _begin(self, job: _Job) -> None:
-        job.left = len(job.parts)
-        job.sums.clear()
-        job.fault = ""
-        if not job.parts:
-            os.close(self._landing.open(job.entry))
-            self._finish(job)
-            return
-        tasks = [functools.partial(self._bring, job, part) for part in job.parts]
-        self._crew.add(tasks, first=True)
-
-    def _check_size(self, entry: FileEntry) -> None:
-        name = self._checkpoint.object(entry.name)
-        found = self._store.stat(name, timeout=self._time_left())
-        if found is None:
-            raise self._missing(entry)
-        if found.size != entry.size:
-            raise self._damaged(entry, f"has {found.size} bytes")
-
-    def _bring(self, job: _Job, part: Range) -> None:
+    def _bring(self, file: _File, part: Range) -> None:
         """One range: kept from a predecessor, or fetched."""
-        self._crew.check()
-        crc = self._landing.kept(job.entry, part) if job.attempt == 1 else None
+        entry = file.entry
+        crc = None if file.found else self._destination.kept(entry, part)
         if crc is not None:
-            self._advance(part[1])
-        else:
-            crc = self._fetch(job, part)
-        with self._lock:
-            if crc is not None:
-                job.sums[part] = crc
-            job.left -= 1
-            is_last = job.left == 0
-        if is_last:
-            self._finish(job)
-
-    def _fetch(self, job: _Job, part: Range) -> int | None:
-        """Fetches a range; its checksum, or None if it has another length."""
-        entry, (offset, length) = job.entry, part
-        extra = 1 if offset + length == entry.size else 0  # is there more than that?
-        descriptor = self._landing.open(entry)
+            file.sums[part] = crc
+            self._advance(part.length)
+            return
+        is_last = part.offset + part.length == entry.size  # is there more than that?
+        descriptor = self._destination.open(entry)
         try:
-            sink = Sink(descriptor, part, self._piece)
-            self._store.get(
+            writer = RangeWriter(descriptor, part, self._piece)
+            self._checkpoint.store.get(
                 self._checkpoint.object(entry.name),
-                cast(IO[bytes], sink),
-                offset=offset,
-                length=length + extra,
+                cast(IO[bytes], writer),
+                offset=part.offset,
+                length=part.length + is_last,
                 timeout=self._time_left(),
             )
-            crc = sink.checksum()
+            crc = writer.checksum()
         except ObjectMissingError as error:
             raise self._missing(entry) from error
         finally:
             os.close(descriptor)
         if crc is None:
-            job.fault = sink.fault()
-        elif len(job.parts) > 1:
-            self._landing.record(entry, part, crc)
-        return crc
-
-    def _finish(self, job: _Job) -> None:
-        """All ranges are there: is it the file?"""
-        crc = 0
-        for part in job.parts:
-            crc = checksum.joined(crc, job.sums.get(part, 0), part[1])
-        if not job.fault and crc == job.entry.crc32c:
-            self._landing.sync(job.entry)
+            file.fault = writer.fault()
             return
-        fault = job.fault or f"has crc32c {crc:08x}"
-        if job.attempt == _ATTEMPTS:
-            raise self._damaged(job.entry, fault)
-        job.attempt += 1
-        self._advance(-job.entry.size)
-        self._begin(job)
+        file.sums[part] = crc
+        if len(file.parts) > 1:
+            self._destination.record(entry, part, crc)
+
+    def _check(self, file: _File) -> None:
+        """All ranges are there: are they the file?"""
+        crc = 0
+        for part in file.parts:
+            crc = checksum.joined(crc, file.sums.get(part, 0), part.length)
+        if not file.fault and crc == file.entry.crc32c:
+            self._destination.sync(file.entry)
+            file.is_whole = True
+            return
+        file.found = file.fault or f"has crc32c {crc:08x}"
+        file.fault = ""
+        file.sums.clear()
+        self._advance(-file.entry.size)
 
     def _piece(self, count: int) -> None:
-        self._crew.check()
+        if self._failed.is_set():
+            raise _CancelledError
         self._advance(count)
 
     def _advance(self, count: int) -> None:
@@ -236,24 +227,20 @@ class _Download:
     def _time_left(self) -> float | None:
         if self._timeout is None:
             return None
-        return max(0.1, self._started + self._timeout - time.monotonic())
+        return max(0.1, self._began + self._timeout - time.monotonic())
 
     def _missing(self, entry: FileEntry) -> Exception:
         return errors.CheckpointDamagedError(
-            f"{self._source}/{entry.name} is missing, though the manifest names it. "
-            "Use another checkpoint."
+            f"{self._checkpoint.path}/{entry.name} is missing, though the manifest "
+            "names it. Use another checkpoint."
         )
 
     def _damaged(self, entry: FileEntry, found: str) -> Exception:
         return errors.CheckpointDamagedError(
-            f"{self._source}/{entry.name} {found}; the manifest says {entry.size} "
-            f"bytes, crc32c {entry.crc32c:08x}. Use another checkpoint."
+            f"{self._checkpoint.path}/{entry.name} {found}; the manifest says "
+            f"{entry.size} bytes, crc32c {entry.crc32c:08x}. Use another checkpoint."
         )
 
 
-def _parts(size: int) -> list[Range]:
-    """The ranges of a file; none for an empty one."""
-    return [
-        (offset, min(_RANGE_BYTES, size - offset))
-        for offset in range(0, size, _RANGE_BYTES)
-    ]
+class _CancelledError(Exception):
+    """Another thread has failed; nobody hears of this one."""

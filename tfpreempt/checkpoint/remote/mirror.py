@@ -26,7 +26,9 @@ from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-LETTING_GO = 10.0  # seconds that a cancelled upload has to end; see `Crew`
+LETTING_GO = (
+    10.0  # seconds that a cancelled upload has to end; see upload.PATIENCE_SECONDS
+)
 FIRST_PAUSE = 1.0  # seconds after a fault; doubles
 LONGEST_PAUSE = 60.0
 HURRIED_PAUSE = 0.5  # while a machine goes away

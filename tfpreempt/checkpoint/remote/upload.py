@@ -18,11 +18,12 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, pointer
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.manifest import FileEntry
+from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
-from tfpreempt.storage.crew import Crew
 from tfpreempt.storage.interface import ObjectStore, summed
 
 THREADS = 8
+PATIENCE_SECONDS = 5.0  # that the threads have to leave after an error
 
 
 class UploadCancelledError(Exception):
@@ -85,9 +86,14 @@ class Upload:
     def _put_files(self, there: set[str]) -> None:
         """Largest first."""
         entries = sorted(self._files(), key=lambda entry: -entry.size)
-        crew = Crew("tfpreempt-upload", min(self._threads, max(1, len(entries))))
-        crew.add(functools.partial(self._put_file, entry, there) for entry in entries)
-        crew.run(self._check)
+        map_in_threads(
+            functools.partial(self._put_file, there),
+            entries,
+            threads=self._threads,
+            name="tfpreempt-upload",
+            watch=self._check,
+            patience=PATIENCE_SECONDS,
+        )
 
     def _files(self) -> tuple[FileEntry, ...]:
         assert self._commit.manifest is not None
@@ -97,7 +103,7 @@ class Upload:
         if self._cancelled.is_set():
             raise UploadCancelledError
 
-    def _put_file(self, entry: FileEntry, there: set[str]) -> None:
+    def _put_file(self, there: set[str], entry: FileEntry) -> None:
         name = catalog.joined(self._folder, entry.name)
         is_there = name in there
         if is_there and self._is_whole(name, entry.size, entry.crc32c):

@@ -9,7 +9,7 @@ import pytest
 from tests.checkpoint.remote_commits import manifest_of, put_commit, put_hostile
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.remote import download, landing
+from tfpreempt.checkpoint.remote import destination, download
 from tfpreempt.testing.storage import FaultyFiles, FaultyStore
 
 
@@ -24,7 +24,7 @@ HOSTILE = {
     "the manifest": ([{"name": "MANIFEST.json"}], "beside the manifest"),
     "the marker": ([{"name": "COMMITTED"}], "beside the manifest"),
     "below the marker": ([{"name": "COMMITTED/x"}], "beside the manifest"),
-    "the record": ([{"name": landing.PROGRESS}], "beside the manifest"),
+    "the record": ([{"name": destination.PROGRESS}], "beside the manifest"),
     "a long part": ([{"name": "x" * 300}], "more than 255 bytes"),
     "no Unicode": ([{"name": "a\ud800"}], "not valid Unicode"),
 }
@@ -63,7 +63,7 @@ PLANTED = [
     "states",
     layout.MANIFEST,
     "MANIFEST.json.tmp",
-    landing.PROGRESS,
+    destination.PROGRESS,
 ]
 
 
@@ -93,7 +93,7 @@ def test_a_file_with_another_name_is_not_written_into(store, tmp_path):
     (tmp_path / "mine").write_bytes(b"mine")
     (tmp_path / "out").mkdir()
     os.link(tmp_path / "mine", tmp_path / "out" / "ckpt.index")
-    (tmp_path / "out" / landing.PROGRESS).touch()  # else it is refused
+    (tmp_path / "out" / destination.PROGRESS).touch()  # else it is refused
     download.download(put_commit(store), str(tmp_path / "out"))
     assert (tmp_path / "mine").read_bytes() == b"mine"
 

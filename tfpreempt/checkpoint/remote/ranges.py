@@ -1,18 +1,49 @@
-"""What a store writes into: a range of a file, checksummed on the way."""
+"""Ranges of a file that is downloaded: split, checksummed, and written into."""
 
 from __future__ import annotations
 
 import io
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from tfpreempt.checkpoint.remote.landing import Range, of_range
 from tfpreempt.storage import checksum
 
+_RANGE_BYTES = 32 << 20  # each costs a request
+_PIECE = 4 << 20
 
-class Sink(io.RawIOBase):
-    """Writes what a store sends where it belongs, and keeps its checksum.
+
+class Range(NamedTuple):
+    """Some bytes of a file."""
+
+    offset: int
+    length: int
+
+
+def split(size: int) -> list[Range]:
+    """The ranges of a file; none for an empty one."""
+    return [
+        Range(offset, min(_RANGE_BYTES, size - offset))
+        for offset in range(0, size, _RANGE_BYTES)
+    ]
+
+
+def of_range(descriptor: int, part: Range) -> int | None:
+    """The crc32c of a range of a file; None if the file ends before it."""
+    offset, left = part
+    crc = 0
+    while left:
+        piece = os.pread(descriptor, min(left, _PIECE), offset)
+        if not piece:
+            return None
+        crc = checksum.extended(crc, piece)
+        offset += len(piece)
+        left -= len(piece)
+    return crc
+
+
+class RangeWriter(io.RawIOBase):
+    """The file that a store writes into: puts bytes where they belong, sums them up.
 
     More bytes than belong there are counted and not written.
 

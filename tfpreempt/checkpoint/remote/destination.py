@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest
+from tfpreempt.checkpoint.remote.ranges import Range, of_range
 from tfpreempt.storage import checksum, paths
 from tfpreempt.storage.files import Files, write_durably
 
@@ -35,10 +36,8 @@ _CONTROL = (
 _MAX_NAME_BYTES = 255
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-Range = tuple[int, int]  # offset and length
 
-
-class Landing:
+class Destination:
     """A directory into which the files of a manifest come.
 
     Args:
@@ -51,7 +50,7 @@ class Landing:
     def __init__(
         self, target: str, manifest: Manifest, source: str, files: Files
     ) -> None:
-        self.target = os.path.abspath(target)
+        self.path = os.path.abspath(target)
         self._manifest = manifest
         self._source = source
         self._files = files
@@ -79,13 +78,13 @@ class Landing:
         self._check_room(present)
         if not self._is_begun(manifest_data):
             self._check_nothing_is_taken(manifest_data)
-        for folder in sorted({self.target, *self._folders()}):
+        for folder in sorted({self.path, *self._folders()}):
             self._files.make_dirs(folder)
-        path = os.path.join(self.target, PROGRESS)
+        path = os.path.join(self.path, PROGRESS)
         self._recorded = _read_progress(path)
         self._progress = os.open(path, _OPEN | os.O_APPEND, 0o666)
         os.write(self._progress, b"\n")  # ends a line that was torn
-        self._files.sync_dir(self.target)  # what comes next is told to be ours by it
+        self._files.sync_dir(self.path)  # what comes next is told to be ours by it
 
     def close(self) -> None:
         """Closes what `prepare` opened."""
@@ -103,20 +102,20 @@ class Landing:
             OSError: as the file system says.
         """
         self.close()
-        self._files.remove(os.path.join(self.target, PROGRESS))
-        for folder in sorted({self.target, *self._folders()}, reverse=True):
+        self._files.remove(os.path.join(self.path, PROGRESS))
+        for folder in sorted({self.path, *self._folders()}, reverse=True):
             self._files.sync_dir(folder)
         if manifest_data is not None:
-            path = os.path.join(self.target, layout.MANIFEST)
+            path = os.path.join(self.path, layout.MANIFEST)
             write_durably(self._files, path, manifest_data)
 
-    def path(self, entry: FileEntry) -> str:
+    def _path(self, entry: FileEntry) -> str:
         """Where a file goes."""
-        return os.path.join(self.target, entry.name)
+        return os.path.join(self.path, entry.name)
 
     def open(self, entry: FileEntry) -> int:
         """A descriptor of a file that can be read and written; made if need be."""
-        return os.open(self.path(entry), _OPEN, 0o666)
+        return os.open(self._path(entry), _OPEN, 0o666)
 
     def is_whole(self, entry: FileEntry) -> bool:
         """Whether the file is there with its checksum; makes room for it if it isn't.
@@ -124,7 +123,7 @@ class Landing:
         Raises:
             OSError: as the file system says.
         """
-        path = self.path(entry)
+        path = self._path(entry)
         try:
             status = os.lstat(path)
         except FileNotFoundError:
@@ -158,7 +157,7 @@ class Landing:
 
     def sync(self, entry: FileEntry) -> None:
         """Makes a file durable."""
-        self._files.sync_file(self.path(entry))
+        self._files.sync_file(self._path(entry))
 
     def _check_names(self) -> None:
         names = {entry.name for entry in self._manifest.files}
@@ -176,23 +175,23 @@ class Landing:
 
     def _check_target(self, marker: bytes | None) -> int:
         """Refuses planted things; returns the bytes that are there already."""
-        for folder in (self.target, *self._folders()):
+        for folder in (self.path, *self._folders()):
             self._check_kind(folder, stat.S_ISDIR, "a directory")
         for name in _CONTROL:
-            path = os.path.join(self.target, name)
+            path = os.path.join(self.path, name)
             self._check_kind(path, stat.S_ISREG, "a file")
         present = 0
         for entry in self._manifest.files:
-            status = self._check_kind(self.path(entry), stat.S_ISREG, "a file")
+            status = self._check_kind(self._path(entry), stat.S_ISREG, "a file")
             present += min(entry.size, status.st_blocks * 512) if status else 0
         try:
-            with open(os.path.join(self.target, layout.MARKER), "rb") as file:
+            with open(os.path.join(self.path, layout.MARKER), "rb") as file:
                 found = file.read(len(marker or b"") + 1)
         except FileNotFoundError:
             return present
         if found != marker:
             raise errors.CheckpointError(
-                f"{self.target!r} is a committed checkpoint of another save; expected "
+                f"{self.path!r} is a committed checkpoint of another save; expected "
                 "a directory of its own for each. Choose another one."
             )
         return present
@@ -202,13 +201,13 @@ class Landing:
 
         Its record is there from its first byte to its last, then MANIFEST.json is.
         """
-        if os.path.lexists(os.path.join(self.target, PROGRESS)):
+        if os.path.lexists(os.path.join(self.path, PROGRESS)):
             return True
         return manifest_data is not None and self._has(layout.MANIFEST, manifest_data)
 
     def _has(self, name: str, data: bytes) -> bool:
         try:
-            with open(os.path.join(self.target, name), "rb") as file:
+            with open(os.path.join(self.path, name), "rb") as file:
                 return file.read(len(data) + 1) == data
         except FileNotFoundError:
             return False
@@ -218,23 +217,23 @@ class Landing:
         taken = [entry.name for entry in self._manifest.files if self._differs(entry)]
         if manifest_data is not None:  # a note of others would pass for this commit's
             for name in (layout.MANIFEST, layout.METADATA):
-                if os.path.lexists(os.path.join(self.target, name)):
+                if os.path.lexists(os.path.join(self.path, name)):
                     taken.append(name)
         if taken:
             more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
             raise errors.CheckpointError(
-                f"{self.target!r} has a file {taken[0]!r}{more} already, which isn't "
+                f"{self.path!r} has a file {taken[0]!r}{more} already, which isn't "
                 f"that of {self._source}. Nothing was written; remove it or choose "
                 "another directory."
             )
 
     def _differs(self, entry: FileEntry) -> bool:
         try:
-            size = os.lstat(self.path(entry)).st_size
+            size = os.lstat(self._path(entry)).st_size
         except FileNotFoundError:
             return False
         expected = (entry.size, entry.crc32c)
-        return size != entry.size or checksum.of_file(self.path(entry)) != expected
+        return size != entry.size or checksum.of_file(self._path(entry)) != expected
 
     def _check_kind(
         self, path: str, is_kind: Callable[[int], bool], kind: str
@@ -252,7 +251,7 @@ class Landing:
         )
 
     def _check_room(self, present: int) -> None:
-        existing = self.target
+        existing = self.path
         while not os.path.isdir(existing):
             existing = os.path.dirname(existing)
         room = os.statvfs(existing)
@@ -261,7 +260,7 @@ class Landing:
         if need > free:
             raise errors.SaveError(
                 f"{self._source} claims to have {self._manifest.bytes:,} bytes, "
-                f"{need:,} are missing in {self.target!r}, and the file system has "
+                f"{need:,} are missing in {self.path!r}, and the file system has "
                 f"{free:,} left. Free space or choose another directory; nothing was "
                 "written."
             )
@@ -275,21 +274,7 @@ class Landing:
                 seen.add(name)
                 name = os.path.dirname(name)
         for name in sorted(seen):
-            yield os.path.join(self.target, name)
-
-
-def of_range(descriptor: int, part: Range) -> int | None:
-    """The crc32c of a range of a file; None if the file ends before it."""
-    offset, left = part
-    crc = 0
-    while left:
-        piece = os.pread(descriptor, min(left, 4 << 20), offset)
-        if not piece:
-            return None
-        crc = checksum.extended(crc, piece)
-        offset += len(piece)
-        left -= len(piece)
-    return crc
+            yield os.path.join(self.path, name)
 
 
 def _why_impossible(name: str) -> str | None:
@@ -317,7 +302,7 @@ def _read_progress(path: str) -> dict[str, dict[Range, int]]:
         for line in file:
             try:
                 name, offset, length, crc = json.loads(line)
-                found.setdefault(name, {})[offset, length] = crc
+                found.setdefault(name, {})[Range(offset, length)] = crc
             except (ValueError, TypeError):
                 continue
     return found

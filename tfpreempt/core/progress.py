@@ -1,0 +1,66 @@
+"""A progress bar for bytes, on a terminal, of what takes longer than a moment."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+_QUIET_SECONDS = 2.0  # what takes less shows nothing
+
+
+class ByteBar:
+    """A bar on stderr, in the body of a `with`. One thread.
+
+    Args:
+        title: what is under way.
+        total: bytes that there will be; 0 never shows a bar.
+    """
+
+    def __init__(self, title: str, total: int) -> None:
+        self._title = title
+        self._total = total
+        self._began = time.monotonic()
+        self._shown: Any = None
+
+    def __enter__(self) -> ByteBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._shown is not None:
+            self._shown.stop()
+
+    def show(self, done: int) -> None:
+        """Shows how many bytes are done, once it is worth it."""
+        if self._shown is None:
+            is_early = time.monotonic() - self._began < _QUIET_SECONDS
+            if is_early or not self._total or not sys.stderr.isatty():
+                return
+            self._shown = _begin(self._title, self._total)
+        self._shown.update(self._shown.task_ids[0], completed=done, refresh=True)
+
+
+def _begin(title: str, total: int) -> Any:
+    from rich import progress
+    from rich.console import Console
+    from rich.markup import escape
+
+    shown = progress.Progress(
+        progress.TextColumn(escape(title)),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,
+    )
+    shown.add_task("", total=total)
+    shown.start()
+    return shown
