@@ -85,14 +85,16 @@ def test_a_directory_that_cannot_be_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = doctor(tmp_path / "file" / "ckpt", "--size", "1KB")
     assert result.exit_code == 1
-    assert "Not a directory; a file is in the way; name a directory" in result.output
+    assert (
+        "Not a directory; a part of the path is a file: choose another" in result.output
+    )
     assert "[Errno" not in result.output
 
 
 def test_a_file_in_place_of_the_directory_is_said_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     fault = try_save(tmp_path / "file", 1).fault
-    assert fault.startswith(f"{tmp_path / 'file'}: File exists; a file is in the way")
+    assert fault.startswith(f"{tmp_path / 'file'}: File exists; name a directory")
 
 
 def test_a_directory_that_nobody_can_make_comes_with_advice() -> None:
@@ -251,14 +253,13 @@ def test_the_file_system_of_a_path(tmp_path: Path) -> None:
     deep = tmp_path / "with blank" / "deep"
     deep.mkdir(parents=True)
     escaped = str(tmp_path / "with blank").replace(" ", "\\040")
-    table = tmp_path / "mountinfo"
+    table = tmp_path / "mounts"
     table.write_text(
-        "1 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
-        f"2 1 8:2 / {tmp_path} rw - xfs /dev/sdb rw\n"
-        f"3 2 8:3 / {escaped} rw shared:2 master:1 - overlay none rw\n"
-        f"4 3 8:4 / {escaped} rw - tmpfs tmpfs rw\n"
-        f"5 2 8:5 / {tmp_path}/with rw - nfs4 server:/ rw\n"
-        "damaged\n"
+        "/dev/sda1 / ext4 rw,relatime 0 0\n"
+        f"/dev/sdb {tmp_path} xfs rw 0 0\n"
+        f"none {escaped} overlay rw 0 0\n"
+        f"tmpfs {escaped} tmpfs rw 0 0\n"
+        f"server:/ {tmp_path}/with nfs4 rw 0 0\n"
     )
     top = tmp_path / "with blank"
     assert mount_of(deep, table) == Mount(point=top, kind="tmpfs")

@@ -12,7 +12,7 @@ from tfpreempt import errors
 from tfpreempt.storage import paths, reading
 from tfpreempt.storage.files import files_for
 
-_ADVICE = {
+ADVICE = {
     errno.ENOSPC: "the disk is full: free space, or lower max_to_keep",
     errno.EDQUOT: "the quota is used up: free space, or lower max_to_keep",
     errno.EROFS: "the file system is mounted read-only: choose another directory",
@@ -36,9 +36,9 @@ def advice_on(said: str) -> str | None:
     TensorFlow's codes are coarser: RESOURCE_EXHAUSTED is a full disk, a quota, too many
     open files, or memory.
     """
-    found = [number for number in _ADVICE if os.strerror(number) in said]
+    found = [number for number in ADVICE if os.strerror(number) in said]
     longest = max(found, key=lambda number: len(os.strerror(number)), default=None)
-    return None if longest is None else _ADVICE[longest]
+    return None if longest is None else ADVICE[longest]
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def translated(doing: str, directory: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "check the directory and the disk")
+        advice = ADVICE.get(error.errno or 0, "check the directory and the disk")
         raise errors.SaveError(
             f"Could not {doing} in {directory!r}: {error}; {advice}. "
             "No older checkpoint was touched."
@@ -112,7 +112,7 @@ def check_directory(
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "choose another directory")
+        advice = ADVICE.get(error.errno or 0, "choose another directory")
         raise errors.ConfigurationError(
             f"checkpoint_dir={path!r} cannot be made: {error}; {advice}."
         ) from error
@@ -155,7 +155,7 @@ def _make_url(directory: str) -> str:
         if not is_file:
             files_for(directory).make_dirs(directory)
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "choose another directory")
+        advice = ADVICE.get(error.errno or 0, "choose another directory")
         raise errors.ConfigurationError(
             f"checkpoint_dir={directory!r} cannot be made: {error}; {advice}."
         ) from error

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
+import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tfpreempt.cli.sizes import size_text
+from tfpreempt.storage.failure import ADVICE
 from tfpreempt.storage.files import LocalFiles
 
 _BLOCK_BYTES = 4 * 1024 * 1024
-_MOUNTS = Path("/proc/self/mountinfo")
-_ADVICE = {
-    errno.EACCES: "run this as the user who trains, and let that one write there",
-    errno.EPERM: "run this as the user who trains, and let that one write there",
-    errno.EROFS: "it is mounted for reading only; mount it anew, or name another",
-    errno.EEXIST: "a file is in the way; name a directory",
-    errno.ENOTDIR: "a file is in the way; name a directory",
-    errno.ENOSPC: "make room, or name another directory",
-    errno.EDQUOT: "make room, or name another directory",
-}
+_MOUNTS = Path("/proc/self/mounts")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +68,7 @@ def try_save(directory: Path, size: int) -> Storage:
     try:
         with _made(path) as missing:
             mount = mount_of(path)
-            status = os.statvfs(path)
-            free = status.f_bavail * status.f_frsize
+            free = shutil.disk_usage(path).free
             if size > free:
                 fault = (
                     f"only {size_text(free)} are free, {size_text(size)} are needed; "
@@ -85,11 +77,12 @@ def try_save(directory: Path, size: int) -> Storage:
             else:
                 seconds = _time_save(path, size)
     except OSError as error:
-        fault = _fault_text(error, path)
+        advice = ADVICE.get(error.errno or 0, "name a directory that can be written to")
+        fault = f"{error.filename or path}: {error.strerror or error}; {advice}"
     return Storage(
         path=path,
-        filesystem="" if mount is None else mount.kind,
-        mount=None if mount is None else mount.point,
+        filesystem=mount.kind if mount else "",
+        mount=mount.point if mount else None,
         missing=missing,
         free_bytes=free,
         save_bytes=size,
@@ -105,29 +98,20 @@ def mount_of(path: Path, mounts: Path = _MOUNTS) -> Mount | None:
         path: must exist.
         mounts: the system's table, in the format of proc(5).
     """
-    resolved = path.resolve()
-    best: Mount | None = None
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
+    best: Mount | None = None
     for line in lines:
-        fields = line.split()
-        if "-" not in fields[:-1]:
-            continue
-        point = Path(_unescaped(fields[4]))
+        _, escaped, kind, *_ = line.split()
+        text = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), escaped)
+        mount = Mount(point=Path(text), kind=kind)
         # The later one covers an earlier one at the same place.
-        is_deeper = best is None or len(point.parts) >= len(best.point.parts)
-        if resolved.is_relative_to(point) and is_deeper:
-            best = Mount(point=point, kind=fields[fields.index("-") + 1])
+        is_deeper = best is None or len(mount.point.parts) >= len(best.point.parts)
+        if is_deeper and path.resolve().is_relative_to(mount.point):
+            best = mount
     return best
-
-
-def _fault_text(error: OSError, path: Path) -> str:
-    """What went wrong where, and what to do."""
-    advice = _ADVICE.get(error.errno or 0, "name a directory that can be written to")
-    where = f"{error.filename or path}: {error.strerror or error}"
-    return f"{where}; {advice}"
 
 
 def _time_save(directory: Path, size: int) -> float:
@@ -164,10 +148,3 @@ def _made(directory: Path) -> Iterator[Path | None]:
                 each.rmdir()
             except OSError:
                 break  # it could not be made, or somebody else uses it by now
-
-
-def _unescaped(text: str) -> str:
-    """A path of the table, in which blanks and the like are octal."""
-    for character in " \t\n\\":
-        text = text.replace(f"\\{ord(character):03o}", character)
-    return text
