@@ -35,7 +35,7 @@ class ScriptedPoller(Poller):
             report(topic, None if level is None else Told(level))
         return 1.0
 
-    def fault(self, topic: str) -> str:
+    def failure(self, topic: str) -> str:
         return f"no {topic}" if topic == "unread" else ""
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import numbers
 from typing import Any
 
 from tfpreempt import errors
@@ -23,10 +24,15 @@ def check_save_every(value: Any) -> int | datetime.timedelta | None:
     )
 
 
+def is_seconds(value: Any) -> bool:
+    """Whether it is a finite number of seconds from 0 on; NumPy's are numbers too."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
+
+
 def check_seconds(name: str, value: Any) -> None:
     """Checks a positive, finite number of seconds."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
+    if not is_seconds(value) or not value:
         raise errors.ConfigurationError(
             f"{name} is {value!r}; expected a positive, finite number of seconds"
         )
@@ -34,10 +40,8 @@ def check_seconds(name: str, value: Any) -> None:
 
 def check_timeout(value: Any) -> None:
     """Checks the `timeout` of a wait: None, or seconds from 0 on."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is None or (number and math.isfinite(value) and value >= 0):
-        return
-    raise errors.ConfigurationError(
-        f"timeout is {value!r}; expected a finite number of seconds from 0 on, or None "
-        "for no limit of yours"
-    )
+    if value is not None and not is_seconds(value):
+        raise errors.ConfigurationError(
+            f"timeout is {value!r}; expected a finite number of seconds from 0 on, or "
+            "None for no limit of yours"
+        )

@@ -70,6 +70,15 @@ def read_cluster(
     if drives_others:
         return LOCAL
     spec: dict[str, Any] = resolver.cluster_spec().as_dict()
+    return _place(spec, resolver.task_type, resolver.task_id)
+
+
+def _place(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster:
+    """Where a task stands in a cluster: its jobs by name, each a list of tasks.
+
+    Raises:
+        ConfigurationError: nowhere, or this package cannot serve the cluster.
+    """
     if "ps" in spec:
         raise UnsupportedClusterError(
             f"the cluster {spec} has parameter servers; their workers do not step "
@@ -79,7 +88,6 @@ def read_cluster(
     jobs = tuple((job, len(spec[job])) for job in TRAINING_JOBS if spec.get(job))
     if not jobs:
         return LOCAL
-    task_type, task_id = resolver.task_type, resolver.task_id
     first = 0
     for job, tasks in jobs:
         if job == task_type and task_id is not None and 0 <= int(task_id) < tasks:
@@ -92,21 +100,6 @@ def read_cluster(
         "calls tfpreempt.connect_to_cluster(resolver) first; otherwise correct "
         "TF_CONFIG."
     )
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _GivenCluster:
-    """A cluster resolver without TensorFlow."""
-
-    task_type: Any
-    task_id: Any
-    jobs: dict[str, Any]
-
-    def cluster_spec(self) -> _GivenCluster:
-        return self
-
-    def as_dict(self) -> dict[str, Any]:
-        return self.jobs
 
 
 def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
@@ -129,4 +122,4 @@ def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
             'JSON such as {"cluster": {"worker": ["host:port"]}, "task": {"type": '
             '"worker", "index": 0}}. Correct it, or unset it.'
         ) from error
-    return read_cluster(_GivenCluster(task_type=task_type, task_id=task_id, jobs=jobs))
+    return _place(jobs, task_type, task_id)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Unpack
 
 from tfpreempt import errors
+from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.clock import Clock
 from tfpreempt.notice.metadata import (
     DEFAULT_URL,
@@ -27,7 +28,6 @@ from tfpreempt.notice.metadata import (
     printable,
     url_from,
 )
-from tfpreempt.notice.polling import checked_interval
 from tfpreempt.notice.topics import Poller, Report, Told, TopicWatch, WatchOptions
 
 _logger = logging.getLogger(__name__)
@@ -151,7 +151,8 @@ class AwsWatch(TopicWatch):
     ) -> None:
         super().__init__("aws", topics, TOPICS, **options)
         self._url = metadata_url() if url is None else checked_base_url(url, "url")
-        self._interval = checked_interval("AwsWatch", interval)
+        check_seconds("the interval of AwsWatch", interval)
+        self._interval = interval
 
     def poller(self) -> Poller:
         session = MetadataSession(self._url)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Unpack
 
 from tfpreempt import errors
+from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.clock import Clock
 from tfpreempt.notice.metadata import (
     Answer,
@@ -26,7 +27,7 @@ from tfpreempt.notice.metadata import (
     readable,
     url_from,
 )
-from tfpreempt.notice.polling import FailureLog, checked_interval
+from tfpreempt.notice.polling import FailureLog
 from tfpreempt.notice.topics import Poller, Report, Told, TopicWatch, WatchOptions
 
 HOST_VARIABLE = "TFPREEMPT_AZURE_METADATA"
@@ -195,7 +196,8 @@ class AzureWatch(TopicWatch):
         super().__init__("azure", kinds, KINDS, argument="kinds", **options)
         self._vm_name = vm_name
         self._url = metadata_url() if url is None else checked_base_url(url, "url")
-        self._interval = checked_interval("AzureWatch", interval)
+        check_seconds("the interval of AzureWatch", interval)
+        self._interval = interval
 
     def poller(self) -> AzurePoller:
         session = MetadataSession(self._url)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
-import numbers
 import re
 import threading
 from collections.abc import Callable
 
 from tfpreempt import errors
+from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.notice.source import Source
 
@@ -176,7 +175,8 @@ class PollingSource(Source):
         self, name: str, interval: float, wait: Wait, close_limit: float
     ) -> None:
         super().__init__(name)
-        self._interval = checked_interval(name, interval)
+        check_seconds(f"the interval of {name}", interval)
+        self._interval = interval
         self._is_up = False
         self._loop = PollingLoop(
             name, self._poll, retry=retry_seconds, wait=wait, close_limit=close_limit
@@ -198,19 +198,3 @@ class PollingSource(Source):
         if is_new and detail is not None:
             self.send(detail)
         return self._interval
-
-
-def checked_interval(name: str, interval: object) -> float:
-    """The interval as a float.
-
-    Raises:
-        ConfigurationError: it is not a positive finite number.
-    """
-    if not isinstance(interval, bool) and isinstance(interval, numbers.Real):
-        seconds = float(interval)
-        if math.isfinite(seconds) and seconds > 0:
-            return seconds
-    raise errors.ConfigurationError(
-        f"interval={interval!r} for {name}: expected a positive, finite number of "
-        "seconds between two polls, such as interval=1.0"
-    )

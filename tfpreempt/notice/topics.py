@@ -99,7 +99,7 @@ class Poller:
         """
         raise NotImplementedError
 
-    def fault(self, topic: str) -> str:
+    def failure(self, topic: str) -> str:
         """Why the last `poll()`, which did not raise, did not learn this topic; or "".
 
         By the thread that asks, or once it has asked.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 import threading
 from collections.abc import Callable, Sequence
 
 from tfpreempt import errors
+from tfpreempt.core.arguments import is_seconds
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.events import Notice
 from tfpreempt.notice.source import NoticeSource, TimedSource
@@ -35,7 +35,7 @@ class WatchedSource:
 
     def __post_init__(self) -> None:
         grace = self.grace_seconds
-        if grace is not None and not (math.isfinite(grace) and grace >= 0):
+        if grace is not None and not is_seconds(grace):
             raise errors.ConfigurationError(
                 f"grace_seconds={grace!r} for {self.source.name}: expected a finite "
                 "number of seconds from 0 on, or None where it is not known"

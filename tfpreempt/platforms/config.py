@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import copy
 import datetime
-import math
-import numbers
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypedDict
 
+from tfpreempt.core.arguments import is_seconds
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.callable import CallableSource
@@ -290,9 +289,7 @@ def check_grace(grace: Any, name: str = "grace_period") -> float | None:
     """A grace period in seconds; 0 and None both mean that nobody knows: None."""
     if isinstance(grace, datetime.timedelta):
         grace = grace.total_seconds()
-    # Real: NumPy's numbers too.
-    number = isinstance(grace, numbers.Real) and not isinstance(grace, bool)
-    if grace is not None and (not number or not math.isfinite(grace) or grace < 0):
+    if grace is not None and not is_seconds(grace):
         raise ConfigurationError(
             f"{name} is {grace!r}; expected a finite number of seconds from 0 on, a "
             "datetime.timedelta, or None where the platform does not say"

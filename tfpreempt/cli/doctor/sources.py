@@ -132,7 +132,7 @@ def _cloud(
             return Liveness.LIVE, "answers; no notice now"
         if not is_done:
             return Liveness.SLOW, f"no answer within {limit:g} s"
-        why = faults[0] if faults else poller.fault(topic)
+        why = faults[0] if faults else poller.failure(topic)
         return Liveness.DEAD, why or "its answer cannot be read"
 
     return {f"{kind}:{topic}": verdict(topic) for topic in topics}
