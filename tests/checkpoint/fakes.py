@@ -43,9 +43,6 @@ class OwnPayload(Payload):
     def restore(self, prefix, with_data=True):
         self.restored_from = pathlib.Path(prefix + ".index").read_bytes()
 
-    def shard_states(self):
-        return self.states
-
 
 class FlatPayload(OwnPayload):
     """Writes ckpt-N.* in place, as a CheckpointManager does, and keeps one."""

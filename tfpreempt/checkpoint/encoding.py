@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -104,10 +105,7 @@ def encode(
     Raises:
         SaveError: a part of the value is of another kind.
     """
-
-    def inner(part: Any, path: str) -> Any:
-        return encode(part, path, arrays, takes_tensors=takes_tensors)
-
+    inner = functools.partial(encode, arrays=arrays, takes_tensors=takes_tensors)
     kind = type(value)
     if kind in _AS_THEY_ARE or (kind is float and math.isfinite(value)):
         return value

@@ -128,9 +128,9 @@ class CheckpointLoader:
             payload.restore(candidate.prefix, with_data=self._has_my_data(candidate))
         if candidate.manifest is not None:
             restoring.warn_about_world(candidate, cluster.worker, cluster.world)
-            if self._has_my_shard(candidate):
-                for state in payload.shard_states():
-                    read_state(self._shard(candidate), state)
+            if shard := self._shard(candidate):
+                for state in payload.states:
+                    read_state(shard, state)
             if named_states:
                 self.load_named_states(candidate)
         payload.restored(candidate)
@@ -147,10 +147,8 @@ class CheckpointLoader:
         Returns:
             Whether the checkpoint had them for this worker.
         """
-        state = self.contents.random_state
-        if state is None or not self._has_my_shard(candidate):
-            return False
-        return read_state(self._shard(candidate), state)
+        state, shard = self.contents.random_state, self._shard(candidate)
+        return state is not None and shard is not None and read_state(shard, state)
 
     def random_bytes(self) -> bytes:
         """This worker's random generators as a save would hold them."""
@@ -166,12 +164,10 @@ class CheckpointLoader:
     def load_named_states(self, candidate: Entry) -> None:
         """Loads the registered States; on every worker, main thread."""
         shared = os.path.join(candidate.shards, layout.STATES)
-        has_shard, shard = self._has_my_shard(candidate), self._shard(candidate)
+        shard = self._shard(candidate)
         for state in self.contents.registry.in_order():
-            is_there = has_shard or not state.per_worker
-            if is_there and not read_state(
-                shard if state.per_worker else shared, state
-            ):
+            folder = shard if state.per_worker else shared
+            if folder is not None and not read_state(folder, state):
                 _log.warning(
                     "tfpreempt: %s has no State %r", candidate.path, state.name
                 )
@@ -199,14 +195,13 @@ class CheckpointLoader:
             cluster.is_chief and manifest.world_size == cluster.world
         )
 
-    def _has_my_shard(self, candidate: Entry) -> bool:
+    def _shard(self, candidate: Entry) -> str | None:
+        """The directory with what this worker saved; None if it saved nothing."""
         manifest, cluster = candidate.manifest, self.contents.cluster
-        return (
-            manifest is not None
-            and manifest.world_size == cluster.world
-            and cluster.worker in manifest.workers
-        )
-
-    def _shard(self, candidate: Entry) -> str:
-        worker = self.contents.cluster.worker
-        return os.path.join(candidate.shards, layout.worker_name(worker))
+        if (
+            manifest is None
+            or manifest.world_size != cluster.world
+            or cluster.worker not in manifest.workers
+        ):
+            return None
+        return os.path.join(candidate.shards, layout.worker_name(cluster.worker))

@@ -68,7 +68,13 @@ class Staged:
 
 
 class Payload:
-    """The part that TensorFlow, or a save_fn, writes; here none: named States alone."""
+    """The part that TensorFlow, or a save_fn, writes; here none: named States alone.
+
+    Attributes:
+        states: what each worker keeps apart of it.
+    """
+
+    states: Sequence[State] = ()
 
     def write(self, save: Save) -> Written:
         """Takes part in the save on this worker; the chief writes.
@@ -106,10 +112,6 @@ class Payload:
     def needs_peers(self) -> bool:
         """Whether `write` needs all workers at once (a collective read)."""
         return False
-
-    def shard_states(self) -> Sequence[State]:
-        """Per-worker States that belong to the payload."""
-        return ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,7 @@ class CheckpointSaver:
         self.directory = loader.directory
         self._contents = loader.contents
         self._payload = loader.contents.payload
+        self._is_chief = loader.contents.cluster.is_chief
         self._files = loader.files
         self._copies = copies
         self._clock = clock or SystemClock()
@@ -176,9 +177,17 @@ class CheckpointSaver:
         ):
             self._home.check()
             present = self._keep_shards(staged.directory, workers)
-            commit = self._publish(staged, self._draft(staged, because, present))
+            path, manifest = self._publish(staged, because, present)
         self._let_go(staged.directory)
-        return commit
+        return events.Commit(
+            step=manifest.step,
+            path=path,
+            sequence=manifest.sequence,
+            world_size=manifest.world_size,
+            save_seconds=self._clock.monotonic() - staged.started_at,
+            bytes=manifest.bytes,
+            because=manifest.because,
+        )
 
     def discard(self, staged: Staged) -> None:
         """Removes a staged save that will not be committed. Never raises."""
@@ -204,10 +213,6 @@ class CheckpointSaver:
         except OSError as error:
             _log.warning("Could not remove %s: %s", staged, error)
 
-    def _begin(self, staged: str) -> None:
-        """From here on no start takes what is staged for left over."""
-        self._claim = claims.take(self._files, staged)
-
     def _let_go(self, staged: str) -> None:
         """The save is over, whether it was committed or not."""
         try:
@@ -216,14 +221,10 @@ class CheckpointSaver:
             _log.warning("Could not remove the claim of %s: %s", staged, error)
         self._claim = None
 
-    @property
-    def _is_chief(self) -> bool:
-        return self._contents.cluster.is_chief
-
     def _prepare(self, directory: str) -> None:
         self._home.check()
         if self._is_chief:
-            self._begin(directory)
+            self._claim = claims.take(self._files, directory)
             self._files.make_dirs(directory)
 
     def _write_states(self, directory: str) -> None:
@@ -233,26 +234,28 @@ class CheckpointSaver:
         if self._is_chief:
             replicated = [state for state in states if not state.per_worker]
             write_states(os.path.join(directory, layout.STATES), replicated)
-        own = [*self._payload.shard_states()]
+        own = [*self._payload.states]
         if self._contents.random_state is not None:
             own.append(self._contents.random_state)
         own += [state for state in states if state.per_worker]
         worker = layout.worker_name(self._contents.cluster.worker)
         folder = os.path.join(directory, worker)
         if own and not self._is_chief:
-            self._begin(directory)
+            self._claim = claims.take(self._files, directory)
         if write_states(folder, own) and not self._is_chief:
             # The chief can't sync what another machine still has in its cache.
             for name in sorted(reading.names(folder)):
                 self._files.sync_file(os.path.join(folder, name))
             self._files.sync_dir(folder)
 
-    def _draft(self, staged: Staged, because: str, workers: Sequence[int]) -> Manifest:
-        """What the commit says of itself, before its files are known."""
+    def _publish(
+        self, staged: Staged, because: str, workers: Sequence[int]
+    ) -> tuple[str, Manifest]:
+        """Commits what is staged, in its form; then deletes what is not kept."""
         taken = catalog.highest_sequence(self.directory)
         if self._copies is not None:
             taken = max(taken, self._copies.highest_sequence)
-        return Manifest(
+        draft = Manifest(
             step=staged.step,
             sequence=taken + 1,
             world_size=self._contents.cluster.world,
@@ -262,32 +265,21 @@ class CheckpointSaver:
             versions=committing.versions(),
             metadata={"restart": self._restart, "attempt": staged.attempt},
         )
-
-    def _publish(self, staged: Staged, draft: Manifest) -> events.Commit:
-        started = staged.started_at
         place = self._files, self._clock, self.directory, staged.directory
         number, prefix = staged.written.number, staged.written.prefix
-        if prefix is None:
-            path, manifest = committing.publish(*place, number, draft, started)
-            committing.finish(
-                self._files,
-                self.directory,
-                self.loader.max_to_keep,
-                self.loader.damaged,
-                self._is_pinned,
-            )
-        else:
-            path, manifest = prefix, flat.publish(*place, prefix, draft, started)
+        if prefix is not None:
+            manifest = flat.publish(*place, prefix, draft, staged.started_at)
             self._tidy(os.path.dirname(prefix))
-        return events.Commit(
-            step=manifest.step,
-            path=path,
-            sequence=manifest.sequence,
-            world_size=manifest.world_size,
-            save_seconds=self._clock.monotonic() - started,
-            bytes=manifest.bytes,
-            because=manifest.because,
+            return prefix, manifest
+        published = committing.publish(*place, number, draft, staged.started_at)
+        committing.finish(
+            self._files,
+            self.directory,
+            self.loader.max_to_keep,
+            self.loader.damaged,
+            self._is_pinned,
         )
+        return published
 
     def _is_pinned(self, path: str) -> bool:
         return self._copies is not None and self._copies.is_pinned(path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -37,8 +37,6 @@ from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files
-
-_SAVE_PARAMETERS = ("checkpoint_number", "check_interval", "options")
 
 
 def make_saver(
@@ -136,23 +134,20 @@ class _Tracked(Payload):
         self._is_chief = is_chief
         options = tf.train.CheckpointOptions(experimental_io_device=io_device)
         self._options = None if io_device is None else options
-        self._states: list[State] = []
+        self.states: list[State] = []
         if checkpoint is not None:
             if not tf.executing_eagerly():
                 raise errors.UsageError(
                     "tfpreempt needs eager execution (TensorFlow 2)."
                 )
-            self._states.append(PerReplicaState(checkpoint))
+            self.states.append(PerReplicaState(checkpoint))
             warn_of_kernels(checkpoint)
             if not is_chief:
-                self._states.append(IteratorState(checkpoint))
+                self.states.append(IteratorState(checkpoint))
 
     def needs_peers(self) -> bool:
         attach(self._checkpoint)
         return needs_peers(self._checkpoint)
-
-    def shard_states(self) -> Sequence[State]:
-        return self._states
 
     def check(self, prefix: str) -> None:
         if self._checkpoint is not None:
@@ -188,17 +183,13 @@ def _save_arguments(save: Save) -> dict[str, Any]:
     Raises:
         ConfigurationError: it has no such arguments.
     """
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature(
-        [inspect.Parameter(name, kind) for name in _SAVE_PARAMETERS]
-    )
+    manager_save = inspect.signature(tf.train.CheckpointManager.save)
     try:
-        given = signature.bind_partial(*save.args, **save.kwargs).arguments
+        given = manager_save.bind(None, *save.args, **save.kwargs).arguments
     except TypeError as error:
         raise errors.ConfigurationError(
             "Arguments for the save are those of tf.train.CheckpointManager.save "
-            f"({', '.join(_SAVE_PARAMETERS)}); got {save.args!r}, {save.kwargs!r}: "
-            f"{error}"
+            f"{manager_save}; got {save.args!r}, {save.kwargs!r}: {error}"
         ) from error
     return {name: value for name, value in given.items() if value is not None}
 
