@@ -10,9 +10,8 @@ saving           saves without a notice, to which all workers come at the same p
 exit             every way out: commit, loss, error, deadline, the interpreter's end
 process_end      the end of a process with its code, whatever holds it up
 step_errors      an error in a step: a preemption, or one that peers are told of
-reading          whether an error comes of data that could not be read
+data_errors      whether an error comes of data that could not be read
 interrupts       Ctrl-C waits for the save that is under way
 watching         what is listened to: the config's sources, and TensorFlow's own key
 remote_cluster   single-client clusters: this process alone runs the program
-tensorflow_side  TensorFlow's errors, and the counters in the user's checkpoint
 """

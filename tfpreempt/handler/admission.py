@@ -7,15 +7,21 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.variables import out_of_scope
 from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.cluster import read_cluster
 from tfpreempt.handler.member import Member
 from tfpreempt.handler.remote_cluster import connection
 from tfpreempt.handler.session import Session, session_for
 from tfpreempt.handler.start import Start, make_store
-from tfpreempt.handler.tensorflow_side import attach_counters, check_checkpoint
 from tfpreempt.handler.watching import make_watcher
 from tfpreempt.platforms.config import TerminationConfig
+
+COUNTER = "checkpointed_runs"
+"""The name under which TensorFlow's own handler saves the number of runs."""
 
 START_TIMEOUT = 300.0
 """Seconds that the slowest worker may need to make its handler."""
@@ -94,3 +100,35 @@ def admit(
         amid=amid,
         is_alive=is_alive,
     )
+
+
+def check_checkpoint(given: Any) -> None:
+    """Refuses what is neither a checkpoint, a manager, nor None."""
+    kinds = (tf.train.Checkpoint, tf.train.CheckpointManager)
+    if given is not None and not isinstance(given, kinds):
+        raise errors.ConfigurationError(
+            f"checkpoint_or_checkpoint_manager is {given!r}; expected a "
+            "tf.train.Checkpoint with checkpoint_dir, a tf.train.CheckpointManager, or "
+            "None for named States alone"
+        )
+
+
+def attach_counters(given: Any) -> Any:
+    """Attaches the variables that a save counts by to the user's checkpoint.
+
+    Args:
+        given: a tf.train.Checkpoint, a CheckpointManager, or None.
+
+    Returns:
+        The variable that counts runs, int64; None where there is no checkpoint.
+    """
+    checkpoint = getattr(given, "checkpoint", given)
+    if checkpoint is None:
+        return None
+    out_of_scope(lambda: checkpoint.save_counter)
+    if not hasattr(checkpoint, COUNTER):
+        counter = out_of_scope(
+            lambda: tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
+        )
+        setattr(checkpoint, COUNTER, counter)
+    return getattr(checkpoint, COUNTER)

@@ -26,7 +26,6 @@ from tfpreempt.handler.admission import admit, find_session
 from tfpreempt.handler.member import Member
 from tfpreempt.handler.session import Stage, stage_plain
 from tfpreempt.handler.step_errors import step_failed, was_preemption
-from tfpreempt.handler.tensorflow_side import DirectoryRequiredError
 from tfpreempt.platforms.config import TerminationConfig
 
 log = logging.getLogger(__name__)
@@ -35,6 +34,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NEVER = 1 << 62
+
+
+class DirectoryRequiredError(
+    errors.ConfigurationError,
+    tf.errors.InvalidArgumentError,  # type: ignore[misc]  # TensorFlow is untyped
+):
+    """A checkpoint was passed without a directory."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
 
 class PreemptionCheckpointHandler:

@@ -34,11 +34,11 @@ from tfpreempt.errors import (
     StoreGoneError,
     UsageError,
 )
+from tfpreempt.handler.data_errors import is_of_data
 from tfpreempt.handler.exit import ExitPath
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.member import Member
 from tfpreempt.handler.process_end import exit_hard, keep_streams, on_interpreter_end
-from tfpreempt.handler.reading import is_of_data
 from tfpreempt.handler.remote_cluster import expect_to_go
 from tfpreempt.handler.saving import CollectiveSaves, repeat
 from tfpreempt.notice.children import killed_children

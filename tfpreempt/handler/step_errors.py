@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 
+import tensorflow as tf
+
 from tfpreempt.core.events import Outcome
+from tfpreempt.handler.data_errors import is_before_all
 from tfpreempt.handler.member import Member
-from tfpreempt.handler.reading import is_before_all
 from tfpreempt.handler.remote_cluster import is_expected_to_go
 from tfpreempt.handler.session import Session
-from tfpreempt.handler.tensorflow_side import END_OF_DATA, PEER_GONE, is_lost_worker
 from tfpreempt.handler.watching import NATIVE_DELAY
+
+END_OF_DATA = (StopIteration, StopAsyncIteration, tf.errors.OutOfRangeError)
+"""What a step raises where the data end: no error, and equal on all workers."""
+
+PEER_GONE = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+"""What a collective raises when another worker has died."""
+
+_POISONED = re.compile(
+    "poisoned|incarnation|context_id|cancelled|aborted|unavailable|connect",
+    re.IGNORECASE,
+)
+
 
 _served: weakref.ref[BaseException] | None = None
 
@@ -81,3 +100,14 @@ def _lost_workers(error: BaseException, session: Session) -> bool:
     why = f"a remote worker went, as it had told ({type(error).__name__})"
     session.exit.leave(Outcome.LOST, why)
     return True
+
+
+def is_lost_worker(error: BaseException) -> bool:
+    """Whether an error may come of the loss of a remote worker.
+
+    What it was to give to an op that is read later is an `InternalError`, "Remote
+    address looked up from remote data found to be poisoned".
+    """
+    if isinstance(error, tf.errors.InternalError):
+        return _POISONED.search(str(error)) is not None
+    return isinstance(error, PEER_GONE)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.handler.tensorflow_side import END_OF_DATA
+from tfpreempt.handler.step_errors import END_OF_DATA
 from tfpreempt.keras.callbacks.others import OtherCallbacks
 from tfpreempt.keras.callbacks.state import CallbackStates
 from tfpreempt.keras.data.position import Position
