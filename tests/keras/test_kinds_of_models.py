@@ -25,6 +25,7 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
     values,
 )
+from tfpreempt.keras.fit.snapshot import OwnState  # noqa: E402
 
 CUTS = [("begin", 1, 3), ("test", 1, 1), ("end", 2, 1)]
 HELD_OUT = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": BATCH}
@@ -510,3 +511,50 @@ def test_data_that_shuffle_themselves_without_a_seed_are_named(
     caplog.clear()
     on.run(lambda: on.fit(None, x=Rows(), **given, ours=on.preemption(restore=False)))
     assert "change between epochs" not in caplog.text
+
+
+@pytest.mark.parametrize("line", ["tf_keras"])  # Keras 3 makes them with the others
+def test_metrics_of_the_validation_are_made_on_workers_without_a_part(
+    on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are variables of all workers: one that made none would be waited for."""
+
+    def program() -> int:
+        keras = on.keras
+
+        class Bare(keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.last = keras.layers.Dense(1)
+
+            def call(self, inputs: Any) -> Any:
+                return self.last(inputs)
+
+            def train_step(self, data: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+                variables = self.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+                return {"loss": loss}
+
+        model = Bare()
+        model.compile("sgd", "mse", metrics=["mae"], jit_compile=False)
+        counts: list[int] = []
+
+        def count(batch: int, logs: Any = None) -> None:
+            counts.append(len([v for each in model.metrics for v in each.variables]))
+
+        on.fit(model, on.callback(on_train_batch_end=count), epochs=2, **HELD_OUT)
+        return counts[-BATCHES + 2]  # of the first step that a restart trains
+
+    expected = on.run(program)
+    assert expected > 0
+    on.cuts = [("begin", 1, 2)]
+    (on.directory / "checkpoints").rename(on.directory / "before")
+    on.start()
+    with pytest.raises(SystemExit):
+        program()
+    monkeypatch.setattr(OwnState, "load", lambda self, fileobj: None)
+    on.start()
+    assert program() == expected

@@ -11,21 +11,40 @@ from typing import Any, Protocol
 
 
 class Fit(Protocol):
-    """One running fit. Main thread."""
+    """One running fit. Main thread.
+
+    Attributes:
+        model: the model.
+        line: "keras" or "tf_keras".
+        loop: the local variable of `fit` that holds its data.
+        adapter: Keras' own data adapter.
+        callbacks: the CallbackList.
+        validation_data: what `fit` was given.
+        cuts_last_step: whether the last step of an epoch trains on fewer batches, where
+            fewer are left.
+        keeps_iterator: whether one iterator serves several epochs.
+        first_iterator: the number, from 1, of the iterator that a fresh fit trains with
+            first.
+        sequence: the PyDataset or Sequence that is trained on; None for other data.
+        shuffles_sequence: whether Keras shuffles its batches in each epoch.
+        reads_early: whether Keras draws the order in `on_epoch_begin`, and not with a
+            batch.
+        workers: threads that read it.
+    """
 
     model: Any
-    loop: Any  # its local variable among LOOPS
-    callbacks: Any  # the CallbackList
-    adapter: Any  # Keras' own data adapter
-    line: str  # "keras" or "tf_keras"
-    validation_data: Any  # what `fit` was given
-
-    @property
-    def dataset(self) -> Any:
-        """What `fit` makes an iterator of, by `iter(dataset)`."""
-
-    @dataset.setter
-    def dataset(self, value: Any) -> None: ...
+    line: str
+    loop: Any
+    adapter: Any
+    callbacks: Any
+    validation_data: Any
+    cuts_last_step: bool
+    keeps_iterator: bool
+    first_iterator: int
+    sequence: Any
+    shuffles_sequence: bool
+    reads_early: bool
+    workers: int
 
     @property
     def steps_per_execution(self) -> int:
@@ -36,18 +55,6 @@ class Fit(Protocol):
         """Batches in an epoch; None while unknown."""
 
     @property
-    def epoch_limit(self) -> int | None:
-        """Batches at which the last step of an epoch is cut short; None: never."""
-
-    @property
-    def keeps_iterator(self) -> bool:
-        """Whether one iterator serves several epochs."""
-
-    @property
-    def first_iterator(self) -> int:
-        """The number, from 1, of the iterator that a fresh fit trains with first."""
-
-    @property
     def array_way(self) -> str | None:
         """How to go on in arrays, which Keras itself makes a dataset of.
 
@@ -56,24 +63,15 @@ class Fit(Protocol):
         """
 
     @property
-    def sequence(self) -> Any:
-        """The PyDataset or Sequence that is trained on; None for other data."""
-
-    @property
     def sequence_length(self) -> int | None:
-        """Its batches; None for ever."""
+        """Batches of the sequence; None for ever."""
 
-    @property
-    def shuffles_sequence(self) -> bool:
-        """Whether Keras shuffles its batches in each epoch."""
+    def replace_dataset(self, dataset: Any) -> Any:
+        """`fit` makes its iterators by `iter` of this one.
 
-    @property
-    def reads_early(self) -> bool:
-        """Whether Keras draws the order in `on_epoch_begin`, and not with a batch."""
-
-    @property
-    def workers(self) -> int:
-        """Threads or processes that read it."""
+        Returns:
+            The one before.
+        """
 
     def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
         """A dataset of some batches of it, as `fit` would have made it."""
@@ -106,6 +104,9 @@ class Fit(Protocol):
             Whether Keras can end the epoch so; otherwise a step must return them.
         """
 
+    def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
+        """The epoch's last step returns these logs, and its metrics are not known."""
+
     def forget_answer(self) -> None:
         """A step beyond the data was answered, and must not count as one of theirs."""
 
@@ -118,8 +119,8 @@ class Fit(Protocol):
     def build_test(self, iterator: Any) -> None:
         """Makes what only a test step makes, such as metrics; reads no data."""
 
-    def per_replica(self) -> list[Any]:
-        """Variables that replicas have different values of: metrics."""
+    def metrics_variables(self) -> list[Any]:
+        """Those of the model's metrics, as far as they are made."""
 
     def settle(self) -> None:
         """Waits until callbacks that Keras runs in the background are through."""

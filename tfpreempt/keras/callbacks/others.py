@@ -19,19 +19,22 @@ class OtherCallbacks:
         ours: our callback.
         checkpoint_dir: must not be one of theirs.
 
+    Attributes:
+        callbacks: they, without ours.
+
     Raises:
         ConfigurationError: one of them writes to the same directory.
     """
 
     def __init__(self, holder: Any, ours: Any, checkpoint_dir: str) -> None:
         self._holder = holder
-        self._others = [one for one in holder.callbacks if one is not ours]
-        self._all = [*self._others, ours]
+        self.callbacks = [one for one in holder.callbacks if one is not ours]
+        self._all = [*self.callbacks, ours]
         self._ours = [ours]
-        check.conflicts(self._others, checkpoint_dir)
-        check.warn_of_backup(self._others)
+        check.conflicts(self.callbacks, checkpoint_dir)
+        check.warn_of_backup(self.callbacks)
         # One more of our kind is refused when its turn comes.
-        theirs = [one for one in self._others if not isinstance(one, type(ours))]
+        theirs = [one for one in self.callbacks if not isinstance(one, type(ours))]
         if lost := check.unsupported(theirs):
             log.warning(
                 "tfpreempt: the state of these callbacks is not saved, so they begin "
@@ -41,20 +44,12 @@ class OtherCallbacks:
             )
         holder.callbacks = self._all
 
-    def try_to_save(self) -> None:
-        """Finds out whether what they remember can be saved, before any training.
-
-        Raises:
-            SaveError: names the callback and the value.
-        """
-        state.capture(self._others)
-
     def capture(self) -> CallbackStates:
         """What they remember, without those that fail: a commit is worth more."""
         try:
-            return state.capture(self._others)
+            return state.capture(self.callbacks)
         except Exception:  # noqa: BLE001 - a user's get_state may raise anything
-            good = [one for one in self._others if self._is_good(one)]
+            good = [one for one in self.callbacks if self._is_good(one)]
             return state.capture(good)
 
     def _is_good(self, callback: Any) -> bool:
@@ -69,18 +64,6 @@ class OtherCallbacks:
             return False
         return True
 
-    def capture_files(self) -> CallbackStates:
-        """What this worker's have in files."""
-        return state.capture_files(self._others)
-
-    def restore(self, states: CallbackStates, *, extends: bool) -> None:
-        """What `capture` gave; `extends` where epochs are added to a complete fit."""
-        state.restore(self._others, states, extends=extends)
-
-    def restore_files(self, states: CallbackStates, *, extends: bool = False) -> None:
-        """What `capture_files` gave."""
-        state.restore_files(self._others, states, extends=extends)
-
     def silence(self) -> None:
         """The others are not called for a step that they have seen before."""
         self._holder.callbacks = self._ours
@@ -92,5 +75,5 @@ class OtherCallbacks:
 
     def call(self, hook: str, *args: Any) -> None:
         """Calls a hook of the others."""
-        for callback in self._others:
+        for callback in self.callbacks:
             getattr(callback, hook)(*args)

@@ -27,9 +27,8 @@ class CountedDataset:
 
     def __init__(self, fit: Fit) -> None:
         self.made = 0
-        self.dataset = fit.dataset
+        self.dataset = fit.replace_dataset(self)
         self._instead: tuple[int, Any] | None = None
-        fit.dataset = self
 
     def __iter__(self) -> Iterator[Any]:
         self.made += 1

@@ -6,6 +6,7 @@ earlier_fits    the fits of this process that came to their end, by directory
 fit_handler     the handler inside `model.fit`: it restores when the fit is ready for it
 keras3          `model.fit` of Keras 3 with the TensorFlow backend
 lookup          finds the `model.fit` that runs, on the stack of the main thread
+once            a method of one object that is another one for the next call
 options         what the user of the callback asked for, checked
 phases          the phases of a fit under the callback, as a table
 plan            how a fit begins, given the checkpoint and the fits before it

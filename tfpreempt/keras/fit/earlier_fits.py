@@ -39,7 +39,7 @@ def forget(directory: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A log value that can be kept: a float, an array, text, or a dict or list of them.
+    """A log value that can be kept: a number, array, text, or a dict or list of them.
 
     What is none of these becomes None: a commit is worth more than a log.
     """
@@ -51,6 +51,8 @@ def plain(value: Any) -> Any:
         return value
     try:
         array = np.asarray(value)
-        return float(array) if array.ndim == 0 else array.astype("float64", copy=False)
+        if array.dtype.kind not in "biuf":
+            array = array.astype("float64")  # a bfloat16, say
     except (TypeError, ValueError):
         return None
+    return array if array.ndim else array.item()

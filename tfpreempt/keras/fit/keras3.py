@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.data.sequence import dataset_like
+from tfpreempt.keras.fit.once import instead_once
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ class Keras3Fit:
     """
 
     line = "keras"
+    cuts_last_step = False
+    first_iterator = 1
 
     def __init__(self, model: Any, names: Mapping[str, Any]) -> None:
         self.model = model
@@ -37,16 +40,20 @@ class Keras3Fit:
         self.loop = names["epoch_iterator"]
         self.adapter = self.loop.data_adapter
         self.validation_data = names["validation_data"]
+        self.keeps_iterator = self.loop.steps_per_epoch is not None
+        sequence: Any = getattr(self.adapter, "py_dataset", None)
+        self.sequence = sequence
+        self.shuffles_sequence = bool(getattr(self.adapter, "shuffle", False))
+        self.reads_early = getattr(self.adapter, "enqueuer", None) is not None
+        self.workers = 1
+        if not getattr(sequence, "use_multiprocessing", True):
+            self.workers = int(sequence.workers)
         self._skip = 0
         self._steps_seen_before_epoch = 0
 
-    @property
-    def dataset(self) -> Any:
-        return self.loop._distributed_dataset
-
-    @dataset.setter
-    def dataset(self, value: Any) -> None:
-        self.loop._distributed_dataset = value
+    def replace_dataset(self, dataset: Any) -> Any:
+        before, self.loop._distributed_dataset = self.loop._distributed_dataset, dataset
+        return before
 
     @property
     def steps_per_execution(self) -> int:
@@ -56,18 +63,6 @@ class Keras3Fit:
     def steps(self) -> int | None:
         steps = self.loop.num_batches
         return None if steps is None else int(steps)
-
-    @property
-    def epoch_limit(self) -> int | None:
-        return None
-
-    @property
-    def keeps_iterator(self) -> bool:
-        return self.loop.steps_per_epoch is not None
-
-    @property
-    def first_iterator(self) -> int:
-        return 1
 
     @property
     def array_way(self) -> str | None:
@@ -84,26 +79,9 @@ class Keras3Fit:
         raise NotImplementedError("every epoch has an iterator of its own")
 
     @property
-    def sequence(self) -> Any:
-        return getattr(self.adapter, "py_dataset", None)
-
-    @property
     def sequence_length(self) -> int | None:
         length = self.sequence.num_batches
         return None if length is None else int(length)
-
-    @property
-    def shuffles_sequence(self) -> bool:
-        return bool(self.adapter.shuffle)
-
-    @property
-    def reads_early(self) -> bool:
-        return self.adapter.enqueuer is not None
-
-    @property
-    def workers(self) -> int:
-        is_threaded = not self.sequence.use_multiprocessing
-        return int(self.sequence.workers) if is_threaded else 1
 
     def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
         dataset = dataset_like(self.adapter.get_tf_dataset(), rest)
@@ -125,7 +103,7 @@ class Keras3Fit:
         if loop_state:
             self.loop._num_batches = loop_state["num_batches"]
             if self.keeps_iterator:
-                self.loop._current_iterator = iter(self.dataset)
+                self.loop._current_iterator = iter(self.loop._distributed_dataset)
                 self.loop._steps_seen = loop_state["steps_seen"]
 
     def epoch_begins(self) -> None:
@@ -134,11 +112,10 @@ class Keras3Fit:
         if self.loop._current_iterator is not None and self.keeps_iterator:
             self._steps_seen_before_epoch = self.loop._steps_seen
         if self._skip:
-            self.loop._enumerate_iterator = self._rest_of_epoch
+            instead_once(self.loop, "_enumerate_iterator", self._rest_of_epoch)
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         """The steps of one epoch without those that were trained before."""
-        del self.loop._enumerate_iterator  # uncovers the class's own
         steps = self.loop._enumerate_iterator()
         skipped, self._skip = self._skip, 0
         # Keras' own generator keeps its books; to step over its yields is all it takes.
@@ -146,14 +123,14 @@ class Keras3Fit:
         yield from steps
 
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
-        model = self.model
+        def result(found: Any) -> Any:
+            return self.model._get_metrics_result_or_logs(found or dict(logs))
 
-        def result(empty: Any) -> Any:
-            del model._get_metrics_result_or_logs  # uncovers the class's own
-            return model._get_metrics_result_or_logs(empty or dict(logs))
-
-        model._get_metrics_result_or_logs = result
+        instead_once(self.model, "_get_metrics_result_or_logs", result)
         return True
+
+    def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
+        instead_once(self.model, "_get_metrics_result_or_logs", lambda _: dict(logs))
 
     def forget_answer(self) -> None:
         pass
@@ -197,7 +174,7 @@ class Keras3Fit:
         kinds = [type(layer) for layer in self.model._flatten_layers()]
         return all(kind.__module__.startswith("keras.") for kind in kinds)
 
-    def per_replica(self) -> list[Any]:
+    def metrics_variables(self) -> list[Any]:
         return list(self.model.metrics_variables)
 
     def settle(self) -> None:

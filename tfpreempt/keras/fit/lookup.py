@@ -73,6 +73,12 @@ def is_validation(model: Any) -> bool:
     return False
 
 
+def epoch_logs(model: Any) -> dict[str, Any]:
+    """The logs of the epoch whose validation begins."""
+    frame = _frame(model, sys._getframe())
+    return {} if frame is None else dict(frame.f_locals["epoch_logs"])
+
+
 def callbacks_of(model: Any) -> list[Any]:
     """The callbacks of the fit that is being set up; empty outside of one."""
     frame = _frame(model, sys._getframe())

@@ -26,7 +26,7 @@ class Progress:
             may be no variables, and starting anew is going on.
         stopped: whether training was stopped before its last epoch.
         loop: what the loop has learned of its data; JSON.
-        logs: what the last train step of the epoch returned; for "validation".
+        logs: what the last train step returned; in "validation" those of the epoch.
         histories: of the fits before this one; each has `epoch` and `history`.
         made_of: what the run is made of; must not change over restarts.
     """

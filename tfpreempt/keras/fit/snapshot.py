@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 from collections.abc import Callable
 from typing import IO, Any
 
+from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import decode, encode, read_parts, write_parts
 from tfpreempt.checkpoint.random_state import RandomState
 from tfpreempt.checkpoint.state import State
@@ -20,9 +22,16 @@ OWN = "tfpreempt.keras.worker"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Equal on all workers; the chief's is saved."""
+    """Equal on all workers; the chief's is saved.
+
+    Attributes:
+        progress: how far the fit is.
+        variables: what the metrics and seed generators look like.
+        callbacks: what the other callbacks remember.
+    """
 
     progress: Progress
+    variables: list[str]
     callbacks: CallbackStates
 
 
@@ -31,20 +40,21 @@ class Own:
     """One worker's.
 
     Attributes:
-        variables: header of the variables that are kept apart.
-        values: their bytes.
         random: the random generators, as `RandomState` writes them.
         files: what callbacks keep in files.
         attributes: what the model keeps in Python.
         position: in the training data; None where the fit has taken none.
+        variables: header of the variables that a validation found, in a commit that
+            was made while it ran; None in others, where those of the commit hold.
+        values: their bytes.
     """
 
-    variables: Any
-    values: tuple[bytes, ...]
     random: bytes
     files: CallbackStates
     attributes: CallbackStates
     position: Position | None
+    variables: Any = None
+    values: tuple[bytes, ...] = ()
 
 
 class SharedState(State):
@@ -68,14 +78,23 @@ class SharedState(State):
         shared = self._take()
         header = {
             "progress": encode(shared.progress.to_json()),
+            "variables": shared.variables,
             "callbacks": shared.callbacks.header,
         }
         write_parts(fileobj, header, list(shared.callbacks.arrays))
 
     def load(self, fileobj: IO[bytes]) -> None:
         header, parts = read_parts(fileobj)
+        if "variables" not in header:
+            raise errors.CheckpointMismatchError(
+                "The checkpoint is of an earlier tfpreempt, which kept the metrics and "
+                "seeds of a fit elsewhere. Finish that run with the version that began "
+                "it, or begin anew in another checkpoint directory; the weights can be "
+                "restored with tf.train.Checkpoint."
+            )
         self.loaded = Shared(
             progress=Progress.from_json(decode(header["progress"])),
+            variables=header["variables"],
             callbacks=CallbackStates(header=header["callbacks"], arrays=tuple(parts)),
         )
 
@@ -92,34 +111,33 @@ class OwnState(State):
 
     def save(self, fileobj: IO[bytes]) -> None:
         own = self._take()
-        position = () if own.position is None else own.position.parts
+        files, attributes, position = own.files, own.attributes, own.position
         header = {
-            "variables": own.variables,
-            "files": own.files.header,
-            "attributes": own.attributes.header,
-            "place": None if own.position is None else own.position.to_json(),
-            "counts": [len(own.values), len(own.files.arrays)],
+            "files": [files.header, len(files.arrays)],
+            "attributes": [attributes.header, len(attributes.arrays)],
+            "variables": [own.variables, len(own.values)],
+            "position": None if position is None else position.to_json(),
         }
-        parts = [*own.values, *own.files.arrays, own.random, *position]
-        write_parts(fileobj, header, [*own.attributes.arrays, *parts])
+        states = [] if position is None else position.parts
+        parts = [own.random, *files.arrays, *attributes.arrays, *own.values, *states]
+        write_parts(fileobj, header, parts)
 
     def load(self, fileobj: IO[bytes]) -> None:
         header, parts = read_parts(fileobj)
-        attributes = header.get("attributes", [])  # older commits have none
-        count = sum(entry["arrays"] for entry in attributes)
-        arrays, parts = parts[:count], parts[count:]
-        values, files = header["counts"]
-        rest = parts[values + files :]
-        place = header["place"]
+        left = iter(parts)
+        random = next(left)
+        files, attributes, (variables, values) = (
+            (head, tuple(itertools.islice(left, count)))
+            for head, count in map(header.get, ("files", "attributes", "variables"))
+        )
+        position = header["position"]
         self.loaded = Own(
-            variables=header["variables"],
-            values=tuple(parts[:values]),
-            files=CallbackStates(
-                header=header["files"], arrays=tuple(parts[values : values + files])
-            ),
-            attributes=CallbackStates(header=attributes, arrays=tuple(arrays)),
-            random=rest[0],
-            position=None if place is None else Position.from_json(place, rest[1:]),
+            random=random,
+            files=CallbackStates(header=files[0], arrays=files[1]),
+            attributes=CallbackStates(header=attributes[0], arrays=attributes[1]),
+            variables=variables,
+            values=values,
+            position=position and Position.from_json(position, list(left)),
         )
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tfpreempt.checkpoint import per_replica
+from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.callbacks.others import OtherCallbacks
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
@@ -81,22 +83,29 @@ class FitState:
     def take_shared(self, reached: Progress) -> snapshot.Shared:
         """What all workers have in common."""
         self._fit.settle()
-        return snapshot.Shared(progress=reached, callbacks=self._others.capture())
+        return snapshot.Shared(
+            progress=reached,
+            variables=variables.looks(self._variables()),
+            callbacks=self._others.capture(),
+        )
 
-    def take_own(self, position: Position | None) -> snapshot.Own:
+    def take_own(
+        self, position: Position | None, *, is_validated: bool = False
+    ) -> snapshot.Own:
         """What is this worker's.
 
         Args:
             position: in its data.
+            is_validated: whether a validation begins, which changes variables.
         """
-        header, values = variables.read(variables.uncovered(self._fit, self.checkpoint))
+        kept = per_replica.read(self._variables()) if is_validated else (None, ())
         return snapshot.Own(
-            variables=header,
-            values=tuple(values),
             random=snapshot.random_bytes(),
-            files=self._others.capture_files(),
+            files=state.capture_files(self._others.callbacks),
             attributes=self._attributes.capture(),
             position=position,
+            variables=kept[0],
+            values=tuple(kept[1]),
         )
 
     # --- before the first step -------------------------------------------------------
@@ -116,7 +125,7 @@ class FitState:
     # --- the restart -----------------------------------------------------------------
 
     def restore_variables(self, handler: FitHandler, directory: str) -> None:
-        """Those of the Checkpoint and this worker's; all of them exist.
+        """Those of the Checkpoint, this worker's own, and what the model has in Python.
 
         Args:
             handler: restores the Checkpoint.
@@ -125,15 +134,20 @@ class FitState:
         Raises:
             CheckpointMismatchError: another model's; nothing was assigned.
         """
+        assert self._shared.loaded is not None
         slots = variables.count_slots(self._fit.model)
         progress.check_slots(self.saved, slots, directory)
-        kept = self._kept()  # raises before anything is assigned
+        saved, now = self._shared.loaded.variables, self._variables()
+        if len(now) < len(saved):  # a validation had made metrics
+            # A variable is made by all workers at once: all see what they share.
+            self._fit.build_test(self._data.any_iterator())
+            now = self._variables()
+        variables.check(saved, variables.looks(now))
         handler.restore_variables()
-        self._restore_own_variables(kept)
-
-    def restore_own_variables(self) -> None:
-        """Metrics, seeds and Python values of this worker."""
-        self._restore_own_variables(self._kept())
+        if (own := self.own) is not None:
+            if own.variables is not None:
+                variables.write(now, own.variables, own.values)
+            self._attributes.restore(own.attributes)
 
     def restore_callbacks(self, *, extends: bool) -> None:
         """The other callbacks and their files.
@@ -143,25 +157,15 @@ class FitState:
         """
         assert self._shared.loaded is not None
         self._fit.settle()
-        self._others.restore(self._shared.loaded.callbacks, extends=extends)
+        others, remembered = self._others.callbacks, self._shared.loaded.callbacks
+        state.restore(others, remembered, extends=extends)
         if self.own is not None:
-            self._others.restore_files(self.own.files, extends=extends)
+            state.restore_files(others, self.own.files, extends=extends)
+
+    def _variables(self) -> list[tuple[str, Any]]:
+        return variables.of_worker(self._fit, self.checkpoint)
 
     def restore_random(self) -> None:
         """The random generators of this process."""
         if self.own is not None:
             snapshot.set_random(self.own.random)
-
-    def _kept(self) -> list[Any]:
-        """The variables that this worker's state is of."""
-        if self.own is None:
-            return []
-        iterator = self._data.any_iterator()
-        return variables.matching(
-            self._fit, self.checkpoint, self.own.variables, iterator
-        )
-
-    def _restore_own_variables(self, kept: list[Any]) -> None:
-        if self.own is not None:
-            variables.write(kept, self.own.variables, self.own.values)
-            self._attributes.restore(self.own.attributes)

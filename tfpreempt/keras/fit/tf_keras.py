@@ -15,9 +15,11 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.data.sequence import dataset_like
+from tfpreempt.keras.fit.once import instead_once
 
 log = logging.getLogger(__name__)
 
+_COUNTERS = "_maybe_load_initial_counters_from_ckpt"
 _ARRAYS = (
     "TensorLikeDataAdapter",
     "GenericArrayLikeDataAdapter",
@@ -35,6 +37,8 @@ class TfKerasFit:
     """
 
     line = "tf_keras"
+    cuts_last_step = True
+    reads_early = False
 
     def __init__(self, model: Any, names: Mapping[str, Any]) -> None:
         self.model = model
@@ -42,15 +46,17 @@ class TfKerasFit:
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
         self.validation_data = names["validation_data"]
+        self.keeps_iterator = not self.adapter.should_recreate_iterator()
+        # If not, one is made and thrown away.
+        self.first_iterator = 1 if self.keeps_iterator else 2
+        self.sequence: Any = getattr(self.adapter, "_keras_sequence", None)
+        self.shuffles_sequence = bool(getattr(self.adapter, "_shuffle_sequence", False))
+        self.workers = 1 if names["use_multiprocessing"] else int(names["workers"])
         self._names = names
 
-    @property
-    def dataset(self) -> Any:
-        return self.loop._dataset
-
-    @dataset.setter
-    def dataset(self, value: Any) -> None:
-        self.loop._dataset = value
+    def replace_dataset(self, dataset: Any) -> Any:
+        before, self.loop._dataset = self.loop._dataset, dataset
+        return before
 
     @property
     def steps_per_execution(self) -> int:
@@ -60,18 +66,6 @@ class TfKerasFit:
     def steps(self) -> int | None:
         steps = self.loop.inferred_steps
         return None if steps is None else int(steps)
-
-    @property
-    def epoch_limit(self) -> int | None:
-        return self.steps
-
-    @property
-    def keeps_iterator(self) -> bool:
-        return not self.adapter.should_recreate_iterator()
-
-    @property
-    def first_iterator(self) -> int:
-        return 1 if self.keeps_iterator else 2  # one is made and thrown away
 
     @property
     def array_way(self) -> str | None:
@@ -102,25 +96,8 @@ class TfKerasFit:
         return self._distribute(rest.get_dataset())
 
     @property
-    def sequence(self) -> Any:
-        return getattr(self.adapter, "_keras_sequence", None)
-
-    @property
     def sequence_length(self) -> int | None:
         return len(self.sequence)
-
-    @property
-    def shuffles_sequence(self) -> bool:
-        return bool(self.adapter._shuffle_sequence)
-
-    @property
-    def reads_early(self) -> bool:
-        return False
-
-    @property
-    def workers(self) -> int:
-        is_threaded = not self._names["use_multiprocessing"]
-        return int(self._names["workers"]) if is_threaded else 1
 
     def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
         return self._distribute(dataset_like(self.adapter.get_dataset(), rest))
@@ -178,11 +155,7 @@ class TfKerasFit:
         }
 
     def start_at(self, epoch: int, batch: int, loop_state: Mapping[str, Any]) -> None:
-        def counters(steps_per_epoch: Any, initial_epoch: Any) -> tuple[int, int]:
-            del self.model._maybe_load_initial_counters_from_ckpt  # asked once
-            return epoch, batch
-
-        self.model._maybe_load_initial_counters_from_ckpt = counters
+        instead_once(self.model, _COUNTERS, lambda *_: (epoch, batch))
         if loop_state:
             self.loop._inferred_steps = loop_state["inferred_steps"]
             self.loop._insufficient_data = loop_state["insufficient_data"]
@@ -193,11 +166,15 @@ class TfKerasFit:
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
         return False  # it refuses an epoch without a step
 
+    def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
+        name = "_validate_and_get_metrics_result"
+        instead_once(self.model, name, lambda _: dict(logs))
+
     def forget_answer(self) -> None:
         self.loop._current_step -= self.steps_per_execution
 
     def ends(self) -> None:
-        self.model.__dict__.pop("_maybe_load_initial_counters_from_ckpt", None)
+        self.model.__dict__.pop(_COUNTERS, None)
 
     def build(self, iterator: Any, train_function: Any) -> None:
         if hasattr(train_function, "get_concrete_function"):
@@ -220,7 +197,7 @@ class TfKerasFit:
         except Exception as error:  # noqa: BLE001 - what is missing will be named
             log.info("tfpreempt: the test step cannot be traced: %s", error)
 
-    def per_replica(self) -> list[Any]:
+    def metrics_variables(self) -> list[Any]:
         return [v for metric in self.model.metrics for v in metric.variables]
 
     def settle(self) -> None:

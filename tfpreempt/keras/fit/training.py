@@ -10,6 +10,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.handler.step_errors import END_OF_DATA
+from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.callbacks.others import OtherCallbacks
 from tfpreempt.keras.callbacks.state import CallbackStates
 from tfpreempt.keras.data.position import Position
@@ -18,7 +19,7 @@ from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit import earlier_fits, phases, progress, snapshot, variables
 from tfpreempt.keras.fit.counter import BatchCounter
 from tfpreempt.keras.fit.fit_handler import FitHandler
-from tfpreempt.keras.fit.lookup import find
+from tfpreempt.keras.fit.lookup import epoch_logs, find
 from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.fit.phases import Event, Phase
 from tfpreempt.keras.fit.plan import Plan, make_plan
@@ -108,7 +109,7 @@ class Training:
         if problem := validation_problem(self.fit.validation_data):
             log.warning("tfpreempt: %s.", problem)
         if self._phase is Phase.SKIP and files is not None:
-            self._others.restore_files(files)
+            state.restore_files(self._others.callbacks, files)
         if self._phase is Phase.EXTEND:
             self._others.silence()  # until the end of the last epoch is restored
         if self._phase.restores:
@@ -140,7 +141,8 @@ class Training:
             # A callback has called make_train_function(), after unfreezing layers, say.
             self.function.inner = made
             fit.model.train_function = self.function
-        self._counter.epoch_begins(epoch, fit.steps_per_execution, fit.epoch_limit)
+        limit = fit.steps if fit.cuts_last_step else None
+        self._counter.epoch_begins(epoch, fit.steps_per_execution, limit)
         fit.epoch_begins()
         self._data.epoch_begins()
         self.function.stop_at = 0  # the next step asks what is due
@@ -180,7 +182,7 @@ class Training:
         beginning = self._phase
         if beginning is Phase.START:
             self._begin_iterator(iterator)
-        self._others.try_to_save()
+        state.capture(self._others.callbacks)  # raises now rather than in a save
         if beginning is not Phase.START or self._plan.number > 1:
             # Also a save before the first step must hold what the fits before left.
             self._state.build(iterator, self.function.inner)
@@ -225,13 +227,13 @@ class Training:
         self._state.restore_callbacks(extends=extends)
 
     def _repeat_last_step(self, iterator: Any, saved: Progress) -> Any:
-        """The epoch's last step was trained: Keras gets its result and the metrics, and
-        the rest follows where it was captured, in `validation_begins`."""
+        """The epoch's last step was trained: Keras gets the logs of the epoch, and the
+        rest follows where it was captured, in `validation_begins`."""
         # It is not run again, but counts.
         self._go_to(iterator, saved.batch + self._counter.steps_per_execution)
-        self._state.restore_own_variables()
         self._others.silence()
         self.fit.model.stop_training = saved.stopped
+        self.fit.ends_epoch_as(saved.logs)
         return dict(saved.logs)
 
     def _begin_epoch_anew(self) -> None:
@@ -279,7 +281,7 @@ class Training:
             self._catch_up()
             self._others.wake("on_test_begin")
         shared = self._state.take_shared(self._progress("validation"))
-        self._before_validation = shared, self._state.take_own(None)
+        self._before_validation = shared, self._state.take_own(None, is_validated=True)
         self._enter(Event.VALIDATION)
         self.handler.boundary()
 
@@ -362,7 +364,7 @@ class Training:
             return own
         if self._phase is not Phase.VALIDATING or self._before_validation is None:
             return self._state.take_own(self._position())
-        files = self._others.capture_files()
+        files = state.capture_files(self._others.callbacks)
         held = self._before_validation[1]
         return dataclasses.replace(held, files=files, position=self._position())
 
@@ -376,12 +378,9 @@ class Training:
         counter, model = self._counter, self.fit.model
         epoch, batch = counter.epoch, counter.epoch_batches
         stopped = bool(model.stop_training)
-        logs: Mapping[str, Any] = {}
-        if stage == "validation" or batch:
-            newest = self.function.logs or {}
-            logs = {name: earlier_fits.plain(each) for name, each in newest.items()}
+        logs: Mapping[str, Any] = (self.function.logs if batch else None) or {}
         if stage == "validation":
-            batch = counter.last_step
+            batch, logs = counter.last_step, epoch_logs(model)
         elif stage == "complete":
             epoch, batch = epoch + 1, 0
             stopped = epoch < self._epochs
@@ -394,7 +393,7 @@ class Training:
             is_untrained=self._member.step == 0,
             stopped=stopped,
             loop=self.fit.loop_state(),
-            logs=logs,
+            logs={name: earlier_fits.plain(each) for name, each in logs.items()},
             histories=self._plan.histories,
             made_of={**progress.made_of(self.fit), "slots": slots},
         )

@@ -1,8 +1,9 @@
-"""Variables that a tf.train.Checkpoint of the model does not hold, or not exactly.
+"""The variables of a model under `fit` that are not the same on all workers.
 
-Metrics are summed over replicas when they are read, and a restored sum does not go on
-bit for bit, so each worker keeps the parts of its own replicas. Seed generators are
-kept in the same way.
+Weights and the optimizer are in the tf.train.Checkpoint; metrics and seed generators
+are in each worker's part of the commit, as for every loop (`per_replica.py` of
+checkpoint/). What they look like is compared here, before anything is assigned. A
+validation changes them, and is repeated: then they are kept as it found them.
 """
 
 from __future__ import annotations
@@ -33,90 +34,57 @@ def count_slots(model: Any) -> int:
     return len(slots() if callable(slots) else slots)
 
 
-def uncovered(fit: Fit, checkpoint: Any) -> list[Any]:
-    """The variables to keep apart, in a fixed order.
+def of_worker(fit: Fit, checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
+    """Name and variable of metrics and seed generators, in a fixed order.
 
     Args:
-        fit: knows what replicas differ in; all of the model's variables exist.
+        fit: knows the model's metrics; all of them are made.
         checkpoint: what a save writes otherwise.
     """
+    metrics = [(_name(each), each) for each in fit.metrics_variables()]
     seen: set[int] = set()
-    kept = []
-    for variable in [*fit.per_replica(), *attach(checkpoint).own]:
+    found = []
+    for name, variable in [*metrics, *attach(checkpoint).own]:
         parts = {id(part) for part in local_parts(variable)}
         if parts and not parts & seen:
             seen |= parts
-            kept.append(variable)
-    return kept
+            found.append((name, variable))
+    return found
 
 
-def matching(fit: Fit, checkpoint: Any, header: Any, iterator: Any) -> list[Any]:
-    """The variables that a header is of.
-
-    Args:
-        fit: knows the model's variables.
-        checkpoint: what a save writes otherwise.
-        header: of a checkpoint.
-        iterator: of the training data; a test step may have to be built.
-
-    Raises:
-        CheckpointMismatchError: there are others.
-    """
-    kept = uncovered(fit, checkpoint)
-    if len(kept) < len(header):  # metrics that a validation had made
-        fit.build_test(iterator)
-        kept = uncovered(fit, checkpoint)
-    check(kept, header)
-    return kept
+def looks(variables: Sequence[tuple[str, Any]]) -> list[str]:
+    """What they look like, one by one; equal on all workers."""
+    found = []
+    for name, variable in variables:
+        parts = local_parts(variable)
+        dtype, shape = tf.as_dtype(variable.dtype).name, parts[0].shape.as_list()
+        found.append(f"{name} {dtype}{shape or ''} x {len(parts)}")
+    return found
 
 
-def read(variables: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
-    """The values of all local replicas; see `per_replica.read`."""
-    return per_replica.read((_name(variable), variable) for variable in variables)
-
-
-def write(variables: Sequence[Any], header: Any, parts: Sequence[bytes]) -> None:
-    """Assigns what `read` gave, to variables that `check` has let pass."""
+def write(
+    variables: Sequence[tuple[str, Any]], header: Any, parts: Sequence[bytes]
+) -> None:
+    """Assigns what `per_replica.read` gave of the same variables."""
     values = per_replica.arrays_of(header, parts)
-    for variable, arrays in zip(variables, values, strict=True):
+    for (_, variable), arrays in zip(variables, values, strict=True):
         per_replica.assign(variable, arrays)
 
 
-def check(variables: Sequence[Any], header: Any) -> None:
-    """Compares variables with a header that `read` gave.
+def check(saved: Sequence[str], now: Sequence[str]) -> None:
+    """Compares what `looks` gave.
 
     Raises:
         CheckpointMismatchError: it is of others.
     """
-    if any("path" not in entry for entry in header):
+    if list(saved) != list(now):
         raise errors.CheckpointMismatchError(
-            "The checkpoint is of an earlier tfpreempt, which kept the metrics and "
-            "seeds of a fit in another order. Finish that run with the version that "
-            "began it, or begin anew in another checkpoint directory; the weights can "
-            "be restored with tf.train.Checkpoint."
+            "The metrics, seed generators or optimizer variables are others than in "
+            f"the checkpoint. In the model: {', '.join(now)}. In the checkpoint: "
+            f"{', '.join(saved)}. Compile the model as the interrupted run did "
+            "(metrics, loss, optimizer, replicas on a worker), or use another "
+            "checkpoint directory."
         )
-    now = [
-        (tf.as_dtype(v.dtype).name, [tuple(p.shape.as_list()) for p in local_parts(v)])
-        for v in variables
-    ]
-    saved = [(entry["dtype"], [tuple(s) for s in entry["shapes"]]) for entry in header]
-    if now == saved:
-        return
-    names = [_name(variable) for variable in variables]
-    raise errors.CheckpointMismatchError(
-        "The metrics, seed generators or optimizer variables are others than in the "
-        f"checkpoint. In the model: {_listed(names, now)}. In the checkpoint: "
-        f"{_listed([entry['path'] for entry in header], saved)}. Compile the model "
-        "as the interrupted run did (metrics, loss, optimizer, replicas on a worker), "
-        "or use another checkpoint directory."
-    )
-
-
-def _listed(names: Sequence[str], kinds: Sequence[Any]) -> str:
-    return ", ".join(
-        f"{name} {dtype}{list(shapes[0]) if shapes else ''} x {len(shapes)}"
-        for name, (dtype, shapes) in zip(names, kinds, strict=True)
-    )
 
 
 def _name(variable: Any) -> str:
