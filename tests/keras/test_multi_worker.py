@@ -53,7 +53,7 @@ def trainer() -> Iterator[Any]:
 
     before = functions(trainer)
     yield trainer
-    multi_worker.MultiWorkerPatch(is_first=True).remove()
+    multi_worker.MultiWorkerPatch().remove()
     assert functions(trainer) == before
 
 
@@ -86,15 +86,6 @@ def test_twice_is_once_and_removal_restores(trainer: Any) -> None:
     patch.remove()
     assert functions(trainer) == before
     assert not patch.is_active
-
-
-def test_a_block_takes_back_what_it_brought(trainer: Any) -> None:
-    before = functions(trainer)
-    with enable_multi_worker() as outer:
-        with enable_multi_worker():
-            pass
-        assert outer.is_active
-    assert functions(trainer) == before
 
 
 def test_an_untested_version_is_refused(
@@ -136,11 +127,10 @@ def test_a_patch_from_before_is_wrapped_and_put_back(
 
     with monkeypatch.context() as patching:
         patching.setattr(trainer, "reduce_per_replica", theirs)
-        with enable_multi_worker():
-            strategy = tf.distribute.get_strategy()
-            assert trainer.reduce_per_replica({"loss": 1}, strategy, "auto") == {
-                "loss": 1
-            }
+        patch = enable_multi_worker()
+        strategy = tf.distribute.get_strategy()
+        assert trainer.reduce_per_replica({"loss": 1}, strategy, "auto") == {"loss": 1}
+        patch.remove()
         assert calls == ["auto"]
         assert trainer.reduce_per_replica is theirs
 
@@ -187,10 +177,12 @@ def test_without_workers_keras_is_asked(
     with monkeypatch.context() as patching:
         for name in ("_maybe_symbolic_build", "_make_function"):
             patching.setattr(of_class, name, spied(name, getattr(of_class, name)))
-        with enable_multi_worker(), tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        enable_multi_worker()
+        with tf.distribute.OneDeviceStrategy("CPU:0").scope():
             model = keras.Sequential([keras.layers.Dense(1)])
             model.compile("sgd", "mse", steps_per_execution=2)
             model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=1, verbose=0)
+        multi_worker.MultiWorkerPatch().remove()
     assert called == ["_maybe_symbolic_build", "_make_function"]
     assert int(model.optimizer.iterations) == 4
 

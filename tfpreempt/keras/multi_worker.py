@@ -23,7 +23,6 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 from tfpreempt import errors
@@ -51,14 +50,7 @@ _in_force: list[_Replacement] = []
 
 
 class MultiWorkerPatch:
-    """Takes the patch back; made by `enable_multi_worker`.
-
-    As a context manager it takes back, at the end of the block, what that call brought:
-    nothing if the patch was in force before.
-    """
-
-    def __init__(self, *, is_first: bool) -> None:
-        self._is_first = is_first
+    """Takes the patch back; made by `enable_multi_worker`."""
 
     @property
     def is_active(self) -> bool:
@@ -74,18 +66,6 @@ class MultiWorkerPatch:
         """
         while _in_force:
             _put_back(_in_force.pop())
-
-    def __enter__(self) -> MultiWorkerPatch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._is_first:
-            self.remove()
 
 
 def enable_multi_worker() -> MultiWorkerPatch:
@@ -120,14 +100,13 @@ def enable_multi_worker() -> MultiWorkerPatch:
 
     _check_backend(keras.backend.backend())
     _check_version(keras.__version__)
-    is_first = not _in_force
-    if is_first:
+    if not _in_force:
         from keras.src.backend.tensorflow import trainer
 
         _replace(trainer.TensorFlowTrainer, "_maybe_symbolic_build", _building)
         _replace(trainer.TensorFlowTrainer, "_make_function", _stepping)
         _replace(trainer, "reduce_per_replica", _reducing)
-    return MultiWorkerPatch(is_first=is_first)
+    return MultiWorkerPatch()
 
 
 def _check_backend(backend: str) -> None:

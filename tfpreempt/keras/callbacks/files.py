@@ -28,7 +28,7 @@ def capture(logger: Any) -> tuple[dict[str, Any], bytes | None]:
         What it remembers, and the text of its file; None if that has been deleted.
 
     Raises:
-        OSError: the file cannot be read.
+        tf.errors.OpError: the file cannot be read.
     """
     has_writer = logger.writer is not None
     state = {
@@ -56,7 +56,7 @@ def restore(
         extends: the state is that of the end of a fit, and more epochs follow.
 
     Raises:
-        OSError: the file cannot be written.
+        tf.errors.OpError: the file cannot be written.
     """
     if text is None:
         return
@@ -94,12 +94,6 @@ def _reopened(handle: Any, path: str, has_rows: bool) -> Any:
 
 
 def _read(path: str) -> bytes | None:
-    if not _is_remote(path):
-        try:
-            with open(path, "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
     from tensorflow.io import gfile
 
     if not gfile.exists(path):
@@ -109,17 +103,9 @@ def _read(path: str) -> bytes | None:
 
 
 def _write(path: str, text: bytes) -> None:
-    if not _is_remote(path):
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(text)
-        return
     from tensorflow.io import gfile
 
+    if directory := os.path.dirname(path):
+        gfile.makedirs(directory)
     with gfile.GFile(path, "wb") as file:
         file.write(text)
-
-
-def _is_remote(path: str) -> bool:
-    """Whether only TensorFlow can open it."""
-    return "://" in path

@@ -89,7 +89,7 @@ def capture_files(callbacks: Sequence[Any]) -> CallbackStates:
     back.
 
     Raises:
-        OSError: a file cannot be read.
+        tf.errors.OpError: a file cannot be read.
     """
     arrays: list[bytes] = []
     header = {}
@@ -108,7 +108,7 @@ def restore_files(
     """Writes the files back; see `restore`.
 
     Raises:
-        OSError: a file cannot be written.
+        tf.errors.OpError: a file cannot be written.
     """
     for callback, entry in _matched(callbacks, states.header, files.is_log):
         state = decode(entry["log"], states.arrays)
