@@ -12,12 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.cli.run.cluster import (
-    GivenTask,
-    claimed_ports,
-    make_tf_config,
-    read_given_task,
-)
+from tfpreempt.cli.run.cluster import claimed_ports, make_tf_config
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Limits
 from tfpreempt.errors import ConfigurationError
@@ -28,34 +23,6 @@ def test_tf_config_of_a_worker() -> None:
         "cluster": {"worker": ["127.0.0.1:1001", "127.0.0.1:1002"]},
         "task": {"type": "worker", "index": 1},
     }
-
-
-@pytest.mark.parametrize("environment", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": " "}])
-def test_no_task_is_given(environment: dict[str, str]) -> None:
-    assert read_given_task(environment) is None
-
-
-def test_a_task_is_given() -> None:
-    given = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "chief", "index": 0}}'
-    task = read_given_task({"TF_CONFIG": given})
-    assert task == GivenTask(type="chief", index=0)
-    assert task.label == "chief-0"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        "{}",
-        '{"task": {"index": "x"}}',
-        "3",
-        '{"task": [0]}',
-    ],
-)
-def test_a_tf_config_without_a_task_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="TF_CONFIG is set to"):
-        read_given_task({"TF_CONFIG": text})
 
 
 def test_a_claimed_port_is_free_and_no_other_supervisor_s() -> None:
@@ -82,7 +49,7 @@ def test_ports_lie_below_those_of_outgoing_connections() -> None:
         assert low <= 11_000 or max(ports) < low
 
 
-def make_options(task: GivenTask | None) -> RunOptions:
+def make_options(task: str | None) -> RunOptions:
     return RunOptions(
         command=("true",),
         workers=1,
@@ -116,7 +83,7 @@ def test_what_a_local_worker_is_told() -> None:
 
 
 def test_what_the_worker_of_a_real_cluster_is_told() -> None:
-    options = make_options(GivenTask(type="worker", index=3))
+    options = make_options("worker-3")
     told = options.worker_environment(0, "ab-2", 2, ())
     assert told["TF_CONFIG"] == "given"
     assert "TFPREEMPT_INCARNATION" not in told

@@ -19,8 +19,7 @@ from tfpreempt.cli.notify.server import (
     RehearsalAws,
     RehearsalAzure,
     RehearsalGce,
-    is_heard,
-    tell,
+    control,
 )
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.aws import AwsWatch
@@ -128,7 +127,7 @@ def test_every_topic_is_held_until_its_client_has_asked(
             f"the job was told {topic}",
             f"{served.url} is quiet again",
         ]
-        assert not is_heard(served.url)
+        assert control(served.url) == "0"
 
 
 @pytest.mark.parametrize("server", [RehearsalGce, RehearsalAws, RehearsalAzure])
@@ -148,13 +147,13 @@ def test_what_nobody_has_asked_for_was_not_told(
 def test_an_answer_without_the_notice_does_not_count() -> None:
     with RehearsalGce() as served:
         session = MetadataSession(served.url)
-        tell(served.url, "maintenance-event", is_up=True)
+        control(served.url, topic="maintenance-event", is_up=1)
         headers = {"Metadata-Flavor": "Google"}
         session.request("/computeMetadata/v1/instance/preempted", headers=headers)
-        assert not is_heard(served.url)
+        assert control(served.url) == "0"
         path = "/computeMetadata/v1/instance/?recursive=true"
         session.request(path, headers=headers)
-        assert is_heard(served.url)
+        assert control(served.url) == "1"
         session.close()
 
 

@@ -102,24 +102,51 @@ def _place(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster:
     )
 
 
-def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
-    """Reads who the workers are from TF_CONFIG; one process alone where it is not set.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GivenTask:
+    """What a TF_CONFIG says.
+
+    Attributes:
+        type: of this process, such as "worker".
+        index: among the tasks of its type.
+        jobs: the addresses of each job's tasks.
+    """
+
+    type: str
+    index: int
+    jobs: Mapping[str, list[str]]
+
+
+def given_task(environment: Mapping[str, str]) -> GivenTask | None:
+    """Reads TF_CONFIG; None where it is not set.
 
     Raises:
-        ConfigurationError: TF_CONFIG is no cluster that this package can serve.
+        ConfigurationError: no task can be read from it.
     """
     text = environment.get("TF_CONFIG", "").strip()
     if not text:
-        return LOCAL
+        return None
     try:
         config = json.loads(text)
-        jobs = {job: list(tasks) for job, tasks in config.get("cluster", {}).items()}
         task = config.get("task", {})
-        task_type, task_id = task.get("type", "worker"), int(task.get("index", 0))
+        return GivenTask(
+            type=str(task.get("type", "worker")),
+            index=int(task.get("index", 0)),
+            jobs={job: list(at) for job, at in config.get("cluster", {}).items()},
+        )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(
             f"TF_CONFIG is set to {text!r}, from which no task can be read. Expected "
             'JSON such as {"cluster": {"worker": ["host:port"]}, "task": {"type": '
             '"worker", "index": 0}}. Correct it, or unset it.'
         ) from error
-    return _place(jobs, task_type, task_id)
+
+
+def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
+    """Reads who the workers are from TF_CONFIG; one process alone where it is not set.
+
+    Raises:
+        ConfigurationError: TF_CONFIG is no cluster that this package can serve.
+    """
+    task = given_task(environment)
+    return LOCAL if task is None else _place(task.jobs, task.type, task.index)

@@ -240,10 +240,10 @@ def _serve(cloud: str, port: int) -> int:
 
 def _give_metadata(url: str, topic: str | None, hold: float | None) -> int:
     """Has a server of `--serve` give a notice, and take it back."""
-    from tfpreempt.cli.notify.server import is_heard, tell
+    from tfpreempt.cli.notify.server import control
 
     with held_signals(*ENDS) as wait:
-        said = tell(url, topic, is_up=True)
+        said = control(url, topic=topic, is_up=1)
         if hold == 0:
             click.echo(f"{url} says {said}; it says so to the restarted job too")
             return 0
@@ -253,7 +253,7 @@ def _give_metadata(url: str, topic: str | None, hold: float | None) -> int:
         def wait_heard() -> signal.Signals | None:
             """Until somebody was told, so that a client which polls cannot miss it."""
             deadline = time.monotonic() + _ASK_SECONDS
-            while not is_heard(url):
+            while control(url) != "1":
                 if time.monotonic() >= deadline:
                     raise ConfigurationError(
                         f"nobody has asked {url} for {said} within {_ASK_SECONDS:g} s. "
@@ -267,7 +267,7 @@ def _give_metadata(url: str, topic: str | None, hold: float | None) -> int:
 
         return _take_back_after(
             wait_heard if hold is None else lambda: wait(hold),
-            lambda: tell(url, topic, is_up=False),
+            lambda: control(url, topic=topic, is_up=0),
             f"{url} is quiet again",
         )
 

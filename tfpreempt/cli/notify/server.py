@@ -169,34 +169,23 @@ SERVERS: Mapping[str, type[Rehearsal]] = {
 }
 
 
-def tell(url: str, topic: str | None, *, is_up: bool) -> str:
-    """Has a server of another process say a notice, or take it back.
+def control(url: str, **fields: object) -> str:
+    """Talks to a server of another process.
 
     Args:
         url: where it listens, as it has printed it.
-        topic: one of its topics; None for the usual one.
-        is_up: whether the notice comes or goes.
+        **fields: `is_up`, 1 or 0, has it say a notice or take it back, `topic` which
+            one; without any it is asked whether an answer has carried what is up.
 
     Returns:
-        The topic.
+        The topic, or "1" or "0".
 
     Raises:
         ConfigurationError: nothing listens there, or it does not obey.
     """
-    fields = {"is_up": int(is_up), **({"topic": topic} if topic else {})}
-    return _control(url, f"{_CONTROL}?{urlencode(fields)}", "POST")
-
-
-def is_heard(url: str) -> bool:
-    """Whether an answer of such a server has carried the notice that is up.
-
-    Raises:
-        ConfigurationError: as `tell`.
-    """
-    return _control(url, _CONTROL, "GET") == "1"
-
-
-def _control(url: str, target: str, method: str) -> str:
+    method = "POST" if fields else "GET"
+    told = {name: value for name, value in fields.items() if value is not None}
+    target = f"{_CONTROL}?{urlencode(told)}"
     session = MetadataSession(checked_base_url(url, "--metadata"))
     try:
         answer = session.request(target, method=method)

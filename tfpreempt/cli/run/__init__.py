@@ -1,6 +1,6 @@
 """`tfpreempt run`: training under supervision, through preemptions.
 
-cluster     who the workers are: a local cluster's ports and TF_CONFIG, or those given
+cluster     the cluster of the workers of one machine: free ports, and TF_CONFIG
 command     the options on the command line, read and checked
 console     what goes to the console, by threads that hold up nobody else
 guard       ends the workers that a supervisor leaves behind when it is killed itself

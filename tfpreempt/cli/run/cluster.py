@@ -1,13 +1,12 @@
-"""Who the workers are: a local cluster's ports and TF_CONFIG, or those given."""
+"""The cluster of the workers of one machine: free ports, and TF_CONFIG."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import random
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfpreempt.errors import ConfigurationError
@@ -16,45 +15,6 @@ _HOST = "127.0.0.1"
 _LOWEST_PORT = 10_000
 _TRIES = 1_000
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GivenTask:
-    """The task that a TF_CONFIG gives to a process.
-
-    Attributes:
-        type: such as "worker".
-        index: among the tasks of its type.
-    """
-
-    type: str
-    index: int
-
-    @property
-    def label(self) -> str:
-        """Names the task's files, which may lie beside those of other machines."""
-        return f"{self.type}-{self.index}"
-
-
-def read_given_task(environment: Mapping[str, str]) -> GivenTask | None:
-    """The task that the environment's TF_CONFIG names; None where it is not set.
-
-    Raises:
-        ConfigurationError: TF_CONFIG is set to something that is no cluster task.
-    """
-    text = environment.get("TF_CONFIG", "").strip()
-    if not text:
-        return None
-    try:
-        task = json.loads(text)["task"]
-        return GivenTask(type=str(task.get("type", "worker")), index=int(task["index"]))
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ConfigurationError(
-            f"TF_CONFIG is set to {text!r}, from which no task can be read. Expected "
-            'JSON such as {"cluster": {"worker": ["host:port"]}, "task": {"type": '
-            '"worker", "index": 0}}. Correct it, or unset it to have `tfpreempt run` '
-            "make a local cluster."
-        ) from error
 
 
 def make_tf_config(ports: Sequence[int], index: int) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from tfpreempt.cli.run.cluster import read_given_task
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Limits
 from tfpreempt.cli.run.supervisor import supervise
 from tfpreempt.cli.sizes import Size
+from tfpreempt.core.cluster import given_task
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths
@@ -141,17 +141,17 @@ def run(
                 raise ConfigurationError(
                     f"--{option} {value} is not a finite number of seconds."
                 )
-        task = read_given_task(os.environ)
+        given = given_task(os.environ)
+        task = f"{given.type}-{given.index}" if given else None
         if task is not None and workers not in (None, 1):
             raise ConfigurationError(
                 f"--workers {workers} was given, and TF_CONFIG is set (task "
-                f"{task.label}). With TF_CONFIG each machine's supervisor has one "
+                f"{task}). With TF_CONFIG each machine's supervisor has one "
                 "worker: leave --workers out, or unset TF_CONFIG to have a local "
                 "cluster made."
             )
         _check_command(command)
-        given = checkpoint_dir
-        directory = None if given is None else _make_directory(given)
+        directory = _make_directory(checkpoint_dir)
         is_local = directory is not None and not paths.is_url(directory)
         if is_local and limits["max_idle_preemptions"] is None:
             limits["max_idle_preemptions"] = _MAX_IDLE_PREEMPTIONS
@@ -211,9 +211,9 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
     return given
 
 
-def _make_directory(given: str) -> str:
+def _make_directory(given: str | None) -> str | None:
     """Makes a local one; what a URL is good for, TensorFlow says in the workers."""
-    if paths.is_url(given):
+    if given is None or paths.is_url(given):
         return given
     path = Path(given).absolute()
     paths.check_text(str(path))

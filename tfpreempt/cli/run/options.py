@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfpreempt.cli.run.cluster import GivenTask, make_tf_config
+from tfpreempt.cli.run.cluster import make_tf_config
 from tfpreempt.cli.run.policy import Limits
 
 
@@ -24,7 +24,8 @@ class RunOptions:
         log_size: bytes of a log file, after which the next one begins.
         log_files: how many of a worker's are kept.
         journal_dir: for the supervisor's own record.
-        task: this machine's task where TF_CONFIG was given; then workers is 1.
+        task: where TF_CONFIG was given what this machine's task is called, such as
+            "worker-3"; then workers is 1.
         has_echo: whether worker 0's output is copied to the console.
         environment: what the workers inherit.
     """
@@ -38,18 +39,18 @@ class RunOptions:
     log_size: int
     log_files: int
     journal_dir: Path
-    task: GivenTask | None
+    task: str | None
     has_echo: bool
     environment: Mapping[str, str]
 
     def label(self, worker: int) -> str:
         """What a worker is called in files and on the console."""
-        return self.task.label if self.task else f"worker-{worker}"
+        return self.task or f"worker-{worker}"
 
     @property
     def journal_path(self) -> Path:
         """The supervisor's record; those of other machines may lie beside it."""
-        suffix = f"-{self.task.label}" if self.task else ""
+        suffix = f"-{self.task}" if self.task else ""
         return self.journal_dir / f"supervisor{suffix}.jsonl"
 
     def worker_environment(
