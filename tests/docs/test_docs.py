@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 import tfpreempt
-from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
 from tfpreempt.platforms.detect import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tfpreempt"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 # A room is a folder; its `__init__` says what its files do.
 ROOMS = sorted({path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE})
 
@@ -33,17 +31,6 @@ def test_a_room_names_its_files(room: Path) -> None:
     files = {path.stem for path in room.glob("*.py")} - {"__init__"}
     folders = {f"{path.parent.name}/" for path in room.glob("*/__init__.py")}
     assert named == files | folders
-
-
-def test_the_table_names_every_state() -> None:
-    states = {state.name for role in (Watch, Main) for state in role}
-    assert states - set(re.findall(r"`([A-Z]+)`", ARCHITECTURE)) == set()
-
-
-def test_the_keys_and_their_values_are_named() -> None:
-    words = {each.value for kind in (Key, NoticeKind, CommitKind) for each in kind}
-    named = set(re.findall(r"`(\w+)(?:/<i>)?`", ARCHITECTURE))
-    assert words - named == set()
 
 
 def test_decisions_are_numbered_in_a_row() -> None:

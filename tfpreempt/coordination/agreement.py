@@ -4,7 +4,7 @@ One `State` per worker; `step(settings, state, event)` returns the next state an
 to do. There is no I/O, no clock, no thread and no TensorFlow here, so that an
 exhaustive search can drive this very table (tests/cluster does, with crashes, false
 suspicion, late and double notices). The rules, and why each is as it is:
-docs/architecture.md. Change a rule only together with the search.
+docs/agreement.md. Change a rule only together with the search.
 """
 
 # ruff: noqa: D103 - a row is named for its event, which has the docstring

@@ -1,0 +1,201 @@
+"""Draws the state diagrams of docs/agreement.md from the agreement's table.
+
+    python -m tests.docs.diagrams       writes them into the page
+
+One worker of two is walked through all that the table lets it do, whatever the store
+and the other worker answer: `tests/cluster` searches what real clusters do, here every
+answer is taken for possible. An arrow is a change of a role's state, with the events
+that cause it. An event that leads to one state from four or more is a line of text
+below instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfpreempt.coordination import agreement
+from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.events import Action, Key, Main, State, Watch
+
+PAGE = Path(__file__).parents[2] / "docs/agreement.md"
+ROLES: dict[str, type[Watch] | type[Main]] = {"watch": Watch, "main": Main}
+MANY = 4
+
+SETTINGS = (
+    ev.Settings(worker=0, world=2, saves_alone=True),
+    ev.Settings(worker=0, world=2, saves_alone=False),
+    ev.Settings(worker=1, world=2),
+)
+# What the keys may hold, as far as it matters to the table. Main stands at boundary 1.
+COUNTS = (ev.Count(1, final=True), ev.Tombstone())
+DECISIONS = tuple(ev.Decided(boundary) for boundary in (1, 2, None))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrow:
+    """A change of one role's state."""
+
+    role: str
+    source: str
+    target: str
+    event: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """A worker on its way: what it knows and what it has asked for."""
+
+    state: State
+    asked: frozenset[Action]
+    is_flagged: bool = False
+
+
+def arrows() -> set[Arrow]:
+    """All of them, of both roles."""
+    found: set[Arrow] = set()
+    for settings in SETTINGS:
+        state, actions = agreement.initial(settings)
+        first = Stage(state, frozenset(actions))
+        seen, left = {first}, [first]
+        while left:
+            stage = left.pop()
+            for event, asked in events(stage):
+                after, actions = agreement.step(settings, stage.state, event)
+                found |= changes(stage.state, event, after)
+                if after.round > 1 or after.main is Main.DETACHED:
+                    continue
+                is_heard = (
+                    after.watch is not Watch.GONE and after.main is not Main.ENDED
+                )
+                following = Stage(
+                    after,
+                    asked.union(actions) if is_heard else frozenset(),
+                    stage.is_flagged or ev.RaiseFlag() in actions,
+                )
+                if following not in seen:
+                    seen.add(following)
+                    left.append(following)
+    return found
+
+
+def changes(before: State, event: ev.Event, after: State) -> set[Arrow]:
+    """The arrows of one event."""
+    word = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(event).__name__).lower()
+    pairs = {"watch": (before.watch, after.watch), "main": (before.main, after.main)}
+    return {
+        Arrow(role, source.name, target.name, word)
+        for role, (source, target) in pairs.items()
+        if source is not target
+    }
+
+
+def events(stage: Stage) -> Iterator[tuple[ev.Event, frozenset[Action]]]:
+    """What may happen next, with what is still asked for then."""
+    for action in stage.asked:
+        for event in answers(action):
+            yield event, stage.asked - {action}
+    for event in happenings(stage):
+        yield event, stage.asked
+
+
+def answers(action: Action) -> Iterator[ev.Event]:
+    """What the store may say to what the table asked."""
+    match action:
+        case ev.ReadCounter():
+            yield ev.CounterRead(1, 1)
+        case ev.Get(Key.NOTICE, round):
+            yield from (ev.NoticeRead(round, kind) for kind in ev.NoticeKind)
+        case ev.Get(Key.DECISION, round):
+            yield from (ev.DecisionRead(round, each) for each in DECISIONS)
+        case ev.Get(Key.COMMIT, round):
+            yield from (ev.CommitRead(round, kind) for kind in ev.CommitKind)
+        case ev.Gather(Key.COUNT, round, (other,)):
+            yield from (ev.CountRead(round, other, count) for count in COUNTS)
+        case ev.Gather(Key.DONE, round, (other,)):
+            yield from (ev.DoneRead(round, other, ok) for ok in (True, False))
+        case ev.Gather(Key.BYE, round, (other,)):
+            yield ev.ByeRead(round, other)
+        case ev.Insert(Key.COUNT, round, ev.Count(_, final)):
+            kind = ev.FinalCount if final else ev.OwnCount
+            yield from (kind(round, each) for each in (action.value, ev.Tombstone()))
+        case ev.Insert(Key.BYE):
+            yield ev.ByeSaid()
+
+
+def happenings(stage: Stage) -> Iterator[ev.Event]:
+    """What may happen that nobody asked for."""
+    state = stage.state
+    if state.main is Main.ENDED:
+        yield ev.NextRound()
+        return
+    if state.watch is not Watch.GONE:
+        yield ev.StoreGone()
+    match state.main:
+        case Main.TRAINING:
+            yield ev.Boundary(1, last=True)
+            if stage.is_flagged:
+                yield ev.Boundary(1)
+            yield ev.StepFailed()
+        case Main.SAVING:
+            yield from (ev.Saved(ok) for ok in (True, False))
+        case Main.COMMITTING:
+            yield from (ev.Committed(kind) for kind in ev.CommitKind)
+    if state.main in agreement.WAITS:
+        yield ev.DeadlinePassed()
+    yield ev.Detached()
+
+
+def draw(role: str, found: set[Arrow]) -> str:
+    """One role's diagram, and the lines below it."""
+    mine = [arrow for arrow in found if arrow.role == role]
+    by_event = defaultdict(list)
+    for arrow in mine:
+        by_event[arrow.event].append(arrow)
+    said = {
+        event: (sorted({a.source for a in each}), each[0].target)
+        for event, each in by_event.items()
+        if len(each) >= MANY and len({a.target for a in each}) == 1
+    }
+    labels = defaultdict(set)
+    for arrow in mine:
+        if arrow.event not in said:
+            labels[arrow.source, arrow.target].add(arrow.event)
+    order = {state.name: place for place, state in enumerate(ROLES[role])}
+    ways = sorted(labels, key=lambda way: (order[way[0]], order[way[1]]))
+    first = next(iter(ROLES[role])).name
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
+    for source, target in ways:
+        events = ", ".join(sorted(labels[source, target]))
+        lines.append(f"    {source} --> {target} : {events}")
+    lines += ["```", ""]
+    for event, (sources, target) in sorted(said.items()):
+        others = set(order) - {target}
+        where = "any other state" if others <= {*sources, "ENDED"} else _listed(sources)
+        lines.append(f"- *{event}* leads from {where} to `{target}`.")
+    return "\n".join(lines)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[:-1]) + f" and `{names[-1]}`"
+
+
+def section(role: str) -> re.Pattern[str]:
+    """Where the page has a role's diagram."""
+    begin = f"<!-- {role}: drawn by tests/docs/diagrams.py -->\n"
+    return re.compile(f"(?<={begin}).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def main() -> None:
+    text, found = PAGE.read_text(encoding="utf-8"), arrows()
+    for role in ROLES:
+        drawn = draw(role, found)
+        text = section(role).sub(f"{drawn}\n", text, count=1)
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
