@@ -33,6 +33,16 @@ def test_a_room_names_its_files(room: Path) -> None:
     assert named == files | folders
 
 
+def test_every_invariant_names_tests_that_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = page[page.index("## Invariants") : page.index("## To add")]
+    named = re.findall(r"`([\w/.]+)`", "".join(re.findall(r"\|[^|]*\|$", rows, re.M)))
+    named = [f"tests/{name}" for name in named if name != "tests/"]
+    named += re.findall(r"`(tests/[\w/.]+)`", page[page.index("## To add") :])
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_decisions_are_numbered_in_a_row() -> None:
     numbers = [int(path.name[:4]) for path in PAGES if path.parent.name == "decisions"]
     assert numbers == list(range(1, len(numbers) + 1))
