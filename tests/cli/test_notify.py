@@ -211,6 +211,14 @@ def test_options_that_would_do_nothing_are_refused(
     assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
+@pytest.mark.parametrize("option", ["--hold", "--follow"])
+@pytest.mark.parametrize("seconds", ["nan", "inf"])
+def test_seconds_that_are_no_number_are_refused(option: str, seconds: str) -> None:
+    result = notify("--file", "stop", option, seconds)
+    assert result.exit_code == 2
+    assert f"{seconds} is not a finite number of seconds" in result.output
+
+
 # --- what follows --------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ findings_view  how checkpoints look: a table for people, objects for programs
 notify/        `tfpreempt notify`: fakes a notice for a running job
 run/           `tfpreempt run`: training under supervision, through preemptions
 signals        signals that are waited for instead of handled
-sizes          sizes in bytes: as people read them, and as they write them in an option
+sizes          sizes and seconds: as people read them, and write them in an option
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Sizes in bytes: as people read them, and as they write them in an option."""
+"""Sizes and seconds: as people read them, and as they write them in an option."""
 
 from __future__ import annotations
 
+import math
 import re
+from typing import Any
 
 import click
 
@@ -38,3 +40,20 @@ class Size(click.ParamType[int]):
                 f"{value!r} is no size. Write it like 256MiB, 2G (GiB) or 1.5GB.", param
             )
         return int(float(match[1]) * unit)
+
+
+class Seconds(click.FloatRange):
+    """A finite number of seconds, 0 or more: a range alone lets NaN through."""
+
+    name = "seconds"
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a finite number of seconds.", param, ctx)
+        return seconds

@@ -18,7 +18,7 @@ from tfpreempt.cli.doctor.slurm import Requeue, ask_slurm
 from tfpreempt.cli.doctor.sources import probe_sources
 from tfpreempt.cli.doctor.storage import try_save
 from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess
-from tfpreempt.cli.sizes import Size
+from tfpreempt.cli.sizes import Seconds, Size
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.platforms.detect import VARIABLE, VARIANTS, Platform, detect_platform
 
@@ -38,7 +38,7 @@ _STYLES = {Level.OK: "green", Level.ADVICE: "yellow", Level.PROBLEM: "red"}
     f"{', '.join(VARIANTS)}.",
 )  # fmt: skip
 @click.option(
-    "--grace", type=click.FloatRange(min=0),
+    "--grace", type=Seconds(),
     help="Seconds that a notice leaves, as grace_period= of the config.",
 )  # fmt: skip
 @click.option(
@@ -70,7 +70,7 @@ def doctor(
     if as_json:
         click.echo(json.dumps(_to_json(facts, findings), default=str))
     else:
-        _show(Console(), facts, findings)
+        _show(Console(highlight=False), facts, findings)
     raise SystemExit(any(each.level is Level.PROBLEM for each in findings))
 
 
@@ -103,9 +103,8 @@ def _gather(
             f"--requeue {requeue} is for Slurm, and this is {platform.name}. Leave it "
             "out, or name the platform: --platform slurm"
         )
-    options: dict[str, Any] = {} if grace is None else {"grace_period": grace}
-    if requeue is not None:
-        options["requeue"] = requeue
+    given = {"grace_period": grace, "requeue": requeue}
+    options = {name: value for name, value in given.items() if value is not None}
     config = platform.termination_config(**options)
     return Facts(
         platform=platform,
@@ -118,10 +117,10 @@ def _gather(
 def _show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:
     """Prints what was detected and why, and the findings."""
     platform = facts.platform
-    console.print(f"platform: [bold]{platform.name}[/bold]", highlight=False)
+    console.print(f"platform: [bold]{platform.name}[/bold]")
     for evidence in platform.evidence:
-        console.print(f"  because {evidence}", highlight=False, markup=False)
-    console.print(f"config: {platform.variant.__name__}()", highlight=False)
+        console.print(f"  because {evidence}", markup=False)
+    console.print(f"config: {platform.variant.__name__}()")
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("")
     table.add_column("what", overflow="fold")
@@ -137,8 +136,8 @@ def _show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:
     console.print(table)
     for finding in findings:
         if finding.code:
-            console.print(f"\nfor {finding.about}:", highlight=False, markup=False)
-            console.out(finding.code, highlight=False)  # as it is, also where narrow
+            console.print(f"\nfor {finding.about}:", markup=False)
+            console.out(finding.code)  # as it is, also where narrow
 
 
 def _to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:

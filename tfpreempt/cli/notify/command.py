@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from tfpreempt.cli.notify.follow import Ending, Follower
 from tfpreempt.cli.notify.workers import hold_worker
 from tfpreempt.cli.signals import ENDS, held_signals
+from tfpreempt.cli.sizes import Seconds
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.notice.file import checked_path
 from tfpreempt.notice.signals import parse_signal
@@ -47,7 +48,7 @@ _BELONGS = {
     help="With DIRECTORY: the signal to send.",
 )  # fmt: skip
 @click.option(
-    "--follow", "follow_seconds", type=click.FloatRange(min=0), default=0.0,
+    "--follow", "follow_seconds", type=Seconds(), default=0.0,
     help="With DIRECTORY: tell for so many seconds what the job makes of it; exit "
     "status 1 unless the step was committed.",
 )  # fmt: skip
@@ -75,7 +76,7 @@ _BELONGS = {
     "rebalance, lifecycle. azure: Preempt, Terminate, Reboot, Redeploy, Freeze.",
 )
 @click.option(
-    "--hold", type=click.FloatRange(min=0),
+    "--hold", type=Seconds(),
     help="With --file and --metadata: take it back after so many seconds, so that the "
     "restarted job does not find it; 0 leaves it there. By default a file goes after "
     f"{_FILE_SECONDS:g} s, and a metadata server is quiet again as soon as the job has "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Limits
 from tfpreempt.cli.run.supervisor import supervise
-from tfpreempt.cli.sizes import Size
+from tfpreempt.cli.sizes import Seconds, Size
 from tfpreempt.core.cluster import given_task
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError
@@ -22,9 +21,6 @@ from tfpreempt.storage.opening import check_apart, local_path, split
 
 _LIMITS = Limits()
 _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
-
-
-_SECONDS = click.FloatRange(min=0)
 
 
 @click.command(
@@ -66,13 +62,13 @@ _SECONDS = click.FloatRange(min=0)
     "otherwise ./tfpreempt-logs).",
 )  # fmt: skip
 @click.option(
-    "--grace", type=_SECONDS,
+    "--grace", type=Seconds(),
     help="Seconds that workers get to commit and leave once the supervisor is told to; "
     "a step that takes longer is lost with them (default: as long as it takes, until "
     "the platform kills, or a third Ctrl-C)."
 )  # fmt: skip
 @click.option(
-    "--failure-grace", type=_SECONDS, default=_LIMITS.failure_grace,
+    "--failure-grace", type=Seconds(), default=_LIMITS.failure_grace,
     help="Seconds that workers get to leave after another one failed."
 )  # fmt: skip
 @click.option(
@@ -85,16 +81,16 @@ _SECONDS = click.FloatRange(min=0)
     "the supervisor's own where no worker left with one.",
 )
 @click.option(
-    "--backoff", type=_SECONDS, default=_LIMITS.backoff,
+    "--backoff", type=Seconds(), default=_LIMITS.backoff,
     help="Seconds before the first restart after a failure; doubles with each. So it "
     "does from start to start with preemptions that bring no newer commit."
 )  # fmt: skip
 @click.option(
-    "--backoff-max", type=_SECONDS, default=_LIMITS.backoff_max,
+    "--backoff-max", type=Seconds(), default=_LIMITS.backoff_max,
     help="Longest back-off in seconds."
 )  # fmt: skip
 @click.option(
-    "--backoff-reset", type=_SECONDS, default=_LIMITS.backoff_reset,
+    "--backoff-reset", type=Seconds(), default=_LIMITS.backoff_reset,
     help="A run of so many seconds starts the back-off afresh, as a newer commit does."
 )  # fmt: skip
 @click.option(
@@ -135,12 +131,6 @@ def run(
     their restart code, so that the platform starts the run again.
     """
     try:
-        for name, value in limits.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                option = name.replace("_", "-")
-                raise ConfigurationError(
-                    f"--{option} {value} is not a finite number of seconds."
-                )
         given = given_task(os.environ)
         task = f"{given.type}-{given.index}" if given else None
         if task is not None and workers not in (None, 1):
