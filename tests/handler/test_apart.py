@@ -13,7 +13,7 @@ import pytest
 
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import Cluster
@@ -69,20 +69,19 @@ class Machines:
 
     def save(self, starts: list[Commits], step: int) -> None:
         """One commit of both workers."""
-        parts = []
-        for start in starts:
-            parts.append(start.saver.stage(step, f"{start.token}-{step}"))
-            assert start.remote is not None
-            start.remote.send(parts[-1])
-        chief = starts[0]
-        assert chief.remote is not None
-        workers = chief.remote.collect(parts[0], [0, 1], "save", lambda: 60.0)
-        assert workers == [0, 1]
-        assert chief.saver.commit(parts[0], "save", workers) is not None
+        parts = [start.stage(step, f"{step}") for start in starts]
+        starts[0].commit(parts[0], "save", [0, 1], lambda: 60.0)
+        assert self.workers_of_the_newest() == (0, 1)
+
+    def workers_of_the_newest(self) -> tuple[int, ...]:
+        """Whose parts the newest commit of the chief has."""
+        newest = catalog.scan(str(self.disks[0]))[0]
+        assert newest.manifest is not None
+        return newest.manifest.workers
 
     def steps(self, worker: int) -> list[int]:
         found = catalog.scan(str(self.disks[worker]))
-        return [entry.manifest.step for entry in found]
+        return [entry.step or 0 for entry in found]
 
 
 @pytest.fixture
@@ -120,13 +119,10 @@ def test_what_is_damaged_on_a_workers_own_disk_is_fetched_again(
 
 def test_a_part_that_was_not_sent_is_not_left_behind(machines: Machines) -> None:
     starts = machines.start()
-    remote = starts[1].remote
-    assert remote is not None
-    part = starts[1].saver.stage(1, f"{starts[1].token}-1")
     machines.store.fail_from(len(machines.store.operations), OSError("no route"))
     with pytest.raises(errors.SaveError, match="no route"):
-        remote.send(part)
-    assert not os.path.exists(part.directory)
+        starts[1].stage(1, "1")
+    assert not os.path.exists(machines.disks[1] / layout.STAGING)
 
 
 @pytest.mark.parametrize("because", ["save", "periodic", "preemption", "finished"])
@@ -134,17 +130,15 @@ def test_only_who_must_leave_commits_without_a_part(
     machines: Machines, because: str
 ) -> None:
     chief, other = machines.start()
-    assert chief.remote is not None
-    assert other.remote is not None
-    parts = [start.saver.stage(1, f"{start.token}-1") for start in (chief, other)]
-    other.remote.send(parts[1])
+    parts = [start.stage(1, "1") for start in (chief, other)]
     for name in machines.store.list("shards/"):
         machines.store.damage(name)
     if because in ("save", "periodic"):
         with pytest.raises(errors.SaveError, match=r"worker\(s\) \[1\]"):
-            chief.remote.collect(parts[0], [0, 1], because, lambda: 60.0)
+            chief.commit(parts[0], because, [0, 1], lambda: 60.0)
     else:
-        assert chief.remote.collect(parts[0], [0, 1], because, lambda: 60.0) == [0]
+        chief.commit(parts[0], because, [0, 1], lambda: 60.0)
+        assert machines.workers_of_the_newest() == (0,)
 
 
 def test_a_part_that_comes_before_the_store_was_cleared_stays(
@@ -153,24 +147,16 @@ def test_a_part_that_comes_before_the_store_was_cleared_stays(
     """The clearing is an errand, which comes late where the store is slow."""
     for _ in range(2):  # what the first start sends is left of a dead save
         chief, other = machines.start()
-        assert chief.remote is not None
-        assert other.remote is not None
-        parts = [each.saver.stage(1, f"{each.token}-1") for each in (chief, other)]
-        other.remote.send(parts[1])
+        parts = [each.stage(1, "1") for each in (chief, other)]
         sent = {name for name in machines.store.list("shards/") if chief.token in name}
         assert sent
     journal = Journal(chief.saver.directory, 0)
-    chief.remote.open(
-        chief.saver.directory,
-        None,
-        token=chief.token,
-        max_to_keep=2,
-        record=journal.record,
-    )
-    assert chief.remote.wait(LIMIT)
+    chief.begin_copying(journal.record)
+    assert chief.wait_for_mirror(LIMIT)
     assert set(machines.store.list("shards/")) == sent
-    assert chief.remote.collect(parts[0], [0, 1], "save", lambda: 60.0) == [0, 1]
-    chief.remote.close()
+    chief.commit(parts[0], "save", [0, 1], lambda: 60.0)
+    assert machines.workers_of_the_newest() == (0, 1)
+    chief.close()
 
 
 def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(

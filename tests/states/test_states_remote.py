@@ -19,7 +19,8 @@ from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.recall import Recall
-from tfpreempt.checkpoint.remote import mirroring
+from tfpreempt.checkpoint.remote import chosen_store
+from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.handler import session
@@ -46,7 +47,7 @@ class Place:
 
     def stop(self):
         for each in registered._copies.values():
-            each._remote.close()
+            each._mirror.close()
 
     def lose_disk(self):
         shutil.rmtree(self.directory)
@@ -65,7 +66,7 @@ class Place:
 
     def wait(self):
         (found,) = registered._copies.values()
-        assert found._remote.wait(LIMIT)
+        assert found._mirror.wait(LIMIT)
 
     def break_store(self):
         error = errors.CheckpointError("503 from the bucket.")
@@ -88,7 +89,7 @@ def place(tmp_path, monkeypatch):
     made = Place(tmp_path / "ckpt", monkeypatch)
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(made.directory))
     monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", made.store.uri)
-    monkeypatch.setattr(mirroring, "open_store", lambda place: made.store)
+    monkeypatch.setattr(chosen_store, "open_store", lambda place: made.store)
     for left in REGISTRY.in_order():
         left.unregister()
     made.restart()
@@ -180,7 +181,7 @@ def test_faults_never_reach_the_loop(place, words, caplog):
     for number in range(4):
         place.save(words, str(number))
     (found,) = registered._copies.values()
-    assert not found._remote.wait(0.05)
+    assert not found._mirror.wait(0.05)
     assert len(said(caplog, "training goes on")) == 1
     found._seconds = 0.05
     found._end()
@@ -195,7 +196,7 @@ def test_the_end_waits_for_the_copy(place, words):
     found._seconds = LIMIT
     found._end()
     assert place.copied() == [1]
-    assert not found._remote.is_open
+    assert not found._mirror.is_open
 
 
 def test_a_forked_child_waits_for_nothing(place, words):
@@ -203,7 +204,7 @@ def test_a_forked_child_waits_for_nothing(place, words):
     (found,) = registered._copies.values()
     found._process += 1
     found._end()
-    assert found._remote.is_open
+    assert found._mirror.is_open
 
 
 def test_a_damaged_copy_is_passed_over(place, words, caplog):
@@ -254,9 +255,9 @@ def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
 def test_after_a_handler_copying_begins_again(place, words):
     place.save(words, "one")
     place.wait()
-    taker = mirroring.Remote(place.store, 0)
+    taker = Mirror(place.store, max_to_keep=2)
     here = str(place.directory)
-    taker.open(here, None, token="", max_to_keep=2, record=place.hear)
+    taker.begin(here, None, place.hear)
     place.wait()  # ended
     taker.close()
     place.save(words, "two")
@@ -309,13 +310,13 @@ def test_of_those_that_share_a_disk_one_fetches(place, words, run_before):
         thread.join(LIMIT)
     made[0][0].begin()
     assert failures == []
-    assert made[0][0]._remote.wait(LIMIT)
+    assert made[0][0]._mirror.wait(LIMIT)
     assert place.fetched() == 1
     for each, recall in made:
         words.text = ""
         assert recall.load(words)
         assert words.text == "of the chief"
-        assert each._remote.is_open == (each is made[0][0])
+        assert each._mirror.is_open == (each is made[0][0])
     made[0][0]._end()
 
 
@@ -331,7 +332,7 @@ def test_of_those_with_disks_of_their_own_each_fetches(
         words.text = ""
         assert recall.load(words)
         assert words.text == "of the chief"
-        assert made._remote.status is None  # it copies nothing
+        assert not made._mirror.is_open  # it copies nothing
     assert place.fetched() == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.recall import Recall
-from tfpreempt.checkpoint.remote.mirroring import Remote
+from tfpreempt.checkpoint.remote.exchange import ShardExchange, clear_others
+from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.core.cluster import Cluster
@@ -34,11 +36,13 @@ class Commits:
         counter: the variable that holds the number of runs; None without a checkpoint.
         candidate: the commit that all workers are to restore; None to start afresh.
         token: unique to this start, equal on all workers; begins the names of saves.
-        remote: this worker's part in the object store; None without one.
+        mirror: on the chief, its copy in an object store; None without one.
+        exchange: takes the parts of workers with other disks there; None without any.
         skipped: what was found damaged on the way (chief only).
 
     Attributes:
         directory: where they lie.
+        mirror: see above.
     """
 
     def __init__(
@@ -49,12 +53,14 @@ class Commits:
         *,
         candidate: Entry | None,
         token: str,
-        remote: Remote | None,
+        mirror: Mirror | None,
+        exchange: ShardExchange | None,
         skipped: Sequence[str],
     ) -> None:
         self.token = token
         self.directory = saver.directory
-        self.remote = remote
+        self.mirror = mirror
+        self._exchange = exchange
         self.saver = saver
         self._loader = saver.loader
         self.candidate = candidate
@@ -93,9 +99,9 @@ class Commits:
             self._counter.assign(step)
         attempt = f"{self.token}-{name}"
         staged = self.saver.stage(step, attempt, *args, **kwargs)
-        if self.remote is not None:
-            self.remote.send(staged)
-        is_apart = self.remote is not None and self.remote.is_apart
+        if self._exchange is not None:
+            self._exchange.send(staged)
+        is_apart = self._exchange is not None and self._exchange.is_apart
         if not self._cluster.is_chief and not is_apart:
             self._recall.expect(staged.directory)
         return staged
@@ -118,24 +124,28 @@ class Commits:
         Returns:
             The commit; None where a save_fn left nothing to commit.
         """
-        if self.remote is None:
-            return self.saver.commit(staged, because, tuple(workers))
-        try:
-            workers = self.remote.collect(staged, workers, because, left)
-        except errors.SaveError:
-            self.discard(staged)
-            raise
+        if self._exchange is not None:
+            try:
+                workers = self._exchange.collect(staged, workers, because, left)
+            except errors.SaveError:
+                self.discard(staged)
+                raise
         commit = self.saver.commit(staged, because, tuple(workers))
-        self.remote.saved(staged)
-        if commit is not None:
-            self.remote.committed(commit.path)
+        self._is_over(staged)
+        if commit is not None and self.mirror is not None:
+            self.mirror.add(catalog.at(commit.path))
         return commit
 
     def discard(self, staged: Staged) -> None:
         """Throws away a staged save; on the chief."""
         self.saver.discard(staged)
-        if self.remote is not None:
-            self.remote.saved(staged)
+        self._is_over(staged)
+
+    def _is_over(self, staged: Staged) -> None:
+        """What came by way of the store for this save is wanted no more."""
+        if self._exchange is not None and self.mirror is not None:
+            clear = functools.partial(self._exchange.clear, staged.attempt)
+            self.mirror.errand(clear)
 
     # --- restore ---------------------------------------------------------------------
 
@@ -214,8 +224,8 @@ class Commits:
                 "says what goes; delete it by the manager's own means"
             )
         is_known = entry is not None or self.saver.may_hold(checkpoint.path)
-        if self.remote is not None:
-            is_known = self.remote.delete(checkpoint, entry) or is_known
+        if self.mirror is not None:
+            is_known = self.mirror.delete(checkpoint.path, entry) or is_known
         if not is_known:
             raise errors.ConfigurationError(
                 f"{checkpoint!r} is not of this handler's directory, "
@@ -238,27 +248,21 @@ class Commits:
         Raises:
             ConfigurationError: another open handler copies to the same place.
         """
-        remote = self.remote
-        if remote is None or not self._cluster.is_chief:
-            return
-        remote.open(
-            self.directory,
-            self.candidate,
-            token=self.token,
-            max_to_keep=self._loader.max_to_keep,
-            record=record,
-        )
+        if self.mirror is not None:
+            self.mirror.begin(self.directory, self.candidate, record)
+            store, token = self.mirror.store, self.token
+            self.mirror.errand(functools.partial(clear_others, store, token))
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
         """How far the copying is; None where nothing is copied. Any thread."""
-        return None if self.remote is None else self.remote.status
+        return None if self.mirror is None else self.mirror.status
 
     def wait_for_mirror(self, timeout: float | None) -> bool:
         """Waits until all is copied; whether the newest commit is. Any thread."""
-        return self.remote is None or self.remote.wait(timeout)
+        return self.mirror is None or self.mirror.wait(timeout)
 
     def close(self) -> None:
         """Copies no more."""
-        if self.remote is not None:
-            self.remote.close()
+        if self.mirror is not None:
+            self.mirror.close()

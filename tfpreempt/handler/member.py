@@ -161,14 +161,13 @@ class Member:
 
     def finish_copy(self, seconds: float) -> bool:
         """Gives the newest commit's copy so much time; whether it is whole."""
-        remote = self.commits.remote
-        if remote is None or remote.finish(seconds):
+        mirror = self.commits.mirror
+        if mirror is None or mirror.finish(seconds):
             return True
-        status = remote.status
-        what = "the copy" if status is None else f"the copy of step {status.newest}"
-        why = f": {status.fault}" if status is not None and status.fault else ""
-        where = f"{what} in {remote.store.uri} was not whole in time{why}"
-        self.record(Fault(where="mirror", error=where))
+        status = mirror.status
+        why = f": {status.fault}" if status.fault else ""
+        late = f"the copy of step {status.newest} in {status.uri} was not whole in time"
+        self.record(Fault(where="mirror", error=late + why))
         return False
 
     def leave(self, committed: bool, mirrored: bool = True) -> None:

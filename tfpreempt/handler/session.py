@@ -600,8 +600,8 @@ class Session:
         self._runtime.at(self.clock.monotonic() + DIES_WITHIN, self._name_killed)
 
     def _told(self, member: Member, notice: Notice) -> None:
-        if member.commits.remote is not None:
-            member.commits.remote.hurry()
+        if member.commits.mirror is not None:
+            member.commits.mirror.hurry()
         member.record(notice)
         if not member.is_alive():
             self.exit.overrun(f"{member.amid} has died, and no boundary will come")

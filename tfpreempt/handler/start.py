@@ -11,7 +11,11 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, probe
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.remote.mirroring import Remote, open_remote
+from tfpreempt.checkpoint.remote import fetch
+from tfpreempt.checkpoint.remote.chosen_store import chosen_store
+from tfpreempt.checkpoint.remote.exchange import ShardExchange
+from tfpreempt.checkpoint.remote.mirror import Mirror
+from tfpreempt.checkpoint.remote.upload import Upload
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.writer import make_saver
 from tfpreempt.coordination import rendezvous
@@ -20,7 +24,7 @@ from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler.commits import Commits
 from tfpreempt.storage import paths
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.files import LocalFiles
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +66,6 @@ class Start:
         in_use: Sequence[str] = (),
     ) -> None:
         self._saver: CheckpointSaver | None = None
-        self._remote: Remote | None = None
         self._candidate: Entry | None = None
         self._skipped: list[str] = []
         self._counter = counter
@@ -74,7 +77,11 @@ class Start:
         self._save_fn = save_fn
         self._io_device = io_device
         self._own = getattr(given, "directory", own_directory)
-        self._store = open_remote(remote_checkpoint_dir, self._own)
+        self._store = chosen_store(remote_checkpoint_dir, self._own)
+        self._mirror: Mirror | None = None  # on the chief
+        if self._store is not None and cluster.is_chief:
+            self._mirror = Mirror(self._store, max_to_keep=max_to_keep)
+        self._apart: set[int] = set()  # workers that don't see the chief's directory
         self._in_use = in_use
 
     def agree(self, store: KeyValueStore, prefix: str, timeout: float) -> Commits:
@@ -99,11 +106,10 @@ class Start:
             WaitTimeoutError: a worker is missing.
         """
         if self._store is not None:
-            apart: set[int] = set()
             if self._cluster.world > 1:
                 place = f"{prefix}/place"
-                apart = self._ask(store, place, timeout, self._place, self._sees)[1]
-            self._remote = Remote(self._store, self._cluster.worker, apart)
+                found = self._ask(store, place, timeout, self._place, self._sees)
+                self._apart = found[1]
             timeout += FETCH_TIMEOUT  # who is missing was missed in the first one
         plan, _ = self._ask(store, prefix, timeout, self._propose, self._check)
         assert self._saver is not None  # both ways to the plan have built it
@@ -113,7 +119,8 @@ class Start:
             self._counter,
             candidate=self._candidate,
             token=str(plan["token"]),
-            remote=self._remote,
+            mirror=self._mirror,
+            exchange=self._exchange(),
             skipped=self._skipped,
         )
 
@@ -169,7 +176,7 @@ class Start:
             save_fn=self._save_fn,
             chief_directory=directory,
             io_device=self._io_device,
-            copies=self._remote,
+            copies=self._mirror,
         )
         return self._saver
 
@@ -190,8 +197,8 @@ class Start:
         if self._restore:
             self._find_newest(saver)
             self._bring_before_all(saver)
-        elif self._remote is not None:
-            self._remote.look()
+        elif self._mirror is not None:
+            self._mirror.look()
         return {
             "directory": saver.directory,
             "probe": probe.write_probe(saver.directory),
@@ -209,7 +216,7 @@ class Start:
                 f"{self._cluster.world}; give all workers the same TF_CONFIG cluster"
             )
         directory = self._shared_directory(plan)
-        is_apart = self._remote is not None and self._remote.is_apart
+        is_apart = self._cluster.worker in self._apart
         if directory is None and not is_apart:
             return (
                 f"{NOT_SHARED}{self._own!r} here is not the same storage as worker 0's "
@@ -246,7 +253,7 @@ class Start:
     def _find_newest(self, saver: CheckpointSaver) -> None:
         lost: list[str] = []  # damaged commits of ours
         self._candidate = saver.loader.newest(self._skipped.append, lost.append)
-        if self._store is not None and self._fetch_newer(saver, self._store):
+        if self._mirror is not None and self._fetch_newer(saver, self._mirror):
             self._candidate = saver.loader.newest(self._skipped.append, lost.append)
         self._skipped += lost
         if lost and self._candidate is None:
@@ -260,13 +267,19 @@ class Start:
         for problem in self._skipped:
             log.warning("tfpreempt: %s; %s", problem.rstrip("."), instead)
 
-    def _fetch_newer(self, saver: CheckpointSaver, store: ObjectStore) -> bool:
+    def _exchange(self) -> ShardExchange | None:
+        if self._store is None or not self._apart:
+            return None
+        worker = self._cluster.worker
+        return ShardExchange(self._store, worker, self._apart, LocalFiles())
+
+    def _fetch_newer(self, saver: CheckpointSaver, mirror: Mirror) -> bool:
         """Brings a newer commit from the store; whether there was one."""
-        assert self._remote is not None
-        return self._remote.look_for_newer(
+        return fetch.look_for_newer(
+            mirror,
             self._candidate,
             lambda: saver.loader.fetch_newer(
-                store, self._candidate, self._skipped.append
+                mirror.store, self._candidate, self._skipped.append
             ),
             instead="pass restore=False",
         )
@@ -276,8 +289,7 @@ class Start:
 
         The copy of the newest commit may have been cut short by the last preemption.
         """
-        remote = self._remote
-        if remote is None or self._candidate is None or not remote.has_apart:
+        if self._store is None or self._candidate is None or not self._apart:
             return
         if self._candidate.manifest is None:
             raise errors.WorkersDisagreeError(
@@ -286,7 +298,7 @@ class Start:
                 "restore it. Put it on storage that all mount, for one start; or move "
                 "it away"
             )
-        remote.copy_now(self._candidate.path)
+        Upload(self._store, self._candidate).run()
 
 
 def raise_problems(problems: dict[int, str]) -> None:

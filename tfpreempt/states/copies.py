@@ -7,6 +7,7 @@ that nobody agrees with anybody: each worker looks for itself, by the same rule.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import uuid
@@ -15,10 +16,12 @@ from collections.abc import Callable, Iterator
 import filelock
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.remote import fetch
-from tfpreempt.checkpoint.remote.mirroring import REMOTE_VARIABLE, Remote
+from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE
+from tfpreempt.checkpoint.remote.exchange import clear_others
+from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
 from tfpreempt.handler.process_end import on_interpreter_end
@@ -55,7 +58,8 @@ class Copies:
         files: Files | None = None,
         seconds: float = _END_SECONDS,
     ) -> None:
-        self._remote = Remote(store, cluster.worker)
+        self._store = store
+        self._mirror = Mirror(store, max_to_keep=_MAX_TO_KEEP)
         self._directory = directory
         self._is_chief = cluster.is_chief
         self._newest = newest
@@ -78,14 +82,12 @@ class Copies:
             with self._locked():
                 self._bring()
             self._has_looked = True
-        if self._is_chief and not self._remote.is_open:
-            self._remote.open(
-                self._directory,
-                self._newest(),
-                token=uuid.uuid4().hex,  # there are no shards under way here
-                max_to_keep=_MAX_TO_KEEP,
-                record=self._record,
-            )
+        if self._is_chief and not self._mirror.is_open:
+            taken = self._mirror.highest_sequence
+            self._mirror = Mirror(self._store, max_to_keep=_MAX_TO_KEEP, taken=taken)
+            self._mirror.begin(self._directory, self._newest(), self._record)
+            none = uuid.uuid4().hex  # there are no shards under way here
+            self._mirror.errand(functools.partial(clear_others, self._store, none))
             if self._process != os.getpid():
                 self._process = os.getpid()
                 on_interpreter_end(self._end)
@@ -93,26 +95,27 @@ class Copies:
     @property
     def highest_sequence(self) -> int:
         """The highest sequence that is known to be taken in the store."""
-        return self._remote.highest_sequence
+        return self._mirror.highest_sequence
 
     def is_pinned(self, path: str) -> bool:
         """Whether a local commit is being copied now."""
-        return self._remote.is_pinned(path)
+        return self._mirror.is_pinned(path)
 
     def committed(self, path: str) -> None:
         """A local commit is to be copied; never raises."""
         try:
-            self._remote.committed(path)
+            self._mirror.add(catalog.at(path))
         except (errors.CheckpointError, OSError) as error:
             _log.warning("tfpreempt: %s is not copied: %s", path, error)
 
     def _bring(self) -> None:
         local = self._newest()
         skipped: list[str] = []
-        self._remote.look_for_newer(
+        fetch.look_for_newer(
+            self._mirror,
             local,
             lambda: fetch.newest_first(
-                self._files, self._remote.store, local, self._directory, skipped.append
+                self._files, self._store, local, self._directory, skipped.append
             ),
             instead=f"unset {REMOTE_VARIABLE}",
         )
@@ -130,7 +133,7 @@ class Copies:
             except filelock.Timeout as error:
                 raise errors.CheckpointError(
                     f"{path!r} was held for {_FETCH_SECONDS:g} s by another process, "
-                    f"which fetches from {self._remote.store.uri}. End it."
+                    f"which fetches from {self._store.uri}. End it."
                 ) from error
             except NotImplementedError as error:
                 raise OSError(str(error)) from error
@@ -144,8 +147,8 @@ class Copies:
 
     def _end(self) -> None:
         """The program is over: the copy of its last commit gets some time."""
-        if self._process != os.getpid() or not self._remote.is_open:
+        if self._process != os.getpid() or not self._mirror.is_open:
             return
-        if not self._remote.wait(self._seconds):
-            self._remote.finish(0.0)  # says what is not there
-        self._remote.close()
+        if not self._mirror.wait(self._seconds):
+            self._mirror.finish(0.0)  # says what is not there
+        self._mirror.close()

@@ -11,7 +11,7 @@ import os
 from tfpreempt import errors
 from tfpreempt.checkpoint import loose
 from tfpreempt.checkpoint.recall import Recall
-from tfpreempt.checkpoint.remote.mirroring import REMOTE_VARIABLE, open_remote
+from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE, chosen_store
 from tfpreempt.checkpoint.state import State, check_state, sync_states
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.handler import session
@@ -148,7 +148,7 @@ def _begin(key: tuple[str, Cluster]) -> Copies | None:
     """Before the first load or save: a newer commit may lie in an object store."""
     directory, cluster = key
     if key not in _copies:
-        store = open_remote(None, directory)
+        store = chosen_store(None, directory)
         _copies[key] = None
         if store is not None:
             _copies[key] = Copies(store, directory, cluster, _recall(key).newest)

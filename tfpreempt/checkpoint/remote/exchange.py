@@ -8,7 +8,6 @@ like one on shared storage. They are small: what differs between workers.
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import logging
@@ -89,18 +88,28 @@ class ShardExchange:
             _log.warning("Could not remove %s: %s", directory, error)
 
     def collect(
-        self, staged: Staged, workers: Iterable[int], left: Callable[[], float]
+        self,
+        staged: Staged,
+        workers: Iterable[int],
+        because: str,
+        left: Callable[[], float],
     ) -> list[int]:
         """Takes the others' shards into the staging directory; on the chief.
 
         Args:
             staged: the save.
-            workers: those whose shards are in the store.
+            workers: those that say that they have staged.
+            because: of the commit.
             left: seconds until the commit must be made; half of them are for this.
 
         Returns:
             The workers whose shards are there now; what fails is logged.
+
+        Raises:
+            SaveError: one is missing, and nobody has to leave: then the last commit,
+                which is whole, is worth more than a newer one without that part.
         """
+        missing = []
         present = []
         for worker in workers:
             if worker in self._apart:
@@ -114,22 +123,21 @@ class ShardExchange:
                         self._store.uri,
                         error,
                     )
+                    missing.append(worker)
                     continue
             present.append(worker)
+        if missing and because in ("periodic", "save"):
+            raise errors.SaveError(
+                f"the part of worker(s) {sorted(missing)} did not come by way of "
+                f"{self._store.uri}; this save is dropped, the last commit stands. "
+                "Look at the store, and at the logs of those workers."
+            )
         return present
 
-    def clearing_others(self, token: str) -> Callable[[], None]:
-        """Removes what earlier starts left; this one's saves begin with its token."""
-        return functools.partial(self._clear, f"{FOLDER}/", f"{FOLDER}/{token}-")
-
-    def clearing(self, attempt: str) -> Callable[[], None]:
+    def clear(self, attempt: str) -> None:
         """Removes the shards of one save, once it is over."""
-        return functools.partial(self._clear, f"{FOLDER}/{attempt}/", None)
-
-    def _clear(self, prefix: str, spared: str | None) -> None:
-        for name in list(self._store.list(prefix)):
-            if spared is None or not name.startswith(spared):
-                self._store.delete(name)
+        for name in list(self._store.list(f"{FOLDER}/{attempt}/")):
+            self._store.delete(name)
 
     def _take(self, staged: Staged, worker: int, seconds: float) -> None:
         place = self._place(staged.attempt, worker)
@@ -174,3 +182,10 @@ class ShardExchange:
     @staticmethod
     def _place(attempt: str, worker: int) -> str:
         return f"{FOLDER}/{attempt}/{layout.worker_name(worker)}"
+
+
+def clear_others(store: ObjectStore, token: str) -> None:
+    """Removes what earlier starts left; this one's saves begin with its token."""
+    for name in list(store.list(f"{FOLDER}/")):
+        if not name.startswith(f"{FOLDER}/{token}-"):
+            store.delete(name)

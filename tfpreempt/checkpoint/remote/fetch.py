@@ -16,12 +16,74 @@ from tfpreempt.checkpoint import catalog, claims, layout, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.remote.download import download
+from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.storage import failure
+from tfpreempt.storage.deadline import RETRY_SECONDS
 from tfpreempt.storage.files import Files
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
+
+SILENT_SECONDS = 2.0  # that a start asks a store before it says that there's no answer
+LOOK_SECONDS = 8.0  # that it asks on where a local commit can be restored
+
+
+def look_for_newer(
+    mirror: Mirror, local: Entry | None, fetch: Callable[[], bool], *, instead: str
+) -> bool:
+    """Looks, and brings a newer commit; without a local one it has to succeed.
+
+    Args:
+        mirror: of the store.
+        local: the newest local checkpoint that is whole; None without one.
+        fetch: brings a commit that is newer, and says whether there was one.
+        instead: what a user can do who wants to begin anew.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        CheckpointError: the store cannot be read, and there is nothing local.
+        SaveError: the disk.
+    """
+    try:
+        _look_aloud(mirror, timeout=None if local is None else LOOK_SECONDS)
+        return fetch()
+    except errors.SaveError:
+        raise  # this disk
+    except errors.CheckpointError as error:
+        if local is None:
+            raise errors.CheckpointError(
+                f"{error} Training does not begin anew without knowing what is in "
+                f"remote_checkpoint_dir; make it reachable, or {instead}"
+            ) from error
+        _log.warning(
+            "tfpreempt: %s cannot be asked for a newer commit, and %s (step %s) is "
+            "restored: %s",
+            mirror.store.uri,
+            local.path,
+            local.step,
+            error,
+        )
+        return False
+
+
+def _look_aloud(mirror: Mirror, *, timeout: float | None) -> None:
+    """Looks; where no answer comes at once it says so, and asks on."""
+    try:
+        mirror.look(SILENT_SECONDS)
+    except errors.CheckpointError as error:
+        if error.is_permanent:
+            raise
+        _log.warning(
+            "tfpreempt: %s does not answer, and is asked again for up to %g s "
+            "before the start goes on or ends: %s",
+            mirror.store.uri,
+            timeout or RETRY_SECONDS,
+            error,
+        )
+        mirror.look(timeout)
 
 
 def newest_first(

@@ -1,4 +1,4 @@
-"""Copies commits to an object store behind training's back, the newest first.
+"""The copy of a directory in an object store, made behind training's back.
 
 One thread, on the chief, takes the newest commit that is not there yet, uploads it
 (`upload.py`), and then keeps order in the store: what retention no longer wants goes,
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 
 from tfpreempt import errors
@@ -37,14 +38,20 @@ REFUSED = 10.0  # likewise, where trying again is of no use
 SILENT = 2.0  # seconds of waiting after which it is said
 
 
+_in_use: weakref.WeakValueDictionary[str, Mirror] = weakref.WeakValueDictionary()
+
+
 class Mirror:
-    """Owns the thread that uploads; made by the chief, any thread may call it.
+    """Owns the thread that uploads, from `begin` on; any thread may call it.
 
     Args:
         store: where to.
         max_to_keep: commits to keep there; None keeps all.
-        record: is told each new fault, for the journal.
+        taken: the highest sequence there, as far as is known; see `look`.
         clock: for durations.
+
+    Attributes:
+        store: the store.
     """
 
     def __init__(
@@ -52,12 +59,14 @@ class Mirror:
         store: ObjectStore,
         *,
         max_to_keep: int | None,
-        record: Callable[[Fault], None] = lambda fault: None,
+        taken: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        self._store = store
+        self.store = store
+        self._directory = ""
+        self._record: Callable[[], Callable[[Fault], None] | None] = lambda: None
+        self._taken = taken
         self._tidy = tidy.Tidy(store, max_to_keep)
-        self._record = record
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()
         self._status = MirrorStatus(uri=store.uri)
@@ -79,6 +88,55 @@ class Mirror:
 
     # --- what the owner calls --------------------------------------------------------
 
+    def look(self, timeout: float | None = None) -> None:
+        """Finds out what sequences are taken.
+
+        Args:
+            timeout: seconds; None: the store's own limit.
+
+        Raises:
+            CheckpointError: the store cannot be listed.
+        """
+        self._taken = tidy.highest(catalog.copies(self.store, timeout=timeout))
+
+    def begin(
+        self,
+        directory: str,
+        newest: Entry | None,
+        record: Callable[[Fault], None],
+    ) -> None:
+        """Begins to copy.
+
+        Args:
+            directory: the checkpoint directory. One handler may follow another in it
+                that was never closed (a notebook catches SystemExit), and takes over.
+            newest: the newest local commit, which the last run may not have copied.
+            record: a method that is told new faults, for the journal; held weakly.
+
+        Raises:
+            ConfigurationError: a handler with another directory copies to this place.
+        """
+        other = _in_use.get(self.store.uri)
+        if other is not None and other._directory != directory:
+            raise errors.ConfigurationError(
+                f"Two open handlers of this process, in {other._directory!r} and "
+                f"{directory!r}, have remote_checkpoint_dir={self.store.uri!r}; their "
+                "commits would be taken for one another's. Give each a place of its "
+                "own, or close the first."
+            )
+        if other is not None:
+            other.close()
+        _in_use[self.store.uri] = self
+        self._directory = directory
+        self._record = weakref.WeakMethod(record)
+        if newest is not None:
+            self.add(newest)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it copies, and no other has taken over."""
+        return _in_use.get(self.store.uri) is self
+
     @property
     def status(self) -> MirrorStatus:
         """How far it is now."""
@@ -89,7 +147,7 @@ class Mirror:
     @property
     def highest_sequence(self) -> int:
         """The highest sequence seen in the store; new commits must be above it."""
-        return self._tidy.highest_sequence
+        return max(self._taken, self._tidy.highest_sequence)
 
     def is_pinned(self, path: str) -> bool:
         """Whether retention must leave a local commit alone: it is being read."""
@@ -97,7 +155,9 @@ class Mirror:
             return self._current is not None and self._current.path == path
 
     def add(self, entry: Entry) -> None:
-        """A local commit is to be copied; the newest one so far."""
+        """A local commit is to be copied, unless it is gone; the newest one so far."""
+        if not entry.is_committed:
+            return
         with self._changed:
             self._newest = entry
             self._pending.append(entry)
@@ -195,7 +255,7 @@ class Mirror:
             seconds: that are left.
 
         Returns:
-            Whether the newest commit is in the store.
+            Whether the newest commit is in the store; it says so, or what is.
         """
         end = self._clock.monotonic() + seconds
         with self._changed:
@@ -208,10 +268,73 @@ class Mirror:
                     break
                 self._changed.wait(left)
             self._is_hurried = False
-            return self._status.is_complete
+            status = self._status
+        self._say_finished(status)
+        return status.is_complete
+
+    def _say_finished(self, status: MirrorStatus) -> None:
+        if status.newest is None:
+            return
+        if status.is_complete:
+            _log.warning(
+                "tfpreempt: the copy of step %s in %s is whole",
+                status.newest,
+                status.uri,
+            )
+            return
+        known = status.mirrored
+        there = "what was there before" if known is None else f"step {known}"
+        _log.error(
+            "tfpreempt: the copy of step %s in %s was not whole when the time was up "
+            "(%s; %s). The commit stands in %s, and a start there finishes the copy; a "
+            "start on another machine goes on from %s.",
+            status.newest,
+            status.uri,
+            status.progress,
+            (status.fault or "no fault, too little time").rstrip("."),
+            self._directory or "the local directory",
+            there,
+        )
+
+    def delete(self, path: str, entry: Entry | None) -> bool:
+        """Deletes a commit from the store.
+
+        Args:
+            path: of a user's handle.
+            entry: the local commit; None where that is gone.
+
+        Returns:
+            Whether it could be one of this store: it is now gone, or was before.
+
+        Raises:
+            CheckpointError: the store.
+        """
+        if entry is not None:
+            self.forget(entry.path)
+        holder, _, name = path.rstrip("/").rpartition("/")
+        meant = []
+        for copy in catalog.copies(self.store):
+            if entry is not None:
+                is_meant = copy.token == entry.token
+            elif holder == self.store.uri:
+                is_meant = copy.name == name
+            else:
+                is_meant = holder == self._directory and self._is_gone(copy, name)
+            meant += [copy] if is_meant else []
+        for copy in meant:
+            tidy.delete(copy)
+        return bool(meant) or holder == self.store.uri
+
+    def _is_gone(self, copy: Entry, name: str) -> bool:
+        """Whether it is of this local name and no longer here itself."""
+        here = {each.token for each in catalog.scan(self._directory)}
+        names = (f"{copy.step}", f"{copy.step}.{copy.sequence}")
+        return name in names and copy.token not in here
 
     def close(self) -> None:
         """Ends the thread; what is under way is left as it is, for the next run."""
+        if self.is_open:
+            del _in_use[self.store.uri]
         with self._changed:
             self._thread.stop()
             self._cancel()
@@ -271,7 +394,7 @@ class Mirror:
     def _copy(self, entry: Entry) -> None:
         self._check_rank(entry)
         with self._changed:
-            self._upload = upload.Upload(self._store, entry, on_bytes=self._sent)
+            self._upload = upload.Upload(self.store, entry, on_bytes=self._sent)
             if self._current is not entry or self._is_newest_first():
                 self._upload.cancel()  # it was forgotten; or there is a newer one
             if self._tried is not entry:
@@ -279,10 +402,10 @@ class Mirror:
             step, size = entry.step or 0, entry.size or 0
             self._tell(uploading=step, sent_bytes=0, total_bytes=size)
         self._upload.run()
-        _log.info("tfpreempt: step %d is in %s", step, self._store.uri)
+        _log.info("tfpreempt: step %d is in %s", step, self.store.uri)
         with self._changed:
             if self._status.fault is not None:
-                _log.warning("tfpreempt: the mirror in %s works again", self._store.uri)
+                _log.warning("tfpreempt: the mirror in %s works again", self.store.uri)
             self._pause, self._is_refused = FIRST_PAUSE, False
             is_newest = entry is self._newest
             mirrored = max(step, self._status.mirrored or 0)
@@ -310,14 +433,14 @@ class Mirror:
                 "tfpreempt: step %d is not copied to %s, which has newer commits than "
                 "this run could see when it started; the next commit ranks above them",
                 entry.step,
-                self._store.uri,
+                self.store.uri,
             )
             raise upload.CommitGoneError(f"{entry.path} is outranked")
 
     def _keep_order(self, entry: Entry) -> None:
         sequence = entry.sequence or 0
         if sequence >= self._pointed_at:  # not of what comes late
-            upload.point(self._store, entry)
+            upload.point(self.store, entry)
             self._pointed_at = sequence
         self._tidy.run()
 
@@ -357,11 +480,12 @@ class Mirror:
             return  # said already
         _log.warning(
             "tfpreempt: copying to %s failed and %s; training goes on: %s",
-            self._store.uri,
+            self.store.uri,
             then,
             text,
         )
-        self._record(Fault(where="mirror", error=text))
+        if (record := self._record()) is not None:
+            record(Fault(where="mirror", error=text))
 
     def _rest(self) -> None:
         """Waits after a fault; a machine that goes away shortens it."""

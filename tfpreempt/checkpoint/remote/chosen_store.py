@@ -1,0 +1,78 @@
+"""Which object store a program's commits are copied to."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.opening import check_apart, is_uri, open_store
+
+_log = logging.getLogger(__name__)
+
+REMOTE_VARIABLE = "TFPREEMPT_REMOTE_CHECKPOINT_DIR"
+DIRECTORY_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
+
+
+def chosen_store(given: Any, checkpoint_dir: Any) -> ObjectStore | None:
+    """The store that a handler's commits are copied to.
+
+    Args:
+        given: `remote_checkpoint_dir`; None asks the environment, where the supervisor
+            names the place of its own checkpoint directory, and of those below it.
+        checkpoint_dir: the handler's.
+
+    Returns:
+        The store; None where there is to be none.
+
+    Raises:
+        ConfigurationError: the place cannot be one.
+    """
+    place: Any = given
+    if given is None and checkpoint_dir:
+        place = _from_environment(os.fsdecode(checkpoint_dir))
+    if place is None or place == "":
+        return None
+    if hasattr(place, "put_if_absent"):
+        store: ObjectStore = place
+        if checkpoint_dir and isinstance(store, LocalStore):
+            check_apart(store.uri, os.fsdecode(checkpoint_dir))
+        return store
+    if not isinstance(place, str | os.PathLike):
+        raise errors.ConfigurationError(
+            f"remote_checkpoint_dir is {place!r}; expected a URI such as "
+            '"gs://bucket/run", or an ObjectStore of tfpreempt'
+        )
+    if is_uri(os.fsdecode(checkpoint_dir or "")):
+        raise errors.ConfigurationError(
+            f"checkpoint_dir is {checkpoint_dir!r} and remote_checkpoint_dir is "
+            f"{place!r}; commits of a local directory can be copied, those of a URI "
+            "are in object storage already. Leave one of the two out."
+        )
+    if checkpoint_dir:
+        check_apart(os.fspath(place), os.fsdecode(checkpoint_dir))
+    return open_store(os.fspath(place))
+
+
+def _from_environment(checkpoint_dir: str) -> str | None:
+    place = os.environ.get(REMOTE_VARIABLE, "")
+    root = os.environ.get(DIRECTORY_VARIABLE, "")
+    if not place or not root or is_uri(root):
+        return place or None
+    below = os.path.relpath(os.path.abspath(checkpoint_dir), os.path.abspath(root))
+    if below == os.curdir:
+        return place
+    if below.split(os.sep)[0] == os.pardir:
+        _log.warning(
+            "tfpreempt: %s=%s is for what lies in %s; the checkpoints in %s are not "
+            "copied there. Pass remote_checkpoint_dir= to have them copied.",
+            REMOTE_VARIABLE,
+            place,
+            root,
+            checkpoint_dir,
+        )
+        return None
+    return f"{place.rstrip('/')}/{below.replace(os.sep, '/')}"
