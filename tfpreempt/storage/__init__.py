@@ -10,6 +10,7 @@ Object stores:
     interface           what a store can do
     opening             finds the store that a place names
     local               a directory of the local file system
+    bucket              what gs:// and s3:// have in common
     gcs                 gs://, by google-cloud-storage
     gcs_download        an object's bytes, in pieces
     gcs_failure         its errors, as ours

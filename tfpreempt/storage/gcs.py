@@ -20,173 +20,45 @@ from google.api_core import exceptions as api
 
 from tfpreempt import errors
 from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage.bucket import CONTENT_TYPE, TOKEN, BucketStore
 from tfpreempt.storage.deadline import Deadline
 from tfpreempt.storage.gcs_client import connect, policy
-from tfpreempt.storage.gcs_download import Download, decoded
+from tfpreempt.storage.gcs_download import GcsDownload, decoded
 from tfpreempt.storage.gcs_failure import is_about_the_bucket, translated
-from tfpreempt.storage.gcs_upload import ResumableUpload, SourceError, read_source
-from tfpreempt.storage.interface import (
-    ObjectMissingError,
-    ObjectStat,
-    check_name,
-)
+from tfpreempt.storage.gcs_upload import ResumableUpload
+from tfpreempt.storage.interface import ObjectStat
 
 # Up to here the client uploads, in one request; it then holds the bytes twice.
 _SINGLE = 1 << 20
-_TOKEN = "tfpreempt-writer"
-_TYPE = "application/octet-stream"
 
 
-class GcsStore:
-    """Objects below a prefix of a bucket. Many threads share its one client.
+class GcsStore(BucketStore):
+    """As its base; many threads share its one client, which connects when asked."""
 
-    Args:
-        bucket: name of the bucket.
-        prefix: what all names begin with, without the "/" behind it; "" for none.
-    """
-
+    scheme = "gs"
     _client: Any
     _session: Any
     _bucket: Any
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
-        self._prefix = f"{prefix}/" if prefix else ""
-        self._name = bucket
+        super().__init__(bucket, prefix)
         self._connecting = threading.Lock()
         self._is_connected = False
 
-    @property
-    def uri(self) -> str:
-        return f"gs://{self._name}/{self._prefix}".rstrip("/")
-
-    def put_if_absent(
-        self, name: str, source: IO[bytes], *, timeout: float | None = None
-    ) -> bool:
-        key, deadline = self._key(name), Deadline(timeout)
-        size, token = pieces.size_of(source), secrets.token_hex(16)
+    def _put(self, key: str, source: IO[bytes], size: int, deadline: Deadline) -> bool:
+        token, retry = secrets.token_hex(16), policy(deadline)
         put = self._put_small if size <= _SINGLE else self._put_large
-        try:
-            with self._edge(f"upload {name!r}", deadline, errors.SaveError):
-                return deadline.run(
-                    lambda: put(key, source, size, token, policy(deadline))
-                )
-        except SourceError as error:
-            raise error.failure from None
-
-    def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
-        key, deadline = self._key(name), Deadline(timeout)
-        with self._edge(f"write {name!r}", deadline, errors.SaveError):
-            blob, retry = self._bucket.blob(key), policy(deadline)
-            deadline.run(
-                lambda: blob.upload_from_file(
-                    io.BytesIO(data), size=len(data), content_type=_TYPE, retry=retry
-                )
-            )
-
-    def get(
-        self,
-        name: str,
-        target: IO[bytes],
-        *,
-        offset: int = 0,
-        length: int | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        key, deadline, doing = self._key(name), Deadline(timeout), f"read {name!r}"
-        with self._edge(doing, deadline, errors.CheckpointError):
-            download = Download(
-                self._session,
-                f"{self._client.api_endpoint}/download/storage/v1/b/{self._name}"
-                f"/o/{quote(key, safe='')}",
-                offset,
-                None if length is None else offset + length,
-            )
-        found = download.pieces(deadline)
-        copied = crc = 0
-        while True:
-            with self._edge(doing, deadline, errors.CheckpointError):
-                try:
-                    piece = next(found, None)
-                except api.NotFound as error:
-                    if is_about_the_bucket(error):
-                        raise
-                    raise ObjectMissingError(
-                        f"There is no object {name!r} in {self.uri}."
-                    ) from error
-            if piece is None:
-                break
-            target.write(piece)
-            copied, crc = copied + len(piece), checksum.extended(crc, piece)
-        announced = None if offset or length is not None else download.crc32c
-        if announced not in (None, crc):
-            raise errors.CheckpointDamagedError(
-                f"{self.uri}/{name} arrived with crc32c {crc:08x}; the service says "
-                f"{announced:08x}. Read it again; if that is always so, it is damaged."
-            )
-        return copied
-
-    def list(self, prefix: str = "") -> Iterator[str]:
-        deadline = Deadline(None)
-        with self._edge("list objects", deadline, errors.CheckpointError):
-            for blob in self._client.list_blobs(
-                self._bucket,
-                prefix=self._prefix + prefix,
-                fields="items(name),nextPageToken",
-                retry=policy(deadline),
-            ):
-                yield blob.name[len(self._prefix) :]
-
-    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
-        deadline = Deadline(timeout)
-        with self._edge("list objects", deadline, errors.CheckpointError):
-            pages = self._client.list_blobs(
-                self._bucket,
-                prefix=self._prefix,
-                delimiter="/",
-                fields="prefixes,nextPageToken",
-                retry=policy(deadline),
-            ).pages
-            while (page := deadline.run(lambda: next(pages, None))) is not None:
-                for each in page.prefixes:
-                    yield each[len(self._prefix) : -1]
-
-    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
-        key, deadline = self._key(name), Deadline(timeout)
-        with self._edge(f"look at {name!r}", deadline, errors.CheckpointError):
-            blob = deadline.run(lambda: self._found(key, policy(deadline)))
-        if blob is None:
-            return None
-        return ObjectStat(
-            name=name,
-            size=blob.size or 0,  # zeros may be left out
-            crc32c=_crc_of(blob),
-            generation=str(blob.generation),
-        )
-
-    def delete(self, name: str, *, timeout: float | None = None) -> bool:
-        key, deadline = self._key(name), Deadline(timeout)
-        with self._edge(f"delete {name!r}", deadline, errors.SaveError):
-            return deadline.run(lambda: self._delete(key, policy(deadline)))
-
-    def _delete(self, key: str, retry: Any) -> bool:
-        blob = self._found(key, retry)
-        if blob is None:
-            return False
-        try:
-            blob.delete(if_generation_match=blob.generation, retry=retry)
-        except (api.NotFound, api.PreconditionFailed):
-            pass  # gone: by us, if an answer was lost, or by somebody else
-        return True
+        return put(key, source, size, token, retry)
 
     def _put_small(
         self, key: str, source: IO[bytes], size: int, token: str, retry: Any
     ) -> bool:
-        data = read_source(source, size)
+        data = pieces.read(source, size)
         try:
             self._new(key, token).upload_from_file(
                 io.BytesIO(data),
                 size=size,
-                content_type=_TYPE,
+                content_type=CONTENT_TYPE,
                 if_generation_match=0,
                 checksum="crc32c",
                 retry=retry,
@@ -200,7 +72,7 @@ class GcsStore:
     ) -> bool:
         def begin() -> str:
             url: str = self._new(key, token).create_resumable_upload_session(
-                content_type=_TYPE, size=size, if_generation_match=0, retry=None
+                content_type=CONTENT_TYPE, size=size, if_generation_match=0, retry=None
             )
             return url
 
@@ -221,9 +93,64 @@ class GcsStore:
             "changes bytes; upload it again."
         )
 
+    def _replace(self, key: str, data: bytes, deadline: Deadline) -> None:
+        self._bucket.blob(key).upload_from_file(
+            io.BytesIO(data),
+            size=len(data),
+            content_type=CONTENT_TYPE,
+            retry=policy(deadline),
+        )
+
+    def _download(self, key: str, start: int, end: int | None) -> GcsDownload:
+        where = f"{self._client.api_endpoint}/download/storage/v1/b/{self._name}"
+        url = f"{where}/o/{quote(key, safe='')}"
+        return GcsDownload(self._session, url, start, end)
+
+    def _keys(self, prefix: str, deadline: Deadline) -> Iterator[str]:
+        for blob in self._client.list_blobs(
+            self._bucket,
+            prefix=prefix,
+            fields="items(name),nextPageToken",
+            retry=policy(deadline),
+        ):
+            yield blob.name
+
+    def _folders(self, deadline: Deadline) -> Iterator[str]:
+        pages = self._client.list_blobs(
+            self._bucket,
+            prefix=self._prefix,
+            delimiter="/",
+            fields="prefixes,nextPageToken",
+            retry=policy(deadline),
+        ).pages
+        while (page := deadline.run(lambda: next(pages, None))) is not None:
+            yield from page.prefixes
+
+    def _stat(self, key: str, deadline: Deadline) -> ObjectStat | None:
+        blob = self._found(key, policy(deadline))
+        if blob is None:
+            return None
+        return ObjectStat(
+            name=key,
+            size=blob.size or 0,  # zeros may be left out
+            crc32c=_crc_of(blob),
+            generation=str(blob.generation),
+        )
+
+    def _delete(self, key: str, deadline: Deadline) -> bool:
+        retry = policy(deadline)
+        blob = self._found(key, retry)
+        if blob is None:
+            return False
+        try:
+            blob.delete(if_generation_match=blob.generation, retry=retry)
+        except (api.NotFound, api.PreconditionFailed):
+            pass  # gone: by us, if an answer was lost, or by somebody else
+        return True
+
     def _new(self, key: str, token: str) -> Any:
         blob = self._bucket.blob(key)
-        blob.metadata = {_TOKEN: token}
+        blob.metadata = {TOKEN: token}
         return blob
 
     def _is_ours(
@@ -233,7 +160,7 @@ class GcsStore:
         blob = self._found(key, retry)
         return (
             blob is not None
-            and (blob.metadata or {}).get(_TOKEN) == token
+            and (blob.metadata or {}).get(TOKEN) == token
             and (blob.size or 0, _crc_of(blob)) == (size, crc32c)
         )
 
@@ -267,9 +194,6 @@ class GcsStore:
                 self._client, self._session = connect(self._name)
                 self._bucket = self._client.bucket(self._name)
                 self._is_connected = True
-
-    def _key(self, name: str) -> str:
-        return self._prefix + check_name(name)
 
 
 def _crc_of(blob: Any) -> int | None:

@@ -15,15 +15,16 @@ import requests
 import urllib3
 
 from tfpreempt import errors
+from tfpreempt.storage.bucket import MissingError
 from tfpreempt.storage.deadline import REQUEST_SECONDS, Deadline
 from tfpreempt.storage.gcs_client import policy
-from tfpreempt.storage.gcs_failure import refusal
+from tfpreempt.storage.gcs_failure import is_about_the_bucket, refusal
 
 _PIECE = 1 << 20
 _BROKEN = (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError)
 
 
-class Download:
+class GcsDownload:
     """Some bytes of an object, of the generation that the first answer comes from.
 
     Args:
@@ -51,6 +52,7 @@ class Download:
 
         Raises:
             OutOfTimeError: time is up.
+            MissingError: there is no such object.
             CheckpointError: the answer is to another question.
             google.api_core.exceptions.GoogleAPICallError: the service refuses.
             google.api_core.exceptions.RetryError: it fails for too long.
@@ -86,7 +88,9 @@ class Download:
         if answer.status_code == 416:
             return answer, b""  # nothing is there, so nothing is copied
         if answer.status_code not in (200, 206):
-            raise refusal(answer)
+            error = refusal(answer)
+            is_missing = answer.status_code == 404 and not is_about_the_bucket(error)
+            raise MissingError if is_missing else error
         part = answer.headers.get("Content-Range", "")
         if answer.status_code == 206 and not part.startswith(f"bytes {self._at}-"):
             raise errors.CheckpointError(

@@ -24,26 +24,6 @@ _PIECE = 1 << 20
 _RECEIVED = re.compile(r"bytes=0-(\d+)")
 
 
-class SourceError(Exception):
-    """Reading what is uploaded failed, by no fault of the service's."""
-
-    def __init__(self, failure: Exception) -> None:
-        super().__init__(repr(failure))
-        self.failure = failure
-
-
-def read_source(source: IO[bytes], size: int) -> bytes:
-    """So many bytes of what is uploaded; fewer only at its end.
-
-    Raises:
-        SourceError: reading failed.
-    """
-    try:
-        return pieces.read(source, size)
-    except Exception as error:
-        raise SourceError(error) from error
-
-
 class ResumableUpload:
     """One object on its way.
 
@@ -80,7 +60,6 @@ class ResumableUpload:
         """Sends all there is; returns the object's resource.
 
         Raises:
-            SourceError: reading the file failed.
             google.api_core.exceptions.GoogleAPICallError: the service refuses.
             google.api_core.exceptions.RetryError: it fails for too long.
         """
@@ -141,7 +120,7 @@ class ResumableUpload:
     def _read(self, at: int) -> Iterator[bytes]:
         self._source.seek(self._start + at)
         while at < self._size:
-            piece = read_source(self._source, min(_PIECE, self._size - at))
+            piece = pieces.read(self._source, min(_PIECE, self._size - at))
             if not piece:
                 raise errors.SaveError(
                     f"A file of {self._size} bytes ended after {at} while it was "
