@@ -26,6 +26,7 @@ from tfpreempt.platforms.gce import (
     GceTpuTerminationConfig,
 )
 from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
+from tfpreempt.platforms.probing import Finding
 from tfpreempt.platforms.slurm import SlurmTerminationConfig
 
 VARIABLE = "TFPREEMPT_PLATFORM"
@@ -130,10 +131,9 @@ def detect_platform(
         return _platform(name, (evidence, *machine.evidence), machine.cloud)
     if machine.cloud is not None:
         probes = {machine.cloud: probes[machine.cloud]}
+    found = None
     if machine.cloud in (None, "gce"):  # else there is nothing left to ask
         found = probing.probe_all(probes, environment, limit_seconds)
-    else:
-        found = None
     return _by_machine(machine, found)
 
 
@@ -154,7 +154,7 @@ def _by_variables(environment: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
-def _by_machine(machine: Machine, found: probing.Finding | None) -> Platform:
+def _by_machine(machine: Finding, found: Finding | None) -> Platform:
     cloud = found.cloud if found is not None else machine.cloud
     evidence = (*machine.evidence, *(found.evidence if found is not None else ()))
     if cloud is None:
@@ -162,38 +162,19 @@ def _by_machine(machine: Machine, found: probing.Finding | None) -> Platform:
         return _platform("generic", (nothing,), None)
     if cloud != "gce":
         return _platform(cloud, evidence, cloud)
-    kinds = frozenset() if found is None else found.kinds
-    if "tpu" in kinds:
-        return _platform("gce-tpu", evidence, cloud)
-    if "spot" in kinds:  # also with a GPU: it is preempted, not maintained
-        return _platform("gce-spot", evidence, cloud)
-    if machine.has_gpu:
+    told = frozenset() if found is None else found.kinds
+    # Spot also with a GPU: it is preempted, not maintained.
+    kind = next((k for k in ("tpu", "spot", "gpu") if k in told | machine.kinds), "cpu")
+    if kind == "gpu" and "gpu" in machine.kinds:
         evidence = (*evidence, "a PCI device is a GPU of NVIDIA")
-    if machine.has_gpu or "gpu" in kinds:
-        return _platform("gce-gpu", evidence, cloud)
-    return _platform("gce-cpu", evidence, cloud)
+    return _platform(f"gce-{kind}", evidence, cloud)
 
 
 def _platform(name: str, evidence: tuple[str, ...], cloud: str | None) -> Platform:
     return Platform(name=name, variant=VARIANTS[name], evidence=evidence, cloud=cloud)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Where this program runs, as far as files tell.
-
-    Attributes:
-        cloud: "gce", "aws", "azure", or None where no file names one of them.
-        evidence: what named it, for people.
-        has_gpu: whether a PCI device is a GPU of NVIDIA.
-    """
-
-    cloud: str | None
-    evidence: tuple[str, ...]
-    has_gpu: bool
-
-
-def read_machine(root: Path = Path("/")) -> Machine:
+def read_machine(root: Path = Path("/")) -> Finding:
     """Reads /sys; what can't be read is not there.
 
     Args:
@@ -205,13 +186,13 @@ def read_machine(root: Path = Path("/")) -> Machine:
         ("aws", "bios_version", lambda text: "amazon" in text.lower()),
         ("azure", "chassis_asset_tag", lambda text: text == _AZURE_ASSET_TAG),
     )
-    has_gpu = _has_gpu(root / _PCI)
+    kinds = frozenset({"gpu"} if _has_gpu(root / _PCI) else ())
     for cloud, name, says_so in checks:
         text = _read(root / _DMI / name)
         if says_so(text):
             evidence = (f"/{_DMI}/{name} is {text!r}",)
-            return Machine(cloud=cloud, evidence=evidence, has_gpu=has_gpu)
-    return Machine(cloud=None, evidence=(), has_gpu=has_gpu)
+            return Finding(cloud=cloud, evidence=evidence, kinds=kinds)
+    return Finding(cloud=None, evidence=(), kinds=kinds)
 
 
 def _has_gpu(devices: Path) -> bool:

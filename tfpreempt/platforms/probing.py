@@ -19,15 +19,15 @@ _GPU_MACHINES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A metadata server has answered.
+    """Where this program runs, as far as a metadata server or the machine's files tell.
 
     Attributes:
-        cloud: "gce", "aws" or "azure".
-        evidence: what it said, for people.
-        kinds: of a GCE machine: "tpu", "spot" and "gpu", as far as they hold.
+        cloud: "gce", "aws" or "azure"; None where no file names one of them.
+        evidence: what says so, for people.
+        kinds: "tpu", "spot" and "gpu", as far as they are known to hold.
     """
 
-    cloud: str
+    cloud: str | None
     evidence: tuple[str, ...]
     kinds: frozenset[str] = frozenset()
 
