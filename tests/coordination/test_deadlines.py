@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core.deadline import LATE
@@ -14,16 +16,21 @@ from tfpreempt.testing.clock import FakeClock
 class Alarms:
     """A runtime whose alarms never ring."""
 
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
     def at(self, when: float, call: Callable[[], None]) -> None:
-        pass
+        self.times.append(when)
 
 
-def deadlines_on(clock: FakeClock) -> Deadlines:
+def deadlines_on(
+    clock: FakeClock, step: float = 0.0, alarms: Alarms | None = None
+) -> Deadlines:
     return Deadlines(
-        Alarms(),  # type: ignore[arg-type]  # all that it uses
+        alarms or Alarms(),  # type: ignore[arg-type]  # all that it uses
         clock,
         30.0,
-        lambda: 0.0,
+        lambda: step,
         lambda: None,
         lambda is_told: True,
     )
@@ -92,3 +99,49 @@ def test_waiting_is_never_shorter_than_saves_take(
     deadlines.save_seconds = save
     deadlines.shorten(clock.monotonic(), None)
     assert deadlines.at == clock.monotonic() + patience
+
+
+@pytest.mark.parametrize(
+    ("grace", "save", "step", "pays"),
+    [
+        (None, 1.0, 1.0, False),
+        (0, None, 0.0, False),
+        (30.0, None, 1.0, True),
+        (9.0, 1.0, 1.0, True),
+        (8.9, 1.0, 1.0, False),
+    ],
+)
+def test_a_second_commit_pays_from_three_saves_and_six_steps(
+    grace: float | None, save: float | None, step: float, pays: bool
+) -> None:
+    deadlines = deadlines_on(FakeClock(), step)
+    deadlines.save_seconds = save
+    assert deadlines.pays_twice(grace) is pays
+
+
+seconds = st.floats(0.01, 10_000)
+
+
+@settings(max_examples=100)  # it is arithmetic
+@given(seconds, seconds, seconds)
+def test_where_it_pays_the_last_call_leaves_time_for_the_save(
+    grace: float, save: float, step: float
+) -> None:
+    clock, alarms = FakeClock(), Alarms()
+    deadlines = deadlines_on(clock, step, alarms)
+    deadlines.save_seconds = save
+    deadlines.shorten(clock.monotonic(), grace)
+    deadlines.set_last_call()
+    assert alarms.times[-1] < clock.monotonic() + grace - save - 2 * step
+
+
+def test_training_goes_on_after_a_commit_until_the_last_call() -> None:
+    clock = FakeClock()
+    deadlines = deadlines_on(clock, 1.0)
+    deadlines.save_seconds = 10.0
+    assert not deadlines.allows_to_train_on()
+    deadlines.shorten(clock.monotonic(), 60.0)
+    clock.advance(40.0)
+    assert deadlines.allows_to_train_on()
+    clock.advance(2.0)
+    assert not deadlines.allows_to_train_on()

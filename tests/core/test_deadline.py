@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,28 +10,6 @@ from tfpreempt.core import deadline as dl
 seconds = st.floats(0.01, 10_000)
 maybe = st.none() | seconds
 few = settings(max_examples=100)  # it is arithmetic
-
-
-@pytest.mark.parametrize(
-    ("grace", "save", "step", "pays"),
-    [
-        (None, 1.0, 1.0, False),
-        (0, None, 0.0, False),
-        (30.0, None, 1.0, True),
-        (9.0, 1.0, 1.0, True),
-        (8.9, 1.0, 1.0, False),
-    ],
-)
-def test_a_second_commit_pays_from_three_saves_and_six_steps(grace, save, step, pays):
-    assert dl.pays_twice(grace, save, step) is pays
-
-
-@few
-@given(seconds, seconds, seconds, seconds)
-def test_where_it_pays_the_last_call_leaves_time_for_the_save(at, grace, save, step):
-    end = at + grace
-    call = dl.last_call(end, grace, save, step)
-    assert call < end - save - 2 * step
 
 
 @few

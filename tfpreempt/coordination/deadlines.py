@@ -144,26 +144,41 @@ class Deadlines:
         self.extend()
 
     def pays_twice(self, grace: float | None) -> bool:
-        """Whether a grace allows to train on after a commit, and to commit again."""
-        return dl.pays_twice(grace, self.save_seconds, self._step_seconds())
+        """Whether a second commit at the end of a grace is worth it.
+
+        It is where the grace is at least three times a save and two steps. While no
+        save was measured the answer is yes: the first commit, made at once, measures
+        it, and is asked again.
+
+        Args:
+            grace: seconds told with the notice; None or 0: commit at once and leave.
+        """
+        if not grace:
+            return False
+        save = self.save_seconds
+        return save is None or grace >= 3 * (save + 2 * self._step_seconds())
 
     def allows_to_train_on(self) -> bool:
         """The same once there is a commit: the last call must not be over either."""
-        if self._told is None or self._grace is None:
+        last_call = self._last_call_time()
+        if last_call is None or last_call <= self._clock.monotonic():
             return False
-        save, step = self.save_seconds or 0.0, self._step_seconds()
-        last_call = dl.last_call(self._told, self._grace, save, step)
-        on_time = last_call > self._clock.monotonic()
-        return on_time and dl.pays_twice(self._grace, save, step)
+        return self.pays_twice(self._grace)
 
     def set_last_call(self) -> None:
         """Sets the alarm for the final round; a newer setting replaces it."""
+        when = self._last_call_time()
+        if when is not None:
+            self._last_call_at = when
+            self._runtime.at(when, functools.partial(self._last_call, when))
+
+    def _last_call_time(self) -> float | None:
+        """When the final round must be opened so that its commit is in time."""
         if self._told is None or self._grace is None:
-            return
+            return None
         save = self._grace / 4 if self.save_seconds is None else self.save_seconds
-        when = dl.last_call(self._told, self._grace, save, self._step_seconds())
-        self._last_call_at = when
-        self._runtime.at(when, functools.partial(self._last_call, when))
+        margin = min(2.0, 0.25 * self._grace)
+        return self._told - (dl.SAFETY * save + 2 * self._step_seconds() + margin)
 
     def waits_until(self, key: Key) -> float:
         """When a wait for others' keys of this kind, which begins now, is given up."""

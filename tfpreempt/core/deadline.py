@@ -11,29 +11,6 @@ LATE = 900.0  # a machine that was told to go may still be there this much later
 SAFETY = 1.5  # a save under pressure takes this much longer than the last one
 
 
-def pays_twice(grace: float | None, save: float | None, step: float) -> bool:
-    """Whether a second commit at the end of the grace period is worth it.
-
-    It is where the grace is at least three times a save and two steps. While no save
-    was measured the answer is yes: the first commit, made at once, measures it, and is
-    asked again.
-
-    Args:
-        grace: seconds told with the notice; None or 0 mean commit at once and leave.
-        save: measured seconds of a save; None if there was none yet.
-        step: measured seconds of a step.
-    """
-    if not grace:
-        return False
-    return save is None or grace >= 3 * (save + 2 * step)
-
-
-def last_call(deadline: float, grace: float, save: float, step: float) -> float:
-    """When the final round must be opened so that its commit is in time."""
-    margin = min(2.0, 0.25 * grace)
-    return deadline - (SAFETY * save + 2 * step + margin)
-
-
 def after_travel(remaining: float, delay: float = TRAVEL_MARGIN) -> float:
     """What is left of a grace that was told somewhere else, some time ago.
 
