@@ -29,6 +29,7 @@ from tfpreempt.errors import (
 from tfpreempt.handler import process_end, session
 from tfpreempt.handler.exit import ExitPath
 from tfpreempt.handler.interrupts import held_back
+from tfpreempt.handler.members import Members
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -145,7 +146,7 @@ def boundary(current: session.Session) -> None:
 def test_one_session_a_process(current: session.Session) -> None:
     """All handlers share it; the shortest time-out holds; one cluster only."""
     assert session.session_for(LOCAL, MemoryStore, 3.0) is current
-    assert current.save_timeout == 3.0
+    assert current.coordinator.deadlines.save_timeout == 3.0
     assert [current.next_prefix() for _ in range(2)] == [
         "tfpreempt/0/start/1",
         "tfpreempt/0/start/2",
@@ -206,7 +207,7 @@ def test_all_open_handlers_are_saved(current: session.Session) -> None:
         current.open(member)
     current.open(FakeMember())  # dropped at once
     current.part(closed)
-    assert current.members() == [first, second]
+    assert list(current.members) == [first, second]
     notify(current)
     boundary(current)
     assert [len(member.calls) for member in (first, second, closed)] == [4, 3, 0]
@@ -410,10 +411,12 @@ def test_an_end_that_is_not_saved_is_no_success() -> None:
 
     pid = os.fork()
     if pid == 0:
-        members = [FakeMember()]
+        member = FakeMember()
+        members = Members()
+        members.add(member)
         way_out = ExitPath(
             LOCAL,
-            lambda: members,
+            members,
             left=lambda: 0.0,
             linger=lambda: 0.0,
             is_noticed=lambda: False,

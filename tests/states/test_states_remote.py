@@ -239,6 +239,7 @@ def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
     class Session:
         commits = SimpleNamespace(load_state=lambda state: True)
 
+        @property
         def members(self):
             return [self]
 

@@ -5,7 +5,9 @@ admission        how a handler, or a fit, becomes a member of the session
 start            what all workers agree on first: one storage, one commit to restore
 member           one handler, or fit: its steps, its journal
 commits          what a member saves, restores and has copied
+members          the open ones of a process
 session          the process's part in the agreement, which all its members share
+round_save       the save of a round: stage, and on the chief the marker
 saving           saves without a notice, to which all workers come at the same place
 exit             every way out: commit, loss, error, deadline, the interpreter's end
 process_end      the end of a process with its code, whatever holds it up

@@ -16,10 +16,11 @@ from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.rendezvous import bounded
 from tfpreempt.coordination.runtime import Runtime, publish
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.events import Exit, Fault, Outcome
+from tfpreempt.core.events import Exit, Outcome
 from tfpreempt.errors import UsageError, WaitTimeoutError
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.member import Member
+from tfpreempt.handler.members import Members
 from tfpreempt.handler.process_end import (
     LastExit,
     exit_hard,
@@ -47,7 +48,7 @@ class ExitPath:
     def __init__(
         self,
         cluster: Cluster,
-        members: Callable[[], list[Member]],
+        members: Members,
         left: Callable[[], float],
         linger: Callable[[], float],
         is_noticed: Callable[[], bool],
@@ -67,7 +68,7 @@ class ExitPath:
     @held_back(lambda: True)  # a copy may be under way
     def leave(self, outcome: Outcome, reason: str) -> None:
         """Leaves by the oldest handler's exit function; returns if that does."""
-        members = self._members()
+        members = list(self._members)
         if outcome is Outcome.FINISHED or not members:
             return
         keep_streams()
@@ -145,7 +146,7 @@ class ExitPath:
 
     def overrun(self, why: str) -> None:
         """No boundary comes in time: ends the process from this thread."""
-        members = self._members()
+        members = list(self._members)
         if self._is_over or not members:
             return
         keep_streams()
@@ -234,12 +235,6 @@ class ExitPath:
                 "error, and start all workers again."
             )
 
-    def fault(self, where: str, error: Exception) -> None:
-        """Training survives this; it is logged and written to the journal."""
-        log.error("tfpreempt: %s failed: %s", where, error)
-        for member in self._members():
-            member.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))
-
     def at_exit(
         self,
         raised: Callable[[BaseException], None],
@@ -253,7 +248,7 @@ class ExitPath:
             close: makes the last boundary of a member.
             limit: seconds to wait for workers that still train.
         """
-        members = self._members()
+        members = list(self._members)
         if self._is_forked:
             return
         flush_streams()

@@ -24,7 +24,7 @@ from tfpreempt.checkpoint.unsaved import Unsaved
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler.admission import admit, find_session
 from tfpreempt.handler.member import Member
-from tfpreempt.handler.session import Stage, stage_plain
+from tfpreempt.handler.round_save import Stage, stage_plain
 from tfpreempt.handler.step_errors import step_failed, was_preemption
 from tfpreempt.platforms.config import TerminationConfig
 

@@ -12,25 +12,20 @@ import datetime
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 
 from tfpreempt.checkpoint.layout import is_same
-from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.coordination import events as ev
-from tfpreempt.coordination import keys
 from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
-from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.runtime import Threads
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.events import Commit, Event, Exit, Fault, Notice, Outcome
+from tfpreempt.core.events import Commit, Exit, Fault, Notice, Outcome
 from tfpreempt.errors import (
     CheckpointError,
     HandlerClosedError,
     NestedRunError,
-    SaveError,
     StoreGoneError,
     UsageError,
 )
@@ -38,21 +33,14 @@ from tfpreempt.handler.data_errors import is_of_data
 from tfpreempt.handler.exit import ExitPath
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.member import Member
+from tfpreempt.handler.members import Members
 from tfpreempt.handler.process_end import exit_hard, keep_streams, on_interpreter_end
 from tfpreempt.handler.remote_cluster import expect_to_go
+from tfpreempt.handler.round_save import RoundSave, Stage, stage_plain
 from tfpreempt.handler.saving import CollectiveSaves, repeat
 from tfpreempt.notice.children import killed_children
 
 log = logging.getLogger(__name__)
-
-Stage = Callable[[Member, str], Staged]
-"""Writes a member's part of the save of a name."""
-
-
-def stage_plain(member: Member, name: str) -> Staged:
-    """Writes it without anything from the user."""
-    return member.stage(name)
-
 
 OPENS_WITHIN = 1.0
 """Seconds from a notice until its round is open; it takes milliseconds."""
@@ -86,11 +74,9 @@ class Session:
         self.cluster = cluster
         self.store = store
         self.incarnation = incarnation
-        self.save_timeout = save_timeout
-        self.clock: Clock = clock or SystemClock()
-        self._members: list[weakref.ref[Member]] = []
+        self._clock: Clock = clock or SystemClock()
+        self.members = Members()
         self._saves = 0
-        self._kept: set[Member] = set()  # from the first step on, until closed
         self._admitted = 0
         self._started: tuple[float, int] | None = None
         self.noticed = threading.Event()
@@ -101,17 +87,17 @@ class Session:
             linger=lambda: self.coordinator.deadlines.linger,
             is_noticed=lambda: self.coordinator.deadlines.at is not None,
         )
-        self._runtime = Threads(store, self.clock, self._store_gone)
+        self._runtime = Threads(store, self._clock, self._store_gone)
         self._collective = CollectiveSaves(cluster, incarnation, self._runtime)
         settings = ev.Settings(cluster.worker, cluster.world, cluster.world > 1)
         self.coordinator = Coordinator(
             settings,
             incarnation,
             self._runtime,
-            self.clock,
+            self._clock,
             save_timeout=save_timeout,
             step_seconds=self._step_seconds,
-            record=self.record,
+            record=self.members.record,
             on_overrun=self.exit.overrun,
         )
         self.gate = self.coordinator.gate
@@ -127,7 +113,7 @@ class Session:
 
     def in_use(self) -> list[str]:
         """Directories of open members; no other one can have them."""
-        return [each.directory for each in self.members() if not self._is_over(each)]
+        return [each.directory for each in self.members if not self._is_over(each)]
 
     def open(self, member: Member, every: datetime.timedelta | None = None) -> None:
         """A member takes part from now on: listens, and copies its commits.
@@ -143,10 +129,10 @@ class Session:
         self.come_back()
         member.watcher.start()
         member.commits.begin_copying(member.record)
-        for other in self.members():
+        for other in self.members:
             if self._is_over(other) and is_same(other.directory, member.directory):
                 self.part(other)
-        self._members.append(weakref.ref(member))
+        self.members.add(member)
         if every is not None and self.cluster.is_chief:
             self._save_each(every.total_seconds(), member)
 
@@ -156,31 +142,17 @@ class Session:
         return has_failed or self.exit.has_left(member)
 
     def arm(self, member: Member) -> None:
-        """Training begins: listens again, and sets the random generators.
-
-        A member that nobody holds any more, in a program that never closes it, still
-        gets its last boundary.
-        """
+        """Training begins: listens again, and sets the random generators."""
         if not member.is_armed:
             member.is_armed = True
             member.watcher.rearm()
-            self._kept.add(member)
+            self.members.keep(member)
             member.commits.load_random_state()
 
     def part(self, member: Member) -> None:
         """A member takes part no more."""
         member.close()
-        self._kept.discard(member)
-        self._members = [ref for ref in self._members if ref() not in (None, member)]
-
-    def members(self) -> list[Member]:
-        """The open ones, oldest first."""
-        return [member for ref in self._members if (member := ref()) is not None]
-
-    def record(self, event: Event) -> None:
-        """Writes an event to every open member's journal; any thread."""
-        for member in self.members():
-            member.record(event)
+        self.members.remove(member)
 
     # --- boundaries ------------------------------------------------------------------
 
@@ -270,7 +242,7 @@ class Session:
         failure = None
         if not self.exit.detached:
             # With others open no boundary: workers may differ in those never used.
-            is_last = self.members() == [member]
+            is_last = list(self.members) == [member]
             if not is_last or self.finish(limit):
                 failure = self._commit_final(member)
             if is_last and failure is None:
@@ -307,7 +279,7 @@ class Session:
             try:
                 self.save_together(member, "finished")
             except Exception as error:  # noqa: BLE001 - of a State, say; raised later
-                self.exit.fault("the final save", error)
+                self.members.fault("the final save", error)
                 error.add_note(
                     "Training is over, and its end is not committed. Mend what the "
                     "error names and start the program again: it repeats the steps "
@@ -337,7 +309,7 @@ class Session:
         function had returned."""
         if self.exit.left:
             self.exit.come_back()
-            self._kept.clear()  # what came before the exit is over
+            self.members.let_go()  # what came before the exit is over
             if self.coordinator.state.main is ev.Main.ENDED:  # not where a peer went
                 self.coordinator.feed(ev.NextRound())
 
@@ -351,8 +323,8 @@ class Session:
     ) -> type[ev.Verdict] | None:
         """Stands at a boundary until the verdict on it; returns the verdict's type."""
         c = self.coordinator
-        c.set_saves_alone(not any(m.commits.needs_peers() for m in self.members()))
-        staged: list[tuple[Member, Staged]] = []
+        c.set_saves_alone(not any(m.commits.needs_peers() for m in self.members))
+        save = RoundSave(self.cluster, self.members, c, self._collective, self._clock)
         c.feed(ev.Boundary(self.gate.started, last))
         while True:
             match c.wait(limit):
@@ -364,12 +336,9 @@ class Session:
                     )
                     return None
                 case ev.Save(_, _, repeat):
-                    parts = [] if repeat else self._stage(stage)
-                    staged = parts or []
-                    c.feed(ev.Saved(parts is not None))
+                    c.feed(ev.Saved(repeat or save.stage(stage)))
                 case ev.WriteMarker(workers):
-                    kind = self._mark(staged, workers, steps_follow)
-                    c.feed(ev.Committed(kind))
+                    c.feed(ev.Committed(save.mark(workers, steps_follow)))
                 case ev.Leave(outcome):
                     note = str(c.commit_extra.get("note", ""))
                     self.exit.leave(outcome, c.lost_because or note)
@@ -377,79 +346,6 @@ class Session:
                     return ev.Leave
                 case verdict:
                     return type(verdict)
-
-    def _stage(self, stage: Stage) -> list[tuple[Member, Staged]] | None:
-        """This worker's part of a round's save; None if it could not be written."""
-        name = f"round-{self.coordinator.state.round}"
-        self._save_started = self.clock.monotonic()
-        members = self.members()
-        due = [member for member in members if member.has_moved]
-        if not due:
-            limit = max(0.0, self.coordinator.deadlines.left)
-            due = [each for each in members if not self._collective.stands(each, limit)]
-        try:
-            return [(member, stage(member, name)) for member in due]
-        except Exception as error:  # noqa: BLE001 - told to all workers; all leave
-            self._save_failed(error)
-            return None
-
-    def _mark(
-        self,
-        staged: list[tuple[Member, Staged]],
-        workers: tuple[int, ...],
-        steps_follow: bool,
-    ) -> CommitKind:
-        because = "preemption"
-        if self.coordinator.state.notice is NoticeKind.PERIODIC:
-            because = "periodic"
-            if len(workers) < self.cluster.world:
-                return self._drop(staged, workers)
-        try:
-            commits = [m.commit(part, because, workers) for m, part in staged]
-        except Exception as error:  # noqa: BLE001 - told to all workers; all leave
-            self._save_failed(error)
-            return CommitKind.NONE
-        seconds = self.clock.monotonic() - self._save_started
-        done = [commit for commit in commits if commit is not None]
-        extra: keys.Extra = dict(self.coordinator.commit_extra) if not staged else {}
-        if done:
-            extra = {"step": done[0].step, "path": done[0].path}
-        if staged:
-            extra["save_seconds"] = self.coordinator.deadlines.save_seconds = seconds
-        if staged and not done:
-            extra["note"] = "save_fn returned no path: what it saved is not verified"
-        self.coordinator.attach(Key.COMMIT, extra)
-        kind = self.coordinator.commit_kind(steps_follow=steps_follow)
-        if kind is CommitKind.TRAIN_ON and because == "preemption" and done:
-            log.warning(
-                "tfpreempt: step %d is committed; training goes on while the grace "
-                "lasts",
-                done[0].step,
-            )
-        return kind
-
-    def _drop(
-        self, staged: list[tuple[Member, Staged]], workers: tuple[int, ...]
-    ) -> CommitKind:
-        """Nobody has to leave, so the last commit, which is whole, is worth more than a
-        newer one without somebody's generators and data position."""
-        for member, part in staged:
-            member.commits.discard(part)
-        missing = sorted(set(range(self.cluster.world)) - set(workers))
-        error = SaveError(
-            f"no part of the periodic save came from worker(s) {missing}; it is "
-            "dropped, the last commit stands. Look at the logs of those workers."
-        )
-        self.exit.fault("periodic save", error)
-        return CommitKind.NONE
-
-    def _save_failed(self, error: Exception) -> None:
-        log.error("tfpreempt: the checkpoint could not be saved", exc_info=error)
-        reason = f"worker {self.cluster.worker}: {type(error).__name__}: {error}"
-        self.coordinator.lost_because = reason
-        self.record(Fault(where="save", error=reason))
-        self.coordinator.attach(Key.COMMIT, {"reason": reason})
-        self.coordinator.attach(Key.DONE, {"reason": reason})
 
     # --- without a notice ------------------------------------------------------------
 
@@ -496,7 +392,11 @@ class Session:
             self.coordinator.is_saving = True
             try:
                 commit = self._collective.save(
-                    member, name, because, self.save_timeout, stage
+                    member,
+                    name,
+                    because,
+                    self.coordinator.deadlines.save_timeout,
+                    stage,
                 )
             finally:
                 self.coordinator.is_saving = False
@@ -509,7 +409,7 @@ class Session:
         try:
             self.save_together(member, "periodic", stage)
         except CheckpointError as error:
-            self.exit.fault("periodic save", error)
+            self.members.fault("periodic save", error)
 
     def _save_each(self, seconds: float, member: Member) -> None:
         """On the chief: asks all for a commit every so many seconds."""
@@ -520,10 +420,10 @@ class Session:
 
         repeat(
             self._runtime,
-            self.clock,
+            self._clock,
             seconds,
             member,
-            lambda member: member in self.members(),
+            lambda member: member in self.members,
             ask,
         )
 
@@ -539,14 +439,14 @@ class Session:
             within: seconds in which it may still be heard of. Of one that was heard of
                 other threads tell soon.
         """
-        start, never = self.clock.monotonic(), threading.Event()
+        start, never = self._clock.monotonic(), threading.Event()
         while self.coordinator.state.notice not in PREEMPTION:
             since = self.coordinator.deadlines.since_notice
             is_opening = since is not None and since < OPENS_WITHIN
-            if not is_opening and self.clock.monotonic() - start >= within:
+            if not is_opening and self._clock.monotonic() - start >= within:
                 return False
             never.wait(0.01)
-        return bool(self.members())
+        return bool(self.members)
 
     def serve(self, error: Exception, is_whole: bool) -> bool:
         """Serves the notice that an error came under, if there is one.
@@ -583,7 +483,7 @@ class Session:
         self.coordinator.notice(notice)
         expect_to_go(notice)
         self.noticed.set()
-        for member in self.members():
+        for member in self.members:
             if member.commits.token == token:
                 self._told(member, notice)
         boundary = "the next boundary"
@@ -597,7 +497,7 @@ class Session:
             f"grace {grace:g} s" if grace else "nobody says how long it leaves",
             "the step that runs" if self.gate.busy else boundary,
         )
-        self._runtime.at(self.clock.monotonic() + DIES_WITHIN, self._name_killed)
+        self._runtime.at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
 
     def _told(self, member: Member, notice: Notice) -> None:
         if member.commits.mirror is not None:
@@ -615,7 +515,7 @@ class Session:
                 "sent to the main process alone (docs/platforms.md)",
                 killed,
             )
-            self.record(Fault(where="children", error=f"killed: {killed}"))
+            self.members.record(Fault(where="children", error=f"killed: {killed}"))
 
     def failed(
         self,
@@ -646,11 +546,13 @@ class Session:
         self.exit.fail(self.coordinator, error, peer_is_gone)
 
     def _at_exit(self) -> None:
-        self.exit.at_exit(self._died, self.close, self.save_timeout)
+        self.exit.at_exit(
+            self._died, self.close, self.coordinator.deadlines.save_timeout
+        )
 
     def _died(self, error: BaseException) -> None:
         """The program ends by an error that passed no handler."""
-        is_whole = self.is_whole and not any(m.amid for m in self.members())
+        is_whole = self.is_whole and not any(m.amid for m in self.members)
         if isinstance(error, Exception):
             exit_hard(lambda: self.serve(error, is_whole))
         self.raised(error)
@@ -660,14 +562,13 @@ class Session:
 
     def set_save_timeout(self, seconds: float) -> None:
         """The newest handler's word holds."""
-        self.save_timeout = seconds
         self.coordinator.deadlines.save_timeout = seconds
 
     # --- measurements ----------------------------------------------------------------
 
     def begin_measuring(self) -> None:
         """Called at a boundary after the first, which traced the step function."""
-        self._started = (self.clock.monotonic(), self.gate.started)
+        self._started = (self._clock.monotonic(), self.gate.started)
 
     def _step_seconds(self) -> float:
         """Mean seconds of an interval so far; 0 while there was none."""
@@ -675,7 +576,7 @@ class Session:
             return 0.0
         since, first = self._started
         intervals = max(1, self.gate.started - first)
-        return (self.clock.monotonic() - since) / intervals
+        return (self._clock.monotonic() - since) / intervals
 
 
 _current: Session | None = None
@@ -730,7 +631,7 @@ def new_process() -> Iterator[None]:
         yield
     finally:
         if (made := _swap(before)) is not None:
-            for member in made.members():
+            for member in made.members:
                 made.part(member)
 
 
@@ -746,4 +647,4 @@ def current() -> Session | None:
 
 def members() -> list[Member]:
     """The open members of this process, oldest first."""
-    return [] if _current is None else _current.members()
+    return [] if _current is None else list(_current.members)

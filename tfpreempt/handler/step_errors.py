@@ -85,7 +85,7 @@ def was_preemption(
 
 def _lost_workers(error: BaseException, session: Session) -> bool:
     """The step is half done where a remote worker went, so nothing can be saved."""
-    if not is_lost_worker(error) or not session.members():
+    if not is_lost_worker(error) or not session.members:
         return False
     if not is_expected_to_go():  # the notice may be on its way
         session.noticed.clear()

@@ -52,8 +52,8 @@ def save_all_states() -> str:
         ConfigurationError: there is no handler, and the variable isn't set.
         UsageError: there is no State and no handler; or inside `run()`.
     """
-    if (current := session.current()) and current.members():
-        return [current.save(member) for member in current.members()][-1]
+    if (current := session.current()) and current.members:
+        return [current.save(member) for member in current.members][-1]
     cluster = _cluster()
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
@@ -123,8 +123,8 @@ def load_state(state: State) -> bool:
         ConfigurationError: the State is none.
     """
     check_state(state, "load_state(state)")
-    if (current := session.current()) and current.members():
-        members = reversed(current.members())
+    if (current := session.current()) and current.members:
+        members = reversed(list(current.members))
         return any(each.commits.load_state(state) for each in members)
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
