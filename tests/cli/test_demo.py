@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -16,10 +17,11 @@ from click.testing import CliRunner
 from tfpreempt.cli import main
 from tfpreempt.cli.demo.job import (
     DemoFailedError,
+    Plan,
     Preemption,
     Trained,
+    draw_plan,
     pids_to_preempt,
-    plan_preemptions,
     train,
 )
 from tfpreempt.cli.demo.result import Survived, assess, count_lost, find_survived
@@ -55,9 +57,8 @@ def fake_job(directory: Path, *waits: int) -> list[str]:
 
 
 def plan(preemptions: int, seed: int = 0, workers: int = 2) -> tuple[Preemption, ...]:
-    return plan_preemptions(
-        workers=workers, preemptions=preemptions, seed=seed, steps=1000
-    )
+    how = {"workers": workers, "steps": 1000, "seed": seed, "preemptions": preemptions}
+    return draw_plan(way="loop", **how).preemptions
 
 
 # --- what is planned -----------------------------------------------------------------
@@ -189,10 +190,12 @@ def test_one_bit_is_a_difference_and_failures_name_what_was_promised(
         (folder / "accuracy-0.json").write_text("0.9")
         (folder / "weights-0.bin").write_bytes(b"\0\0")
     told = [trained(0, step) for step in range(3)]
-    same = assess(folders, told, 1, 3, asked=0)
+    fine = Plan(way="loop", workers=1, steps=3, seed=0, preemptions=())
+    same = assess(folders, told, fine)
     assert (same.bit_identical, same.final_accuracy, same.failures()) == (True, 0.9, [])
     (folders[1] / "weights-0.bin").write_bytes(b"\0\1")
-    other = assess(folders, told, 1, 4, asked=3)
+    asked = (Preemption(step=1, workers=(0,)),) * 3
+    other = assess(folders, told, dataclasses.replace(fine, steps=4, preemptions=asked))
     assert not other.bit_identical
     assert len(other.failures()) == 3
     assert "0 preemptions ended in a commit, 3 were asked" in other.failures()[0]

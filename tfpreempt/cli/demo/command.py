@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -19,10 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from tfpreempt.cli.demo.job import (
-    EPOCH_STEPS,
-    Preemption,
+    Plan,
     Trained,
-    plan_preemptions,
+    draw_plan,
     supervised,
     train,
 )
@@ -82,16 +80,19 @@ def demo(
     began = time.monotonic()
     console = Console(stderr=True, quiet=as_json)
     try:
-        planned = plan_preemptions(
-            workers=workers, preemptions=preemptions, seed=seed, steps=steps
+        plan = draw_plan(
+            way="fit" if keras else "loop",
+            workers=workers,
+            steps=steps,
+            seed=seed,
+            preemptions=preemptions,
         )
-        _check(steps, keras)
+        _require_scikit_learn()
         directory = _fresh_directory(out)
         console.print(f"seed {seed}, files in {directory}", highlight=False)
         # SIGTERM ends the demo as Ctrl-C does, with its supervisor and workers.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        way = "fit" if keras else "loop"
-        result = _train_twice(console, directory, planned, workers, steps, seed, way)
+        result = _train_twice(console, directory, plan)
     except TfpreemptError as error:
         raise click.ClickException(str(error)) from error
     seconds = round(time.monotonic() - began, 1)
@@ -108,13 +109,8 @@ def demo(
     sys.exit(bool(failures))
 
 
-def _check(steps: int, keras: bool) -> None:
-    """Says before any process is started what can't be done."""
-    if keras and steps % EPOCH_STEPS:
-        raise ConfigurationError(
-            f"--steps {steps} with --keras: model.fit trains whole epochs, of "
-            f"{EPOCH_STEPS} steps here. Give a multiple of {EPOCH_STEPS}."
-        )
+def _require_scikit_learn() -> None:
+    """Says what is missing before any process is started."""
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigurationError(
             "The demo trains on the handwritten digits that come with scikit-learn, "
@@ -136,28 +132,17 @@ def _fresh_directory(out: Path) -> Path:
         ) from error
 
 
-def _train_twice(
-    console: Console,
-    directory: Path,
-    planned: Sequence[Preemption],
-    workers: int,
-    steps: int,
-    seed: int,
-    way: str,
-) -> Result:
+def _train_twice(console: Console, directory: Path, plan: Plan) -> Result:
     """Trains with preemptions and without, and compares."""
     folders = [directory / name for name in ("interrupted", "uninterrupted")]
     trained: dict[Path, list[Trained]] = {}
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress("{task.description}", *columns, console=console) as bar:
-        for folder, preemptions in zip(folders, (planned, ()), strict=True):
-            command = supervised(
-                folder, workers, steps=steps, seed=seed, way=way,
-                max_preemptions=len(preemptions),
-            )  # fmt: skip
-            task = bar.add_task(folder.name, total=steps)
+        for folder, planned in zip(folders, (plan.preemptions, ()), strict=True):
+            command = supervised(folder, plan, max_preemptions=len(planned))
+            task = bar.add_task(folder.name, total=plan.steps)
             trained[folder] = []
-            job = train(folder, command, workers, preemptions)
+            job = train(folder, command, plan.workers, planned)
             with contextlib.closing(job):
                 for new in job:
                     trained[folder] += new
@@ -165,7 +150,7 @@ def _train_twice(
                     told = f"loss {last.loss:.4f}, restarts {last.restart}"
                     text = f"{folder.name:<13} {told}"
                     bar.update(task, completed=last.step + 1, description=text)
-    return assess(folders, trained[folders[0]], workers, steps, asked=len(planned))
+    return assess(folders, trained[folders[0]], plan)
 
 
 def _table(result: Result) -> Table:

@@ -39,6 +39,22 @@ class Preemption:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is trained, and when it is preempted.
+
+    Attributes:
+        way: "loop" or "fit".
+        preemptions: in the order of their steps.
+    """
+
+    way: str
+    workers: int
+    steps: int
+    seed: int
+    preemptions: tuple[Preemption, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """A line of a worker's record: this process has trained this step."""
 
@@ -49,14 +65,20 @@ class Trained:
     restart: int
 
 
-def plan_preemptions(
-    *, workers: int, preemptions: int, seed: int, steps: int
-) -> tuple[Preemption, ...]:
-    """Draws steps and workers from a seed, in the order of the steps.
+def draw_plan(
+    *, way: str, workers: int, steps: int, seed: int, preemptions: int
+) -> Plan:
+    """Draws the steps of the preemptions, and their workers, from the seed.
 
     Raises:
-        ConfigurationError: so many preemptions do not fit into the steps.
+        ConfigurationError: so many preemptions do not fit into the steps, or the steps
+            into epochs.
     """
+    if way == "fit" and steps % EPOCH_STEPS:
+        raise ConfigurationError(
+            f"--steps {steps} with --keras: model.fit trains whole epochs, of "
+            f"{EPOCH_STEPS} steps here. Give a multiple of {EPOCH_STEPS}."
+        )
     slots = range(_GAP, int(steps * _LAST), _GAP)
     if preemptions > len(slots):
         raise ConfigurationError(
@@ -66,10 +88,11 @@ def plan_preemptions(
         )
     rng = random.Random(seed)
     choices = [*((worker,) for worker in range(workers)), tuple(range(workers))]
-    return tuple(
+    drawn = tuple(
         Preemption(step=slot + rng.randrange(_GAP // 2), workers=rng.choice(choices))
         for slot in sorted(rng.sample(slots, preemptions))
     )
+    return Plan(way=way, workers=workers, steps=steps, seed=seed, preemptions=drawn)
 
 
 def train(
@@ -154,23 +177,15 @@ def pids_to_preempt(
     return [alive[worker].pid for worker in planned.workers]
 
 
-def supervised(
-    directory: Path,
-    workers: int,
-    *,
-    steps: int,
-    seed: int,
-    way: str,
-    max_preemptions: int,
-) -> list[str]:
+def supervised(directory: Path, plan: Plan, max_preemptions: int) -> list[str]:
     """The demo's training program under the supervisor; no failure is forgiven."""
     checkpoints = f"--checkpoint-dir={directory / 'checkpoints'}"
     return [
         *(sys.executable, "-m", "tfpreempt", "run", checkpoints),
-        *(f"--log-dir={directory / 'logs'}", f"--workers={workers}"),
+        *(f"--log-dir={directory / 'logs'}", f"--workers={plan.workers}"),
         *(f"--max-preemptions={max_preemptions}", "--max-failures=0", "--"),
-        *(sys.executable, "-m", "tfpreempt.cli.demo.worker", way, checkpoints),
-        *(f"--steps={steps}", f"--seed={seed}", f"--out={directory}"),
+        *(sys.executable, "-m", "tfpreempt.cli.demo.worker", plan.way, checkpoints),
+        *(f"--steps={plan.steps}", f"--seed={plan.seed}", f"--out={directory}"),
     ]
 
 

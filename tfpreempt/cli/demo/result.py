@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.cli.demo.job import Trained
+from tfpreempt.cli.demo.job import Plan, Trained
 from tfpreempt.core.journal import journal_directory, read_journal
 
 
@@ -76,36 +76,27 @@ class Result:
         }
 
 
-def assess(
-    folders: Sequence[Path],
-    trained: Sequence[Trained],
-    workers: int,
-    steps: int,
-    *,
-    asked: int,
-) -> Result:
+def assess(folders: Sequence[Path], trained: Sequence[Trained], plan: Plan) -> Result:
     """Compares what the jobs left in their directories.
 
     Args:
         folders: of the job with preemptions, and of the other one.
         trained: the records of the job with preemptions.
-        workers: number of workers.
-        steps: number of steps.
-        asked: number of preemptions.
+        plan: what was to be trained.
     """
     weights = {
         (job / f"weights-{worker}.bin").read_bytes()
         for job in folders
-        for worker in range(workers)
+        for worker in range(plan.workers)
     }
     journal = read_journal(journal_directory(folders[0] / "checkpoints"))
     accuracy = (folders[0] / "accuracy-0.json").read_text(encoding="utf-8")
     return Result(
-        asked=asked,
+        asked=len(plan.preemptions),
         preemptions=find_survived(journal),
         restarts=max(each.restart for each in trained),
-        steps=steps,
-        steps_lost=count_lost(trained, workers, steps),
+        steps=plan.steps,
+        steps_lost=count_lost(trained, plan.workers, plan.steps),
         bit_identical=len(weights) == 1,
         final_accuracy=json.loads(accuracy),
     )
