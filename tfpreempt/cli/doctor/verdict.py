@@ -42,6 +42,14 @@ class Level(enum.StrEnum):
     PROBLEM = "problem"  # a preemption would lose work, or end the job
 
 
+_SAID = {  # of one that is alive the detail says all
+    Liveness.LIVE: (Level.OK, ""),
+    Liveness.NOTICE: (Level.PROBLEM, "says now that this machine goes away"),
+    Liveness.DEAD: (Level.PROBLEM, "does not work here; nobody would see its notices"),
+    Liveness.SLOW: (Level.ADVICE, "has not answered yet"),
+}
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """All of it.
@@ -104,29 +112,13 @@ def needed_seconds(save_seconds: float, grace: float) -> float:
 
 
 def _assess_sources(facts: Facts) -> Iterator[Finding]:
-    levels = {
-        Liveness.LIVE: Level.OK,
-        Liveness.NOTICE: Level.PROBLEM,
-        Liveness.DEAD: Level.PROBLEM,
-        Liveness.SLOW: Level.ADVICE,
-    }
-    texts = {  # of one that is alive the detail says all
-        Liveness.NOTICE: "says now that this machine goes away",
-        Liveness.DEAD: "does not work here; its notices would not be seen",
-        Liveness.SLOW: "has not answered yet",
-    }
     count = collections.Counter(each.name for each in facts.sources)
     for source in facts.sources:
-        said = (texts.get(source.state, ""), source.detail)
-        text = ": ".join(part for part in said if part)
+        level, said = _SAID[source.state]
+        text = ": ".join(filter(None, (said, source.detail)))
         if count[source.name] > 1 and source.grace_seconds is not None:
             text += f" (for the notices that leave {source.grace_seconds:g} s)"
-        yield Finding(
-            levels[source.state],
-            source.name,
-            text,
-            grace_seconds=source.grace_seconds,
-        )
+        yield Finding(level, source.name, text, grace_seconds=source.grace_seconds)
 
 
 def _assess_cloud(facts: Facts) -> Iterator[Finding]:
@@ -230,16 +222,15 @@ def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:
         return
     took = f"{size_text(storage.save_bytes)} take {storage.save_seconds:.2f} s"
     grace = facts.shortest_grace
-    needed = needed_seconds(storage.save_seconds, grace or WAIT_SECONDS)
-    if needed <= (grace or WAIT_SECONDS):
-        text = f"{took}; with margins {needed:.1f} s"
-        fits = f" of {grace:g} s" if grace is not None else ""
+    limit = grace or WAIT_SECONDS
+    needed = needed_seconds(storage.save_seconds, limit)
+    text = f"{took}; with margins {needed:.1f} s"
+    mend = "use faster storage, save less, or a machine with a longer notice"
+    if needed <= limit:
+        fits = "" if grace is None else f" of {grace:g} s"
         yield Finding(Level.OK, "save", text + fits)
-        return
-    faster = "use faster storage, save less, or a machine with a longer notice"
-    if grace is None:
-        text = f"{took}, with margins {needed:.1f} s; pass save_timeout=, or {faster}"
-        yield Finding(Level.ADVICE, "save", text)
-        return
-    text = f"{took}, with margins {needed:.1f} s: more than the {grace:g} s; {faster}"
-    yield Finding(Level.PROBLEM, "save", text)
+    elif grace is None:
+        yield Finding(Level.ADVICE, "save", f"{text}; pass save_timeout=, or {mend}")
+    else:
+        text += f", more than the {grace:g} s; {mend}"
+        yield Finding(Level.PROBLEM, "save", text)

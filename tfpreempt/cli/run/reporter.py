@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -102,20 +103,16 @@ class Reporter:
         self._add(
             "budget",
             cause=verdict.cause.value,
-            preemptions=spent.preemptions,
+            **dataclasses.asdict(spent),
             max_preemptions=limits.max_preemptions,
-            idle_in_a_row=spent.idle_in_a_row,
             max_idle_preemptions=limits.max_idle_preemptions,
-            failures=spent.failures,
             max_failures=limits.max_failures,
             is_used_up=isinstance(verdict, Leave) and verdict.is_over_budget,
         )
         if isinstance(verdict, Restart):
             used = f"{spent.preemptions} preemption(s), {spent.failures} failure(s)"
-            if spent.idle_in_a_row > 1:
-                used += (
-                    f", {spent.idle_in_a_row} in a row without progress that is seen"
-                )
+            if (idle := spent.idle_in_a_row) > 1:
+                used += f", {idle} in a row without progress that is seen"
             delay = f" in {verdict.delay:.1f} s" if verdict.delay else ""
             self._say(f"{verdict.cause.value}: restarting{delay} ({used} so far)")
         elif verdict.cause is Cause.NO_PROGRESS:
@@ -142,9 +139,8 @@ class Reporter:
             cause=verdict.cause.value,
             code=verdict.code,
             incarnations=incarnations,
-            preemptions=spent.preemptions,
-            failures=spent.failures,
             seconds=seconds,
+            **dataclasses.asdict(spent),
         )
         self._say(
             f"outcome: {_CAUSES[verdict.cause]}, exit code: {verdict.code}, "
