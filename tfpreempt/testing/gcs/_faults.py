@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
-from collections.abc import Iterable, Iterator
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
-_T = TypeVar("_T")
+from tfpreempt.testing.gcs._service import Request
+
 When = Literal["before", "after"]
 
 
@@ -40,93 +40,66 @@ class Orders:
     ignores_range: bool = False
 
 
+@dataclasses.dataclass(slots=True)
+class _Pending:
+    left: float
+    applies: Callable[[Request], bool]
+    what: dict[str, Any]
+
+
 class Faults:
     """Counts requests and hands out orders. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.count = 0
-        self.failures: list[int] = []
-        self.drops: dict[int, When] = {}
-        self.cut_uploads: list[int] = []
-        self.cut_downloads: list[tuple[int, bool]] = []
-        self.corruptions = 0
-        self.upload_corruptions = 0
-        self.ignored_ranges = 0.0
-        self.stalls = 0
+        self._lock = threading.Lock()
+        self._pending: list[_Pending] = []
 
-    def arrive(
-        self, *, length: int, is_media: bool, is_chunk: bool
-    ) -> tuple[int, Orders]:
-        """The number of a request that has just come, and its orders."""
+    def order(
+        self,
+        count: float = 1,
+        applies: Callable[[Request], bool] = lambda request: True,
+        **what: Any,
+    ) -> None:
+        """Orders something for the next so many requests to which it applies.
+
+        Args:
+            count: how many; 0 takes back what was ordered of this kind.
+            applies: whether it is meant for a request.
+            **what: fields of `Orders`.
+        """
         with self._lock:
-            number, self.count = self.count, self.count + 1
-            stalls, self.stalls = self.stalls > 0, max(self.stalls - 1, 0)
-            corrupts = is_media and self.corruptions > 0
-            self.corruptions -= corrupts
-            ignores = is_media and self.ignored_ranges > 0
-            self.ignored_ranges -= ignores
-            changes = is_chunk and length > 0 and self.upload_corruptions > 0
-            self.upload_corruptions -= changes
-            cut = _next(self.cut_downloads) if is_media else None
-            return number, Orders(
-                status=self.failures.pop() if self.failures else None,
-                drop=self.drops.pop(number, None),
-                cut_upload=self._cut_upload(length),
-                cut_download=cut[0] if cut else None,
-                stalls_inside=cut[1] if cut else False,
-                corrupts=corrupts,
-                corrupts_upload=changes,
-                ignores_range=ignores,
-                stalls=stalls,
-            )
-
-    def _cut_upload(self, length: int) -> int | None:
-        """Where the body is cut; a shorter one is not what was meant."""
-        if self.cut_uploads and length > self.cut_uploads[0]:
-            return self.cut_uploads.pop(0)
-        return None
-
-    def order_failures(self, count: int, status: int) -> None:
-        with self._lock:
-            self.failures = [status] * count
-
-    def order_drop(self, ahead: int, when: When) -> int:
-        """Orders a drop so many requests from now; returns the request's number."""
-        with self._lock:
-            number = self.count + ahead
-            self.drops[number] = when
-            return number
-
-    def order_stalls(self, count: int) -> None:
-        with self._lock:
-            self.stalls = count
-
-    def order_corruptions(self, count: int, *, of_uploads: bool = False) -> None:
-        with self._lock:
-            if of_uploads:
-                self.upload_corruptions = count
+            if count:
+                self._pending.append(_Pending(count, applies, what))
             else:
-                self.corruptions = count
+                self._pending = [
+                    p for p in self._pending if p.what.keys() != what.keys()
+                ]
 
-    def order_whole(self, count: int | None) -> None:
+    def arrive(self, head: Request) -> tuple[Request, Orders]:
+        """A request that has just come, numbered, and its orders; of a kind one."""
         with self._lock:
-            self.ignored_ranges = math.inf if count is None else count
-
-    def order_cut(self, after: int, *, of_upload: bool, stalls: bool = False) -> None:
-        with self._lock:
-            if of_upload:
-                self.cut_uploads.append(after)
-            else:
-                self.cut_downloads.append((after, stalls))
+            request = dataclasses.replace(head, number=self.count)
+            self.count += 1
+            orders: dict[str, Any] = {}
+            for each in self._pending:
+                if each.applies(request) and not each.what.keys() & orders.keys():
+                    orders |= each.what
+                    each.left -= 1
+            self._pending = [each for each in self._pending if each.left > 0]
+            return request, Orders(**orders)
 
     def clear(self) -> None:
         """Forgets all orders; the count goes on."""
         with self._lock:
-            self.failures, self.drops = [], {}
-            self.cut_uploads, self.cut_downloads = [], []
-            self.corruptions = self.upload_corruptions = self.stalls = 0
-            self.ignored_ranges = 0
+            self._pending.clear()
+
+
+def is_media(request: Request) -> bool:
+    """Whether an object's bytes are asked for."""
+    return request.method == "GET" and (
+        request.query.get("alt") == "media" or not request.path.startswith("/storage/")
+    )
 
 
 def corrupted(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
@@ -140,7 +113,3 @@ def corrupted(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryvi
             is_done = True
         else:
             yield piece
-
-
-def _next(orders: list[_T]) -> _T | None:
-    return orders.pop(0) if orders else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from urllib.parse import parse_qsl, urlsplit
 
 from tfpreempt.testing._loopback import Handler, LoopbackServer
-from tfpreempt.testing.gcs._faults import Faults, Orders, When, corrupted
+from tfpreempt.testing.gcs._faults import Faults, Orders, When, corrupted, is_media
 from tfpreempt.testing.gcs._service import Reply, Request, Service, error_reply
 
 _PIECE = 4 << 20
@@ -45,7 +46,8 @@ class GcsServer(LoopbackServer):
 
     def fail(self, count: int, status: int = 503) -> None:
         """Answers the next `count` requests with an error; 0 ends it."""
-        self._faults.order_failures(count, status)
+        self._faults.order(0, status=status)
+        self._faults.order(count, status=status)
 
     def stall(self, count: int | None = None) -> None:
         """Accepts requests and answers none, until `up()`.
@@ -56,7 +58,7 @@ class GcsServer(LoopbackServer):
         if count is None:
             super().stall()
         else:
-            self._faults.order_stalls(count)
+            self._faults.order(count, stalls=True)
 
     def up(self) -> None:
         with self.changed:
@@ -73,11 +75,13 @@ class GcsServer(LoopbackServer):
         Returns:
             The request's number.
         """
-        return self._faults.order_drop(ahead, when)
+        number = self._faults.count + ahead
+        self._faults.order(1, lambda each: each.number == number, drop=when)
+        return number
 
     def cut_upload(self, after: int) -> None:
         """Drops the next connection whose body is longer, after so many bytes of it."""
-        self._faults.order_cut(after, of_upload=True)
+        self._faults.order(1, lambda each: each.length > after, cut_upload=after)
 
     def cut_download(self, after: int, *, stalls: bool = False) -> None:
         """Drops the next download after so many bytes of it.
@@ -86,15 +90,19 @@ class GcsServer(LoopbackServer):
             after: the bytes.
             stalls: the connection stays, and nothing more comes before `up()`.
         """
-        self._faults.order_cut(after, of_upload=False, stalls=stalls)
+        self._faults.order(1, is_media, cut_download=after, stalls_inside=stalls)
 
     def corrupt_downloads(self, count: int = 1) -> None:
         """Flips one bit in each of the next downloads."""
-        self._faults.order_corruptions(count)
+        self._faults.order(count, is_media, corrupts=True)
 
     def corrupt_uploads(self, count: int = 1) -> None:
         """Flips one bit in each of the next bodies of resumable uploads."""
-        self._faults.order_corruptions(count, of_uploads=True)
+        self._faults.order(
+            count,
+            lambda each: "upload_id" in each.query and each.length > 0,
+            corrupts_upload=True,
+        )
 
     def ignore_ranges(self, count: int | None = None) -> None:
         """Answers downloads of a range with the whole object, as HTTP allows.
@@ -102,7 +110,9 @@ class GcsServer(LoopbackServer):
         Args:
             count: how many downloads, those of whole objects among them; None: all.
         """
-        self._faults.order_whole(count)
+        self._faults.order(
+            math.inf if count is None else count, is_media, ignores_range=True
+        )
 
     def leave_out_zeros(self) -> None:
         """Says no `size` of an empty object, as servers do that write no zeros."""
@@ -152,17 +162,9 @@ class GcsServer(LoopbackServer):
 
     # --- for the connections ---------------------------------------------------------
 
-    def arrive(
-        self, *, length: int, is_media: bool, is_chunk: bool
-    ) -> tuple[int, Orders]:
-        """The number and the orders of a request whose head has come."""
-        return self._faults.arrive(length=length, is_media=is_media, is_chunk=is_chunk)
-
-    def record(self, request: Request) -> None:
-        """Notes a request that nobody looks at."""
-        with self.changed:
-            self.requests.append(request)
-            self.changed.notify_all()
+    def arrive(self, head: Request) -> tuple[Request, Orders]:
+        """A request whose head has come, with its number, and its orders."""
+        return self._faults.arrive(head)
 
     def reply_to(
         self, request: Request, body: tuple[bytes, ...], orders: Orders
@@ -172,7 +174,7 @@ class GcsServer(LoopbackServer):
             self.requests.append(request)
             self.changed.notify_all()
             self._await_release(orders)
-            if self._is_closing or self._is_down:
+            if self._is_closing or self._is_down or orders.drop == "before":
                 return None
         if orders.status is not None:
             return error_reply(orders.status, _REASON)
@@ -219,27 +221,17 @@ class _Handler(Handler):
     def serve(self) -> None:
         parts = urlsplit(self.path)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        length = int(self.headers.get("Content-Length") or 0)
-        is_media = self.command == "GET" and (
-            query.get("alt") == "media" or not parts.path.startswith("/storage/")
-        )
-        number, orders = self._fake.arrive(
-            length=length, is_media=is_media, is_chunk="upload_id" in query
-        )
-        request = Request(
-            number=number,
+        head = Request(
+            number=-1,
             method=self.command,
             path=parts.path,
             query=query,
             headers={name.lower(): text for name, text in self.headers.items()},
-            length=length,
+            length=int(self.headers.get("Content-Length") or 0),
         )
-        if orders.drop == "before":
-            self._fake.record(request)
-            self.close_connection = True
-            return
-        wanted = length if orders.cut_upload is None else orders.cut_upload
-        body = tuple(self._body(min(length, wanted)))
+        request, orders = self._fake.arrive(head)
+        wanted = request.length if orders.cut_upload is None else orders.cut_upload
+        body = () if orders.drop == "before" else tuple(self._body(wanted))
         reply = self._fake.reply_to(request, body, orders)
         if reply is None:
             self.close_connection = True

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -51,7 +51,6 @@ class Reply:
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     length: int = 0
     pieces: Iterable[bytes | memoryview] = ()
-    is_media: bool = False
 
 
 class Service:
@@ -217,13 +216,8 @@ def media_reply(stored: StoredObject, asked: str) -> Reply:
         status=206 if asked else 200,
         headers=headers,
         length=end - start,
-        pieces=_read(stored, start, end),
-        is_media=True,
+        pieces=stored.read(start, end),
     )
-
-
-def _read(stored: StoredObject, start: int, end: int) -> Iterator[memoryview]:
-    yield from stored.read(start, end)
 
 
 def _wanted(asked: str, size: int) -> tuple[int, int]:
