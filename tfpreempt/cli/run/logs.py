@@ -186,8 +186,9 @@ class Pump:
 
     def close(self) -> None:
         """Ends the thread; a disk that hangs is not waited for."""
+        self._thread.stop()
         os.close(self._waker)
-        if self._thread.end(_JOIN_SECONDS):
+        if self._thread.join(_JOIN_SECONDS):
             os.close(self._woken)
 
     def _run(self) -> None:
