@@ -215,7 +215,7 @@ def test_a_slow_operation_takes_its_time_and_works():
 
 
 def test_a_lost_connection_stays_lost():
-    store = FaultyStore(lost_after=2)
+    store = FaultyStore(faults=[StoreFault(after=2, times=None)])
     store.insert("a", "1")
     store.get("a")
     for _ in range(2):

@@ -10,10 +10,13 @@ import dataclasses
 import fnmatch
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.errors import StoreGoneError
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +55,6 @@ class FaultyStore:
     Args:
         inner: the store that does the work; one in memory by default.
         faults: what goes wrong; the first one that matches and is due.
-        lost_after: the connection is lost after so many operations: every later one
-            raises StoreGoneError.
         sleep: waits so many seconds, for faults with a delay.
 
     Attributes:
@@ -65,49 +66,40 @@ class FaultyStore:
         inner: KeyValueStore | None = None,
         *,
         faults: Sequence[StoreFault] = (),
-        lost_after: int | None = None,
-        sleep: Callable[[float], None] | None = None,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
         self.operations: list[tuple[str, str]] = []
         self._inner: KeyValueStore = MemoryStore() if inner is None else inner
         self._faults = tuple(faults)
         self._seen = [0] * len(self._faults)
-        self._lost_after = lost_after
         self._sleep = sleep or threading.Event().wait
         self._lock = threading.Lock()
 
     def insert(self, key: str, value: str) -> None:
-        fault = self._meet("insert", key)
-        if fault is None or fault.is_done or fault.error is None:
-            self._inner.insert(key, value)
-        _fail(fault)
+        self._run("insert", key, lambda: self._inner.insert(key, value))
 
     def get(self, key: str, timeout: float | None = None) -> str:
-        fault = self._meet("get", key)
-        _fail(fault)
-        return self._inner.get(key, timeout)
+        return self._run("get", key, lambda: self._inner.get(key, timeout))
 
     def delete(self, key: str) -> None:
-        fault = self._meet("delete", key)
-        if fault is None or fault.is_done or fault.error is None:
-            self._inner.delete(key)
-        _fail(fault)
+        self._run("delete", key, lambda: self._inner.delete(key))
 
     def dead_workers(self) -> frozenset[int]:
-        fault = self._meet("dead_workers", "")
-        _fail(fault)
-        return self._inner.dead_workers()
+        return self._run("dead_workers", "", self._inner.dead_workers)
 
-    def _meet(self, operation: str, key: str) -> StoreFault | None:
-        """Records the operation; returns the fault that it meets, after its delay."""
+    def _run(self, operation: str, key: str, call: Callable[[], T]) -> T:
         with self._lock:
-            lost = self._lost_after is not None
-            lost = lost and len(self.operations) >= (self._lost_after or 0)
             self.operations.append((operation, key))
-            fault = StoreFault() if lost else self._due(operation, key)
-        if fault is not None and fault.delay_seconds:
+            fault = self._due(operation, key)
+        if fault is None:
+            return call()
+        if fault.delay_seconds:
             self._sleep(fault.delay_seconds)
-        return fault
+        if fault.error is None:
+            return call()
+        if fault.is_done:
+            call()
+        raise fault.error
 
     def _due(self, operation: str, key: str) -> StoreFault | None:
         found: StoreFault | None = None
@@ -120,8 +112,3 @@ class FaultyStore:
             if due and found is None:
                 found = fault
         return found
-
-
-def _fail(fault: StoreFault | None) -> None:
-    if fault is not None and fault.error is not None:
-        raise fault.error

@@ -94,12 +94,8 @@ class FakeServer(LoopbackServer):
 
 
 class _Handler(Handler):
-    @property
-    def _fake(self) -> FakeServer:
-        assert isinstance(self.server, FakeServer)
-        return self.server
-
     def serve(self) -> None:
+        assert isinstance(self.server, FakeServer)
         parts = urlsplit(self.path)
         length = int(self.headers.get("Content-Length") or 0)
         request = Request(
@@ -109,21 +105,18 @@ class _Handler(Handler):
             headers={name.lower(): text for name, text in self.headers.items()},
             body=self.rfile.read(length),
         )
-        reply = self._fake.serve(request)
+        reply = self.server.serve(request)
         if reply is None or reply.pieces is not None:
             self.close_connection = True
         if reply is None:
             return
         if not reply.is_raw:
-            self._send_head(reply)
+            self.send_response(reply.status)
+            for name, text in reply.headers.items():
+                self.send_header(name, text)
+            if reply.pieces is None:
+                self.send_header("Content-Length", str(len(reply.body)))
+            self.end_headers()
         for piece in (reply.body,) if reply.pieces is None else reply.pieces:
             self.wfile.write(piece)
             self.wfile.flush()
-
-    def _send_head(self, reply: Reply) -> None:
-        self.send_response(reply.status)
-        for name, text in reply.headers.items():
-            self.send_header(name, text)
-        if reply.pieces is None:
-            self.send_header("Content-Length", str(len(reply.body)))
-        self.end_headers()
