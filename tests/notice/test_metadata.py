@@ -174,6 +174,24 @@ def test_close_ends_a_request_that_waits(
         session.request(NAME)
 
 
+def test_close_ends_a_request_whose_answer_never_ends() -> None:
+    """Also one that is read to the end of its connection."""
+    with HostileServer("drip") as hostile:
+        session = MetadataSession(hostile.url)
+
+        def ask() -> None:
+            with pytest.raises(errors.NoticeError, match="session was closed"):
+                session.request("/", seconds=60.0)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        assert wait_until(lambda: len(hostile.requests) == 1)
+        hostile.pause(0.2)  # the head has come, and some of the body
+        session.close()
+        thread.join(10.0)
+        assert not thread.is_alive()
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

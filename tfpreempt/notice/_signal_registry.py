@@ -77,7 +77,7 @@ class _Watch:
                 signal.raise_signal(signum)
                 return
             self._record(signum)
-        if depth == len(self._hidden):
+        if depth >= len(self._hidden):
             return
         hidden = self._hidden[-1 - depth]
         if callable(hidden) and hidden is not signal.default_int_handler:

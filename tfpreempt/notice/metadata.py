@@ -126,8 +126,10 @@ class MetadataSession:
             self._current = connection
         try:
             connection.request(method, target, body, dict(headers or {}))
-            response = connection.getresponse()
-            content = response.read(body_bytes + 1)
+            with connection.getresponse() as response:
+                content = response.read(body_bytes + 1)
+            if self._is_closed:  # which is the end of an answer without a length
+                raise self._closed()
             if len(content) > body_bytes:
                 raise ConnectionAbortedError(_TOO_LONG)
             if response.length:
@@ -184,6 +186,7 @@ class _Connection(http.client.HTTPConnection):
         self._bytes_left = most_bytes
         self._lock = threading.Lock()
         self._is_cut = False
+        # Not `sock`, which is let go of before an answer without a length is read.
         self._bounded: _BoundedSocket | None = None
 
     def connect(self) -> None:
@@ -194,13 +197,6 @@ class _Connection(http.client.HTTPConnection):
             if self._is_cut:
                 raise ConnectionAbortedError("the session was closed")
 
-    def close(self) -> None:
-        with self._lock:
-            bounded, self._bounded = self._bounded, None
-        super().close()
-        if bounded is not None:
-            bounded.close()
-
     def cut(self) -> None:
         """Ends the request, which may wait for an answer, at once. Any thread."""
         with self._lock:
@@ -210,7 +206,7 @@ class _Connection(http.client.HTTPConnection):
                     # It wakes who reads; close() would not.
                     self._bounded.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    pass  # the other side was first
+                    pass  # the other side was first, or the request is over
 
     def remaining_seconds(self) -> float:
         """The seconds that are left, more than 0.
