@@ -151,8 +151,8 @@ class Session:
 
     def part(self, member: Member) -> None:
         """A member takes part no more."""
-        member.close()
         self.members.remove(member)
+        member.close()
 
     # --- boundaries ------------------------------------------------------------------
 
