@@ -1,4 +1,4 @@
-"""What all tests share: seeds in the header, Hypothesis profiles, free ports.
+"""What all tests share: seeds in the header, Hypothesis profiles.
 
 Set TFPREEMPT_TEST_PROFILE to "fast" (300 schedules) or "full" (10,000), and
 TFPREEMPT_TEST_SEED to the seed that a failing run printed to draw its cases again.
@@ -6,12 +6,9 @@ TFPREEMPT_TEST_SEED to the seed that a failing run printed to draw its cases aga
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import re
-import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,17 +55,3 @@ def pytest_report_header() -> str:
 def rng() -> random.Random:
     """Random numbers from the seed that the header shows."""
     return random.Random(SEED)
-
-
-@pytest.fixture
-def free_ports() -> Callable[[int], list[int]]:
-    """`free_ports(n)`: n ports of the loopback interface that nobody listens on."""
-
-    def find(count: int) -> list[int]:
-        with contextlib.ExitStack() as held:
-            sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-            for each in sockets:
-                each.bind(("127.0.0.1", 0))
-            return [each.getsockname()[1] for each in sockets]
-
-    return find

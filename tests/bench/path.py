@@ -25,8 +25,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.preemption import WORKERS, environment, free_ports
+from tests.bench.preemption import WORKERS, environment
 from tests.bench.tracer import Call, read
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("loop", "fit")

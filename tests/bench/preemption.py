@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_ports
 from tfpreempt.core.journal import journal_directory, read_journal
 
 ROOT = Path(__file__).parents[2]
@@ -102,15 +102,6 @@ def environment(addresses: list[str], index: int) -> dict[str, str]:
         "GCE_METADATA_IP": "127.0.0.1:9",  # "not Google's cloud", whatever this is
     }
     return {**os.environ, **fixed}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def await_ready(processes: list[subprocess.Popen[bytes]], root: Path) -> None:

@@ -11,6 +11,8 @@ import sys
 import numpy as np
 import pytest
 
+from tests.ports import free_ports
+
 pytestmark = pytest.mark.multiprocess
 _WORKER = pathlib.Path(__file__).with_name("on_read_worker.py")
 _ROOT = _WORKER.parents[2]
@@ -43,9 +45,7 @@ def value(hexed):
 
 
 @pytest.mark.parametrize("form", ["own", "manager"])
-def test_reduced_values_are_saved_and_the_parts_come_back_bit_for_bit(
-    tmp_path, form, free_ports
-):
+def test_reduced_values_are_saved_and_the_parts_come_back_bit_for_bit(tmp_path, form):
     chief, other = run_workers(tmp_path, form, free_ports(2))
     assert chief["needs_peers"]
     assert chief["counter"] == other["counter"] == 2

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import itertools
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_ports
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import open_store
@@ -224,9 +224,7 @@ class Servers:
         if not self._emulator:
             from gcp_storage_emulator.server import create_server
 
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
+            (port,) = free_ports(1)
             server = create_server("127.0.0.1", port, in_memory=True)
             server.start()
             self._stack.callback(server.stop)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 
+from tests.ports import free_ports
 from tfpreempt.coordination.store import KeyValueStore
 
 
@@ -22,9 +22,7 @@ def make() -> tuple[KeyValueStore, None]:
 
 @functools.cache
 def start_service() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     cluster = {"worker": [f"127.0.0.1:{port}"]}
     task = {"type": "worker", "index": 0}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.ports import free_ports
 from tfpreempt.core.journal import journal_directory, read_journal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,15 +44,6 @@ def wait_until(
             raise AssertionError(f"{what}: not within {limit:g} s\n{say or ''}")
         time.sleep(0.005)
     return value
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class Zygote:

@@ -14,10 +14,10 @@ from tests.multiprocess.harness import (
     Place,
     Worker,
     Zygote,
-    free_ports,
     place,
     records,
 )
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.tensorflow]
 

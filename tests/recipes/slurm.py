@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.multiprocess.harness import free_ports, wait_until
+from tests.multiprocess.harness import wait_until
+from tests.ports import free_ports
 
 COMMANDS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue")
 SECONDS = 180.0
