@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfpreempt.checkpoint.state import State
 from tfpreempt.core import reach
 from tfpreempt.core.reach import Place
 
@@ -32,7 +33,6 @@ class AtHand:
         function: a function, a method, a partial, a tf.function or a callable object.
         args: what it is called with.
         kwargs: likewise.
-        enters: whether to look into an object of the program.
 
     Attributes:
         places: what is at hand, the shortest way to it first.
@@ -43,8 +43,6 @@ class AtHand:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        *,
-        enters: Callable[[Any], bool],
     ) -> None:
         self._roots: dict[str, Place] = {}
         self._read: set[types.FunctionType] = set()
@@ -53,7 +51,7 @@ class AtHand:
         self._call(function, args, kwargs)
         for _ in range(_ROUNDS):
             known = len(self._read)
-            self.places = list(self._walk(enters))
+            self.places = list(self._walk())
             for place in self.places:
                 self._read_methods(place.value)
             if len(self._read) == known:
@@ -146,12 +144,10 @@ class AtHand:
             if _is_function(method):
                 self._call(method, (), {})
 
-    def _walk(self, enters: Callable[[Any], bool]) -> Iterator[Place]:
+    def _walk(self) -> Iterator[Place]:
         """Everything at hand."""
         roots = {path: place.value for path, place in self._roots.items()}
-        places = reach.walk(
-            roots, lambda value: reach.is_of_program(type(value)) and enters(value)
-        )
+        places = reach.walk(roots, _may_hold)
         for place in itertools.islice(places, _MOST_PLACES):
             yield place if place.owner is not None else self._roots[place.path]
 
@@ -190,6 +186,11 @@ class AtHand:
             read.add(key)
         elif key in read:
             self._changed.add(key)
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether to look into an object: one of the program that does not save itself."""
+    return reach.is_of_program(type(value)) and not isinstance(value, State)
 
 
 def _is_same(one: Place, other: Place) -> bool:

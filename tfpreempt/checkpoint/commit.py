@@ -188,34 +188,36 @@ def point(files: Files, directory: str, kept: list[str], dropped: list[str]) -> 
         kept: our commits with a TensorFlow prefix, oldest first.
         dropped: our commits that are about to be deleted.
     """
-    ours = [f"{os.path.basename(path)}/{layout.PAYLOAD}" for path in kept]
-    ours = [name for name in ours if _has_index(directory, name)]
+
+    def names(paths: list[str]) -> list[str]:
+        return [f"{os.path.basename(path)}/{layout.PAYLOAD}" for path in paths]
+
+    def index(name: str) -> str:
+        return os.path.join(directory, name + ".index")
+
+    ours = [name for name in names(kept) if reading.is_file(index(name))]
     if not ours:
         return
-    gone = {f"{os.path.basename(path)}/{layout.PAYLOAD}" for path in dropped}
-    old = _listed(directory)
-    times: dict[str, float] = {}
-    if old is not None:
-        stamps = old.timestamps or (0.0,) * len(old.paths)
-        times = dict(zip(old.paths, stamps, strict=True))
+    old = _listed(directory) or pointer.Pointer(latest="")
+    taken = {*ours, *names(dropped)}
     foreign = [
         name
-        for name in times
-        if name not in ours and name not in gone and _has_index(directory, name)
+        for name in dict.fromkeys(old.paths)
+        if name not in taken and reading.is_file(index(name))
     ]
-    for name in ours:
-        status = reading.stat(os.path.join(directory, name) + ".index")
-        times[name] = status.modified_ns / 1e9
-    paths = (*foreign, *ours)
-    stamped = old is not None and bool(old.timestamps)
+    times: list[float] = []
+    if old.timestamps:
+        known = dict(zip(old.paths, old.timestamps, strict=True))
+        times = [known[name] for name in foreign]
+        times += [reading.stat(index(name)).modified_ns / 1e9 for name in ours]
     pointer.write(
         files,
         directory,
         pointer.Pointer(
             latest=ours[-1],
-            paths=paths,
-            timestamps=tuple(times[name] for name in paths) if stamped else (),
-            last_preserved=old.last_preserved if old else None,
+            paths=(*foreign, *ours),
+            timestamps=tuple(times),
+            last_preserved=old.last_preserved,
         ),
     )
 
@@ -245,10 +247,6 @@ def _listed(directory: str) -> pointer.Pointer | None:
         if reading.is_file(os.path.join(directory, layout.POINTER)):
             raise
         return None
-
-
-def _has_index(directory: str, name: str) -> bool:
-    return reading.is_file(os.path.join(directory, name) + ".index")
 
 
 def versions() -> dict[str, str]:

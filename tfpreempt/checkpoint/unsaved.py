@@ -87,7 +87,7 @@ class Unsaved:
             return
         self._functions[key] = function
         try:
-            hand, held = _at_hand(function, args, kwargs), self._held()
+            hand, held = AtHand(function, args, kwargs), self._held()
             self._before = _seen(hand, lambda key: key not in held)
             self._call = function, args, kwargs
         except Exception as error:  # noqa: BLE001 - of an object of the user's
@@ -100,7 +100,7 @@ class Unsaved:
         call, self._call = self._call, None
         before, self._before = self._before, {}
         try:
-            hand, held = _at_hand(*call), self._held()
+            hand, held = AtHand(*call), self._held()
             after = _seen(hand, lambda key: key in before and key not in held)
             changed = [
                 seen.path
@@ -111,20 +111,18 @@ class Unsaved:
         except Exception as error:  # noqa: BLE001 - of an object of the user's
             _log.warning(_UNSEEN, exc_info=error)
             return
-        changed, unread = ([*dict.fromkeys(found)] for found in (changed, unread))
-        known = self._named
         _warn(
-            [n for n in changed if n not in known],
-            [n for n in unread if n not in known],
+            [name for name in dict.fromkeys(changed) if name not in self._named],
+            [name for name in dict.fromkeys(unread) if name not in self._named],
         )
-        known.update(changed, unread)
+        self._named.update(changed, unread)
 
     def _held(self) -> set[Any]:
         """The keys of what a commit takes along."""
         places: list[Place] = []
         roots: list[Any] = list(self._registry.in_order())
         for state in roots:
-            places += _at_hand(state.save, (), {}).places
+            places += AtHand(state.save, (), {}).places
         saved: list[tuple[str, Any]] = []
         if self._checkpoint is not None:
             saved += attach(self._checkpoint).own
@@ -140,16 +138,6 @@ class Unsaved:
             held |= {id(place.value), (id(place.owner), place.key)}
             held |= set(map(id, _variables(place.value)))
         return held
-
-
-def _at_hand(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> AtHand:
-    return AtHand(function, args, kwargs, enters=_enters)
-
-
-def _enters(value: Any) -> bool:
-    return not isinstance(value, State)
 
 
 def _is_saved_with(value: Any) -> bool:

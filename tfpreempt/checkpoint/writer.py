@@ -74,19 +74,18 @@ def make_saver(
         ConfigurationError: an argument cannot work; says what to do.
     """
     given = checkpoint_or_manager
-    if isinstance(given, tf.train.CheckpointManager):
-        checkpoint, directory = given.checkpoint, given.directory
-    elif given is None or isinstance(given, tf.train.Checkpoint):
-        checkpoint, directory = given, checkpoint_dir
-    else:
+    is_managed = isinstance(given, tf.train.CheckpointManager)
+    if not (given is None or is_managed or isinstance(given, tf.train.Checkpoint)):
         raise errors.ConfigurationError(
             "Expected a tf.train.Checkpoint, a tf.train.CheckpointManager or None; got "
             f"{type(given).__name__}: {given!r}."
         )
+    checkpoint = given.checkpoint if is_managed else given
+    files_begin = os.path.basename(given._prefix) if is_managed else layout.PAYLOAD
     directory = failure.check_directory(
-        chief_directory or directory,
-        is_flat=save_fn is not None or given is not checkpoint,
-        name=None if checkpoint is None else _name_of_files(given),
+        chief_directory or (given.directory if is_managed else checkpoint_dir),
+        is_flat=save_fn is not None or is_managed,
+        name=None if checkpoint is None else files_begin,
     )
     is_chief = cluster.is_chief
     if checkpoint is not None and (save_fn is None or not is_chief):
@@ -95,7 +94,7 @@ def make_saver(
     payload = Payload()
     if save_fn is not None:
         payload = _FunctionPayload(save_fn, checkpoint, is_chief, io_device)
-    elif isinstance(given, tf.train.CheckpointManager):
+    elif is_managed:
         payload = _ManagedPayload(given, is_chief, io_device)
     elif given is not None:
         payload = _OwnPayload(given, is_chief, io_device)
@@ -113,12 +112,6 @@ def make_saver(
         files=files,
     )
     return CheckpointSaver(loader, copies=copies, clock=clock)
-
-
-def _name_of_files(given: Any) -> str:
-    """What TensorFlow's files of a checkpoint, or of a manager's, begin with."""
-    is_managed = isinstance(given, tf.train.CheckpointManager)
-    return os.path.basename(given._prefix) if is_managed else layout.PAYLOAD
 
 
 class _Tracked(Payload):
@@ -270,16 +263,18 @@ class _ManagedPayload(_Tracked):
 
     def _follow(self) -> None:
         """What `manager.save` counts, on a worker that writes nothing."""
+        self._count_step()
+        self._manager.checkpoint.save_counter.assign_add(1)
+
+    def _count_step(self) -> None:
         manager = self._manager
         if manager.checkpoint_interval is not None:
             manager._last_checkpoint_step = _whole_number(manager._step_counter)
-        manager.checkpoint.save_counter.assign_add(1)
 
     def restored(self, candidate: Entry) -> None:
         """As `manager.restore_or_initialize` does, also for an older checkpoint."""
+        self._count_step()
         manager = self._manager
-        if manager.checkpoint_interval is not None:
-            manager._last_checkpoint_step = _whole_number(manager._step_counter)
         if not self._is_chief or candidate.prefix is None:
             return
         folder, name = os.path.split(candidate.prefix)
