@@ -35,7 +35,6 @@ NO_CHECK_VARIABLE = "NO_GCE_CHECK"
 
 ROOT = "/computeMetadata/v1/"
 DIRECTORY = "instance/"
-FLAVOR = ("metadata-flavor", "Google")
 
 HANG_SECONDS = 60
 HANG_BETWEEN_SINGLES_SECONDS = 5
@@ -66,15 +65,12 @@ class Topic:
     Attributes:
         path: below the root, with a "/" at its end if it is a directory.
         read: what its value means.
-        is_404_normal: whether this status is one of its ways to say nothing; every
-            machine has the others.
-        is_503_normal: the same of this status.
+        quiet: statuses by which it says nothing; every machine has an entry without.
     """
 
     path: str
     read: Read
-    is_404_normal: bool = False
-    is_503_normal: bool = False
+    quiet: frozenset[int] = frozenset()
 
 
 def read_preempted(value: object, now: float) -> Told | None:
@@ -144,13 +140,12 @@ TOPICS: Mapping[str, Topic] = {
     "upcoming-maintenance": Topic(
         path="instance/upcoming-maintenance/",
         read=read_upcoming_maintenance,
-        is_404_normal=True,
-        is_503_normal=True,
+        quiet=frozenset({404, 503}),
     ),
     "stop-state": Topic(
         path="instance/shutdown-details/stop-state",
         read=read_stop_state,
-        is_404_normal=True,
+        quiet=frozenset({404}),
     ),
 }
 
@@ -330,11 +325,9 @@ class GcePoller(Poller):
     def _report_target(self, answer: Answer, report: Report) -> list[str]:
         """Reports what the answer carries; returns the topics that it does not."""
         if self._target != DIRECTORY:
-            name = next(
-                key for key, each in self._topics.items() if each.path == self._target
-            )
-            value = self._single_value(name, answer)
-            self._report_value(name, value, report)
+            paths = {topic.path: name for name, topic in self._topics.items()}
+            name = paths[self._target]
+            self._report_value(name, self._single_value(name, answer), report)
             return [other for other in self._topics if other != name]
         self._check_status(DIRECTORY, answer)
         tree = answer.json(self._url(DIRECTORY))
@@ -345,37 +338,38 @@ class GcePoller(Poller):
                 "the instance's entries",
                 said=said,
             )
-        missing = []
-        for name, topic in self._topics.items():
-            value = pick(tree, topic.path.removeprefix(DIRECTORY))
-            if value is ABSENT:
-                missing.append(name)
-            else:
-                self._report_value(name, value, report)
-        return missing
+        values = {
+            name: pick(tree, topic.path.removeprefix(DIRECTORY))
+            for name, topic in self._topics.items()
+        }
+        for name, value in values.items():
+            self._report_value(name, value, report)
+        return [name for name, value in values.items() if value is ABSENT]
 
     def _report_single(self, name: str, report: Report) -> None:
         """Asks for one entry. Its failures are its own: the others are still seen."""
         try:
             answer = self._get(self._topics[name].path, "")
-            value = self._single_value(name, answer)
+            self._report_value(name, self._single_value(name, answer), report)
         except SessionClosedError:
             raise
         except errors.NoticeError as error:
             self._failures[name].note_failure(error)
-        else:
-            self._report_value(name, value, report)
 
     def _single_value(self, name: str, answer: Answer) -> object:
         """An entry's value; None where there is none, `ABSENT` if nothing is known."""
         topic = self._topics[name]
-        if answer.status == 404 and topic.is_404_normal:
-            return None
-        if answer.status == 503 and topic.is_503_normal:
-            return ABSENT
+        if answer.status in topic.quiet:
+            return None if answer.status == 404 else ABSENT
         if answer.status in HIDDEN:
+            hidden = errors.NoticeError(
+                f"{self._url(topic.path)} answered with status {answer.status}, "
+                "expected 200: every machine of Google's has this entry, so a proxy "
+                f"hides it; let it through, or set {HOST_VARIABLES[0]} to a server "
+                "that is not hidden"
+            )
             # Not raised: the other topics are asked for all the same.
-            self._failures[name].note_failure(self._hidden(topic, answer))
+            self._failures[name].note_failure(hidden)
             return ABSENT
         self._check_status(topic.path, answer)
         try:
@@ -411,7 +405,7 @@ class GcePoller(Poller):
 
     def _next_hang(self, missing: list[str]) -> int:
         """How long the next GET may hang: not past the time of an announced notice."""
-        if any(not self._topics[name].is_404_normal for name in missing):
+        if any(not self._topics[name].quiet for name in missing):
             longest = POLL_SECONDS  # behind a proxy, and no time to lose
         else:
             longest = HANG_BETWEEN_SINGLES_SECONDS if missing else HANG_SECONDS
@@ -428,8 +422,7 @@ class GcePoller(Poller):
             seconds=hang if query else PLAIN_SECONDS,
             body_bytes=DIRECTORY_BYTES if path == DIRECTORY else BODY_BYTES,
         )
-        name, value = FLAVOR
-        if answer.headers.get(name) != value:
+        if answer.headers.get("metadata-flavor") != "Google":
             raise errors.NoticeError(
                 f"{self._url(path)} answered without the header "
                 f"'Metadata-Flavor: Google' (status {answer.status}), so it is not the "
@@ -438,13 +431,6 @@ class GcePoller(Poller):
                 f"{HOST_VARIABLES[0]}"
             )
         return answer
-
-    def _hidden(self, topic: Topic, answer: Answer) -> errors.NoticeError:
-        return errors.NoticeError(
-            f"{self._url(topic.path)} answered with status {answer.status}, expected "
-            "200: every machine of Google's has this entry, so a proxy hides it; let "
-            f"it through, or set {HOST_VARIABLES[0]} to a server that is not hidden"
-        )
 
     def _check_status(self, path: str, answer: Answer) -> None:
         if answer.status != 200:
