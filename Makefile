@@ -8,8 +8,10 @@ EXTRAS := demo,test,dev,legacy-keras
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-# fsync on a disk takes three quarters of the time of test-fast; in memory it is free.
-MEMORY  := $(shell test -w /dev/shm && echo TMPDIR=/dev/shm)
+# fsync on a disk takes most of the time of many tests; in memory, if there is a gibibyte
+# of it, it is free.
+MEMORY  := $(shell test -w /dev/shm && \
+	test "$$(df -k --output=avail /dev/shm | tail -n 1)" -gt 1048576 && echo TMPDIR=/dev/shm)
 
 # Two at a time, for two cores. Bytecode is for them to share: some environments forbid it.
 JOBS    ?= 2
@@ -41,7 +43,7 @@ demo: $(STAMP)
 	$(BIN)/tfpreempt demo $(ARGS)
 
 test: $(STAMP)
-	TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(REGULAR)" $(ARGS)
+	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(REGULAR)" $(ARGS)
 
 test-fast: $(STAMP)
 	$(MEMORY) TFPREEMPT_TEST_PROFILE=fast $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "$(FAST)" $(ARGS)
