@@ -24,6 +24,7 @@ MIB = 1 << 20
 SMALL = b"a small object"
 LARGE = bytes(range(251)) * (9 * MIB // 251)  # more than goes in one request
 LONG, SHORT = 60.0, 0.2  # seconds: more than anything here takes; soon over
+LEFT_IN_TIME = pytest.mark.timeout(30)  # half of what a silent request takes
 
 
 @pytest.fixture
@@ -203,6 +204,7 @@ class _Forgetful(io.BytesIO):
         return super().read(size)
 
 
+@LEFT_IN_TIME
 @pytest.mark.parametrize(
     "operation", ["put", "replace", "get", "stat", "delete", "folders"]
 )
@@ -222,11 +224,50 @@ def test_a_stall_ends_with_the_time(server, store, operation, data):
         stalled()
 
 
+@LEFT_IN_TIME
 def test_a_stall_in_the_middle_of_a_download_ends_with_the_time(server, store):
     put(store, "x", LARGE)
     server.cut_download(3 * MIB, stalls=True)
     with pytest.raises(errors.CheckpointError, match=r"within 0\.2 s"):
         store.get("x", io.BytesIO(), timeout=SHORT)
+
+
+@LEFT_IN_TIME
+def test_what_arrives_after_the_deadline_is_written_nowhere(server, store):
+    put(store, "x", LARGE)
+    server.cut_download(3 * MIB, stalls=True)
+    target = io.BytesIO()
+    with pytest.raises(errors.CheckpointError, match=r"within 0\.2 s"):
+        store.get("x", target, timeout=SHORT)
+    written = target.getvalue()
+    server.up()
+    let_calls_end()
+    assert target.getvalue() == written == LARGE[: len(written)]
+
+
+@LEFT_IN_TIME
+def test_an_upload_that_was_left_ends_with_its_file(server, store):
+    class Stalling(io.BytesIO):
+        def read(self, size=-1):
+            if self.tell() > 3 * MIB:
+                release.wait(60)
+            return super().read(size)
+
+    release = threading.Event()
+    with (
+        Stalling(LARGE) as source,
+        pytest.raises(errors.SaveError, match=r"within 0\.2 s"),
+    ):
+        store.put_if_absent("x", source, timeout=SHORT)
+    release.set()
+    let_calls_end()
+    assert server.names() == []
+
+
+def let_calls_end():
+    for thread in threading.enumerate():
+        if thread.name == "tfpreempt-bounded":
+            thread.join(60)
 
 
 def test_a_server_that_fails_for_too_long_is_reported(server, store):

@@ -15,6 +15,7 @@ import requests
 import urllib3
 
 from tfpreempt import errors
+from tfpreempt.core.threads import OutOfTimeError
 from tfpreempt.storage.bucket import MissingError
 from tfpreempt.storage.deadline import REQUEST_SECONDS, Deadline
 from tfpreempt.storage.gcs_client import policy
@@ -61,15 +62,21 @@ class GcsDownload:
             begin = policy(deadline)(self._begin)
             answer, piece = deadline.run(begin)
             more = functools.partial(self._read, answer)
-            with answer:
-                try:
-                    while piece:
-                        self._at += len(piece)
-                        yield piece
-                        piece = deadline.run(more)
-                    return
-                except _BROKEN:
-                    pass  # with something to show for it, so there is no pause
+            try:
+                while piece:
+                    self._at += len(piece)
+                    yield piece
+                    piece = deadline.run(more)
+            except OutOfTimeError:
+                raise  # the read is under way, and closing would wait for its end
+            except _BROKEN:
+                answer.close()  # with something to show for it, so there is no pause
+            except BaseException:
+                answer.close()
+                raise
+            else:
+                answer.close()
+                return
 
     def _begin(self) -> tuple[requests.Response, bytes]:
         """An answer to the question for the rest, and its first piece."""
