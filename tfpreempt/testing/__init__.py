@@ -1,10 +1,10 @@
 """Public fakes for tests of programs that use tfpreempt.
 
-_loopback          what all fake servers share: a port of the loopback interface
-clock              a clock that stands still until a test moves it
-gcs/               a server of Google Cloud Storage on the loopback interface
-metadata/          metadata servers on the loopback interface that behave as the
-notice             a source of notices that says what a test tells it to say
-storage            fakes for what checkpoints are written to
-store              a key-value store that fails, or takes its time, where the test says
+clock      a clock that stands still until a test moves it
+notice     a source of notices that says what a test tells it to say
+store      a key-value store that fails, or takes its time, where the test says
+storage    fakes for what checkpoints are written to
+metadata/  the clouds' metadata servers, and servers that are none
+gcs/       a server of Google Cloud Storage
+_loopback  what all fake servers are: servers on a port of the loopback interface
 """
