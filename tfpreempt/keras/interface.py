@@ -13,6 +13,8 @@ from typing import Any, Protocol
 class Fit(Protocol):
     """One running fit. Main thread.
 
+    What a line has nothing to do for it leaves out.
+
     Attributes:
         model: the model.
         line: "keras" or "tf_keras".
@@ -78,15 +80,18 @@ class Fit(Protocol):
 
     def read_one_pass(self) -> Any:
         """A dataset of one epoch of it, if Keras' own would be read beyond; or None."""
+        return None
 
     def distribute_arrays(self, batches: int) -> Any:
         """The dataset of arrays without its first batches, as `fit` would make it."""
+        return None  # where `array_way` is "index" only
 
     def keep_generators(self) -> None:
         """Makes random layers draw from generators whose state can be saved.
 
         Unless their step is traced already; then the handler will name them.
         """
+        return
 
     def loop_state(self) -> dict[str, Any]:
         """What the loop has learned of its data; JSON."""
@@ -96,6 +101,7 @@ class Fit(Protocol):
 
     def epoch_begins(self) -> None:
         """Called in `on_epoch_begin`, after all other callbacks."""
+        return
 
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
         """No step is left in an epoch whose steps returned these logs.
@@ -109,6 +115,7 @@ class Fit(Protocol):
 
     def forget_answer(self) -> None:
         """A step beyond the data was answered, and must not count as one of theirs."""
+        return
 
     def ends(self) -> None:
         """Takes back what `start_at` left on the model; also after a failure."""
@@ -124,3 +131,4 @@ class Fit(Protocol):
 
     def settle(self) -> None:
         """Waits until callbacks that Keras runs in the background are through."""
+        return

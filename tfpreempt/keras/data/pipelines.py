@@ -23,6 +23,7 @@ switched on here it takes time in proportion to its buffer for every element.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -269,21 +270,15 @@ def _check_draws_nothing(load: Any) -> None:
 
 
 def _check_size(size: Any) -> int:
-    number = _integer(size)
-    if number is None or not 1 <= number <= _LARGEST:
-        raise errors.ConfigurationError(
-            f"size is {size!r}; expected the number of samples, an int from 1 to 2**48"
-        )
-    return number
+    return _check_integer(
+        "size", size, 1, _LARGEST, "the number of samples, an int from 1 to 2**48"
+    )
 
 
 def _check_batch_size(batch_size: Any, size: int, drop_remainder: bool) -> int:
-    number = _integer(batch_size)
-    if number is None or number < 1:
-        raise errors.ConfigurationError(
-            f"batch_size is {batch_size!r}; expected a number of samples, an int from "
-            "1 on"
-        )
+    number = _check_integer(
+        "batch_size", batch_size, 1, _LARGEST, "a number of samples, an int from 1 on"
+    )
     if drop_remainder and number > size:
         raise errors.ConfigurationError(
             f"batch_size is {number} with drop_remainder=True and {size} samples, "
@@ -300,19 +295,17 @@ def _check_seed(seed: Any, *, is_shuffled: bool) -> int | None:
     """The seed; None if there is nothing to shuffle."""
     if not is_shuffled:
         return None
-    number = _integer(seed)
-    if number is None or not -(2**63) <= number < 2**63:
-        raise errors.ConfigurationError(
-            f"seed is {seed!r}; expected an int of 64 bits, the same in every start of "
-            "the program and on every worker; or pass shuffle=False"
-        )
+    expected = (
+        "an int of 64 bits, the same in every start of the program and on every "
+        "worker; or pass shuffle=False"
+    )
+    return _check_integer("seed", seed, -(2**63), 2**63 - 1, expected)
+
+
+def _check_integer(name: str, given: Any, least: int, most: int, expected: str) -> int:
+    number = None
+    with contextlib.suppress(TypeError):
+        number = operator.index(given)
+    if number is None or isinstance(given, bool) or not least <= number <= most:
+        raise errors.ConfigurationError(f"{name} is {given!r}; expected {expected}")
     return number
-
-
-def _integer(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None

@@ -24,7 +24,7 @@ NEVER = 1 << 62
 
 
 class FitHandler:
-    """Loads the named States at once, the variables by `restore_variables`.
+    """Loads the named States at once, and leaves the variables to the fit.
 
     In between Keras makes the variables, and all callbacks begin an epoch and a batch,
     which may change variables again (a schedule sets the learning rate).
@@ -97,14 +97,6 @@ class FitHandler:
         """A place where the process may save and leave; counts no step."""
         self._check()
         self._session.boundary()
-
-    def restore_variables(self) -> None:
-        """Restores the agreed commit's variables; every worker.
-
-        Raises:
-            CheckpointMismatchError: another model's; nothing was assigned.
-        """
-        self.member.restore(named_states=False)
 
     def arm(self) -> None:
         """Training begins: listens, and sets the random generators."""

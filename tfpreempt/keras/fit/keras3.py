@@ -18,11 +18,12 @@ import tensorflow as tf
 from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.data.sequence import dataset_like
 from tfpreempt.keras.fit.once import instead_once
+from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
 
 
-class Keras3Fit:
+class Keras3Fit(Fit):
     """See `interface.Fit`.
 
     Args:
@@ -72,12 +73,6 @@ class Keras3Fit:
         is_random = self.adapter._shuffle == "batch" and is_seeded()
         return "replay" if is_random else "iterator"
 
-    def read_one_pass(self) -> Any:
-        return None
-
-    def distribute_arrays(self, batches: int) -> Any:
-        raise NotImplementedError("every epoch has an iterator of its own")
-
     @property
     def sequence_length(self) -> int | None:
         length = self.sequence.num_batches
@@ -87,9 +82,6 @@ class Keras3Fit:
         dataset = dataset_like(self.adapter.get_tf_dataset(), rest)
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)
-
-    def keep_generators(self) -> None:
-        pass  # Keras 3 keeps its seeds in variables
 
     def loop_state(self) -> dict[str, Any]:
         return {
@@ -131,9 +123,6 @@ class Keras3Fit:
 
     def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
         instead_once(self.model, "_get_metrics_result_or_logs", lambda _: dict(logs))
-
-    def forget_answer(self) -> None:
-        pass
 
     def ends(self) -> None:
         self.model._initial_epoch = None

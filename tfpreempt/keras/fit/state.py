@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tfpreempt.checkpoint import per_replica
+from tfpreempt.handler.member import Member
 from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.callbacks.others import OtherCallbacks
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit import progress, snapshot, variables
 from tfpreempt.keras.fit.attributes import Attributes
-from tfpreempt.keras.fit.fit_handler import FitHandler
 from tfpreempt.keras.fit.progress import Progress
 from tfpreempt.keras.interface import Fit
 
@@ -124,11 +124,11 @@ class FitState:
 
     # --- the restart -----------------------------------------------------------------
 
-    def restore_variables(self, handler: FitHandler, directory: str) -> None:
+    def restore_variables(self, member: Member, directory: str) -> None:
         """Those of the Checkpoint, this worker's own, and what the model has in Python.
 
         Args:
-            handler: restores the Checkpoint.
+            member: restores the Checkpoint.
             directory: for messages.
 
         Raises:
@@ -143,7 +143,7 @@ class FitState:
             self._fit.build_test(self._data.any_iterator())
             now = self._variables()
         variables.check(saved, variables.looks(now))
-        handler.restore_variables()
+        member.restore(named_states=False)
         if (own := self.own) is not None:
             if own.variables is not None:
                 variables.write(now, own.variables, own.values)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.data.sequence import dataset_like
 from tfpreempt.keras.fit.once import instead_once
+from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ _ARRAYS = (
 )
 
 
-class TfKerasFit:
+class TfKerasFit(Fit):
     """See `interface.Fit`.
 
     Args:
@@ -160,9 +161,6 @@ class TfKerasFit:
             self.loop._inferred_steps = loop_state["inferred_steps"]
             self.loop._insufficient_data = loop_state["insufficient_data"]
 
-    def epoch_begins(self) -> None:
-        pass
-
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
         return False  # it refuses an epoch without a step
 
@@ -199,9 +197,6 @@ class TfKerasFit:
 
     def metrics_variables(self) -> list[Any]:
         return [v for metric in self.model.metrics for v in metric.variables]
-
-    def settle(self) -> None:
-        pass  # tf_keras runs every callback on the main thread
 
 
 def _one_pass_readers(*arguments: Any, **keywords: Any) -> Any:

@@ -30,7 +30,7 @@ class TrainFunction:
         stop_at: the number of runs at which `before_step` is asked next.
     """
 
-    __slots__ = ("_handler", "_run", "_steps", "inner", "iterator", "logs", "stop_at")
+    __slots__ = ("_member", "_run", "_steps", "inner", "iterator", "logs", "stop_at")
 
     def __init__(self, steps: Steps, inner: Callable[[Any], Any], handler: Any) -> None:
         self.inner = inner
@@ -38,11 +38,11 @@ class TrainFunction:
         self.logs: Any = None
         self.stop_at = 0
         self._steps = steps
-        self._handler = handler
+        self._member = handler.member
         self._run = handler.run
 
     def __call__(self, iterator: Any) -> Any:
-        if iterator is not self.iterator or self._handler.member.runs >= self.stop_at:
+        if iterator is not self.iterator or self._member.runs >= self.stop_at:
             if not self._steps.is_mine(iterator):
                 return self.inner(iterator)
             logs = self._steps.before_step(iterator)

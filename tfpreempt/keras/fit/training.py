@@ -223,7 +223,7 @@ class Training:
         self._schedule.goes_on_in(self._counter.epoch)
 
     def _restore(self, *, extends: bool = False) -> None:
-        self._state.restore_variables(self.handler, self._directory)
+        self._state.restore_variables(self._member, self._directory)
         self._state.restore_callbacks(extends=extends)
 
     def _repeat_last_step(self, iterator: Any, saved: Progress) -> Any:
