@@ -86,6 +86,18 @@ def test_a_state_that_cannot_be_kept_is_named(value, part):
     assert f"{__name__}.Remembering" in str(caught.value)
 
 
+def test_a_commit_leaves_out_a_callback_that_fails_and_names_it(caplog):
+    values = [np.zeros(2), [np.zeros(3), {1, 2}], np.ones(2)]
+    saved = state.capture([Remembering(value) for value in values], leaves_out=True)
+    (record,) = caplog.records
+    assert "Remembering#2 is left out of this commit" in record.getMessage()
+    assert "(set)" in record.getMessage()
+    fresh = [Remembering(), Remembering("kept"), Remembering()]
+    state.restore(fresh, travelled(saved))
+    assert [list(fresh[0].value), fresh[1].value] == [[0, 0], "kept"]
+    assert list(fresh[2].value) == [1, 1]
+
+
 # --- hooks and matching --------------------------------------------------------------
 
 

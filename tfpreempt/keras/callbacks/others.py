@@ -1,12 +1,11 @@
-"""The other callbacks of a fit: checked, saved, restored, and held back at times."""
+"""The other callbacks of a fit: checked, and held back at times."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-from tfpreempt.keras.callbacks import check, state
-from tfpreempt.keras.callbacks.state import CallbackStates
+from tfpreempt.keras.callbacks import check
 
 log = logging.getLogger(__name__)
 
@@ -43,26 +42,6 @@ class OtherCallbacks:
                 "; ".join(lost),
             )
         holder.callbacks = self._all
-
-    def capture(self) -> CallbackStates:
-        """What they remember, without those that fail: a commit is worth more."""
-        try:
-            return state.capture(self.callbacks)
-        except Exception:  # noqa: BLE001 - a user's get_state may raise anything
-            good = [one for one in self.callbacks if self._is_good(one)]
-            return state.capture(good)
-
-    def _is_good(self, callback: Any) -> bool:
-        try:
-            state.capture([callback])
-        except Exception as error:  # noqa: BLE001 - named, and left out
-            log.error(
-                "tfpreempt: the state of %s is left out of this commit: %s",
-                type(callback).__name__,
-                error,
-            )
-            return False
-        return True
 
     def silence(self) -> None:
         """The others are not called for a step that they have seen before."""

@@ -31,11 +31,12 @@ class CallbackStates:
     arrays: tuple[bytes, ...]
 
 
-def capture(callbacks: Sequence[Any]) -> CallbackStates:
+def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> CallbackStates:
     """What the callbacks remember in memory; equal on all workers.
 
     Args:
         callbacks: those of the fit, without our own.
+        leaves_out: one that fails is left out, and named: a commit is worth more.
 
     Raises:
         SaveError: `get_state()` of one of them gives what cannot be kept; whatever that
@@ -44,16 +45,30 @@ def capture(callbacks: Sequence[Any]) -> CallbackStates:
     arrays: list[bytes] = []
     header: dict[str, Any] = {}
     for name, callback in _by_name(callbacks).items():
-        entry: dict[str, Any] = {}
-        if remembered := known.capture(callback):
-            path = f"The callback {name} cannot be saved: its state"
-            entry["keras"] = encode(remembered, path, arrays, takes_tensors=True)
-        if known.has_hooks(callback):
-            path = f"The callback {name} cannot be saved: get_state()"
-            entry["own"] = encode(callback.get_state(), path, arrays)
-        if entry:
-            header[name] = entry
+        before = len(arrays)
+        try:
+            entry = _captured(name, callback, arrays)
+        except Exception as error:
+            if not leaves_out:
+                raise
+            del arrays[before:]
+            log.error(
+                "tfpreempt: the state of %s is left out of this commit: %s", name, error
+            )
+        else:
+            header |= {name: entry} if entry else {}
     return CallbackStates(header=header, arrays=tuple(arrays))
+
+
+def _captured(name: str, callback: Any, arrays: list[bytes]) -> dict[str, Any]:
+    entry: dict[str, Any] = {}
+    if remembered := known.capture(callback):
+        path = f"The callback {name} cannot be saved: its state"
+        entry["keras"] = encode(remembered, path, arrays, takes_tensors=True)
+    if known.has_hooks(callback):
+        path = f"The callback {name} cannot be saved: get_state()"
+        entry["own"] = encode(callback.get_state(), path, arrays)
+    return entry
 
 
 def restore(

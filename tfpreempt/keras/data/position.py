@@ -13,8 +13,9 @@ What the pipeline draws for epochs to come is in `pipeline.py`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -63,28 +64,18 @@ class Position:
 
     def to_json(self) -> dict[str, Any]:
         """All but the bytes."""
-        return {
-            "kind": self.kind,
-            "made": self.made,
-            "read": self.read,
-            "batches": self.batches,
-            "sizes": [len(state) for state in self.states],
-            "more": self.more,
-        }
+        return {**dataclasses.asdict(self), "states": [*map(len, self.states)]}
 
     @property
     def parts(self) -> list[bytes]:
         """The bytes."""
-        return [part for state in self.states for part in state]
+        return list(itertools.chain.from_iterable(self.states))
 
     @staticmethod
-    def from_json(record: Any, parts: Sequence[bytes]) -> Position:
+    def from_json(record: Any, parts: Iterator[bytes]) -> Position:
         """What `to_json` and `parts` gave."""
-        left = iter(parts)
-        values = dict(record)
-        sizes = values.pop("sizes")
-        states = tuple(tuple(next(left) for _ in range(size)) for size in sizes)
-        return Position(**values, states=states)
+        states = (tuple(itertools.islice(parts, size)) for size in record["states"])
+        return Position(**{**record, "states": tuple(states)})
 
 
 class Tracker:

@@ -42,15 +42,6 @@ class Progress:
     histories: tuple[Any, ...] = ()
     made_of: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """For a file."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(record: Mapping[str, Any]) -> Progress:
-        """What `to_json` gave."""
-        return Progress(**{**record, "histories": tuple(record["histories"])})
-
 
 def made_of(fit: Fit) -> dict[str, Any]:
     """What a run must have in common with the run that it goes on from."""

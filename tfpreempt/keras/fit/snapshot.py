@@ -77,7 +77,7 @@ class SharedState(State):
     def save(self, fileobj: IO[bytes]) -> None:
         shared = self._take()
         header = {
-            "progress": encode(shared.progress.to_json()),
+            "progress": encode(dataclasses.asdict(shared.progress)),
             "variables": shared.variables,
             "callbacks": shared.callbacks.header,
         }
@@ -93,7 +93,7 @@ class SharedState(State):
                 "restored with tf.train.Checkpoint."
             )
         self.loaded = Shared(
-            progress=Progress.from_json(decode(header["progress"])),
+            progress=Progress(**decode(header["progress"])),
             variables=header["variables"],
             callbacks=CallbackStates(header=header["callbacks"], arrays=tuple(parts)),
         )
@@ -137,7 +137,7 @@ class OwnState(State):
             attributes=CallbackStates(header=attributes[0], arrays=attributes[1]),
             variables=variables,
             values=values,
-            position=position and Position.from_json(position, list(left)),
+            position=position and Position.from_json(position, left),
         )
 
 

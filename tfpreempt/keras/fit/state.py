@@ -86,7 +86,7 @@ class FitState:
         return snapshot.Shared(
             progress=reached,
             variables=variables.looks(self._variables()),
-            callbacks=self._others.capture(),
+            callbacks=state.capture(self._others.callbacks, leaves_out=True),
         )
 
     def take_own(
