@@ -20,6 +20,7 @@ from tests.keras.small_fit import (  # noqa: E402
     EPOCHS,
     SAMPLES,
     Machine,
+    Seen,
     X,
     Y,
     machine,
@@ -558,3 +559,29 @@ def test_metrics_of_the_validation_are_made_on_workers_without_a_part(
     monkeypatch.setattr(OwnState, "load", lambda self, fileobj: None)
     on.start()
     assert program() == expected
+
+
+@LINES
+def test_no_batch_comes_twice_to_workers_without_a_part(
+    on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One iterator serves all epochs, and goes on after a validation is repeated."""
+    seen = Seen()
+    rows = [[float(row)] for row in range(2 * BATCHES)]
+
+    def program() -> None:
+        data = tf.data.Dataset.from_tensor_slices(rows).batch(1).repeat()
+        callbacks = [on.preemption(), seen.callback(on), on.interrupter()]
+        held_out = {"validation_data": tf.data.Dataset.from_tensors([[0.0]])}
+        shape = {"steps_per_epoch": BATCHES, "epochs": 2, "verbose": 0}
+        seen.model(on).fit(data, callbacks=callbacks, **held_out, **shape)
+
+    on.start()
+    on.cuts = [("test", 0, 0)]
+    with pytest.raises(SystemExit):
+        program()
+    monkeypatch.setattr(OwnState, "load", lambda self, fileobj: None)
+    on.start()
+    program()
+    trained = [row for epoch in (0, 1) for [row] in seen.epochs[epoch]]
+    assert trained == list(range(2 * BATCHES))

@@ -126,9 +126,12 @@ class Training:
         progress.check_same(saved, progress.made_of(self.fit), self._directory)
         progress.check_divisible(saved, self._counter.steps_per_execution)
         self._counter.epoch = saved.epoch - (saved.phase == "complete")
+        # The last step of a validated epoch was trained, and is only not run again.
+        is_validated = saved.phase == "validation"
+        step = self._counter.steps_per_execution if is_validated else 0
         own = self._state.own
         position = None if own is None else own.position
-        self._data.prepare(position, saved.batch)
+        self._data.prepare(position, saved.batch + step)
         if self._phase.trains:
             self.fit.start_at(saved.epoch, saved.batch, saved.loop)
 
