@@ -159,17 +159,19 @@ class Training:
         if self._phase.repeats:  # Keras looks whether the data go on
             if self._phase is Phase.DATA_ENDED:
                 self.fit.forget_answer()
+            self._enter(Event.STEP)
             return self.function.inner(iterator)
-        logs = None
         is_new = iterator is not self.function.iterator
         self.function.iterator = iterator
         if self._phase.is_beginning:
             logs = self._first_step(iterator)
-        elif is_new:
-            self._begin_iterator(iterator)
-        if logs is not None:
-            self.function.stop_at = 0
-            return logs
+            if logs is not None:
+                self.function.stop_at = 0
+                return logs
+        else:
+            if is_new:
+                self._begin_iterator(iterator)
+            self._enter(Event.STEP)
         self._save_if_due()
         self.function.stop_at = self._member.runs + self._schedule.steps_left(
             self._member.step, self._counter.steps_per_execution
@@ -191,18 +193,17 @@ class Training:
             self._state.build(iterator, self.function.inner)
         if not self.fit.model.run_eagerly:
             self.function.expect_trace(self._state.first_call)
+        if beginning is Phase.REVALIDATE:
+            self._repeat_last_step(iterator, self._state.saved)
+        elif beginning is not Phase.START:
+            self._resume(iterator, extends=beginning is Phase.EXTEND)
         self._enter(Event.STEP)
         if beginning is Phase.START:
             return None
-        saved = self._state.saved
+        logs = dict(self._state.saved.logs)
         if beginning is Phase.REVALIDATE:
-            return self._repeat_last_step(iterator, saved)
-        extends = beginning is Phase.EXTEND
-        self._go_to(iterator, saved.batch, extends=extends)
-        self._restore(extends=extends)
-        if extends:
-            self._begin_epoch_anew()
-        return self._try_first_step(iterator, saved) if saved.logs else None
+            return logs
+        return self._try_first_step(iterator, logs) if logs else None
 
     def _save_if_due(self) -> None:
         is_due = self._schedule.is_due(
@@ -229,7 +230,16 @@ class Training:
         self._state.restore_variables(self._member, self._directory)
         self._state.restore_callbacks(extends=extends)
 
-    def _repeat_last_step(self, iterator: Any, saved: Progress) -> Any:
+    def _resume(self, iterator: Any, *, extends: bool) -> None:
+        """Inside an epoch, or at the beginning of one that is added."""
+        self._go_to(iterator, self._state.saved.batch, extends=extends)
+        self._restore(extends=extends)
+        if extends:  # hooks that were undone by the restore, such as a schedule's
+            self.fit.model.reset_metrics()
+            self._others.wake("on_epoch_begin", self._counter.epoch)
+            self._others.call("on_train_batch_begin", 0)
+
+    def _repeat_last_step(self, iterator: Any, saved: Progress) -> None:
         """The epoch's last step was trained: Keras gets the logs of the epoch, and the
         rest follows where it was captured, in `validation_begins`."""
         # It is not run again, but counts.
@@ -237,20 +247,18 @@ class Training:
         self._others.silence()
         self.fit.model.stop_training = saved.stopped
         self.fit.ends_epoch_as(saved.logs)
-        return dict(saved.logs)
 
-    def _begin_epoch_anew(self) -> None:
-        """Hooks that would have been undone by the restore, such as a schedule's."""
-        self.fit.model.reset_metrics()
-        self._others.wake("on_epoch_begin", self._counter.epoch)
-        self._others.call("on_train_batch_begin", 0)
+    def _try_first_step(self, iterator: Any, logs: dict[str, Any]) -> Any:
+        """The data may end right here, where Keras did not know their length.
 
-    def _try_first_step(self, iterator: Any, saved: Progress) -> Any:
-        """The data may end right here, where Keras did not know their length."""
+        Args:
+            iterator: of the data.
+            logs: of the step before the commit.
+        """
         try:
             return self.handler.run(self.function.inner, iterator)
         except END_OF_DATA:
-            self.function.logs = logs = dict(saved.logs)
+            self.function.logs = logs
             if self.fit.ends_epoch_with(logs):
                 raise
             self._enter(Event.NO_MORE_DATA)
