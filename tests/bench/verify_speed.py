@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.row import compare
-from tfpreempt.checkpoint.manifest import FileEntry
-from tfpreempt.checkpoint.verification import Effort, check_bytes
+from tfpreempt.checkpoint.catalog import Entry, Kind
+from tfpreempt.checkpoint.manifest import FileEntry, Manifest
+from tfpreempt.checkpoint.verification import faults
 from tfpreempt.cli.doctor.storage import mount_of
 from tfpreempt.storage import checksum
 from tfpreempt.storage.local import LocalStore
@@ -93,7 +94,12 @@ def _seconds(
 
 
 def _verify(root: Path, files: list[FileEntry], threads: int) -> None:
-    assert check_bytes(LocalStore(str(root)), "", files, Effort(threads)) == []
+    manifest = Manifest(
+        step=1, sequence=1, world_size=1, workers=(), files=tuple(files)
+    )
+    store = LocalStore(str(root))
+    commit = Entry(store=store, name="", kind=Kind.OWN, manifest=manifest)
+    assert faults(commit, every_byte=True, threads=threads) == []
 
 
 def _plain(root: Path, files: list[FileEntry], threads: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tfpreempt import errors
 from tfpreempt.checkpoint import restore
+from tfpreempt.core import progress
 from tfpreempt.testing.storage import damage
 
 
@@ -160,10 +161,12 @@ def test_a_half_written_flat_one_counts_again_when_the_user_saves_it_anew(tmp_pa
     assert candidate.kind.value == "flat"
 
 
+@pytest.mark.timeout(20)
 def test_a_check_of_many_bytes_is_said_and_shown(three, monkeypatch, caplog):
     restore.verify(restore.find_candidates(str(three))[0])
     assert caplog.messages == []
     monkeypatch.setattr(restore, "MUCH", 1000)
+    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
     terminal, shown = pty.openpty()
     with open(shown, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)

@@ -361,6 +361,18 @@ def test_a_bucket_that_is_itself_the_checkpoint_directory(
     ]
 
 
+def test_commits_that_were_written_in_their_place(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run lays them out whose checkpoint directory is a URL."""
+    (run / "10").rename(run / "commit-3f2a-periodic-10")
+    in_place = ("commit-3f2a-periodic-10", "committed", "local")
+    assert summary(run)[0] == in_place
+    bucket = Bucket("gs://bucket/run", run)
+    monkeypatch.setattr(opening, "open_store", lambda place: bucket)
+    assert summary("gs://bucket/run")[0] == (*in_place[:2], "remote")
+
+
 def test_a_scheme_that_no_command_line_can_open() -> None:
     for arguments, names in (
         (["hdfs://a/b"], "DIR|URI"),

@@ -19,7 +19,6 @@ from tests.cli.test_inspect import KEYS, filled
 from tfpreempt import errors
 from tfpreempt.checkpoint import foreign, inspection
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.verification import Effort
 from tfpreempt.cli import main
 from tfpreempt.storage import opening
 from tfpreempt.testing.storage import FaultyStore, damage
@@ -109,10 +108,7 @@ def test_flat_and_foreign(tmp_path: Path) -> None:
 def test_what_retention_takes_meanwhile_is_not_damaged(run: Path) -> None:
     found = inspection.at(str(run)) + inspection.at(str(run / "1"))
     shutil.rmtree(run / "1")
-    states = [
-        inspection.check(each, every_byte=True, effort=Effort()).condition.value
-        for each in found
-    ]
+    states = [inspection.check(each, every_byte=True).condition.value for each in found]
     assert states == ["committed", "not committed", "not committed"]
 
 

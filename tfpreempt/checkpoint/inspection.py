@@ -12,12 +12,12 @@ import io
 import itertools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, catalog, flat, foreign, layout
 from tfpreempt.checkpoint.catalog import Checked, Condition, Entry, Kind
-from tfpreempt.checkpoint.verification import Effort, check_bytes, check_sizes
+from tfpreempt.checkpoint.verification import THREADS, faults
 from tfpreempt.storage import opening, paths, reading
 from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.storage.local import LocalStore
@@ -55,25 +55,30 @@ def at(place: str) -> list[Entry]:
     return [_told(one)]
 
 
-def check(entry: Entry, *, every_byte: bool, effort: Effort) -> Entry:
+def check(
+    entry: Entry,
+    *,
+    every_byte: bool,
+    threads: int = THREADS,
+    watch: Callable[[int], None] = lambda done: None,
+) -> Entry:
     """The same, its files checked.
 
     Args:
         entry: what is to be checked; what isn't committed is returned as it is.
         every_byte: whether to read all bytes; the sizes otherwise.
-        effort: how.
+        threads: see `verification.faults`.
+        watch: likewise.
 
     Raises:
         CheckpointError: the store cannot be reached.
     """
     if entry.condition is Condition.FOREIGN:
         return _check_foreign(entry)
-    manifest = entry.manifest
-    if not entry.is_committed or manifest is None:
+    if not entry.is_committed:
         return entry
-    look = check_bytes if every_byte else check_sizes
-    faults = look(entry.store, entry.base, manifest.files, effort)
-    if faults and _is_gone(entry):
+    found = faults(entry, every_byte=every_byte, threads=threads, watch=watch)
+    if found and _is_gone(entry):
         return dataclasses.replace(
             entry,
             condition=Condition.NOT_COMMITTED,
@@ -81,9 +86,9 @@ def check(entry: Entry, *, every_byte: bool, effort: Effort) -> Entry:
         )
     return dataclasses.replace(
         entry,
-        condition=Condition.DAMAGED if faults else Condition.COMMITTED,
+        condition=Condition.DAMAGED if found else Condition.COMMITTED,
         checked=Checked.EVERY_BYTE if every_byte else Checked.SIZES,
-        problems=tuple(fault.text for fault in faults),
+        problems=tuple(found),
         remarks=(*entry.remarks, *(_extra_files(entry) if every_byte else ())),
     )
 

@@ -7,6 +7,7 @@ every field is checked before it is used; the error names the field.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -75,8 +76,9 @@ def to_json(manifest: Manifest) -> bytes:
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 
+@functools.lru_cache(maxsize=8)
 def from_json(data: bytes, source: str) -> Manifest:
-    """Reads and checks a manifest.
+    """Reads and checks a manifest; the same bytes of one place only once.
 
     Args:
         data: the bytes of MANIFEST.json.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, catalog, foreign
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.verification import Effort, check_bytes
+from tfpreempt.checkpoint.verification import faults
 from tfpreempt.core.progress import ByteBar
 
 _log = logging.getLogger(__name__)
@@ -65,31 +63,21 @@ def verify(entry: Entry) -> None:
         if entry.prefix is not None:
             bundle.check(entry.prefix)
         return
-    with _shown(entry) as tick:
-        effort = Effort(_THREADS, tick)
-        faults = check_bytes(entry.store, entry.base, entry.manifest.files, effort)
-    if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        path = os.path.join(entry.store.uri, faults[0].name)
-        raise errors.CheckpointDamagedError(
-            f"{path!r} of checkpoint {entry.path!r} is damaged: {faults[0].text}{more}"
-        )
-
-
-@contextlib.contextmanager
-def _shown(entry: Entry) -> Iterator[Callable[[int], None]]:
-    """Says and shows what takes long; gives what is told how many bytes are read."""
     size = entry.size or 0
-    if size < MUCH:
-        yield lambda done: None
-        return
-    _log.warning(
-        "tfpreempt: reading %.1f GiB of %s, to see whether they are whole",
-        size / (1 << 30),
-        entry.path,
-    )
-    with ByteBar(f"checking step {entry.step}", size) as bar:
-        yield bar.show
+    if size >= MUCH:
+        _log.warning(
+            "tfpreempt: reading %.1f GiB of %s, to see whether they are whole",
+            size / (1 << 30),
+            entry.path,
+        )
+    title = f"checking step {entry.step}"
+    with ByteBar(title, size if size >= MUCH else 0) as bar:
+        found = faults(entry, every_byte=True, threads=_THREADS, watch=bar.show)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise errors.CheckpointDamagedError(
+            f"{entry.path!r} is damaged: {found[0]}{more}"
+        )
 
 
 def newest_verified(

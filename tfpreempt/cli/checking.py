@@ -10,7 +10,7 @@ import click
 
 from tfpreempt.checkpoint import catalog, inspection
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.verification import THREADS, Effort
+from tfpreempt.checkpoint.verification import THREADS
 from tfpreempt.core.progress import ByteBar
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.storage.local import LocalStore
@@ -118,12 +118,20 @@ def check_rows(
         each.size or 0 for each in todo if each.condition is Condition.COMMITTED
     )
     with _translated(), ByteBar("verifying", total if every_byte else 0) as bar:
-        effort = Effort(threads, bar.show)
+        before = 0
 
         def checked(each: Entry | None) -> Entry | None:
+            nonlocal before
             if each is None:
                 return None
-            return inspection.check(each, every_byte=every_byte, effort=effort)
+            done = before
+            before += (each.size or 0) if each.is_committed else 0
+            return inspection.check(
+                each,
+                every_byte=every_byte,
+                threads=threads,
+                watch=lambda count: bar.show(done + count),
+            )
 
         return [
             Row(local=checked(row.local), remote=checked(row.remote)) for row in found
