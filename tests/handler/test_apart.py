@@ -144,7 +144,7 @@ def test_only_who_must_leave_commits_without_a_part(
 def test_a_part_that_comes_before_the_store_was_cleared_stays(
     machines: Machines,
 ) -> None:
-    """The clearing is an errand, which comes late where the store is slow."""
+    """The clearing is a task, which comes late where the store is slow."""
     for _ in range(2):  # what the first start sends is left of a dead save
         chief, other = machines.start()
         parts = [each.stage(1, "1") for each in (chief, other)]

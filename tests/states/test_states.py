@@ -42,7 +42,7 @@ def directory(tmp_path, monkeypatch):
 def restart(monkeypatch, number=None):
     """Forgets what this process knows, as a new one would."""
     monkeypatch.setattr(registered, "_alone", {})
-    monkeypatch.setattr(registered, "_recalls", {})
+    monkeypatch.setattr(registered, "_loaders", {})
     monkeypatch.setattr(registered, "_copies", {})
     if number is not None:
         monkeypatch.setenv("TFPREEMPT_NUM_RESTARTS", str(number))

@@ -18,10 +18,10 @@ from tests.checkpoint.fakes import Words
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.remote import chosen_store
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.handler import session
 from tfpreempt.states import copies, registered
@@ -42,7 +42,7 @@ class Place:
     def restart(self):
         """Forgets what this process knows, as a new one would."""
         self.stop()
-        for name in ("_alone", "_recalls", "_copies"):
+        for name in ("_alone", "_loaders", "_copies"):
             self._monkeypatch.setattr(registered, name, {})
 
     def stop(self):
@@ -278,9 +278,9 @@ def test_a_directory_that_is_a_url(place, words, monkeypatch):
 
 def worker(place, index, directory):
     cluster = Cluster(worker=index, jobs=(("worker", 3),))
-    recall = Recall(str(directory), index, 3)
-    made = copies.Copies(place.store, str(directory), cluster, recall.newest)
-    return made, recall
+    loader = StateLoader(str(directory), index, 3)
+    made = copies.Copies(place.store, str(directory), cluster, loader.newest)
+    return made, loader
 
 
 @pytest.fixture
@@ -313,9 +313,9 @@ def test_of_those_that_share_a_disk_one_fetches(place, words, run_before):
     assert failures == []
     assert made[0][0]._mirror.wait(LIMIT)
     assert place.fetched() == 1
-    for each, recall in made:
+    for each, loader in made:
         words.text = ""
-        assert recall.load(words)
+        assert loader.load(words)
         assert words.text == "of the chief"
         assert each._mirror.is_open == (each is made[0][0])
     made[0][0]._end()
@@ -327,11 +327,11 @@ def test_of_those_with_disks_of_their_own_each_fetches(
     for index in (2, 1):
         directory = tmp_path / f"disk-{index}"
         directory.mkdir()
-        made, recall = worker(place, index, directory)
+        made, loader = worker(place, index, directory)
         made.begin()
         made.begin()
         words.text = ""
-        assert recall.load(words)
+        assert loader.load(words)
         assert words.text == "of the chief"
         assert not made._mirror.is_open  # it copies nothing
     assert place.fetched() == 2

@@ -8,8 +8,8 @@ import tensorflow as tf
 import tfpreempt
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors
-from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler import session
 from tfpreempt.states import StepCounter, registered
@@ -33,7 +33,7 @@ def url(tmp_path, monkeypatch):
 
 
 def restart(monkeypatch):
-    for name in ("_alone", "_recalls", "_copies"):
+    for name in ("_alone", "_loaders", "_copies"):
         monkeypatch.setattr(registered, name, {})
 
 
@@ -61,7 +61,7 @@ def test_states_and_shards_and_back(url, monkeypatch):
     assert len(commits) == 2
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", url + "/")
     assert load(shared) == (True, "three")
-    assert len(registered._recalls) == 1
+    assert len(registered._loaders) == 1
 
 
 def test_a_damaged_commit_is_passed_over(url, monkeypatch, caplog):
@@ -97,10 +97,10 @@ def test_a_commit_that_stays_where_it_was_staged_is_not_waited_for(url, caplog):
 
     words = Words("words", "one")
     path = tfpreempt.save_all_states()
-    recall = Recall(url, 1, 2, clock=Hasty())
-    recall.expect(path)
+    loader = StateLoader(url, 1, 2, clock=Hasty())
+    loader.expect(path)
     words.text = ""
-    assert recall.load(words)
+    assert loader.load(words)
     assert words.text == "one"
     assert "was not committed within" not in caplog.text
 

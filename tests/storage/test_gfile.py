@@ -12,6 +12,7 @@ from tests.checkpoint.fakes import Later, Words, content, make_saver, names, sav
 from tfpreempt import errors
 from tfpreempt.checkpoint import probe
 from tfpreempt.checkpoint.catalog import Kind
+from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Payload
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.storage import failure, reading
@@ -338,3 +339,8 @@ def test_errors_of_tensorflow_are_errors_of_a_disk(url):
         files_for(url).rename(f"{url}/a", f"{url}/b")
     with pytest.raises(errors.SaveError, match="save step 1"):
         make("nonsense://there")[0].stage(1, "a")
+
+
+def test_a_handle_of_a_url_where_nothing_is():
+    with pytest.raises(errors.CheckpointError, match="There is no checkpoint"):
+        Checkpoint("ram://nothing/there").get_metadata()

@@ -18,7 +18,6 @@ iterator_state  positions in tf.data pipelines: states of dataset iterators
 layout          what lies where in a checkpoint directory
 loader          finds and restores a checkpoint on one worker
 lookup          what lies at the place that a handle names
-loose           one State in a file of its own, outside of any commit
 manifest        the manifest of a commit: its files, their sizes and checksums
 metadata        what users note about a checkpoint, beside its manifest
 payload         what a checkpoint holds of one worker; the part that TensorFlow writes
@@ -27,12 +26,13 @@ pointer         TensorFlow's `checkpoint` state file
 probe           is the checkpoint directory the same storage for every worker?
 random_state    the random generators of a process, each worker's own
 reader          what TensorFlow does in a restore, once the structure was compared
-recall          finds what one State was: in the newest commit, or in a file of its own
 remote/         the copy of a checkpoint directory in an object store
 restore         which checkpoint to restore: the newest that is committed and verified
 retention       deletes what is no longer wanted
 saver           saves a step in two phases, whatever form the checkpoint has
 state           a named thing that is saved with the step
+state_file      one State in a file of its own, outside of any commit
+state_loader    finds what one State was: in the newest commit, or in a file of its own
 structure       does a checkpoint fit the objects it is to be restored into?
 unsaved         what a step changes and no commit holds: told once, by name
 untracked       what the objects of a Checkpoint hold, and TensorFlow does not track

@@ -14,11 +14,11 @@ from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Staged
-from tfpreempt.checkpoint.recall import Recall
 from tfpreempt.checkpoint.remote.exchange import ShardExchange, clear_others
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit, Fault, Restored
 
@@ -68,7 +68,7 @@ class Commits:
         self._cluster = cluster
         self._counter = counter
         self._random_at_start = b""
-        self._recall = Recall(
+        self._state_loader = StateLoader(
             self.directory,
             cluster.worker,
             cluster.world,
@@ -103,7 +103,7 @@ class Commits:
             self._exchange.send(staged)
         is_apart = self._exchange is not None and self._exchange.is_apart
         if not self._cluster.is_chief and not is_apart:
-            self._recall.expect(staged.directory)
+            self._state_loader.expect(staged.directory)
         return staged
 
     def commit(
@@ -145,7 +145,7 @@ class Commits:
         """What came by way of the store for this save is wanted no more."""
         if self._exchange is not None and self.mirror is not None:
             clear = functools.partial(self._exchange.clear, staged.attempt)
-            self.mirror.errand(clear)
+            self.mirror.task(clear)
 
     # --- restore ---------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Commits:
     def load_state(self, state: Any) -> bool:
         """Loads one named State, registered or not, of what was restored or saved
         since; whether there was something."""
-        return self._recall.load(state)
+        return self._state_loader.load(state)
 
     def latest(self) -> Checkpoint | None:
         """The newest commit in the directory."""
@@ -251,7 +251,7 @@ class Commits:
         if self.mirror is not None:
             self.mirror.begin(self.directory, self.candidate, record)
             store, token = self.mirror.store, self.token
-            self.mirror.errand(functools.partial(clear_others, store, token))
+            self.mirror.task(functools.partial(clear_others, store, token))
 
     @property
     def mirror_status(self) -> MirrorStatus | None:

@@ -87,7 +87,7 @@ class Copies:
             self._mirror = Mirror(self._store, max_to_keep=_MAX_TO_KEEP, taken=taken)
             self._mirror.begin(self._directory, self._newest(), self._record)
             none = uuid.uuid4().hex  # there are no shards under way here
-            self._mirror.errand(functools.partial(clear_others, self._store, none))
+            self._mirror.task(functools.partial(clear_others, self._store, none))
             if self._process != os.getpid():
                 self._process = os.getpid()
                 on_interpreter_end(self._end)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import loose
-from tfpreempt.checkpoint.recall import Recall
+from tfpreempt.checkpoint import state_file
 from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE, chosen_store
 from tfpreempt.checkpoint.state import State, check_state, sync_states
+from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.handler import session
 from tfpreempt.states.alone import StatesAlone
@@ -25,7 +25,7 @@ _VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 # By directory and cluster: what is made once in a process. Copies are None where there
 # is no object store.
 _alone: dict[tuple[str, Cluster], StatesAlone] = {}
-_recalls: dict[tuple[str, Cluster], Recall] = {}
+_loaders: dict[tuple[str, Cluster], StateLoader] = {}
 _copies: dict[tuple[str, Cluster], Copies | None] = {}
 
 
@@ -97,7 +97,7 @@ def save_state(
         return
     directory = failure.check_directory(checkpoint_dir)
     with failure.translated(f"save {state!r}", directory):
-        loose.write(files_for(directory), directory, cluster.worker, state)
+        state_file.write(files_for(directory), directory, cluster.worker, state)
 
 
 def load_state(state: State) -> bool:
@@ -134,14 +134,14 @@ def load_state(state: State) -> bool:
         directory = failure.check_directory(directory)
     key = (paths.absolute(directory), _cluster())
     _begin(key)
-    return _recall(key).load(state)
+    return _state_loader(key).load(state)
 
 
-def _recall(key: tuple[str, Cluster]) -> Recall:
+def _state_loader(key: tuple[str, Cluster]) -> StateLoader:
     directory, cluster = key
-    if key not in _recalls:
-        _recalls[key] = Recall(directory, cluster.worker, cluster.world)
-    return _recalls[key]
+    if key not in _loaders:
+        _loaders[key] = StateLoader(directory, cluster.worker, cluster.world)
+    return _loaders[key]
 
 
 def _begin(key: tuple[str, Cluster]) -> Copies | None:
@@ -151,7 +151,7 @@ def _begin(key: tuple[str, Cluster]) -> Copies | None:
         store = chosen_store(None, directory)
         _copies[key] = None
         if store is not None:
-            _copies[key] = Copies(store, directory, cluster, _recall(key).newest)
+            _copies[key] = Copies(store, directory, cluster, _state_loader(key).newest)
     copies = _copies[key]
     if copies is not None:
         copies.begin()

@@ -84,7 +84,15 @@ class UrlStore:
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
         del timeout
-        for name in sorted(reading.names(self._root)):
+        try:
+            names = sorted(reading.names(self._root))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise errors.CheckpointError(
+                f"{self._root!r} cannot be listed: {error}"
+            ) from error
+        for name in names:
             if reading.is_dir(f"{self._root}/{name}"):
                 yield name
 

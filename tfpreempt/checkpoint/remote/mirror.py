@@ -71,7 +71,7 @@ class Mirror:
         self._changed = threading.Condition()
         self._status = MirrorStatus(uri=store.uri)
         self._pending: list[Entry] = []  # oldest first
-        self._errands: list[Callable[[], None]] = []
+        self._tasks: list[Callable[[], None]] = []
         self._current: Entry | None = None
         self._upload: upload.Upload | None = None
         self._newest: Entry | None = None
@@ -165,10 +165,10 @@ class Mirror:
             self._tell(newest=entry.step, is_complete=False)
             self._begin()
 
-    def errand(self, what: Callable[[], None]) -> None:
+    def task(self, what: Callable[[], None]) -> None:
         """Something to do in the store when nothing else is; tried once, may fail."""
         with self._changed:
-            self._errands.append(what)
+            self._tasks.append(what)
             self._begin()
 
     def forget(self, path: str) -> None:
@@ -207,7 +207,7 @@ class Mirror:
             is_said = False
             self._is_awaited = timeout is None
             self._changed.notify_all()
-            while self._pending or self._errands or self._is_busy:
+            while self._pending or self._tasks or self._is_busy:
                 now = self._clock.monotonic()
                 stalled = self._moved_at + self._patience
                 end = stalled if timeout is None else began + timeout
@@ -356,16 +356,16 @@ class Mirror:
             self._do(job)
 
     def _next(self) -> Entry | Callable[[], None] | None:
-        """An errand, or the newest commit; None to end.
+        """A task, or the newest commit; None to end.
 
-        Errands are short, and would never come if commits were made faster than they
+        Tasks are short, and would never come if commits were made faster than they
         are copied. Only where a machine goes away the newest commit is first.
         """
         with self._changed:
             while not self._thread.stop_event.is_set():
-                self._is_busy = bool(self._pending or self._errands)
-                if self._errands and not self._is_newest_first():
-                    return self._errands.pop(0)
+                self._is_busy = bool(self._pending or self._tasks)
+                if self._tasks and not self._is_newest_first():
+                    return self._tasks.pop(0)
                 if self._pending:
                     self._current = self._pending.pop()
                     return self._current
@@ -414,7 +414,7 @@ class Mirror:
                 is_complete=is_newest or self._status.is_complete,
                 fault=None,
             )
-        self._errands.append(lambda: self._keep_order(entry))
+        self._tasks.append(lambda: self._keep_order(entry))
         self._end_current()
 
     def _check_rank(self, entry: Entry) -> None:

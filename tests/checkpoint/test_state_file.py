@@ -9,7 +9,7 @@ import pytest
 
 from tests.checkpoint.fakes import Words, make_saver, save
 from tfpreempt import errors
-from tfpreempt.checkpoint import loose
+from tfpreempt.checkpoint import state_file
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
@@ -19,7 +19,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 def operations(directory):
     files = FaultyFiles()
-    loose.write(files, directory, 0, Words("words", "x", registry=None))
+    state_file.write(files, directory, 0, Words("words", "x", registry=None))
     return files.operations
 
 
@@ -32,14 +32,16 @@ def test_a_failure_at_every_operation(tmp_path, when, error):
         directory = str(tmp_path / str(index))
         os.makedirs(directory)
         words = Words("words", "old", registry=None)
-        path = loose.write(LocalFiles(), directory, 0, words)
+        path = state_file.write(LocalFiles(), directory, 0, words)
         words.text = "new"
         files = FaultyFiles(fail_at=index, error=error, when=when)
         with pytest.raises(type(error)):
-            loose.write(files, directory, 0, words)
-        assert loose.read(path)[1].read() in (b"old", b"new")
-        loose.write(LocalFiles(), directory, 0, words)  # leftovers are in nobody's way
-        assert loose.read(path)[1].read() == b"new"
+            state_file.write(files, directory, 0, words)
+        assert state_file.read(path)[1].read() in (b"old", b"new")
+        state_file.write(
+            LocalFiles(), directory, 0, words
+        )  # leftovers are in nobody's way
+        assert state_file.read(path)[1].read() == b"new"
 
 
 def test_everything_is_synced_before_it_is_seen(tmp_path):
@@ -52,15 +54,15 @@ def test_the_rank_is_that_of_the_newest_commit(tmp_path):
     words = Words("words", "x", registry=None)
     saver = make_saver(tmp_path, registry=StateRegistry())
     for sequence in range(3):
-        path = loose.write(LocalFiles(), str(tmp_path), 0, words)
-        assert loose.read(path)[0] == sequence
+        path = state_file.write(LocalFiles(), str(tmp_path), 0, words)
+        assert state_file.read(path)[0] == sequence
         save(saver, 10 * sequence)
 
 
 @pytest.mark.parametrize("index", range(21))
 def test_every_byte_counts(tmp_path, index):
     words = Words("words", "x", registry=None)
-    path = loose.write(LocalFiles(), str(tmp_path), 0, words)
+    path = state_file.write(LocalFiles(), str(tmp_path), 0, words)
     with open(path, "r+b") as file:
         data = bytearray(file.read())
         assert len(data) == 21
@@ -68,12 +70,12 @@ def test_every_byte_counts(tmp_path, index):
         file.seek(0)
         file.write(data)
     with pytest.raises(errors.CheckpointDamagedError, match=r"words\.state"):
-        loose.read(path)
+        state_file.read(path)
 
 
 def test_a_name_that_was_changed_is_checked_again(tmp_path):
     words = Words("words", "x", registry=None)
     words.name = "../words"
     with pytest.raises(errors.ConfigurationError, match="State name"):
-        loose.write(LocalFiles(), str(tmp_path), 0, words)
+        state_file.write(LocalFiles(), str(tmp_path), 0, words)
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ import threading
 from typing import IO
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout, loose, retention
+from tfpreempt.checkpoint import catalog, layout, retention, state_file
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.state import State, naming, read_state
@@ -21,7 +21,7 @@ _SECONDS = 30.0  # that the chief may take to commit
 _Own = tuple[int, IO[bytes]]  # of a file of its own: the rank, and the bytes
 
 
-class Recall:
+class StateLoader:
     """Loads States one by one; verifies a commit once, not once for each State.
 
     Args:
@@ -180,9 +180,9 @@ class Recall:
         return False
 
     def _own_file(self, state: State, problems: list[str]) -> _Own | None:
-        path = loose.path_of(self._directory, self._worker, state)
+        path = state_file.path_of(self._directory, self._worker, state)
         try:
-            return loose.read(path)
+            return state_file.read(path)
         except errors.CheckpointDamagedError as error:
             problems.append(str(error))
         except OSError as error:
