@@ -116,7 +116,7 @@ class JsonLines:
             )
 
 
-class Journal:
+class Journal(JsonLines):
     """A worker's record of the events on its path; any thread may record.
 
     Args:
@@ -134,7 +134,7 @@ class Journal:
         incarnation: str = "",
     ) -> None:
         path = Path(directory) / f"worker-{worker}.jsonl"
-        self._lines = JsonLines(path, clock or SystemClock())
+        super().__init__(path, clock or SystemClock())
         self._who: dict[str, Any] = {"worker": worker, "incarnation": incarnation}
 
     def record(self, event: events.Event) -> None:
@@ -143,11 +143,7 @@ class Journal:
         Never raises for what goes wrong with the file.
         """
         record = {**self._who, **events.to_record(event)}
-        self._lines.append(record, durable=isinstance(event, _DURABLE))
-
-    def close(self) -> None:
-        """Closes the file; more than once does no harm."""
-        self._lines.close()
+        self.append(record, durable=isinstance(event, _DURABLE))
 
 
 def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
