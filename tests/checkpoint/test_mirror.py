@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoint.conftest import Journal
 from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
 from tfpreempt import errors
-from tfpreempt.checkpoint.remote import mirror as mirroring
+from tfpreempt.checkpoint.remote import tries
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.testing.storage import FaultyStore, SimulatedCrash
 
@@ -64,7 +64,7 @@ def test_progress_in_words():
 def test_the_end_does_not_wait_for_a_pause_to_be_over(
     tmp_path, make_mirror, monkeypatch
 ):
-    monkeypatch.setattr(mirroring, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(tries, "FIRST_PAUSE", 3600.0)
     store = FaultyStore({0: errors.SaveError("503")})
     mirror = make_mirror(store)
     mirror.add(commit(tmp_path, 5))

@@ -10,7 +10,9 @@ import time
 import pytest
 
 from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
-from tfpreempt.checkpoint.remote import tidy
+from tfpreempt.checkpoint.remote.retention import Retention
+from tfpreempt.checkpoint.remote.tries import Tries
+from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.storage import FaultyStore, damage
 
 
@@ -84,14 +86,19 @@ def test_a_deleted_commit_leaves_the_older_one_to_be_copied(
 
 
 def test_another_commit_gets_on_although_the_last_one_got_further(
-    tmp_path, store, make_mirror
+    tmp_path,
 ):
-    mirror = make_mirror()
-    mirror._most_sent = 1 << 40
-    mirror.add(commit(tmp_path, 5))
-    before = mirror._moved_at
-    assert mirror.finish(PATIENCE)
-    assert mirror._moved_at > before
+    clock = FakeClock()
+    tries = Tries(clock)
+    tries.begin(commit(tmp_path, 5))
+    tries.sent(1 << 40)
+    tries.begin(commit(tmp_path, 6))
+    before = tries.gives_up_at
+    clock.advance(1.0)
+    tries.sent(1)
+    assert tries.gives_up_at == before + 1.0
+    tries.sent(1)
+    assert tries.gives_up_at == before + 1.0
 
 
 @pytest.mark.parametrize("is_told_first", [True, False])
@@ -154,6 +161,6 @@ def test_a_marker_alone_is_nothing_to_keep(tmp_path, store):
         if not name.endswith("/COMMITTED"):
             store.delete(name)
     uploaded(store, commit(tmp_path, 8))
-    tidy.Tidy(store, 2).run()
+    Retention(store, 2, 0).run()
     assert [name.split(".")[0] for name in folders(store)] == ["8", "6"]
     assert not list(store.list(f"{robbed}/"))

@@ -11,7 +11,8 @@ from tests.checkpoint.fakes import FlatPayload, make_saver, save
 from tests.checkpoint.uploads import commit, folders, newest, uploaded
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.remote import tidy, upload
+from tfpreempt.checkpoint.remote import upload
+from tfpreempt.checkpoint.remote.retention import Retention
 from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
@@ -72,7 +73,7 @@ def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when):
         except SimulatedCrash:
             store.revive()
             uploaded(store, new)
-            tidy.Tidy(store, 2).run()
+            Retention(store, 2, 0).run()
             whole = folders(store)
             assert {name.split("/")[0] for name in store.list()} == set(whole)
             continue
@@ -89,11 +90,11 @@ def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when):
         before = len(store.operations)
         store._faults, store._when = {before + number: SimulatedCrash("killed")}, when
         try:
-            tidy.Tidy(store, 1).run()
+            Retention(store, 1, 0).run()
         except SimulatedCrash:
             store.revive()
             assert folders(store)[0].startswith("7.")
-            tidy.Tidy(store, 1).run()
+            Retention(store, 1, 0).run()
             assert {name.split("/")[0] for name in store.list()} == set(folders(store))
             continue
         break
@@ -109,7 +110,7 @@ def test_only_what_is_ours_is_deleted(tmp_path):
     old = folders(store)[-1]
     for name in (f"{old}/notes.txt", "other/MANIFEST.json", "7.x/file", "readme"):
         store.put_if_absent(name, io.BytesIO(b"mine"))
-    tidy.Tidy(store, 1).run()
+    Retention(store, 1, 0).run()
     assert [name for name in store.list() if name.startswith(old)] == [
         f"{old}/notes.txt"
     ]

@@ -47,7 +47,7 @@ def test_lost_disks(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_copy_that_did_not_come_to_its_end_is_told(monkeypatch) -> None:
     with machine("keras") as each:
-        monkeypatch.setattr("tfpreempt.checkpoint.remote.mirror.STALLED", 0.0)
+        monkeypatch.setattr("tfpreempt.checkpoint.remote.tries.STALLED", 0.0)
         store = FaultyStore(uri="memory://away")
         model, data = each.model(), each.arrays()
         ours = each.preemption(remote_checkpoint_dir=store)

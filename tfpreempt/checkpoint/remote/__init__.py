@@ -7,7 +7,8 @@ exchange      parts of a save of workers that have another disk than the chief
 fetch         brings a remote commit into a checkpoint directory, like any other
 mirror        the copy of a directory, made behind training's back, the newest first
 ranges        ranges of a file that is downloaded: split, summed up, written into
+retention     retention in an object store, and what dead uploads left
 status        `MirrorStatus`: how far the copies are, for users
-tidy          retention in an object store, and what dead uploads left
+tries         how the tries to copy get on, and when a wait gives up
 upload        uploads one commit: its files by parallel threads, the manifest
 """

@@ -18,8 +18,10 @@ from collections.abc import Callable
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.remote import tidy, upload
+from tfpreempt.checkpoint.remote import upload
+from tfpreempt.checkpoint.remote.retention import Retention, delete
 from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.checkpoint.remote.tries import Tries
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.events import Fault
 from tfpreempt.core.threads import OwnedThread
@@ -30,11 +32,7 @@ _log = logging.getLogger(__name__)
 LETTING_GO = (
     10.0  # seconds that a cancelled upload has to end; see upload.PATIENCE_SECONDS
 )
-FIRST_PAUSE = 1.0  # seconds after a fault; doubles
-LONGEST_PAUSE = 60.0
 HURRIED_PAUSE = 0.5  # while a machine goes away
-STALLED = 300.0  # seconds without a byte after which an end without a limit gives up
-REFUSED = 10.0  # likewise, where trying again is of no use
 SILENT = 2.0  # seconds of waiting after which it is said
 
 
@@ -65,8 +63,7 @@ class Mirror:
         self.store = store
         self._directory = ""
         self._record: Callable[[], Callable[[Fault], None] | None] = lambda: None
-        self._taken = taken
-        self._tidy = tidy.Tidy(store, max_to_keep)
+        self._retention = Retention(store, max_to_keep, taken)
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()
         self._status = MirrorStatus(uri=store.uri)
@@ -77,12 +74,8 @@ class Mirror:
         self._newest: Entry | None = None
         self._is_busy = False
         self._is_hurried = False
-        self._is_refused = False  # by what only a person can mend
         self._is_awaited = False  # a pause is to end, and the next try to begin
-        self._pause = FIRST_PAUSE
-        self._moved_at = self._clock.monotonic()
-        self._tried: Entry | None = None  # by the newest try
-        self._most_sent = 0  # by any try of that one
+        self._tries = Tries(self._clock)
         self._pointed_at = 0  # the sequence that the store's state file names
         self._thread = OwnedThread("tfpreempt-mirror", self._run)
 
@@ -97,7 +90,7 @@ class Mirror:
         Raises:
             CheckpointError: the store cannot be listed.
         """
-        self._taken = tidy.highest(catalog.copies(self.store, timeout=timeout))
+        self._retention.look(timeout)
 
     def begin(
         self,
@@ -147,7 +140,7 @@ class Mirror:
     @property
     def highest_sequence(self) -> int:
         """The highest sequence seen in the store; new commits must be above it."""
-        return max(self._taken, self._tidy.highest_sequence)
+        return self._retention.highest_sequence
 
     def is_pinned(self, path: str) -> bool:
         """Whether retention must leave a local commit alone: it is being read."""
@@ -196,21 +189,20 @@ class Mirror:
         """Waits until every commit is copied and the store is in order.
 
         Args:
-            timeout: seconds; None waits as long as it gets on, and `STALLED` after;
-                `REFUSED` where trying again is of no use.
+            timeout: seconds; None waits as long as it gets on; see `Tries`.
 
         Returns:
             Whether the newest one is there.
         """
         with self._changed:
-            began = self._moved_at = self._clock.monotonic()
+            began = self._clock.monotonic()
+            self._tries.await_again()
             is_said = False
             self._is_awaited = timeout is None
             self._changed.notify_all()
             while self._pending or self._tasks or self._is_busy:
                 now = self._clock.monotonic()
-                stalled = self._moved_at + self._patience
-                end = stalled if timeout is None else began + timeout
+                end = self._tries.gives_up_at if timeout is None else began + timeout
                 if now >= end or not self._thread.is_alive or self._is_hurried:
                     break
                 if not is_said and now >= began + SILENT:
@@ -219,15 +211,11 @@ class Mirror:
                 self._changed.wait((end if is_said else min(end, began + SILENT)) - now)
             return self._status.is_complete
 
-    @property
-    def _patience(self) -> float:
-        return REFUSED if self._is_refused else STALLED
-
     def _say_waiting(self, timeout: float | None) -> None:
         status = self._status
         if status.is_complete:
             return  # only old copies are cleared away
-        limit = f"until {self._patience:g} s bring nothing new"
+        limit = f"until {self._tries.patience:g} s bring nothing new"
         _log.warning(
             "tfpreempt: waiting for the copy of step %s in %s (%s), %s%s",
             status.newest,
@@ -322,7 +310,7 @@ class Mirror:
                 is_meant = holder == self._directory and self._is_gone(copy, name)
             meant += [copy] if is_meant else []
         for copy in meant:
-            tidy.delete(copy)
+            delete(copy)
         return bool(meant) or holder == self.store.uri
 
     def _is_gone(self, copy: Entry, name: str) -> bool:
@@ -397,8 +385,7 @@ class Mirror:
             self._upload = upload.Upload(self.store, entry, on_bytes=self._sent)
             if self._current is not entry or self._is_newest_first():
                 self._upload.cancel()  # it was forgotten; or there is a newer one
-            if self._tried is not entry:
-                self._tried, self._most_sent = entry, 0
+            self._tries.begin(entry)
             step, size = entry.step or 0, entry.size or 0
             self._tell(uploading=step, sent_bytes=0, total_bytes=size)
         self._upload.run()
@@ -406,7 +393,7 @@ class Mirror:
         with self._changed:
             if self._status.fault is not None:
                 _log.warning("tfpreempt: the mirror in %s works again", self.store.uri)
-            self._pause, self._is_refused = FIRST_PAUSE, False
+            self._tries.succeeded()
             is_newest = entry is self._newest
             mirrored = max(step, self._status.mirrored or 0)
             self._tell(
@@ -424,11 +411,7 @@ class Mirror:
         Raises:
             CommitGoneError: such a one; later ones rank above.
         """
-        if self._tidy.found is None:
-            self._tidy.look()
-        highest, names = self._tidy.found or (0, frozenset())
-        name = catalog.folder_name(entry.step or 0, entry.token)
-        if (entry.sequence or 0) < highest and name not in names:
+        if self._retention.outranks(entry):
             _log.warning(
                 "tfpreempt: step %d is not copied to %s, which has newer commits than "
                 "this run could see when it started; the next commit ranks above them",
@@ -442,15 +425,13 @@ class Mirror:
         if sequence >= self._pointed_at:  # not of what comes late
             upload.point(self.store, entry)
             self._pointed_at = sequence
-        self._tidy.run()
+        self._retention.run()
 
     def _sent(self, count: int) -> None:
         with self._changed:
             sent = self._status.sent_bytes + count
             self._tell(sent_bytes=sent)
-            if sent > self._most_sent:  # the same bytes again are no progress
-                self._most_sent, self._is_refused = sent, False
-                self._moved_at = self._clock.monotonic()
+            self._tries.sent(sent)
 
     def _put_back(self, job: Entry | Callable[[], None]) -> None:
         with self._changed:
@@ -474,7 +455,7 @@ class Mirror:
         text = f"{type(error).__name__}: {error}"
         with self._changed:
             before = self._status.fault
-            self._is_refused = getattr(error, "is_permanent", False)
+            self._tries.failed(error)
             self._tell(fault=text, faults=self._status.faults + 1)
         if before is not None and before.split(":")[0] == type(error).__name__:
             return  # said already
@@ -489,8 +470,7 @@ class Mirror:
 
     def _rest(self) -> None:
         """Waits after a fault; a machine that goes away shortens it."""
-        until = self._clock.monotonic() + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        until = self._clock.monotonic() + self._tries.next_pause()
         began = self._clock.monotonic()
         with self._changed:
             while not self._thread.stop_event.is_set():

@@ -13,37 +13,51 @@ from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.storage.interface import ObjectStore
 
 
-class Tidy:
-    """Deletes what is no longer wanted; used by one thread.
+class Retention:
+    """Deletes what is no longer wanted; used by one thread after the other.
 
     Args:
         store: the store.
         max_to_keep: commits to keep; None keeps all.
+        taken: the highest sequence there, as far as is known.
 
     Attributes:
         highest_sequence: of any folder of ours that was seen.
-        found: the highest sequence at the first look, and the folders; None before.
     """
 
-    def __init__(self, store: ObjectStore, max_to_keep: int | None) -> None:
-        self.highest_sequence = 0
-        self.found: tuple[int, frozenset[str]] | None = None
+    def __init__(self, store: ObjectStore, max_to_keep: int | None, taken: int) -> None:
+        self.highest_sequence = taken
         self._store = store
         self._max_to_keep = max_to_keep
+        self._found: tuple[int, frozenset[str]] | None = None  # before the first copy
         self._committed: set[str] = set()  # a marker is never taken back but by us
 
-    def look(self) -> list[Entry]:
+    def look(self, timeout: float | None = None) -> list[Entry]:
         """Finds out what is there; highest sequence first.
 
+        Args:
+            timeout: seconds; None: the store's own limit.
+
         Raises:
-            CheckpointError: the store.
+            CheckpointError: the store cannot be listed.
         """
-        folders = catalog.copies(self._store)
-        self.highest_sequence = highest(folders)
-        if self.found is None:
-            names = frozenset(each.name for each in folders)
-            self.found = self.highest_sequence, names
+        folders = catalog.copies(self._store, timeout=timeout)
+        self.highest_sequence = max(self.highest_sequence, _highest(folders))
         return folders
+
+    def outranks(self, commit: Entry) -> bool:
+        """Whether what was there before the first copy outranks a commit that wasn't.
+
+        Raises:
+            CheckpointError: the store cannot be listed.
+        """
+        if self._found is None:
+            folders = self.look()
+            names = frozenset(each.name for each in folders)
+            self._found = _highest(folders), names
+        highest, names = self._found
+        name = catalog.folder_name(commit.step or 0, commit.token)
+        return (commit.sequence or 0) < highest and name not in names
 
     def run(self) -> list[str]:
         """Deletes; returns the folders that went.
@@ -59,8 +73,8 @@ class Tidy:
             committed if self._max_to_keep is None else committed[: self._max_to_keep]
         )
         gone = [each for each in committed if each not in kept]
-        newest = highest(committed)
-        newest = highest(committed)
+        newest = _highest(committed)
+        newest = _highest(committed)
         dead = [
             each
             for each in folders
@@ -81,7 +95,7 @@ class Tidy:
         return True
 
 
-def highest(copies: list[Entry]) -> int:
+def _highest(copies: list[Entry]) -> int:
     """The highest sequence that the names of copies say; 0 without one."""
     return max([0, *(each.sequence or 0 for each in copies)])
 
