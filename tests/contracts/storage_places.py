@@ -8,7 +8,7 @@ import importlib.util
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Place:
         has_server: whether it is slow.
         not_first: why a later put may win over an earlier one; "" if it may not.
         not_exclusive: why racing puts may both win; "" if they may not.
+        needs_tensorflow: whether TensorFlow serves it.
+        known: what else it is known not to do, and why, by the test's name.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Place:
     has_server: bool = False
     not_first: str = ""
     not_exclusive: str = ""
+    needs_tensorflow: bool = False
+    known: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _fresh(scheme: str = "gs") -> str:
@@ -97,6 +101,12 @@ def _fsspec_local(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
     return open_store(str(tmp_path / "root"), fsspec.filesystem("file"))
 
 
+def _url(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
+    from tfpreempt.storage import gfile  # noqa: F401  (imports TensorFlow)
+
+    return open_store(f"ram://run-{next(_runs)}")
+
+
 def _pyarrow(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
     from pyarrow import fs
 
@@ -119,6 +129,17 @@ PLACES = [
         not_exclusive=IGNORES_PRECONDITIONS,
     ),
     Place(name="s3", opens=_s3, has_server=True),
+    Place(
+        name="url",
+        opens=_url,
+        not_exclusive=BEST_EFFORT,
+        needs_tensorflow=True,
+        known={
+            "test_an_object_put_anew_has_another_generation": "ram:// keeps no times",
+            "test_replace": "ram:// keeps no times",
+            "test_list_is_sorted_and_filtered": "ram:// lists 'b-1' in 'b' too",
+        },
+    ),
     Place(name="fsspec memory", opens=_fsspec, not_exclusive=BEST_EFFORT),
     Place(name="fsspec local", opens=_fsspec_local, not_exclusive=BEST_EFFORT),
 ]

@@ -21,12 +21,16 @@ ODD = ["a b/ü+%2F&=.bin", "x/%41", "#1?x=y", "c:d", "~", "a'b\"c", "x" * 200]
 @pytest.fixture(
     params=[
         pytest.param(
-            each, id=each.name, marks=[pytest.mark.slow] if each.has_server else []
+            each,
+            id=each.name,
+            marks=[pytest.mark.slow] * each.has_server
+            + [pytest.mark.tensorflow] * each.needs_tensorflow,
         )
         for each in PLACES
     ]
 )
 def place(request, storage_servers):
+    expect(request.param.known.get(request.node.originalname), request)
     return request.param
 
 

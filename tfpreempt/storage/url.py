@@ -7,6 +7,7 @@ nothing of ours races there.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import IO
 
@@ -42,7 +43,7 @@ class UrlStore:
     ) -> bool:
         if reading.is_there(self._path(name)):
             return False
-        self.replace(name, source.read(), timeout=timeout)
+        self.replace(name, b"".join(pieces.of(source, _PIECE)), timeout=timeout)
         return True
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
@@ -62,22 +63,23 @@ class UrlStore:
         timeout: float | None = None,
     ) -> int:
         del timeout
-        try:
-            with reading.open_file(self._path(name)) as file:
+        found = self.stat(name)
+        if found is None:
+            raise ObjectMissingError(f"There is no object {name!r} in {self._root!r}.")
+        if offset >= found.size:
+            return 0  # TensorFlow refuses to look there
+        with self._edge(name):
+            file = reading.open_file(self._path(name))
+        with file:
+            with self._edge(name):
                 file.seek(offset)
-                return pieces.copy(
-                    lambda position, size: file.read(size),
-                    target,
-                    offset=offset,
-                    length=length,
-                    size=_PIECE,
-                )
-        except (FileNotFoundError, IsADirectoryError) as error:
-            raise ObjectMissingError(
-                f"There is no object {name!r} in {self._root!r}."
-            ) from error
-        except OSError as error:
-            raise self._unreadable(name, error) from error
+
+            def read(position: int, size: int) -> bytes:
+                del position  # one after the other
+                with self._edge(name):
+                    return pieces.read(file, size)
+
+            return pieces.copy(read, target, offset=offset, length=length, size=_PIECE)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         yield from (n for n in reading.tree(self._root) if n.startswith(prefix))
@@ -99,14 +101,13 @@ class UrlStore:
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         del timeout
         path = self._path(name)
-        try:
-            if not reading.is_file(path):
+        with self._edge(name):
+            try:
+                if not reading.is_file(path):
+                    return None
+                found = reading.stat(path)
+            except FileNotFoundError:
                 return None
-            found = reading.stat(path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self._unreadable(name, error) from error
         return ObjectStat(
             name=name,
             size=found.size,
@@ -121,12 +122,20 @@ class UrlStore:
             return False
         with failure.translated(f"delete {name!r}", self._root):
             self._files.remove(path)
+            folder = path.rpartition("/")[0]
+            while folder != self._root and not reading.names(folder):
+                self._files.remove_dir(folder)  # an object store has no empty ones
+                folder = folder.rpartition("/")[0]
         return True
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{check_name(name)}"
 
-    def _unreadable(self, name: str, error: OSError) -> errors.CheckpointError:
-        return errors.CheckpointDamagedError(
-            f"{name!r} in {self._root!r} cannot be read: {error}"
-        )
+    @contextlib.contextmanager
+    def _edge(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise errors.CheckpointDamagedError(
+                f"{name!r} in {self._root!r} cannot be read: {error}"
+            ) from error
