@@ -59,5 +59,5 @@ def test_a_restored_variable_is_matched_without_a_read(for_all_workers, tmp_path
     plain = tf.train.Checkpoint(it=tf.Variable([1.0]))
     prefix = plain.write(str(tmp_path / "plain"))
     status = tf.train.Checkpoint().read(prefix)
-    reader.restore_while_traced(status, prefix)
+    reader.follow_later_restores(status, prefix)
     status._checkpoint.object_by_proto_id[1] = for_all_workers

@@ -78,9 +78,7 @@ def sign(files: Files, directory: str) -> None:
 
 
 def _identity(directory: str) -> tuple[int, int] | None:
-    """Device and inode; None of a URL, or where no directory is."""
-    if paths.is_url(directory):
-        return None
+    """Device and inode; None where no directory is."""
     try:
         status = os.stat(directory)
     except OSError:

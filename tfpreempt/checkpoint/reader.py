@@ -68,8 +68,7 @@ def restore(
             f"TensorFlow could not read {prefix!r}: {plain_message(error)}"
         ) from error
     status.expect_partial()
-    explain_later_mismatches(status, prefix)
-    restore_while_traced(status, prefix)
+    follow_later_restores(status, prefix)
     structure.warn_of_unused(prefix, unused)
 
 
@@ -103,26 +102,6 @@ def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[s
     structure.check(prefix, [*filter(None, problems)], unused)
     structure.warn_of_new(prefix, new)
     return unused
-
-
-def explain_later_mismatches(status: Any, prefix: str) -> None:
-    """Layers that are built later are restored then; a mismatch gets a clear error."""
-    coordinator = getattr(status, "_checkpoint", None)
-    inner = getattr(coordinator, "restore_saveables", None)
-    if coordinator is None or inner is None:
-        return
-
-    def restore_saveables(saveables: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return inner(saveables, *args, **kwargs)
-        except (ValueError, tf.errors.OpError) as error:
-            names = ", ".join(sorted(map(str, saveables)))
-            raise errors.CheckpointMismatchError(
-                f"A layer that was built after the restore doesn't fit the checkpoint "
-                f"{prefix!r}: {names}: {error}"
-            ) from error
-
-    coordinator.restore_saveables = restore_saveables
 
 
 class _Bound(weakref.WeakValueDictionary[int, Any]):
@@ -164,7 +143,24 @@ class _Bound(weakref.WeakValueDictionary[int, Any]):
         return value
 
 
-def restore_while_traced(status: Any, prefix: str) -> None:
-    """Variables that Keras makes later, while it traces a model, are restored then."""
-    if (coordinator := getattr(status, "_checkpoint", None)) is not None:
-        coordinator.object_by_proto_id = _Bound(coordinator, prefix)
+def follow_later_restores(status: Any, prefix: str) -> None:
+    """Layers that are built later are restored then; a mismatch gets a clear error.
+
+    So are the variables that Keras makes while it traces a model.
+    """
+    if (coordinator := getattr(status, "_checkpoint", None)) is None:
+        return  # name-based: everything was restored
+    inner = coordinator.restore_saveables
+
+    def restore_saveables(saveables: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return inner(saveables, *args, **kwargs)
+        except (ValueError, tf.errors.OpError) as error:
+            names = ", ".join(sorted(map(str, saveables)))
+            raise errors.CheckpointMismatchError(
+                f"A layer that was built after the restore doesn't fit the checkpoint "
+                f"{prefix!r}: {names}: {error}"
+            ) from error
+
+    coordinator.restore_saveables = restore_saveables
+    coordinator.object_by_proto_id = _Bound(coordinator, prefix)

@@ -19,17 +19,15 @@ class Kind:
     """What a variable is, here or in a checkpoint.
 
     Attributes:
-        shape: None for what has no fixed shape.
+        shape: None in it for a side of no fixed length.
         dtype: the type's name.
     """
 
-    shape: tuple[int | None, ...] | None
+    shape: tuple[int | None, ...]
     dtype: str
 
     def takes(self, saved: Kind) -> bool:
         """Whether a variable of this shape can have a saved value's shape."""
-        if self.shape is None or saved.shape is None:
-            return True
         return len(self.shape) == len(saved.shape) and all(
             now in (None, then)
             for now, then in zip(self.shape, saved.shape, strict=True)
