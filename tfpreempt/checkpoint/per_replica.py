@@ -59,16 +59,6 @@ def assign(variable: Any, arrays: Arrays) -> None:
             part.assign(tf.constant(array, dtype=part.dtype))
 
 
-def _attributes(obj: Any) -> dict[str, Any]:
-    """Without calling an object's own getattr, which may read a value; of a tuple of
-    TensorFlow, which has none, empty."""
-    try:
-        found: dict[str, Any] = vars(obj)
-    except TypeError:
-        return {}
-    return found
-
-
 class PerReplicaState(State):
     """What a worker holds of its own of the variables behind a Checkpoint.
 
@@ -95,7 +85,9 @@ class PerReplicaState(State):
         statistics = {
             id(variable)
             for _, layer in tracked
-            for variable in _attributes(layer).get("_non_trainable_variables", ())
+            for variable in getattr(layer, "__dict__", {}).get(
+                "_non_trainable_variables", ()
+            )
         }
         differing = [
             (path, variable)
