@@ -223,7 +223,7 @@ def reader(directory: str) -> ObjectStore:
     """What reads a directory of this machine, or one behind a URL.
 
     Raises:
-        ConfigurationError: there is no such directory.
+        ConfigurationError: it is a file.
     """
     return (UrlStore if paths.is_url(directory) else LocalStore)(directory)
 
@@ -264,40 +264,26 @@ def read(entry: Entry) -> Entry:
     """
     marker, problem = _control(entry, layout.MARKER)
     data, fault = _control(entry, layout.MANIFEST)
-    where = os.path.join(entry.store.uri, entry.control(layout.MANIFEST))
-    manifest = None
-    try:
-        manifest = None if data is None else from_json(data, where)
-    except errors.CheckpointDamagedError as error:
-        fault = str(error)
-    size = None if manifest is None else manifest.bytes
-    entry = dataclasses.replace(entry, manifest=manifest, size=size)
+    if data is not None:
+        where = os.path.join(entry.store.uri, entry.control(layout.MANIFEST))
+        try:
+            manifest = from_json(data, where)
+            entry = dataclasses.replace(entry, manifest=manifest, size=manifest.bytes)
+        except errors.CheckpointDamagedError as error:
+            fault = str(error)
     entry = dataclasses.replace(entry, time=_written_at(entry))
-    if marker is None and problem is None:
+    if marker is None:
+        if problem is not None:
+            return damaged(entry, problem)
         remarks = () if fault is None else (fault,)
         return dataclasses.replace(entry, remarks=remarks)
-    problem = problem or fault
-    token = entry.token
-    if problem is not None:
-        pass
-    elif data is None or manifest is None:
-        problem = f"{where} is missing, though there is a marker beside it."
-    elif marker != marker_bytes(data, manifest.sequence):
-        problem = (
-            f"The marker beside {where} was written for another manifest; one of the "
-            "two is damaged."
-        )
-    else:
-        token = f"{manifest.sequence}-{checksum.of_bytes(marker):08x}"
-        if entry.token not in ("", token):
-            problem = (
-                f"{where} belongs to the commit {token}, not to the one that its "
-                "folder names; somebody has moved it."
-            )
-    if problem is not None:
-        return damaged(entry, problem)
+    if (fault := fault or _disagreement(entry, marker, data)) is not None:
+        return damaged(entry, fault)
     return dataclasses.replace(
-        entry, condition=Condition.COMMITTED, token=token, data=data or b""
+        entry,
+        condition=Condition.COMMITTED,
+        token=_token(entry, marker),
+        data=data or b"",
     )
 
 
@@ -305,7 +291,7 @@ def at(path: str) -> Entry:
     """What lies at a path: a commit's directory, or a flat prefix with a sidecar.
 
     Raises:
-        ConfigurationError: there is not even the directory that should hold it.
+        ConfigurationError: a file lies where a directory should hold it.
     """
     holder = layout.sidecar(path) if reading.is_dir(layout.sidecar(path)) else path
     directory, name = os.path.split(holder)
@@ -317,7 +303,7 @@ def damaged(entry: Entry, problem: str) -> Entry:
     return dataclasses.replace(entry, condition=Condition.DAMAGED, problems=(problem,))
 
 
-def is_anything(entry: Entry) -> bool:
+def _is_anything(entry: Entry) -> bool:
     """Whether what was read is ours at all, be it half or damaged."""
     is_empty = entry.manifest is None and not entry.problems and not entry.remarks
     return entry.kind is Kind.REMOTE or not is_empty
@@ -335,13 +321,13 @@ def scan(directory: str) -> list[Entry]:
     Raises:
         OSError: the directory cannot be listed.
     """
-    folders = list(own_folders(directory))
-    store = reader(directory) if folders else None
-    found = [read(unread(store, name)) for name in folders if store is not None]
-    return in_order(entry for entry in found if is_anything(entry))
+    folders = list(_folders(directory))
+    store = reader(directory)
+    found = [read(unread(store, name)) for name in folders]
+    return in_order(entry for entry in found if _is_anything(entry))
 
 
-def own_folders(directory: str) -> Iterator[str]:
+def _folders(directory: str) -> Iterator[str]:
     """Names of the directories in one that may hold a commit of ours; no links.
 
     Raises:
@@ -456,6 +442,28 @@ def _control(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
             "bytes, which no manifest or marker of ours has."
         )
     return target.getvalue(), None
+
+
+def _disagreement(entry: Entry, marker: bytes, data: bytes | None) -> str | None:
+    """Why marker, manifest and name don't vouch for each other; None if they do."""
+    where = os.path.join(entry.store.uri, entry.control(layout.MANIFEST))
+    if data is None:
+        return f"{where} is missing, though there is a marker beside it."
+    if marker != marker_bytes(data, entry.sequence or 0):
+        return (
+            f"The marker beside {where} was written for another manifest; one of the "
+            "two is damaged."
+        )
+    if entry.token not in ("", token := _token(entry, marker)):
+        return (
+            f"{where} belongs to the commit {token}, not to the one that its folder "
+            "names; somebody has moved it."
+        )
+    return None
+
+
+def _token(entry: Entry, marker: bytes) -> str:
+    return f"{entry.sequence}-{checksum.of_bytes(marker):08x}"
 
 
 def _written_at(entry: Entry) -> float | None:
