@@ -14,6 +14,8 @@ MEMORY  := $(shell test -w /dev/shm && \
 	test "$$(df -k --output=avail /dev/shm | tail -n 1)" -gt 1048576 && echo TMPDIR=/dev/shm)
 
 # Two at a time, for two cores. Bytecode is for them to share: some environments forbid it.
+# A file stays whole in `make test`, for its servers and processes; in the order of the
+# folders the long ones come early.
 JOBS    ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -43,7 +45,7 @@ demo: $(STAMP)
 	$(BIN)/tfpreempt demo $(ARGS)
 
 test: $(STAMP)
-	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(REGULAR)" $(ARGS)
+	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(REGULAR)" $(ARGS)
 
 test-fast: $(STAMP)
 	$(MEMORY) TFPREEMPT_TEST_PROFILE=fast $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "$(FAST)" $(ARGS)
