@@ -17,7 +17,7 @@ from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.cli.conftest import wait_until
 from tests.cli.test_inspect import KEYS, filled
 from tfpreempt import errors
-from tfpreempt.checkpoint import foreign, inspection
+from tfpreempt.checkpoint import catalog, foreign, inspection
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.cli import main
 from tfpreempt.storage import opening
@@ -117,6 +117,23 @@ def test_what_goes_while_the_directory_is_listed_is_left_out(
 ) -> None:
     gone = [str(run / "gone")]
     monkeypatch.setattr(foreign, "prefixes", lambda *args, **kwargs: gone)
+    code, found = told(run)
+    assert code == 0
+    assert [each["name"] for each in found] == ["2", "1"]
+
+
+def test_a_save_that_is_over_while_the_directory_is_listed_is_left_out(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_saver(run, OwnPayload()).stage(40, "attempt-7")
+    read = catalog.read
+
+    def discard_first(entry: catalog.Entry) -> catalog.Entry:
+        if entry.kind is catalog.Kind.STAGING:
+            shutil.rmtree(run / ".tfpreempt-staging")
+        return read(entry)
+
+    monkeypatch.setattr(catalog, "read", discard_first)
     code, found = told(run)
     assert code == 0
     assert [each["name"] for each in found] == ["2", "1"]

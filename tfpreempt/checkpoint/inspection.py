@@ -188,23 +188,24 @@ def _odd(directory: str) -> Iterator[Entry]:
 def _staged(directory: str) -> Iterator[Entry]:
     """What saves are writing, or left when they died."""
     root = os.path.join(directory, layout.STAGING)
-    if os.path.islink(root) or not os.path.isdir(root):
+    if os.path.islink(root):
         return
     store = LocalStore(directory)
-    for name in sorted(os.listdir(root)):
+    _, names, _ = next(reading.walk(root), ("", [], []))
+    for name in names:
         path = os.path.join(root, name)
-        if os.path.islink(path) or not os.path.isdir(path):
+        if os.path.islink(path):
             continue
         entry = Entry(store=store, name=f"{layout.STAGING}/{name}", kind=Kind.STAGING)
         manifest = None
         if paths.why_unsafe(entry.name) is None:
             manifest = catalog.read(entry).manifest
+        try:
+            modified, size = os.lstat(path).st_mtime, _size_below(path)
+        except FileNotFoundError:
+            continue  # the save is over meanwhile
         yield dataclasses.replace(
-            entry,
-            manifest=manifest,
-            time=os.lstat(path).st_mtime,
-            size=_size_below(path),
-            remarks=(_SAVE,),
+            entry, manifest=manifest, time=modified, size=size, remarks=(_SAVE,)
         )
 
 
@@ -214,7 +215,7 @@ def _size_below(path: str) -> int:
         try:
             total += os.lstat(os.path.join(path, name)).st_size
         except FileNotFoundError:
-            pass  # the save goes on meanwhile
+            pass  # the save goes on
     return total
 
 

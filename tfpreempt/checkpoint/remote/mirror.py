@@ -315,9 +315,9 @@ class Mirror:
 
     def _is_gone(self, copy: Entry, name: str) -> bool:
         """Whether it is of this local name and no longer here itself."""
-        here = {each.token for each in catalog.scan(self._directory)}
-        names = (f"{copy.step}", f"{copy.step}.{copy.sequence}")
-        return name in names and copy.token not in here
+        if name not in (f"{copy.step}", f"{copy.step}.{copy.sequence}"):
+            return False
+        return all(e.token != copy.token for e in catalog.scan(self._directory))
 
     def close(self) -> None:
         """Ends the thread; what is under way is left as it is, for the next run."""
