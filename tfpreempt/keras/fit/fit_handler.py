@@ -15,12 +15,11 @@ from tfpreempt.handler.admission import admit, find_session
 from tfpreempt.handler.step_errors import step_failed
 from tfpreempt.keras.fit.lookup import is_running
 from tfpreempt.keras.fit.options import Options
+from tfpreempt.keras.fit.schedule import NEVER
 from tfpreempt.keras.interface import Fit
 from tfpreempt.platforms.config import TerminationConfig
 
 T = TypeVar("T")
-
-NEVER = 1 << 62
 
 
 class FitHandler:
