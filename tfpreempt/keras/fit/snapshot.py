@@ -26,12 +26,12 @@ class Shared:
 
     Attributes:
         progress: how far the fit is.
-        variables: what the metrics and seed generators look like.
+        variables: name and kind of the metrics and seed generators.
         callbacks: what the other callbacks remember.
     """
 
     progress: Progress
-    variables: list[str]
+    variables: list[tuple[str, str]]
     callbacks: CallbackStates
 
 

@@ -52,13 +52,13 @@ def of_worker(fit: Fit, checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]
     return found
 
 
-def looks(variables: Sequence[tuple[str, Any]]) -> list[str]:
-    """What they look like, one by one; equal on all workers."""
+def looks(variables: Sequence[tuple[str, Any]]) -> list[tuple[str, str]]:
+    """Name and kind of each; the kinds are equal on all workers."""
     found = []
     for name, variable in variables:
         parts = local_parts(variable)
         dtype, shape = tf.as_dtype(variable.dtype).name, parts[0].shape.as_list()
-        found.append(f"{name} {dtype}{shape or ''} x {len(parts)}")
+        found.append((name, f"{dtype}{shape or ''} x {len(parts)}"))
     return found
 
 
@@ -71,19 +71,19 @@ def write(
         per_replica.assign(variable, arrays)
 
 
-def check(saved: Sequence[str], now: Sequence[str]) -> None:
-    """Compares what `looks` gave.
+def check(saved: Sequence[tuple[str, str]], now: Sequence[tuple[str, str]]) -> None:
+    """Compares what `looks` gave; a name may change until all variables are made.
 
     Raises:
         CheckpointMismatchError: it is of others.
     """
-    if list(saved) != list(now):
+    if [kind for _, kind in saved] != [kind for _, kind in now]:
         raise errors.CheckpointMismatchError(
             "The metrics, seed generators or optimizer variables are others than in "
-            f"the checkpoint. In the model: {', '.join(now)}. In the checkpoint: "
-            f"{', '.join(saved)}. Compile the model as the interrupted run did "
-            "(metrics, loss, optimizer, replicas on a worker), or use another "
-            "checkpoint directory."
+            f"the checkpoint. In the model: {', '.join(map(' '.join, now))}. In the "
+            f"checkpoint: {', '.join(map(' '.join, saved))}. Compile the model as the "
+            "interrupted run did (metrics, loss, optimizer, replicas on a worker), or "
+            "use another checkpoint directory."
         )
 
 
