@@ -29,6 +29,8 @@ class Progress:
         logs: what the last train step returned; in "validation" those of the epoch.
         histories: of the fits before this one; each has `epoch` and `history`.
         made_of: what the run is made of; must not change over restarts.
+        metrics: variables that the model's metrics have; a validation may have made
+            some of them.
     """
 
     fit: int
@@ -41,6 +43,7 @@ class Progress:
     logs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     histories: tuple[Any, ...] = ()
     made_of: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: int = 0
 
 
 def made_of(fit: Fit) -> dict[str, Any]:

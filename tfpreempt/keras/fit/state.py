@@ -138,7 +138,8 @@ class FitState:
         slots = variables.count_slots(self._fit.model)
         progress.check_slots(self.saved, slots, directory)
         saved, now = self._shared.loaded.variables, self._variables()
-        if len(now) < len(saved):  # a validation had made metrics
+        has_metrics = len(self._fit.metrics_variables()) >= self.saved.metrics
+        if not has_metrics or len(now) < len(saved):  # a validation had made them
             # A variable is made by all workers at once: all see what they share.
             self._fit.build_test(self._data.any_iterator())
             now = self._variables()

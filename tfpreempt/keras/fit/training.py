@@ -407,4 +407,5 @@ class Training:
             logs={name: earlier_fits.plain(each) for name, each in logs.items()},
             histories=self._plan.histories,
             made_of={**progress.made_of(self.fit), "slots": slots},
+            metrics=len(self.fit.metrics_variables()),
         )
