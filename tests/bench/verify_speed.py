@@ -99,7 +99,7 @@ def _verify(root: Path, files: list[FileEntry], threads: int) -> None:
     )
     store = LocalStore(str(root))
     commit = Entry(store=store, name="", kind=Kind.OWN, manifest=manifest)
-    assert faults(commit, every_byte=True, threads=threads) == []
+    assert faults(commit, every_byte=True, threads=threads) == {}
 
 
 def _plain(root: Path, files: list[FileEntry], threads: int) -> None:

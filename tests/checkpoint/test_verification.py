@@ -37,7 +37,8 @@ def commit(store, name, files):
 
 def faults(store, name, files, every_byte=True, **kwargs):
     found = commit(store, name, files)
-    return verification.faults(found, every_byte=every_byte, **kwargs)
+    wrong = verification.faults(found, every_byte=every_byte, **kwargs)
+    return list(wrong.values())
 
 
 @pytest.fixture(params=["directory", "store"])

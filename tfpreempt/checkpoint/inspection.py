@@ -88,7 +88,7 @@ def check(
         entry,
         condition=Condition.DAMAGED if found else Condition.COMMITTED,
         checked=Checked.EVERY_BYTE if every_byte else Checked.SIZES,
-        problems=tuple(found),
+        problems=tuple(found.values()),
         remarks=(*entry.remarks, *(_extra_files(entry) if every_byte else ())),
     )
 

@@ -74,9 +74,11 @@ def verify(entry: Entry) -> None:
     with ByteBar(title, size if size >= MUCH else 0) as bar:
         found = faults(entry, every_byte=True, threads=_THREADS, watch=bar.show)
     if found:
+        name, text = next(iter(found.items()))
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise errors.CheckpointDamagedError(
-            f"{entry.path!r} is damaged: {found[0]}{more}"
+            f"{entry.file(name)!r} of checkpoint {entry.path!r} is damaged: {text}"
+            f"{more}"
         )
 
 

@@ -30,8 +30,8 @@ def faults(
     every_byte: bool,
     threads: int = THREADS,
     watch: Callable[[int], None] = lambda done: None,
-) -> list[str]:
-    """What is wrong with the files of a commit, in their order; a text for each.
+) -> dict[str, str]:
+    """What is wrong with the files of a commit: a text for each, by its name.
 
     Args:
         commit: the commit; its manifest was read.
@@ -90,7 +90,7 @@ def faults(
         pairs = zip(ranges, in_threads(read, ranges), strict=True)
         for file, parts in itertools.groupby(pairs, key=lambda pair: pair[0][0]):
             found[file] = _join(commit, file, [part for _, part in parts])
-    return [text for text in found.values() if text is not None]
+    return {file.name: text for file, text in found.items() if text is not None}
 
 
 def _join(
