@@ -69,7 +69,7 @@ def base(tmp_path, form):
     return directory
 
 
-@pytest.mark.parametrize("form", ["own", "flat"])
+@pytest.mark.parametrize("form", ["own", pytest.param("flat", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("when", ["before", "after", "torn"])
 def test_after_a_crash_anywhere_there_is_one_whole_commit(tmp_path, base, form, when):
     shutil.copytree(base, tmp_path / "dry")
