@@ -24,7 +24,6 @@ from tfpreempt.keras.fit.lookup import (
 )
 from tfpreempt.keras.fit.options import Options, check_directory, check_save_freq
 from tfpreempt.keras.fit.training import Training
-from tfpreempt.notice.readers import guard_children
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage import paths
 
@@ -83,8 +82,7 @@ class PreemptionCallback:
             remote_checkpoint_dir=remote_checkpoint_dir,
         )
         # Keras may start readers before the fit begins.
-        for signum in TerminationConfig.accept(termination_config).signals:
-            guard_children(signum)
+        TerminationConfig.accept(termination_config).guard_children()
         self._training: Training | None = None
         self._files: CallbackStates | None = None
         self._last: MirrorStatus | None = None  # at the end of the newest fit

@@ -19,6 +19,7 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource, checked_path
+from tfpreempt.notice.readers import guard_children
 from tfpreempt.notice.signals import SignalSource, parse_signal
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.notice.watcher import WatchedSource
@@ -173,6 +174,11 @@ class TerminationConfig:
     def signals(self) -> tuple[signal.Signals, ...]:
         """The watched signals."""
         return self._signals
+
+    def guard_children(self) -> None:
+        """Keeps children that multiprocessing forks from now on from these signals."""
+        for signum in self._signals:
+            guard_children(signum)
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
         """What is to be watched; new sources at each call."""
