@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -185,6 +186,22 @@ def test_imports_go_down_only() -> None:
         if not allowed:
             wrong.append(f"{each}: {home} may not import {target}")
     assert wrong == []
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Nor for its types alone: a circle is one idea that stands in two files."""
+    below: dict[str, set[str]] = {file: set() for file in sources()}
+    for each in imports():
+        path = each.module.replace(".", "/").removeprefix("tfpreempt/")
+        for target in (f"{path}.py", f"{path}/__init__.py"):
+            # A room's own list of names may show what imports the room.
+            if target in below and not each.file.endswith("__init__.py"):
+                below[each.file].add(target)
+    graph = graphlib.TopologicalSorter(below)
+    try:
+        graph.prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
 
 
 def test_only_listed_files_import_tensorflow() -> None:
