@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfpreempt import errors
@@ -93,107 +93,85 @@ def from_json(data: bytes, source: str) -> Manifest:
         raise errors.CheckpointDamagedError(
             f"The manifest {source} is not JSON: {error}"
         ) from error
-    check = _Checker(source)
-    if not isinstance(record, dict):
-        raise check.bad("(whole file)", record, "a JSON object")
-    if record.get("format") != _FORMAT:
-        raise check.bad("format", record.get("format"), f"{_FORMAT}")
-    files = record.get("files")
-    if not isinstance(files, list):
-        raise check.bad("files", files, "a list of files")
-    if len(files) > MAX_FILES:
-        raise check.bad("len(files)", len(files), f"at most {MAX_FILES} files")
-    world_size = check.whole(record, "world_size", 1, 1 << 31)
+    _check(source, "(whole file)", record, type(record) is dict, "a JSON object")
+    record = {"prefix": None, "versions": {}, "save_seconds": 0.0, **record}
+    record.setdefault("metadata", {})
+
+    def take(field: str, is_good: Callable[[Any], object], expected: str) -> Any:
+        value = record.get(field)
+        _check(source, field, value, is_good(value), expected)
+        return value
+
+    take("format", lambda it: it == _FORMAT, f"{_FORMAT}")
+    take("files", lambda it: type(it) is list, "a list of files")
+    count = len(record["files"])
+    _check(source, "len(files)", count, count <= MAX_FILES, f"at most {MAX_FILES}")
+    world = take("world_size", _is_whole(1, 1 << 31), "a whole number from 1 on")
+    prefix = record["prefix"]
+    if prefix is not None and (reason := paths.why_unsafe(prefix)):
+        _check(source, "prefix", prefix, False, f"a safe relative path; it {reason}")
     return Manifest(
-        step=check.whole(record, "step", 0, 1 << 63),
-        sequence=check.whole(record, "sequence", 1, 1 << 63),
-        world_size=world_size,
-        workers=check.workers(record.get("workers"), world_size),
-        files=check.entries(files),
-        prefix=check.prefix(record.get("prefix")),
-        versions=check.mapping(record, "versions"),
-        because=check.text(record, "because"),
-        save_seconds=check.seconds(record, "save_seconds"),
-        metadata=check.mapping(record, "metadata"),
+        step=take("step", _is_whole(0, 1 << 63), "a whole number from 0 on"),
+        sequence=take("sequence", _is_whole(1, 1 << 63), "a whole number from 1 on"),
+        world_size=world,
+        workers=tuple(
+            sorted(
+                take(
+                    "workers",
+                    lambda it: (
+                        type(it) is list
+                        and all(map(_is_whole(0, world), it))
+                        and len(set(it)) == len(it)
+                    ),
+                    f"distinct indices below {world}",
+                )
+            )
+        ),
+        files=_files(source, record["files"]),
+        prefix=prefix,
+        versions=take("versions", lambda it: type(it) is dict, "a JSON object"),
+        because=take("because", lambda it: type(it) is str, "a string"),
+        save_seconds=float(
+            take(
+                "save_seconds",
+                lambda it: type(it) in (int, float) and 0 <= it < 1e9,
+                "seconds, 0 or more",
+            )
+        ),
+        metadata=take("metadata", lambda it: type(it) is dict, "a JSON object"),
     )
 
 
-class _Checker:
-    """Takes fields out of an untrusted record, or says which one is wrong."""
+def _files(source: str, records: list[Any]) -> tuple[FileEntry, ...]:
+    found: dict[str, FileEntry] = {}
+    is_size, is_crc32c = _is_whole(0, _MAX_FILE_BYTES), _is_whole(0, 1 << 32)
+    for position, record in enumerate(records):
+        at = f"files[{position}]"
+        _check(source, at, record, type(record) is dict, "a JSON object")
+        name, size, crc32c = (record.get(part) for part in ("name", "size", "crc32c"))
+        if reason := paths.why_unsafe(name):
+            expected = f"a safe relative path; it {reason}"
+            _check(source, f"{at}.name", name, False, expected)
+        _check(source, f"{at}.name", name, name not in found, "every name once")
+        _check(source, f"{at}.size", size, is_size(size), "a number of bytes")
+        _check(source, f"{at}.crc32c", crc32c, is_crc32c(crc32c), "32 bits, unsigned")
+        found[name] = FileEntry(name=name, size=size, crc32c=crc32c)
+    return tuple(found[name] for name in sorted(found))
 
-    def __init__(self, source: str) -> None:
-        self._source = source
 
-    def bad(self, field: str, value: object, expected: str) -> Exception:
-        shown = repr(value)
-        shown = shown if len(shown) <= 120 else shown[:120] + "..."
-        return errors.CheckpointDamagedError(
-            f"The manifest {self._source} has {field} = {shown}; expected {expected}. "
-            "The file is damaged or wasn't written by tfpreempt."
-        )
+def _is_whole(low: int, limit: int) -> Callable[[Any], bool]:
+    # bool is an int in Python, but not in a manifest
+    return lambda value: type(value) is int and low <= value < limit
 
-    def whole(self, record: dict[str, Any], field: str, low: int, limit: int) -> int:
-        value = record.get(field)
-        # bool is an int in Python, but not in a manifest
-        if type(value) is not int or not low <= value < limit:
-            raise self.bad(field, value, f"a whole number from {low} below {limit}")
-        return value
 
-    def seconds(self, record: dict[str, Any], field: str) -> float:
-        value = record.get(field, 0.0)
-        if type(value) not in (int, float) or not 0 <= value < 1e9:
-            raise self.bad(field, value, "seconds, 0 or more")
-        return float(value)
-
-    def text(self, record: dict[str, Any], field: str) -> str:
-        value = record.get(field)
-        if not isinstance(value, str):
-            raise self.bad(field, value, "a string")
-        return value
-
-    def mapping(self, record: dict[str, Any], field: str) -> dict[str, Any]:
-        value = record.get(field, {})
-        if not isinstance(value, dict):
-            raise self.bad(field, value, "a JSON object")
-        return value
-
-    def prefix(self, value: object) -> str | None:
-        if value is None:
-            return None
-        if reason := paths.why_unsafe(value):
-            raise self.bad("prefix", value, f"a safe relative path, but it {reason}")
-        return str(value)
-
-    def workers(self, value: object, world_size: int) -> tuple[int, ...]:
-        ok = isinstance(value, list) and all(
-            type(index) is int and 0 <= index < world_size for index in value
-        )
-        if not isinstance(value, list) or not ok or len(set(value)) != len(value):
-            raise self.bad("workers", value, f"distinct indices below {world_size}")
-        return tuple(sorted(value))
-
-    def entries(self, values: list[Any]) -> tuple[FileEntry, ...]:
-        found: dict[str, FileEntry] = {}
-        for position, value in enumerate(values):
-            field = f"files[{position}]"
-            if not isinstance(value, dict):
-                raise self.bad(field, value, "a JSON object")
-            name = value.get("name")
-            if reason := paths.why_unsafe(name):
-                raise self.bad(
-                    f"{field}.name", name, f"a safe relative path, but it {reason}"
-                )
-            if name in found:
-                raise self.bad(f"{field}.name", name, "every name once")
-            found[str(name)] = FileEntry(
-                name=str(name),
-                size=self._part(value, field, "size", _MAX_FILE_BYTES),
-                crc32c=self._part(value, field, "crc32c", 1 << 32),
-            )
-        return tuple(found[name] for name in sorted(found))
-
-    def _part(self, value: dict[str, Any], field: str, part: str, limit: int) -> int:
-        number = value.get(part)
-        if type(number) is not int or not 0 <= number < limit:
-            raise self.bad(f"{field}.{part}", number, f"0 or more and below {limit}")
-        return number
+def _check(
+    source: str, field: str, value: object, is_good: object, expected: str
+) -> None:
+    if is_good:
+        return
+    shown = repr(value)
+    shown = shown if len(shown) <= 120 else shown[:120] + "..."
+    raise errors.CheckpointDamagedError(
+        f"The manifest {source} has {field} = {shown}; expected {expected}. The file "
+        "is damaged or wasn't written by tfpreempt."
+    )
