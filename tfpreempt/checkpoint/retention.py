@@ -19,6 +19,7 @@ from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files, remove_if_empty
+from tfpreempt.storage.local import TEMPORARY
 
 
 def check_max_to_keep(max_to_keep: object) -> None:
@@ -71,6 +72,9 @@ def delete(files: Files, holder: str) -> None:
             files.remove(path)
             folders.add(os.path.dirname(path))
     files.remove(os.path.join(holder, layout.METADATA))
+    for name in reading.names(holder):
+        if name.startswith(TEMPORARY):  # of metadata, by a process that was killed
+            files.remove(os.path.join(holder, name))
     for name in (layout.MARKER, layout.MANIFEST, layout.METADATA):
         files.remove(os.path.join(holder, name + ".tmp"))
     files.remove(os.path.join(holder, layout.MANIFEST))

@@ -27,7 +27,7 @@ from tfpreempt.storage.interface import (
 )
 from tfpreempt.storage.reading import telling_shortage
 
-_TEMPORARY = ".tfpreempt-put-"
+TEMPORARY = ".tfpreempt-put-"  # begins the name of a file until it is whole
 # Small enough to be in the processor's cache still when it is summed up; smaller ones
 # cost more, because the sum holds the interpreter's lock.
 _PIECE = 2 << 20
@@ -177,7 +177,7 @@ class LocalStore:
                 f"{path!r} leads through a symbolic link; expected plain directories "
                 f"below {self._root!r}. Remove the link, or choose another directory."
             )
-        temporary = os.path.join(self._root, _TEMPORARY + secrets.token_hex(8))
+        temporary = os.path.join(self._root, TEMPORARY + secrets.token_hex(8))
         try:
             with failure.translated(doing, self._root):
                 self._files.make_dirs(os.path.dirname(path))
@@ -206,7 +206,7 @@ class LocalStore:
             self._is_swept = True
         with contextlib.suppress(OSError):  # no reason for the put to fail
             with os.scandir(self._root) as entries:
-                found = [e.path for e in entries if e.name.startswith(_TEMPORARY)]
+                found = [e.path for e in entries if e.name.startswith(TEMPORARY)]
             for path in found:
                 if now - os.lstat(path).st_mtime > _LEFT_OVER_SECONDS:
                     self._files.remove(path)
@@ -227,7 +227,7 @@ class LocalStore:
             links = [n for n in folders if os.path.islink(os.path.join(folder, n))]
             for each in (*files, *links):
                 name = os.path.join(folder, each)[start:]
-                if name.startswith(prefix) and not name.startswith(_TEMPORARY):
+                if name.startswith(prefix) and not name.startswith(TEMPORARY):
                     yield name
 
     @contextlib.contextmanager
