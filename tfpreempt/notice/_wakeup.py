@@ -23,6 +23,8 @@ _OURS = 0x80  # marks a byte that our handler wrote; signal numbers are below it
 _STOP = b"\0"  # no signal has the number 0
 _JOIN_LIMIT_SECONDS = 2.0
 
+_left_open: list[tuple[socket.socket, socket.socket]] = []
+
 
 class WakeupFd:
     """One socket pair in the place of the wake-up fd, and the thread that reads it.
@@ -84,9 +86,11 @@ class WakeupFd:
             pass  # full: the thread looks at its stop event after each read
         if not self._thread.join(_JOIN_LIMIT_SECONDS):
             _logger.warning("a listener of signals has not returned; it is left behind")
-        elif not self._is_shared:
+        elif self._is_shared:
             # Whoever took our fd for the previous one may write to its number later,
             # so a shared pair stays open, unread, as long as the process lives.
+            _left_open.append((self._read_end, self._write_end))
+        else:
             self.abandon()
 
     def abandon(self) -> None:
