@@ -13,9 +13,9 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 MEMORY  := $(shell test -w /dev/shm && \
 	test "$$(df -k --output=avail /dev/shm | tail -n 1)" -gt 1048576 && echo TMPDIR=/dev/shm)
 
-# Two at a time, for two cores. Bytecode is for them to share: some environments forbid it.
-# A file stays whole in `make test`, for its servers and processes; in the order of the
-# folders the long ones come early.
+# Two at a time, for two cores; three where they wait more than they work. Bytecode is
+# for them to share: some environments forbid it. A file stays whole in `make test`, for
+# its servers and processes; in the order of the folders the long ones come early.
 JOBS    ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -27,7 +27,7 @@ REGULAR := not campaign and not bench
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
 	@echo "make test       all tests, 10,000 random schedules (under 20 minutes)"
-	@echo "make test-fast  the tests that need no TensorFlow (20 seconds)"
+	@echo "make test-fast  the tests that need no TensorFlow (half a minute)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
 	@echo "make bench      measurements against what others have, as JSON lines"
@@ -48,7 +48,7 @@ test: $(STAMP)
 	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(REGULAR)" $(ARGS)
 
 test-fast: $(STAMP)
-	$(MEMORY) TFPREEMPT_TEST_PROFILE=fast $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "$(FAST)" $(ARGS)
+	$(MEMORY) TFPREEMPT_TEST_PROFILE=fast $(BIN)/python -m pytest -n 3 --dist worksteal -m "$(FAST)" $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
