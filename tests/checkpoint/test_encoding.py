@@ -122,3 +122,11 @@ def test_parts(parts, cut):
 @given(st.floats())
 def test_floats_come_back(number):
     assert struct.pack(">d", carried(number)) == struct.pack(">d", number)
+
+
+def test_values_of_older_commits_are_read():
+    old = {
+        "list": [{"float": "0x1.8000000000000p+0"}, {"float": "-inf"}, {"tuple": [1]}]
+    }
+    assert decode(old) == [1.5, -math.inf, (1,)]
+    assert decode({"float": "0x0.0p+0"}) == 0.0

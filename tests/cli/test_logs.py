@@ -237,6 +237,16 @@ def test_a_console_that_stands_still_stops_nobody(
     ]
 
 
+def test_what_is_said_for_a_worker_are_its_last_words(logs: Logs) -> None:
+    log = logs.make()
+    log.begin("worker 0 starts")
+    log.say("worker 0 cannot be started: Resource temporarily unavailable")
+    assert log.error_lines() == [
+        "worker 0 cannot be started: Resource temporarily unavailable"
+    ]
+    assert "cannot be started" in logs.texts()[-1]
+
+
 def test_a_console_that_stands_still_is_waited_for_once() -> None:
     terminal = Terminal()
     shown = Console("", terminal)

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from tfpreempt import errors
@@ -69,6 +70,14 @@ def test_only_edges_are_reported() -> None:
     script = Script(None, "a", "a", "b", None, None, "c", "")
     script.run()
     assert script.edges == ["a", "c"]
+
+
+def test_an_interval_of_numpys_is_waited_for() -> None:
+    """Events take Python's numbers only."""
+    script = Script(None, "a")
+    script.run(np.float32(0.5))
+    assert script.edges == ["a"]
+    assert [type(pause) for pause in script.pauses] == [float] * 2
 
 
 def test_an_empty_detail_is_a_notice() -> None:

@@ -260,6 +260,18 @@ def test_scontrol_may_write_what_does_not_decode(
     assert "CalledProcessError: denied" in caplog.text
 
 
+def test_what_scontrol_says_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+    config = SlurmTerminationConfig(
+        requeue="scontrol",
+        environment={"SLURM_JOB_ID": "17"},
+        run_command=lambda command, limit: "slurm_update error: Access denied",
+    )
+    assert left_with(config) == 143
+    assert "`scontrol requeue 17` failed (slurm_update error: Access denied)" in (
+        caplog.text
+    )
+
+
 def test_whatever_scontrol_raises_the_job_leaves_with_its_code(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -157,7 +157,11 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
     if not isinstance(encoded, dict):
         return encoded
     if "float" in encoded:
+        if len(encoded["float"]) != 16:  # of older commits
+            return float.fromhex(encoded["float"])
         return struct.unpack(">d", bytes.fromhex(encoded["float"]))[0]
+    if "list" in encoded:  # of older commits
+        return decode(encoded["list"], arrays)
     if "tuple" in encoded:
         return tuple(decode(item, arrays) for item in encoded["tuple"])
     if "dict" in encoded:

@@ -84,7 +84,7 @@ def load_tensorflow_record(record: Any) -> None:
         eager._rng.setstate(decode(record["tf_rng"]))
     if record["tf_generator"] is not None:
         _load_generator(record["tf_generator"])
-    if record["keras_seed"] is not None:
+    if record.get("keras_seed") is not None:  # older commits have none
         _load_keras_record(record["keras_seed"])
 
 

@@ -30,12 +30,13 @@ def is_seconds(value: Any) -> bool:
     return is_number and math.isfinite(value) and value >= 0
 
 
-def check_seconds(name: str, value: Any) -> None:
-    """Checks a positive, finite number of seconds."""
+def check_seconds(name: str, value: Any) -> float:
+    """A positive, finite number of seconds, as Python's: waits take no other."""
     if not is_seconds(value) or not value:
         raise errors.ConfigurationError(
             f"{name} is {value!r}; expected a positive, finite number of seconds"
         )
+    return float(value)
 
 
 def check_timeout(value: Any) -> None:

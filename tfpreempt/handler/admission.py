@@ -35,8 +35,8 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
         UsageError: this process belongs to another cluster already.
     """
     cluster = read_cluster(cluster_resolver, drives_others=connection() is not None)
-    check_seconds("save_timeout", save_timeout)
-    session = session_for(cluster, lambda: make_store(cluster), save_timeout)
+    timeout = check_seconds("save_timeout", save_timeout)
+    session = session_for(cluster, lambda: make_store(cluster), timeout)
     session.come_back()
     return session
 

@@ -151,8 +151,7 @@ class AwsWatch(TopicWatch):
     ) -> None:
         super().__init__("aws", topics, TOPICS, **options)
         self._url = metadata_url() if url is None else checked_base_url(url, "url")
-        check_seconds("the interval of AwsWatch", interval)
-        self._interval = interval
+        self._interval = check_seconds("the interval of AwsWatch", interval)
 
     def poller(self) -> Poller:
         session = MetadataSession(self._url)

@@ -196,8 +196,7 @@ class AzureWatch(TopicWatch):
         super().__init__("azure", kinds, KINDS, argument="kinds", **options)
         self._vm_name = vm_name
         self._url = metadata_url() if url is None else checked_base_url(url, "url")
-        check_seconds("the interval of AzureWatch", interval)
-        self._interval = interval
+        self._interval = check_seconds("the interval of AzureWatch", interval)
 
     def poller(self) -> AzurePoller:
         session = MetadataSession(self._url)

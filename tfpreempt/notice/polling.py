@@ -175,8 +175,7 @@ class PollingSource(Source):
         self, name: str, interval: float, wait: Wait, close_limit: float
     ) -> None:
         super().__init__(name)
-        check_seconds(f"the interval of {name}", interval)
-        self._interval = interval
+        self._interval = check_seconds(f"the interval of {name}", interval)
         self._is_up = False
         self._loop = PollingLoop(
             name, self._poll, retry=retry_seconds, wait=wait, close_limit=close_limit

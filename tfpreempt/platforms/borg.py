@@ -50,9 +50,8 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
     ) -> None:
         super().__init__(grace_period=grace_period, **options)
         check_callable("has_workers", has_workers)
-        check_seconds("wait_limit", wait_limit)
         self._has_workers = has_workers
-        self._wait_limit = wait_limit
+        self._wait_limit = check_seconds("wait_limit", wait_limit)
 
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True

@@ -30,7 +30,10 @@ KILL_WAIT = 30.0
 SCONTROL_SECONDS = 10.0
 
 RunCommand = Callable[[list[str], float], str]
-"""Runs a command with a time limit; returns what it prints, or raises."""
+"""Runs a command with a time limit; returns what it prints, or raises.
+
+`scontrol requeue` prints nothing where it works.
+"""
 
 
 class SlurmTerminationConfig(TerminationConfig):
@@ -153,15 +156,16 @@ class SlurmTerminationConfig(TerminationConfig):
             return
         _logger.warning("tfpreempt: %s", " ".join(command))
         try:
-            self._run_command(command, SCONTROL_SECONDS)
+            said = self._run_command(command, SCONTROL_SECONDS)
         except Exception as error:  # noqa: BLE001 - the exit code must go on
-            said = (getattr(error, "stderr", None) or str(error)).strip()
+            why = getattr(error, "stderr", None) or error
+            said = f"{type(error).__name__}: {why}"
+        if said := said.strip():
             _logger.error(
-                "tfpreempt: `%s` failed (%s: %s). The job leaves with its exit code, "
+                "tfpreempt: `%s` failed (%s). The job leaves with its exit code, "
                 "which requeues it only where slurm.conf lists that in RequeueExit; "
                 "otherwise call `scontrol requeue %s` by hand",
                 " ".join(command),
-                type(error).__name__,
                 said,
                 job,
             )

@@ -74,7 +74,6 @@ class Retention:
         )
         gone = [each for each in committed if each not in kept]
         newest = _highest(committed)
-        newest = _highest(committed)
         dead = [
             each
             for each in folders

@@ -96,6 +96,11 @@ class WorkerLog:
         if self._console is not None:
             self._console.flush()
 
+    def say(self, text: str) -> None:
+        """In place of a worker that says nothing itself; shown like its output."""
+        with self._lock:
+            self._add(f"{text}\n".encode())
+
     def close(self) -> None:
         """Closes the pipe."""
         os.close(self.reading)

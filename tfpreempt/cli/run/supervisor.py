@@ -161,12 +161,14 @@ class Supervisor:
                     self._fleet.start(worker, options.command, told, log.writing)
                 )
             except OSError as error:
-                log.end(f"{options.label(worker)} cannot be started: {error}")
+                log.say(f"{options.label(worker)} cannot be started: {error}")
                 pids.append(None)
                 exits.append(
                     WorkerExit(worker=worker, returncode=_CANNOT_START, at=started_at)
                 )
         self._reporter.started(name, restart, pids)
+        for each in exits:
+            self._reporter.worker_ended(name, each, self._logs[each.worker].path)
         return Situation(
             now=started_at,
             workers=options.workers,
