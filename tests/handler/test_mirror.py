@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import threading
@@ -351,6 +352,15 @@ def test_two_open_handlers_cannot_share_a_place(
     with pytest.raises(errors.ConfigurationError, match="a place of its own"):
         elsewhere().handler(remote_checkpoint_dir=store)
     handler.close()
+    elsewhere().handler(remote_checkpoint_dir=store).close()
+
+
+def test_a_handler_that_was_dropped_leaves_its_place_to_another(
+    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+) -> None:
+    handler = program.handler(remote_checkpoint_dir=store)
+    del handler
+    gc.collect()
     elsewhere().handler(remote_checkpoint_dir=store).close()
 
 

@@ -192,6 +192,20 @@ def test_the_previous_signal_handler_is_chained_and_restored(program: Program) -
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_notice_that_stands_at_the_start_is_in_the_journal(program: Program) -> None:
+    """The event of the last preemption may be up still."""
+    config = tf.distribute.experimental.TerminationConfig(
+        termination_watcher_fn=lambda: True, exit_fn=program.leave, grace_period=0
+    )
+    handler = PreemptionCheckpointHandler(
+        None, program.checkpoint, str(program.directory), config
+    )
+    wait_until(session.is_told)
+    handler.run(program.step)
+    assert len(program.events("notice")) == 1
+    assert program.exits == 1
+
+
 def test_a_dropped_handler_puts_the_signals_back(program: Program) -> None:
     """FACTS 2.6: a handler that was never used and is dropped leaves nothing behind."""
     before = signal.getsignal(signal.SIGUSR1)

@@ -262,6 +262,11 @@ class Commits:
         """Waits until all is copied; whether the newest commit is. Any thread."""
         return self.mirror is None or self.mirror.wait(timeout)
 
+    def stop_copying(self) -> None:
+        """What is under way is left as it is; waits for nothing, on any thread."""
+        if self.mirror is not None:
+            self.mirror.stop()
+
     def close(self) -> None:
         """Copies no more."""
         if self.mirror is not None:

@@ -73,6 +73,7 @@ class Member:
             incarnation=os.environ.get("TFPREEMPT_INCARNATION", commits.token),
         )
         weakref.finalize(self, watcher.close)
+        weakref.finalize(self, commits.stop_copying).atexit = False
 
     # --- what is known of it ---------------------------------------------------------
 

@@ -127,12 +127,17 @@ class Session:
             ConfigurationError: another one copies to the same place.
         """
         self.come_back()
-        member.watcher.start()
-        member.commits.begin_copying(member.record)
-        for other in self.members:
+        before = list(self.members)
+        self.members.add(member)  # first, for a notice may stand already
+        try:
+            member.watcher.start()
+            member.commits.begin_copying(member.record)
+        except BaseException:
+            self.part(member)
+            raise
+        for other in before:
             if self._is_over(other) and is_same(other.directory, member.directory):
                 self.part(other)
-        self.members.add(member)
         if every is not None and self.cluster.is_chief:
             self._save_each(every.total_seconds(), member)
 
@@ -483,9 +488,11 @@ class Session:
         self.coordinator.notice(notice)
         expect_to_go(notice)
         self.noticed.set()
-        for member in self.members:
-            if member.commits.token == token:
-                self._told(member, notice)
+        told = [each for each in self.members if each.commits.token == token]
+        for member in told:
+            if member.commits.mirror is not None:
+                member.commits.mirror.hurry()
+            member.record(notice)
         boundary = "the next boundary"
         if not self.gate.started:
             boundary += ", and no step was begun by run() yet"
@@ -498,13 +505,9 @@ class Session:
             "the step that runs" if self.gate.busy else boundary,
         )
         self._runtime.at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
-
-    def _told(self, member: Member, notice: Notice) -> None:
-        if member.commits.mirror is not None:
-            member.commits.mirror.hurry()
-        member.record(notice)
-        if not member.is_alive():
-            self.exit.overrun(f"{member.amid} has died, and no boundary will come")
+        for member in told:
+            if not member.is_alive():
+                self.exit.overrun(f"{member.amid} has died, and no boundary will come")
 
     def _name_killed(self) -> None:
         """A notice has come, perhaps by a signal to others too."""

@@ -319,14 +319,19 @@ class Mirror:
             return False
         return all(e.token != copy.token for e in catalog.scan(self._directory))
 
-    def close(self) -> None:
-        """Ends the thread; what is under way is left as it is, for the next run."""
+    def stop(self) -> None:
+        """Tells the thread to end; what is under way is left as it is, for the next
+        run. Another mirror may use the place."""
         if self.is_open:
             del _in_use[self.store.uri]
         with self._changed:
             self._thread.stop()
             self._cancel()
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the thread, see `stop`."""
+        self.stop()
         self._thread.join(1.0)
 
     # --- the thread ------------------------------------------------------------------
