@@ -287,6 +287,7 @@ def test_a_uri_of_a_runs_own_directory_is_shown_as_local(run: Path) -> None:
 def test_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(run)
     store.replace("5.1-00000000/COMMITTED", b"not JSON")
+    store.replace("2024/data.csv", b"a stranger's")
     monkeypatch.setattr(opening, "open_store", lambda place: store)
     found = told("gs://bucket/run")
     assert [each["where"] for each in found] == ["remote"] * 4

@@ -370,6 +370,15 @@ def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
     )
 
 
+def contents(store: ObjectStore) -> list[Entry]:
+    """All of ours in an object store, whole or not, as `scan` of a directory.
+
+    Raises:
+        CheckpointError: the store cannot be listed or read.
+    """
+    return [entry for entry in map(read, listing(store)) if _is_anything(entry)]
+
+
 def copies(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
     """The folders of a mirror among `listing`; highest sequence first."""
     found = listing(store, timeout=timeout)

@@ -49,7 +49,7 @@ def at(place: str) -> list[Entry]:
     one = catalog.read(catalog.unread(store))
     if one.manifest is None and not one.problems:
         if one.kind is not Kind.REMOTE:
-            return [_told(each) for each in map(catalog.read, catalog.listing(store))]
+            return [_told(each) for each in catalog.contents(store)]
         if next(iter(store.list()), None) is None:
             raise _nothing(place)
     return [_told(one)]
