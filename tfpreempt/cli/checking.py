@@ -19,7 +19,7 @@ from tfpreempt.storage.opening import SCHEMES
 INTERRUPTED = 130  # as a shell says it: 128 and the number of SIGINT
 
 
-class Place(click.ParamType[str]):
+class CheckpointPlace(click.ParamType[str]):
     """A path or a URI, as text."""
 
     name = "place"

@@ -7,14 +7,14 @@ import json
 import click
 from rich.console import Console
 
-from tfpreempt.cli.checking import Place, Row, check_rows, find_rows
+from tfpreempt.cli.checking import CheckpointPlace, Row, check_rows, find_rows
 from tfpreempt.cli.findings_view import show_states, show_table, to_json
 
 
 @click.command()
-@click.argument("place", metavar="DIR|URI", type=Place())
+@click.argument("place", metavar="DIR|URI", type=CheckpointPlace())
 @click.option(
-    "--remote", type=Place(), metavar="URI",
+    "--remote", type=CheckpointPlace(), metavar="URI",
     help="Show for each commit of DIR whether this mirror has it too.",
 )  # fmt: skip
 @click.option("--states", is_flag=True, help="List the named States of each commit.")

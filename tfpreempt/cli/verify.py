@@ -11,13 +11,13 @@ from rich.console import Console
 
 from tfpreempt.checkpoint.catalog import Condition
 from tfpreempt.checkpoint.verification import THREADS
-from tfpreempt.cli.checking import Place, Row, check_rows, find_rows
+from tfpreempt.cli.checking import CheckpointPlace, Row, check_rows, find_rows
 from tfpreempt.cli.findings_view import show_table, to_json
 from tfpreempt.cli.sizes import size_text
 
 
 @click.command()
-@click.argument("place", metavar="DIR|URI", type=Place())
+@click.argument("place", metavar="DIR|URI", type=CheckpointPlace())
 @click.option(
     "--threads", type=click.IntRange(1, 64), default=THREADS, show_default=True,
     help="How many read at the same time.",
