@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import shutil
@@ -12,7 +13,8 @@ from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tests.checkpoint.test_claims import Other
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.remote import upload
+from tfpreempt.checkpoint.remote import fetch, upload
+from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -95,6 +97,24 @@ def test_too_small_a_disk_is_no_reason_to_go_on_from_an_older_commit(
     monkeypatch.setattr(os, "statvfs", lambda path: room)
     with pytest.raises(errors.SaveError, match="Free space"):
         start(first, store)
+
+
+@pytest.mark.parametrize("name", ["COMMITTED", "MANIFEST.json", "ckpt.index"])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_copy_that_cannot_be_read_now_is_not_passed_over(
+    tmp_path, broken, name, number
+):
+    """A start would begin anew, and write over what it could not see."""
+    store, entry = open_store(f"file://{tmp_path}/mirror"), commit(tmp_path / "a", 10)
+    mirrored(store, entry)
+    copy = catalog.folder_name(entry.step, entry.token)
+    broken(tmp_path / "mirror" / copy / name, number)
+    with pytest.raises(errors.CheckpointError, match=os.strerror(number)) as caught:
+        start(tmp_path / "b", store)
+    assert not isinstance(caught.value, errors.CheckpointDamagedError)
+    if name != "ckpt.index":
+        with pytest.raises(errors.CheckpointError, match=os.strerror(number)):
+            fetch.find(store, entry.token)
 
 
 def test_the_later_one_here_stays(tmp_path):

@@ -14,7 +14,7 @@ from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
 from tfpreempt import errors
 from tfpreempt.checkpoint.remote import tries
 from tfpreempt.checkpoint.remote.status import MirrorStatus
-from tfpreempt.testing.storage import FaultyStore, SimulatedCrash
+from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
 
 
 @pytest.fixture
@@ -52,6 +52,20 @@ def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):
     assert any("works again" in r.message for r in caplog.records)
     assert mirror.status.faults == 2
     assert mirror.status.fault is None
+
+
+def test_only_damage_of_the_local_file_makes_it_give_up(tmp_path, make_mirror, caplog):
+    fault = errors.CheckpointDamagedError("crc32c differs on the way")
+    mirror = make_mirror(FaultyStore({1: fault}))
+    mirror.add(commit(tmp_path, 5))
+    assert mirror.finish(PATIENCE)  # which shortens the pauses
+    assert (mirror.status.faults, mirror.status.dropped) == (1, 0)
+    newer = commit(tmp_path, 6)
+    damage(os.path.join(newer.path, "ckpt.index"))
+    mirror.add(newer)
+    assert not mirror.wait(PATIENCE)
+    assert mirror.status.dropped == 1
+    assert "is given up for this commit" in caplog.text
 
 
 def test_progress_in_words():

@@ -46,23 +46,6 @@ def put(request):
     return put
 
 
-@pytest.fixture
-def broken(monkeypatch):
-    """Makes a file one that a bad disk does not give back."""
-    paths = {}
-    real = os.open
-
-    def open_unless_broken(path, *args, dir_fd=None, **kwargs):
-        below = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
-        if os.path.join(below, path) in paths:
-            number = paths[os.path.join(below, path)]
-            raise OSError(number, os.strerror(number), str(path))
-        return real(path, *args, dir_fd=dir_fd, **kwargs)
-
-    monkeypatch.setattr(os, "open", open_unless_broken)
-    return lambda path, number=errno.EIO: paths.update({str(path): number})
-
-
 def job(directory, form="own"):
     registry = StateRegistry()
     word = Words("word", registry=registry)

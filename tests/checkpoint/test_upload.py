@@ -13,6 +13,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.remote import upload
 from tfpreempt.checkpoint.remote.retention import Retention
+from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
@@ -115,6 +116,23 @@ def test_only_what_is_ours_is_deleted(tmp_path):
         f"{old}/notes.txt"
     ]
     assert {"other/MANIFEST.json", "7.x/file", "readme"} <= set(store.list())
+
+
+def test_what_cannot_be_read_now_is_not_deleted(tmp_path, broken):
+    """Its manifest says what in the folder is ours; unread, all of it was deleted."""
+    store = open_store(str(tmp_path / "mirror"))
+    retention = Retention(store, 2, 0)
+    for step in (5, 6):
+        uploaded(store, commit(tmp_path / "run", step))
+        assert retention.run() == []
+    uploaded(store, commit(tmp_path / "run", 7))
+    old = catalog.copies(store)[-1].name
+    store.put_if_absent(f"{old}/notes.txt", io.BytesIO(b"mine"))
+    there = list(store.list(old))
+    broken(tmp_path / "mirror" / old / "MANIFEST.json")
+    with pytest.raises(errors.CheckpointError, match="Input/output error"):
+        retention.run()
+    assert list(store.list(old)) == there
 
 
 def folder_of(entry):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import socket
 
 import pytest
 
@@ -91,6 +93,39 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     assert list(store.list()) == ["pipe"]
     with pytest.raises(errors.CheckpointDamagedError, match="no regular file"):
         store.get("pipe", io.BytesIO())
+
+
+def test_nor_is_a_socket(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("socket")
+    with pytest.raises(errors.CheckpointDamagedError, match="no regular file"):
+        LocalStore(str(tmp_path)).stat("socket")
+
+
+UNREADABLE = [errno.EIO, errno.ESTALE, errno.EACCES]
+
+
+@pytest.mark.parametrize("call", ["open", "pread"])
+@pytest.mark.parametrize("number", [*UNREADABLE, errno.EMFILE, errno.ENOMEM])
+def test_what_the_disk_does_not_give_back_may_be_whole(
+    tmp_path, monkeypatch, call, number
+):
+    """A mirror's only commit passed for damaged while its server was away."""
+
+    def fail(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    put(LocalStore(str(tmp_path)), "x")
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(errors.CheckpointError, match=os.strerror(number)) as caught:
+        LocalStore(str(tmp_path)).get("x", io.BytesIO())
+    assert type(caught.value) is errors.CheckpointError
+    passed_over = LocalStore(str(tmp_path), unreadable=errors.CheckpointDamagedError)
+    with pytest.raises(errors.CheckpointError) as caught:
+        passed_over.get("x", io.BytesIO())
+    is_damage = isinstance(caught.value, errors.CheckpointDamagedError)
+    assert is_damage == (number in UNREADABLE)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")

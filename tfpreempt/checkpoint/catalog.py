@@ -220,12 +220,16 @@ def folder_name(step: int, token: str) -> str:
 
 
 def reader(directory: str) -> ObjectStore:
-    """What reads a directory of this machine, or one behind a URL.
+    """What reads a checkpoint directory of this machine, or one behind a URL.
+
+    What cannot be read there is damaged: an older commit beside it is as good. Of a
+    mirror nobody can say so, as it may be all there is; it is opened by `open_store`.
 
     Raises:
         ConfigurationError: it is a file.
     """
-    return (UrlStore if paths.is_url(directory) else LocalStore)(directory)
+    kind = UrlStore if paths.is_url(directory) else LocalStore
+    return kind(directory, unreadable=errors.CheckpointDamagedError)
 
 
 def kind_of(name: str) -> Kind | None:

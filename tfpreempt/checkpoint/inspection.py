@@ -20,7 +20,6 @@ from tfpreempt.checkpoint.catalog import Checked, Condition, Entry, Kind
 from tfpreempt.checkpoint.verification import THREADS, faults
 from tfpreempt.storage import opening, paths, reading
 from tfpreempt.storage.interface import ObjectMissingError
-from tfpreempt.storage.local import LocalStore
 
 _MAX_EXTRA = 5
 _MAX_NAMES = 1_000_000
@@ -104,7 +103,7 @@ def _at_path(path: str, place: str) -> list[Entry]:
             if not os.path.isdir(layout.sidecar(path)):
                 return _in_directory(path)
         elif not is_sidecar:
-            return [_told(catalog.read(catalog.unread(LocalStore(path))))]
+            return [_told(catalog.read(catalog.unread(catalog.reader(path))))]
     elif name == layout.PAYLOAD and _has_control(above):
         return _at_path(above, place)  # TensorFlow's prefix in a directory of our own
     name = name.removesuffix(foreign.INDEX).removesuffix(layout.SIDECAR_SUFFIX)
@@ -171,7 +170,7 @@ def _described(entry: Entry) -> Entry:
 
 def _odd(directory: str) -> Iterator[Entry]:
     """What has the name of a commit and is not looked into."""
-    store = LocalStore(directory)
+    store = catalog.reader(directory)
     for name in sorted(os.listdir(directory)):
         if (kind := catalog.kind_of(name)) is None:
             continue
@@ -190,7 +189,7 @@ def _staged(directory: str) -> Iterator[Entry]:
     root = os.path.join(directory, layout.STAGING)
     if os.path.islink(root):
         return
-    store = LocalStore(directory)
+    store = catalog.reader(directory)
     _, names, _ = next(reading.walk(root), ("", [], []))
     for name in names:
         path = os.path.join(root, name)

@@ -40,14 +40,14 @@ def at_path(path: str, *, with_sums: bool = False) -> Entry:
     path = path.removesuffix(layout.SIDECAR_SUFFIX)
     directory, name = os.path.split(path)
     if os.path.isdir(layout.sidecar(path)):
-        unread = catalog.unread(LocalStore(directory), layout.sidecar(name))
+        unread = catalog.unread(catalog.reader(directory), layout.sidecar(name))
         if (found := _commit(unread)) is not None:
             return found
     if os.path.isdir(path):
-        return in_store(LocalStore(path), with_sums=with_sums)
+        return in_store(catalog.reader(path), with_sums=with_sums)
     if not os.path.isfile(path + ".index"):
         raise _nothing(path)
-    foreign = Entry(store=LocalStore(directory), name=name, kind=Kind.FOREIGN)
+    foreign = Entry(store=catalog.reader(directory), name=name, kind=Kind.FOREIGN)
     names = [os.path.basename(each) for each in flat.payload_files(path)]
     return _plain(foreign, [each for each in names if each != name], with_sums)
 

@@ -36,6 +36,7 @@ _PIECE = 2 << 20
 _LEFT_OVER_SECONDS = 3600.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # of a socket, or a device without a driver
 
 
 class LocalStore:
@@ -47,12 +48,20 @@ class LocalStore:
     Args:
         root: a directory that is not there is empty; made by the first put.
         files: the file operations.
+        unreadable: raised for a file that the disk does not give back now. It may in a
+            moment, so that is damage only where an older commit is as good.
 
     Raises:
         ConfigurationError: the root is a file.
     """
 
-    def __init__(self, root: str, files: Files | None = None) -> None:
+    def __init__(
+        self,
+        root: str,
+        files: Files | None = None,
+        *,
+        unreadable: type[errors.CheckpointError] = errors.CheckpointError,
+    ) -> None:
         self._root = os.path.abspath(root)
         if os.path.exists(self._root) and not os.path.isdir(self._root):
             raise errors.ConfigurationError(
@@ -60,6 +69,7 @@ class LocalStore:
                 "choose another directory."
             )
         self._files = files or LocalFiles()
+        self._unreadable = unreadable
         self._lock = threading.Lock()
         self._is_swept = False
 
@@ -97,9 +107,10 @@ class LocalStore:
 
             def read(position: int, size: int) -> bytes:
                 try:
-                    return os.pread(descriptor, size, position)
+                    with telling_shortage(self._path(name)):
+                        return os.pread(descriptor, size, position)
                 except OSError as error:
-                    raise self._damaged(name, error) from error
+                    raise self._refusal(name, error) from error
 
             return pieces.copy(read, target, offset=offset, length=length, size=_PIECE)
 
@@ -236,8 +247,8 @@ class LocalStore:
 
         Raises:
             ObjectMissingError: there is none of this name.
-            CheckpointDamagedError: it is a link, or something else that is no file, or
-                cannot be opened.
+            CheckpointDamagedError: it is a link, or something else that is no file.
+            CheckpointError: it cannot be opened; see `unreadable`.
         """
         missing = f"There is no object {name!r} in {self._root!r}."
         try:
@@ -248,15 +259,13 @@ class LocalStore:
         except OSError as error:
             if error.errno == errno.ENOTDIR and not self._is_linked(name):
                 raise ObjectMissingError(missing) from error
-            raise self._damaged(name, error) from error
+            raise self._refusal(name, error) from error
         try:
             mode = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(mode):
                 raise ObjectMissingError(missing)
             if not stat.S_ISREG(mode):
-                raise errors.CheckpointDamagedError(
-                    f"{name!r} in {self._root!r} is no regular file."
-                )
+                raise self._damaged(name, "is no regular file")
             yield descriptor
         finally:
             os.close(descriptor)
@@ -282,11 +291,20 @@ class LocalStore:
                 return True
         return False
 
-    def _damaged(self, name: str, error: OSError) -> errors.CheckpointDamagedError:
+    def _refusal(self, name: str, error: OSError) -> errors.CheckpointError:
+        """What is wrong with the object is damage; with the disk, perhaps not."""
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            reason = "is a link, or behind one; links aren't followed"
-        else:
-            reason = f"cannot be read: {error.strerror or error}"
+            return self._damaged(
+                name, "is a link, or behind one; links aren't followed"
+            )
+        if error.errno in _NOT_REGULAR:
+            return self._damaged(name, "is no regular file")
+        return self._unreadable(
+            f"{name!r} in {self._root!r} cannot be read: {error.strerror or error}. "
+            "Check the disk or the mount, and the permissions."
+        )
+
+    def _damaged(self, name: str, reason: str) -> errors.CheckpointDamagedError:
         return errors.CheckpointDamagedError(f"{name!r} in {self._root!r} {reason}.")
 
     def _unlisted(self, error: OSError) -> errors.CheckpointError:

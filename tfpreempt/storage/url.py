@@ -28,11 +28,18 @@ class UrlStore:
 
     Args:
         root: the URL; it need not exist.
+        unreadable: raised for a file that the place does not give back now.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(
+        self,
+        root: str,
+        *,
+        unreadable: type[errors.CheckpointError] = errors.CheckpointError,
+    ) -> None:
         self._root = root.rstrip("/")
         self._files = files_for(root)
+        self._unreadable = unreadable
 
     @property
     def uri(self) -> str:
@@ -136,6 +143,6 @@ class UrlStore:
         try:
             yield
         except OSError as error:
-            raise errors.CheckpointDamagedError(
+            raise self._unreadable(
                 f"{name!r} in {self._root!r} cannot be read: {error}"
             ) from error

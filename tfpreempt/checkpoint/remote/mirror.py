@@ -376,7 +376,7 @@ class Mirror:
             self._put_back(job)
         except upload.CommitGoneError as error:
             self._drop(job, str(error))
-        except errors.CheckpointDamagedError as error:
+        except upload.CommitDamagedError as error:
             self._fault(error, "is given up for this commit")
             self._drop(job, str(error))
         except Exception as error:  # noqa: BLE001 - training goes on whatever it is

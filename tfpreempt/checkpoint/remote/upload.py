@@ -34,6 +34,10 @@ class CommitGoneError(Exception):
     """There is nothing (any more) that is to be copied; says why. Not a fault."""
 
 
+class CommitDamagedError(errors.CheckpointDamagedError):
+    """A file that is to be copied is not what its manifest says."""
+
+
 class Upload:
     """One attempt to upload a commit; `run` on any thread, `cancel` on any other.
 
@@ -69,8 +73,8 @@ class Upload:
         Raises:
             UploadCancelledError: by `cancel`.
             CommitGoneError: the local files were deleted meanwhile.
-            CheckpointDamagedError: a local file is not what the manifest says.
-            CheckpointError: the store.
+            CommitDamagedError: a local file is not what the manifest says.
+            CheckpointError: the store, whatever is wrong with it.
         """
         folder = self._folder
         there = set(self._store.list(folder + "/"))
@@ -120,7 +124,7 @@ class Upload:
         self._store.delete(name)
         found = checksum.of_file(path)
         if found != (entry.size, entry.crc32c):
-            raise errors.CheckpointDamagedError(
+            raise CommitDamagedError(
                 f"{path!r} has {found[0]} bytes and crc32c {found[1]:08x}; its "
                 f"manifest says {entry.size} and {entry.crc32c:08x}. It is not "
                 "uploaded; look at the disk."
