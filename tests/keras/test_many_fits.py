@@ -23,6 +23,7 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
     values,
 )
+from tfpreempt import errors, save_all_states  # noqa: E402
 from tfpreempt.core.journal import journal_directory, read_journal  # noqa: E402
 from tfpreempt.keras.fit.train_function import TrainFunction  # noqa: E402
 
@@ -309,6 +310,28 @@ def test_an_error_in_fit_and_a_new_fit(on: Machine, line: str, error: Any) -> No
     model, history = program()
     assert result(model, history) == expected
     assert not isinstance(model.train_function, TrainFunction)
+
+
+@LINES
+def test_a_fit_whose_end_is_broken_off_leaves_no_commit_of_its_own(
+    on: Machine, line: str
+) -> None:
+    """A notice is served at its end, and a notebook catches the SystemExit."""
+    trained: list[int] = []
+
+    def program(*more: Any) -> Any:
+        note = on.callback(on_train_batch_end=lambda b, logs=None: trained.append(b))
+        return on.fit(None, note, *more, epochs=1).epoch
+
+    on.start()
+    with pytest.raises(SystemExit):
+        program(on.callback(on_train_end=lambda logs=None: on.button.press()))
+    assert on.commits == [BATCHES]
+    with pytest.raises(errors.UsageError, match=r"while model\.fit runs"):
+        save_all_states()
+    trained.clear()
+    assert on.run(program) == [0]
+    assert trained == []
 
 
 @LINES

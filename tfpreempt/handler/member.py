@@ -42,6 +42,8 @@ class Member:
         base: steps that the restored commit carries.
         saved_at: runs at the newest save, tried or done; equal on all workers.
         is_armed: whether training has begun.
+        is_at_end: whether what it is in the midst of came to its end, and `close` may
+            commit that.
         is_closed: whether it takes part no more.
     """
 
@@ -64,7 +66,7 @@ class Member:
         self.amid = amid
         self.is_alive = is_alive
         self.runs = self.stop_at = self.base = self.saved_at = 0
-        self.is_armed = self.is_closed = False
+        self.is_armed = self.is_at_end = self.is_closed = False
         self._cluster = cluster
         self._deadlines = deadlines
         self._journal = Journal(

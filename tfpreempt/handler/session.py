@@ -239,7 +239,7 @@ class Session:
             return
         if self.gate.busy:
             raise UsageError("close() was called inside run(); call it after the loop")
-        if member.amid:
+        if member.amid and not member.is_at_end:
             log.info("tfpreempt: %s did not come to its end", member.amid)
             self.give_up(member, UsageError(f"{member.amid} did not come to its end"))
             return

@@ -108,7 +108,7 @@ class FitHandler:
 
     def end(self) -> None:
         """The fit came to its end: commits that, with all workers."""
-        self.member.amid = ""
+        self.member.is_at_end = True
         self._session.close(self.member)
 
     def abandon(self) -> None:

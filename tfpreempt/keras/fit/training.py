@@ -337,8 +337,11 @@ class Training:
         self._data.epoch_begins()
         try:
             self.handler.end()
-        finally:
-            self.release()
+        except Exception:
+            self.abandon()
+            raise
+        # Not where it was broken off: the member is open, and saves the States yet.
+        self.release()
         earlier_fits.add(self._directory, history)
 
     def release(self) -> None:
