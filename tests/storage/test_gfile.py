@@ -17,6 +17,7 @@ from tfpreempt.checkpoint.payload import Payload
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.files import files_for
+from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
 
 pytestmark = pytest.mark.tensorflow
@@ -339,6 +340,17 @@ def test_errors_of_tensorflow_are_errors_of_a_disk(url):
         files_for(url).rename(f"{url}/a", f"{url}/b")
     with pytest.raises(errors.SaveError, match="save step 1"):
         make("nonsense://there")[0].stage(1, "a")
+
+
+def test_a_deletion_leaves_the_folder_that_a_put_has_just_made(url):
+    store, files = open_store(url), files_for(url)
+    store.replace("a/b/1", b"x")
+    files.make_dirs(f"{url}/a")  # another worker's put begins here
+    assert store.delete("a/b/1")
+    assert list(store.folders()) == []
+    files.write(f"{url}/a/2", b"y")
+    assert list(store.folders()) == ["a"]
+    assert list(store.list()) == ["a/2"]
 
 
 def test_a_handle_of_a_url_where_nothing_is():

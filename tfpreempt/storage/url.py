@@ -94,16 +94,13 @@ class UrlStore:
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
         del timeout
         try:
-            names = sorted(reading.names(self._root))
-        except FileNotFoundError:
-            return
+            _, found, _ = next(reading.walk(self._root), ("", [], []))
+            holding = [name for name in found if self._has_any(name)]
         except OSError as error:
             raise errors.CheckpointError(
                 f"{self._root!r} cannot be listed: {error}"
             ) from error
-        for name in names:
-            if reading.is_dir(f"{self._root}/{name}"):
-                yield name
+        yield from holding
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         del timeout
@@ -127,13 +124,15 @@ class UrlStore:
         path = self._path(name)
         if not reading.is_file(path):
             return False
+        # A folder stays, where there are any: TensorFlow removes it only with all that
+        # another put may just have written there.
         with failure.translated(f"delete {name!r}", self._root):
             self._files.remove(path)
-            folder = path.rpartition("/")[0]
-            while folder != self._root and not reading.names(folder):
-                self._files.remove_dir(folder)  # an object store has no empty ones
-                folder = folder.rpartition("/")[0]
         return True
+
+    def _has_any(self, folder: str) -> bool:
+        """Whether a file lies in it; an object store has no empty folders."""
+        return any(names for *_, names in reading.walk(f"{self._root}/{folder}"))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{check_name(name)}"
