@@ -387,6 +387,34 @@ def test_commits_by_time(on: Machine, line: str) -> None:
 
 
 @LINES
+def test_a_log_that_cannot_be_read_costs_one_save(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A periodic save: the failure is logged, and training goes on."""
+    path, aside = on.directory / "log.csv", on.directory / "aside.csv"
+    epochs: list[int] = []
+
+    def begin(epoch: int, logs: Any = None) -> None:
+        epochs.append(epoch)
+        if epoch == 2:
+            path.rmdir()
+            aside.rename(path)
+
+    def spoil(batch: int, logs: Any = None) -> None:
+        if (epochs[-1], batch) == (1, 0):
+            path.rename(aside)
+            path.mkdir()
+
+    log = on.keras.callbacks.CSVLogger(str(path))
+    spoils = on.callback(on_epoch_begin=begin, on_train_batch_end=spoil)
+    ours = {"save_freq": 5, "max_to_keep": None}
+    on.run(lambda: on.fit(None, log, spoils, ours=on.preemption(**ours)))
+    assert on.commits == [5, 15, FINAL]
+    assert "periodic save failed" in caplog.text
+    assert len(path.read_text().split()) == EPOCHS + 1
+
+
+@LINES
 def test_steps_per_execution_rounds_up(on: Machine, line: str) -> None:
     """Every 3 batches is every 2 steps of 2."""
     ours = {"save_freq": 3, "max_to_keep": None}

@@ -12,6 +12,8 @@ import os
 from typing import Any
 
 from tfpreempt.keras.callbacks import known
+from tfpreempt.storage import reading
+from tfpreempt.storage.files import files_for
 
 
 def is_log(callback: Any) -> bool:
@@ -28,7 +30,7 @@ def capture(logger: Any) -> tuple[dict[str, Any], bytes | None]:
         What it remembers, and the text of its file; None if that has been deleted.
 
     Raises:
-        tf.errors.OpError: the file cannot be read.
+        OSError: the file cannot be read.
     """
     has_writer = logger.writer is not None
     state = {
@@ -56,7 +58,7 @@ def restore(
         extends: the state is that of the end of a fit, and more epochs follow.
 
     Raises:
-        tf.errors.OpError: the file cannot be written.
+        OSError: the file cannot be written.
     """
     if text is None:
         return
@@ -94,18 +96,14 @@ def _reopened(handle: Any, path: str, has_rows: bool) -> Any:
 
 
 def _read(path: str) -> bytes | None:
-    from tensorflow.io import gfile
-
-    if not gfile.exists(path):
+    try:
+        with reading.open_file(path) as file:
+            return file.read()
+    except FileNotFoundError:
         return None
-    with gfile.GFile(path, "rb") as file:
-        return bytes(file.read())
 
 
 def _write(path: str, text: bytes) -> None:
-    from tensorflow.io import gfile
-
-    if directory := os.path.dirname(path):
-        gfile.makedirs(directory)
-    with gfile.GFile(path, "wb") as file:
-        file.write(text)
+    files = files_for(path)
+    files.make_dirs(os.path.dirname(path) or ".")
+    files.write(path, text)
