@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.keras.small_fit import (  # noqa: E402
 )
 from tfpreempt import errors, save_all_states  # noqa: E402
 from tfpreempt.core.journal import journal_directory, read_journal  # noqa: E402
+from tfpreempt.keras.fit.snapshot import Shared  # noqa: E402
 from tfpreempt.keras.fit.train_function import TrainFunction  # noqa: E402
 
 HELD_OUT = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": BATCH}
@@ -100,6 +102,20 @@ def test_a_finished_program_of_two_fits_trains_nothing(on: Machine, line: str) -
     trained.clear()
     assert on.run(program) == first
     assert trained == []
+
+
+@LINES
+def test_what_a_validation_found_is_not_kept_after_it(on: Machine, line: str) -> None:
+    held: list[int] = []
+
+    def count(*_: Any, **__: Any) -> None:
+        gc.collect()
+        held.append(sum(isinstance(each, Shared) for each in gc.get_objects()))
+
+    hooks = ("on_test_begin", "on_test_batch_begin", "on_epoch_end")
+    counts = on.callback(**dict.fromkeys(hooks, count))
+    on.run(lambda: on.fit(None, counts, epochs=1, **HELD_OUT))
+    assert [each - held[0] for each in held] == [0, 1, 1, 0]
 
 
 # --- many restarts of one fit --------------------------------------------------------

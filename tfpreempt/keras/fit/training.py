@@ -305,6 +305,7 @@ class Training:
         """`on_test_end`."""
         if self._phase is Phase.VALIDATING:
             self._enter(Event.VALIDATED)
+            self._before_validation = None  # can be as large as the model
 
     def epoch_ends(self, epoch: int, logs: Any) -> None:
         """`on_epoch_end`.
