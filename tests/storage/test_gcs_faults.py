@@ -426,6 +426,21 @@ def test_bytes_that_nobody_asked_for_are_passed_over(monkeypatch, answer, length
         assert get(store, "x", offset=4, length=length) == TEN[4:end]
 
 
+@pytest.mark.parametrize("length", [5, 6, 9, None])
+def test_what_an_answer_leaves_out_is_asked_for(monkeypatch, length):
+    """A server, or a proxy, may send less of a part than was asked for."""
+    parts = (206, "bytes 4-5/10", b"45"), (206, "bytes 6-9/10", b"6789")
+    end = None if length is None else 4 + length
+    with answering(monkeypatch, *parts) as store:
+        assert get(store, "x", offset=4, length=length) == TEN[4:end]
+
+
+def test_an_answer_without_a_byte_is_the_last(monkeypatch):
+    parts = (206, "bytes 4-5/10", b"45"), (206, "bytes 6-5/10", b"")
+    with answering(monkeypatch, *parts) as store:
+        assert get(store, "x", offset=4) == b"45"
+
+
 @pytest.mark.parametrize("answer", LIES.values(), ids=LIES)
 def test_an_answer_that_cannot_be_placed_is_refused(monkeypatch, answer):
     with (

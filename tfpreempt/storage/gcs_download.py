@@ -47,9 +47,10 @@ class GcsDownload:
         self._at = start
         self._end = end
         self._generation: str | None = None
+        self._size: int | None = None  # of the object, where an answer is a part
 
     def pieces(self, deadline: Deadline) -> Iterator[bytes]:
-        """All of them, once; goes on where a connection broke off.
+        """All of them, once; goes on where a connection broke off, or an answer ended.
 
         Raises:
             OutOfTimeError: time is up.
@@ -59,6 +60,7 @@ class GcsDownload:
             google.api_core.exceptions.RetryError: it fails for too long.
         """
         while self._end is None or self._at < self._end:
+            asked = self._at
             begin = policy(deadline)(self._begin)
             answer, piece = deadline.run(begin)
             more = functools.partial(self._read, answer)
@@ -76,7 +78,8 @@ class GcsDownload:
                 raise
             else:
                 answer.close()
-                return
+                if self._size is None or not asked < self._at < self._size:
+                    return
 
     def _begin(self) -> tuple[requests.Response, bytes]:
         """An answer to the question for the rest, and its first piece."""
@@ -99,16 +102,19 @@ class GcsDownload:
             is_missing = answer.status_code == 404 and not is_about_the_bucket(error)
             raise MissingError if is_missing else error
         part = answer.headers.get("Content-Range", "")
-        if answer.status_code == 206 and not part.startswith(f"bytes {self._at}-"):
+        is_part = answer.status_code == 206
+        if is_part and not part.startswith(f"bytes {self._at}-"):
             raise errors.CheckpointError(
                 f"{self._url} was asked for its bytes from {self._at} on and answered "
                 f"with {part or 'some bytes'!r}. Look at the server, and at proxies on "
                 "the way."
             )
+        size = part.rpartition("/")[2]  # "*" where the server doesn't know
+        self._size = int(size) if is_part and size.isdecimal() else None
         self._generation = answer.headers.get("X-Goog-Generation")
         if found := re.search(r"crc32c=([^,]+)", answer.headers.get("X-Goog-Hash", "")):
             self.crc32c = decoded(found[1])
-        ahead = self._at if answer.status_code == 200 else 0  # it sends all, as it may
+        ahead = 0 if is_part else self._at  # it sends all, as it may
         while ahead and (passed := answer.raw.read(min(ahead, _PIECE))):
             ahead -= len(passed)
         return answer, self._read(answer)
