@@ -14,13 +14,19 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfpreempt.handler import session
 from tfpreempt.keras import PreemptionCallback
 from tfpreempt.keras.fit import earlier_fits
+from tfpreempt.keras.fit.snapshot import OwnState
 
 ROOT = sys.argv[1]
 ROWS = np.random.default_rng(0).random((64, 4), dtype=np.float32)
+(CPU,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(
+    CPU, [tf.config.LogicalDeviceConfiguration()] * 2
+)
 LABELS = np.eye(3, dtype=np.float32)[np.arange(64) % 3]
 
 
@@ -83,6 +89,28 @@ def fit(name: str, *others: Any, epochs: int = 3) -> tuple[keras.Model, Any]:
     return made, history
 
 
+def replicas() -> None:
+    """Fits on two devices, which go on with one: one that is complete, and another."""
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        fit("whole", epochs=1)
+        try:
+            fit("replicas", Cut(1, 3))
+        except SystemExit as left:
+            tell(name="left two devices", code=left.code)
+    try:
+        fit("whole", epochs=1)
+    except Exception as error:
+        tell(name="fewer devices", error=str(error))
+    load = OwnState.load
+    OwnState.load = lambda self, fileobj: None  # as with another number of workers
+    try:
+        _, history = fit("replicas")
+        tell(name="other workers", epochs=history.epoch)
+    except Exception as error:
+        tell(name="other workers", error=str(error))
+    OwnState.load = load
+
+
 def plain(made: keras.Model) -> list[int]:
     return list(made.fit(ROWS, LABELS, epochs=2, verbose=0).epoch)
 
@@ -100,6 +128,7 @@ def main() -> None:
     _, history = fit("vector")
     shape = np.shape(history.history["val_f1_score"])
     tell(name="vector", epochs=history.epoch, shape=shape)
+    replicas()
     made, history = fit("vector")
     tell(name="complete", epochs=history.epoch, plain=plain(made))
     try:

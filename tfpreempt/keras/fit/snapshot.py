@@ -43,6 +43,7 @@ class Own:
         random: the random generators, as `RandomState` writes them.
         files: what callbacks keep in files.
         attributes: what the model keeps in Python.
+        replicas: how many have a value here, of each metric and seed generator.
         position: in the training data; None where the fit has taken none.
         variables: header of the variables that a validation found, in a commit that
             was made while it ran; None in others, where those of the commit hold.
@@ -52,6 +53,7 @@ class Own:
     random: bytes
     files: CallbackStates
     attributes: CallbackStates
+    replicas: list[int]
     position: Position | None
     variables: Any = None
     values: tuple[bytes, ...] = ()
@@ -115,6 +117,7 @@ class OwnState(State):
         header = {
             "files": [files.header, len(files.arrays)],
             "attributes": [attributes.header, len(attributes.arrays)],
+            "replicas": own.replicas,
             "variables": [own.variables, len(own.values)],
             "position": None if position is None else position.to_json(),
         }
@@ -135,6 +138,7 @@ class OwnState(State):
             random=random,
             files=CallbackStates(header=files[0], arrays=files[1]),
             attributes=CallbackStates(header=attributes[0], arrays=attributes[1]),
+            replicas=header["replicas"],
             variables=variables,
             values=values,
             position=position and Position.from_json(position, left),

@@ -98,11 +98,13 @@ class FitState:
             position: in its data.
             is_validated: whether a validation begins, which changes variables.
         """
-        kept = per_replica.read(self._variables()) if is_validated else (None, ())
+        now = self._variables()
+        kept = per_replica.read(now) if is_validated else (None, ())
         return snapshot.Own(
             random=snapshot.random_bytes(),
             files=state.capture_files(self._others.callbacks),
             attributes=self._attributes.capture(),
+            replicas=variables.replicas(now),
             position=position,
             variables=kept[0],
             values=tuple(kept[1]),
@@ -144,6 +146,8 @@ class FitState:
             self._fit.build_test(self._data.any_iterator())
             now = self._variables()
         variables.check(saved, variables.looks(now))
+        if self.own is not None:  # another number of workers may have other devices
+            variables.check_replicas(self.own.replicas, now)
         member.restore(named_states=False)
         if (own := self.own) is not None:
             if own.variables is not None:

@@ -56,10 +56,14 @@ def looks(variables: Sequence[tuple[str, Any]]) -> list[tuple[str, str]]:
     """Name and kind of each; the kinds are equal on all workers."""
     found = []
     for name, variable in variables:
-        parts = local_parts(variable)
-        dtype, shape = tf.as_dtype(variable.dtype).name, parts[0].shape.as_list()
-        found.append((name, f"{dtype}{shape or ''} x {len(parts)}"))
+        shape = local_parts(variable)[0].shape.as_list()
+        found.append((name, f"{tf.as_dtype(variable.dtype).name}{shape or ''}"))
     return found
+
+
+def replicas(variables: Sequence[tuple[str, Any]]) -> list[int]:
+    """How many replicas of this worker have a value of their own of each."""
+    return [len(local_parts(variable)) for _, variable in variables]
 
 
 def write(
@@ -82,9 +86,25 @@ def check(saved: Sequence[tuple[str, str]], now: Sequence[tuple[str, str]]) -> N
             "The metrics, seed generators or optimizer variables are others than in "
             f"the checkpoint. In the model: {', '.join(map(' '.join, now))}. In the "
             f"checkpoint: {', '.join(map(' '.join, saved))}. Compile the model as the "
-            "interrupted run did (metrics, loss, optimizer, replicas on a worker), or "
-            "use another checkpoint directory."
+            "interrupted run did (metrics, loss, optimizer), or use another "
+            "checkpoint directory."
         )
+
+
+def check_replicas(saved: Sequence[int], now: Sequence[tuple[str, Any]]) -> None:
+    """Compares what `replicas` gave with variables that look the same.
+
+    Raises:
+        CheckpointMismatchError: this worker trained on more devices, or fewer.
+    """
+    for (name, _), before, here in zip(now, saved, replicas(now), strict=True):
+        if here != before:
+            raise errors.CheckpointMismatchError(
+                f"{name} has values of {here} replica(s) on this worker, and of "
+                f"{before} in its part of the checkpoint. Train under the same "
+                "strategy, on as many devices as the interrupted run, or use another "
+                "checkpoint directory."
+            )
 
 
 def _name(variable: Any) -> str:
