@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,15 @@ _MARKED = re.compile(r"^pytestmark = [^#]*?\.tensorflow\b", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives Hypothesis the printed seed, unless the command line names another."""
+    """Gives Hypothesis the printed seed, unless the command line names another.
+
+    A shell's background job ignores Ctrl-C and quit; here both are pressed on purpose.
+    """
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -61,7 +61,7 @@ def test_a_file_goes_however_the_command_is_ended(
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # not ignored here
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     try:
         wait_until(stop.exists, "the notice file")
