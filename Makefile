@@ -26,7 +26,7 @@ REGULAR := not campaign and not bench
 
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
-	@echo "make test       all tests, 10,000 random schedules (under 20 minutes)"
+	@echo "make test       all tests, 10,000 random schedules (under 30 minutes)"
 	@echo "make test-fast  the tests that need no TensorFlow (half a minute)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
