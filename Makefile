@@ -15,8 +15,12 @@ MEMORY  := $(shell test -w /dev/shm && \
 
 # Two at a time, for two cores; three where they wait more than they work. Bytecode is
 # for them to share: some environments forbid it. A file stays whole in `make test`, for
-# its servers and processes; in the order of the folders the long ones come early.
+# its servers and processes; in the order of the folders the long ones come early. A
+# process that dies is not replaced: pytest-xdist may wait for ever for what it had left.
+# One is ended if a test waits longer than any may, where no signal comes through to it.
 JOBS    ?= 2
+XDIST   := --max-worker-restart=0
+STUCK   := -o faulthandler_timeout=660
 unexport PYTHONDONTWRITEBYTECODE
 
 FAST    := not tensorflow and not multiprocess and not slow and not campaign and not bench
@@ -45,10 +49,10 @@ demo: $(STAMP)
 	$(BIN)/tfpreempt demo $(ARGS)
 
 test: $(STAMP)
-	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(REGULAR)" $(ARGS)
+	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) $(XDIST) --dist loadfile --no-loadscope-reorder $(STUCK) -m "$(REGULAR)" $(ARGS)
 
 test-fast: $(STAMP)
-	$(MEMORY) TFPREEMPT_TEST_PROFILE=fast $(BIN)/python -m pytest -n 3 --dist worksteal -m "$(FAST)" $(ARGS)
+	$(MEMORY) TFPREEMPT_TEST_PROFILE=fast $(BIN)/python -m pytest -n 3 $(XDIST) --dist worksteal -m "$(FAST)" $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

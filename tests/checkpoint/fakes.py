@@ -7,11 +7,12 @@ import pathlib
 
 from tfpreempt.checkpoint import claims
 from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.payload import Contents, Payload, Written
+from tfpreempt.checkpoint.payload import Payload, Written
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.storage.files import files_for
 from tfpreempt.storage.paths import is_url
 
 
@@ -102,19 +103,22 @@ def make_saver(
     registry=None,
     random_state=None,
     copies=None,
+    files=None,
     clock=None,
     **kwargs,
 ):
     if not is_url(str(directory)):
         os.makedirs(directory, exist_ok=True)
-    contents = Contents(
+    loader = CheckpointLoader(
+        directory=str(directory),
         cluster=cluster(worker, world),
         payload=payload or Payload(),
         random_state=random_state,
         registry=registry or StateRegistry(),
+        files=files or files_for(str(directory)),
+        **kwargs,
     )
-    loader = CheckpointLoader(contents, str(directory), **kwargs)
-    return CheckpointSaver(loader, copies=copies, clock=clock)
+    return CheckpointSaver(loader, copies, clock or SystemClock())
 
 
 def save(saver, step, workers=(0,), attempt=None, **kwargs):

@@ -14,7 +14,6 @@ import pytest
 from tests.checkpoint.remote_commits import put_commit
 from tfpreempt import errors
 from tfpreempt.checkpoint import cache
-from tfpreempt.checkpoint.cache import Cache
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.storage.local import LocalStore
 
@@ -38,11 +37,11 @@ def filling(log=None, text="x"):
 
 
 def copies(root):
-    return sorted(name for name in os.listdir(root) if name != "lock")
+    return sorted(name for name in os.listdir(root) if not name.endswith(".making"))
 
 
 def test_a_copy_is_there_while_it_is_read(root):
-    with Cache(root).reading("key", filling()) as path:
+    with cache.reading("key", filling(), root=root) as path:
         assert pathlib.Path(path, "file").read_text() == "x"
         assert copies(root) == ["key", "key.claim"]
     assert copies(root) == []
@@ -50,8 +49,8 @@ def test_a_copy_is_there_while_it_is_read(root):
 
 def test_the_last_reader_takes_it_along(root):
     made = []
-    with Cache(root).reading("key", filling(made)) as first:
-        with Cache(root).reading("key", filling(made)) as second:
+    with cache.reading("key", filling(made), root=root) as first:
+        with cache.reading("key", filling(made), root=root) as second:
             assert first == second
         assert os.path.isdir(first)
     assert len(made) == 1
@@ -62,7 +61,7 @@ def test_threads_that_come_at_once_make_one(root):
     made, inside = [], threading.Barrier(4, timeout=DEADLINE)
 
     def read():
-        with Cache(root).reading("key", filling(made)):
+        with cache.reading("key", filling(made), root=root):
             inside.wait()
 
     threads = [threading.Thread(target=read) for _ in range(4)]
@@ -81,11 +80,11 @@ def test_who_fails_leaves_it_to_the_next(root):
         pathlib.Path(path, "half").write_text("")
         raise errors.CheckpointError("no network")
 
-    reading = Cache(root).reading("key", failing)
+    reading = cache.reading("key", failing, root=root)
     with pytest.raises(errors.CheckpointError, match="no network"), reading:
         pass
     assert copies(root) == ["key.claim", "key.part"]
-    with Cache(root).reading("key", filling()) as path:
+    with cache.reading("key", filling(), root=root) as path:
         assert sorted(os.listdir(path)) == ["file", "half"]
     assert copies(root) == []
 
@@ -94,10 +93,10 @@ def test_half_a_copy_that_nobody_wants_goes_after_a_day(root):
     part = pathlib.Path(root, "old.part")
     part.mkdir()
     pathlib.Path(root, "old.claim").touch()
-    with Cache(root).reading("key", filling()):
+    with cache.reading("key", filling(), root=root):
         assert part.exists()
     os.utime(part, (0, 0))
-    with Cache(root).reading("key", filling()):
+    with cache.reading("key", filling(), root=root):
         assert not part.exists()
     assert copies(root) == []
 
@@ -139,13 +138,13 @@ def test_a_copy_that_another_makes_is_not_waited_for_for_ever(root):
         filling()(path)
 
     def read():
-        with Cache(root).reading("key", slow):
+        with cache.reading("key", slow, root=root):
             pass
 
     maker = threading.Thread(target=read)
     maker.start()
     begun.wait(DEADLINE)
-    reading = Cache(root).reading("key", filling(), timeout=0.01)
+    reading = cache.reading("key", filling(), timeout=0.01, root=root)
     with pytest.raises(errors.CheckpointError, match="Another process"), reading:
         pass
     release.set()
@@ -159,7 +158,7 @@ def test_readers_that_come_and_go_find_what_they_asked_for(root, rng):
 
     def read(plan):
         for key in plan:
-            with Cache(root).reading(key, filling(text=key)) as path:
+            with cache.reading(key, filling(text=key), root=root) as path:
                 if pathlib.Path(path, "file").read_text() != key:
                     wrong.append((key, path))
 

@@ -187,7 +187,7 @@ def staged(tmp_path):
 
 def test_what_another_machine_staged_is_left_over_once_it_is_quiet(staged, monkeypatch):
     monkeypatch.setattr(os, "major", lambda device: 0)  # no disk of this machine
-    Path(layout.claim(str(staged))).write_text("another machine\n")
+    Path(str(staged) + layout.CLAIM_SUFFIX).write_text("another machine\n")
     assert not left_over(staged)
     assert left_over(staged, Later())
     (staged / "worker-0001").mkdir()
@@ -199,7 +199,7 @@ def test_what_another_machine_staged_is_left_over_once_it_is_quiet(staged, monke
 
 def test_on_a_disk_of_this_machine_a_lock_is_enough(staged, monkeypatch):
     monkeypatch.setattr(os, "major", lambda device: 8)
-    Path(layout.claim(str(staged))).write_text(
+    Path(str(staged) + layout.CLAIM_SUFFIX).write_text(
         "the machine that the disk was moved from"
     )
     assert left_over(staged)
@@ -231,6 +231,6 @@ def test_a_claim_that_is_cleared_away_meanwhile_is_made_anew(staged):
 
     claims.take(LocalFiles(), str(staged)).release()
     claim = claims.take(Late(), str(staged))
-    assert os.path.exists(layout.claim(str(staged)))
+    assert os.path.exists(str(staged) + layout.CLAIM_SUFFIX)
     claim.release()
     claim.release()

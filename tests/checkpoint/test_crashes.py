@@ -80,7 +80,9 @@ def test_after_a_crash_anywhere_there_is_one_whole_commit(tmp_path, base, form, 
         if operation.name == "rename" and operation.path.endswith("COMMITTED")
     )
     assert len(operations) > 12
-    for index in range(len(operations)):
+    for index, operation in enumerate(operations):
+        if when == "torn" and operation.name != "write":
+            continue  # all but writes are done or not
         directory = tmp_path / f"{when}-{index}"
         shutil.copytree(base, directory)
         files = FaultyFiles(fail_at=index, when=when)
@@ -88,7 +90,7 @@ def test_after_a_crash_anywhere_there_is_one_whole_commit(tmp_path, base, form, 
             save_new(form, directory, files)
         step, payload = look(form, directory)
         is_marked = index > marker or (index == marker and when == "after")
-        assert step == (2 if is_marked else 1), operations[index]
+        assert step == (2 if is_marked else 1), operation
         # The next run cleans up, saves, and then there is no doubt left.
         payload.kept = []
         saver, _ = with_state(directory, payload, text="new")

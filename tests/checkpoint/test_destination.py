@@ -45,7 +45,7 @@ UNREADABLE = {
     "upwards": [{"name": "../x"}],
     "NUL": [{"name": "a\0b"}],
     "twice": [{"name": "a"}, {"name": "a"}],
-    "too many": [{"name": str(n)} for n in range(100_001)],
+    "too many": ({"name": str(n)} for n in range(100_001)),
     "an impossible size": [{"size": 1 << 60}],
 }
 

@@ -71,12 +71,12 @@ def test_the_probe_tells_shared_storage_from_other_storage(tmp_path):
 
 @pytest.mark.parametrize("name", ["0", "17", "17.3"])
 def test_step_names(name):
-    assert layout.is_step_name(name)
+    assert layout.is_commit_name(name)
 
 
 @pytest.mark.parametrize("name", ["007", "-1", "1.", "1.0", "x", "", "1e3", "1\n"])
 def test_other_names(name):
-    assert not layout.is_step_name(name)
+    assert not layout.is_commit_name(name)
 
 
 def kind(*shape, dtype="float32"):

@@ -137,20 +137,6 @@ def test_an_object_of_another_size_is_refused_before_it_is_fetched(store, tmp_pa
     assert f"{commit.name}/big" not in gets(store)
 
 
-def test_a_store_that_goes_back_and_tries_again(tmp_path):
-    class Stuttering(FaultyStore):
-        def get(self, name, target, **kwargs):
-            if name.endswith("big"):
-                target.write(b"?" * 700)
-                target.seek(0)
-                target.truncate()
-            return super().get(name, target, **kwargs)
-
-    store = Stuttering()
-    download.download(put_commit(store, LARGE), str(tmp_path))
-    assert (tmp_path / "big").read_bytes() == LARGE["big"]
-
-
 def test_the_first_error_is_raised_and_the_next_call_goes_on(store, tmp_path):
     commit = put_commit(store, LARGE)
     ranges = -(-len(LARGE["big"]) // 10_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import pathlib
 import pickle
@@ -15,8 +16,15 @@ from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.checkpoint.remote_commits import FILES, put_commit, put_hostile
 from tests.checkpoint.test_download import read_tree
 from tfpreempt import errors
-from tfpreempt.checkpoint import cache, directory_lock, layout, lookup, retention
-from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint import (
+    cache,
+    catalog,
+    layout,
+    locks,
+    lookup,
+    retention,
+)
+from tfpreempt.checkpoint.handle import Checkpoint, latest
 from tfpreempt.checkpoint.remote import destination
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
@@ -44,7 +52,7 @@ def remote(store):
 def own(tmp_path):
     saver = make_saver(tmp_path / "run", OwnPayload())
     save(saver, 6)
-    return saver.loader.checkpoint(saver.loader.newest())
+    return latest(saver.directory)
 
 
 @pytest.fixture
@@ -53,7 +61,8 @@ def flat(tmp_path):
     saver = make_saver(directory, FlatPayload(str(directory)))
     save(saver, 6)
     (directory / "ckpt-9.index").write_bytes(b"another one's")
-    return saver.loader.checkpoint(saver.loader.newest())
+    found = saver.loader.newest()
+    return Checkpoint(found.path, prefix=found.prefix, step=found.step)
 
 
 @pytest.fixture
@@ -203,14 +212,18 @@ def test_threads_that_copy_to_one_place_wait_for_each_other(remote, tmp_path):
     assert read_tree(copied[0]).keys() == FILES.keys() | CONTROLS
 
 
-def test_a_copy_waits_for_another_no_longer_than_it_may(remote, tmp_path):
+def test_a_copy_waits_for_another_no_longer_than_it_may(remote, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     (tmp_path / "copy").mkdir()
     with (
-        directory_lock.locked(str(tmp_path / "copy"), seconds=1),
+        locks.locked(str(tmp_path / "copy"), "copy", seconds=1),
         pytest.raises(errors.CheckpointError, match="Another process has"),
     ):
         remote.to_directory(tmp_path / "copy", timeout=0.01)
     assert os.listdir(tmp_path / "copy") == []
+    assert (
+        caplog.text.count(f"waiting for another process that works on {tmp_path}") == 1
+    )
 
 
 def test_metadata_travels_with_a_copy(remote, tmp_path):
@@ -234,7 +247,7 @@ def test_metadata_of_many_threads_is_not_lost(own):
 def test_a_commit_with_metadata_is_deleted_whole(own, tmp_path):
     own.set_metadata({"a": 1})
     pathlib.Path(own.path, ".tfpreempt-put-0123").touch()  # its writer was killed
-    retention.delete(LocalFiles(), own.path)
+    retention.delete(LocalFiles(), catalog.at(own.path))
     assert not os.path.exists(own.path)
 
 
@@ -386,7 +399,7 @@ def test_a_manifest_that_claims_too_much_leaves_nothing_in_the_cache(store, cach
     context = Checkpoint("", store).as_directory()
     with pytest.raises(errors.CheckpointError, match="claims to have"), context:
         pass
-    assert os.listdir(cache_root) == ["lock"]
+    assert os.listdir(cache_root) == []
 
 
 def test_the_state_file_of_a_plain_directory_chooses(foreign, tmp_path):

@@ -90,14 +90,13 @@ def test_another_commit_gets_on_although_the_last_one_got_further(
 ):
     clock = FakeClock()
     tries = Tries(clock)
-    tries.begin(commit(tmp_path, 5))
-    tries.sent(1 << 40)
-    tries.begin(commit(tmp_path, 6))
+    tries.sent(commit(tmp_path, 5), 1 << 40)
+    other = commit(tmp_path, 6)
     before = tries.gives_up_at
     clock.advance(1.0)
-    tries.sent(1)
+    tries.sent(other, 1)
     assert tries.gives_up_at == before + 1.0
-    tries.sent(1)
+    tries.sent(other, 1)
     assert tries.gives_up_at == before + 1.0
 
 

@@ -84,10 +84,11 @@ def test_sequences_go_on_above_a_damaged_commit(three):
 def test_tokens_tell_commits_apart_and_find_them(three):
     found = restore.find_candidates(str(three))
     assert len({c.token for c in found}) == 3
+    loader = make_saver(three).loader
     for candidate in found:
-        again = restore.find_by_token(str(three), candidate.token)
+        again = loader.find(candidate.token)
         assert (again.path, again.token) == (candidate.path, candidate.token)
-    assert restore.find_by_token(str(three), "4-00000000") is None
+    assert loader.find("4-00000000") is None
 
 
 def test_an_empty_and_a_missing_directory(tmp_path):

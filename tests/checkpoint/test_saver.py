@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 
 import pytest
 
 from tests.checkpoint.fakes import Later, OwnPayload, Words, make_saver, save
 from tfpreempt import errors
+from tfpreempt.checkpoint.handle import latest
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.states.values import ArrayDictState, JsonState, StepCounter
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.testing.storage import damage
 
 
@@ -51,11 +55,9 @@ def test_each_worker_gets_its_own_shard_and_the_chiefs_replicated_state(tmp_path
     for index in range(3):
         saver, candidate, texts = restore(tmp_path, index, 3)
         assert texts == [f"text{index}", "text0"]
-        assert (
-            saver.loader.contents.random_state.text == f"fresh{index}"
-        )  # only when asked
+        assert saver.loader.random_state.text == f"fresh{index}"  # only when asked
         assert saver.loader.load_random_state(candidate)
-        assert saver.loader.contents.random_state.text == f"text{index}"
+        assert saver.loader.random_state.text == f"text{index}"
 
 
 def test_another_world_size_restores_what_is_everyones_with_one_warning(
@@ -109,6 +111,21 @@ def test_retention_as_asked(tmp_path, keep):
     listed = (tmp_path / "checkpoint").read_text().splitlines()
     assert listed[0] == 'model_checkpoint_path: "4/ckpt"'
     assert len(listed) == len(kept) + 1
+
+
+def test_retention_goes_on_where_somebody_else_deletes_meanwhile(tmp_path, caplog):
+    class Slow(LocalFiles):
+        """Somebody tidies up by hand while a commit is written."""
+
+        def write(self, path, data):
+            shutil.rmtree(tmp_path / "1", ignore_errors=True)
+            super().write(path, data)
+
+    for step in (1, 2, 3):
+        save(make_saver(tmp_path, OwnPayload(), max_to_keep=None), step)
+    save(make_saver(tmp_path, OwnPayload(), files=Slow(), max_to_keep=1), 4)
+    assert sorted(os.listdir(tmp_path)) == ["4", "checkpoint"]
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("keep", [0, -1, 1.5, True, "2"])
@@ -189,11 +206,11 @@ def test_a_lone_worker_needs_no_peers(tmp_path):
 def test_handles(tmp_path):
     saver = make_saver(tmp_path, OwnPayload())
     save(saver, 6)
-    handle = saver.loader.checkpoint(saver.loader.newest())
+    handle = latest(saver.directory)
     assert (handle.path, handle.step) == (str(tmp_path / "6"), 6)
     assert handle.prefix == str(tmp_path / "6" / "ckpt")
     assert repr(handle) == f"Checkpoint({str(tmp_path / '6')!r}, step=6, local)"
-    assert handle == saver.loader.checkpoint(saver.loader.newest())
+    assert handle == latest(saver.directory)
     with pytest.raises(TypeError, match=r"\.path"):
         os.path.exists(handle)
 
@@ -222,3 +239,11 @@ def test_a_commit_of_states_alone_is_passed_over_where_weights_are_needed(tmp_pa
     (problem,) = problems
     assert "only named States" in problem
     assert str(tmp_path / "2") in problem
+
+
+def test_a_commit_stands_where_what_follows_it_finds_too_many_files_open(
+    tmp_path, broken, caplog
+):
+    broken(tmp_path / "2" / "MANIFEST.json", errno.EMFILE)
+    assert save(make_saver(tmp_path, OwnPayload()), 2).step == 2
+    assert "after a commit failed" in caplog.text

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
-import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +16,30 @@ from click.testing import CliRunner
 from tfpreempt.cli import main
 from tfpreempt.cli.demo.job import (
     DemoFailedError,
-    Plan,
     Preemption,
-    Trained,
-    draw_plan,
-    pids_to_preempt,
+    draw_preemptions,
     train,
 )
-from tfpreempt.cli.demo.result import Survived, assess, count_lost, find_survived
+from tfpreempt.cli.demo.result import assess, count_lost, notice_to_commit
 from tfpreempt.errors import ConfigurationError
 
-# Stands in for a supervisor with two workers: trains step by step, and at each of the
-# steps named on its command line goes on only after SIGTERM, as another incarnation.
+# Stands in for a supervisor and its two workers: tells each step, and at those that are
+# named on its command line goes on, as another incarnation, only after a SIGTERM.
 FAKE_SUPERVISOR = """
-import json, os, signal, sys
+import os, signal, sys
 out, waits = sys.argv[1], [int(step) for step in sys.argv[2:]]
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-restart = 0
+journal = f"{out}/checkpoints/journal"
+os.makedirs(journal)
+held = [open(f"{journal}/worker-{i}.jsonl", "a") for i in range(2)]
+told, restart = [], 0
+signal.signal(signal.SIGTERM, lambda *_: told.append(restart))
 for step in range(10):
-    for worker in range(2):
-        record = dict(step=step, loss=1 / (step + 1), pid=os.getpid(), restart=restart)
-        with open(f"{out}/progress-{worker}.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\\n")
-    if step in waits:
-        signal.sigwait([signal.SIGTERM])
-        restart += 1
-print("trained")
+    print(f"[worker-0] step {step}, restart {restart}", flush=True)
+    while step in waits and len(told) <= restart:
+        signal.sigtimedwait([], 0.01)
+    restart += step in waits
+sys.exit(told != list(range(len(waits))))
 """
-
-
-def trained(worker: int, step: int, restart: int = 0) -> Trained:
-    pid = 1000 * (restart + 1) + worker
-    return Trained(worker=worker, step=step, loss=0.5, pid=pid, restart=restart)
 
 
 def fake_job(directory: Path, *waits: int) -> list[str]:
@@ -56,9 +47,8 @@ def fake_job(directory: Path, *waits: int) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", FAKE_SUPERVISOR, *arguments]
 
 
-def plan(preemptions: int, seed: int = 0, workers: int = 2) -> tuple[Preemption, ...]:
-    how = {"workers": workers, "steps": 1000, "seed": seed, "preemptions": preemptions}
-    return draw_plan(way="loop", **how).preemptions
+def plan(count: int, seed: int = 0, workers: int = 2) -> tuple[Preemption, ...]:
+    return draw_preemptions(count, workers=workers, steps=1000, seed=seed)
 
 
 # --- what is planned -----------------------------------------------------------------
@@ -88,50 +78,48 @@ def test_too_many_preemptions_do_not_fit() -> None:
         plan(40)
 
 
-def test_a_preemption_waits_for_its_step() -> None:
-    planned = Preemption(step=5, workers=(1,))
-    early = {0: trained(0, 4), 1: trained(1, 4)}
-    assert pids_to_preempt(planned, {}, restart=0) == []
-    assert pids_to_preempt(planned, early, restart=0) == []
-    assert pids_to_preempt(planned, early | {0: trained(0, 5)}, restart=0) == [1001]
-
-
-def test_a_preemption_waits_until_its_workers_have_trained_since_the_restart() -> None:
-    planned = Preemption(step=5, workers=(0, 1))
-    latest = {0: trained(0, 6, restart=1), 1: trained(1, 5)}
-    assert pids_to_preempt(planned, latest, restart=1) == []
-    latest[1] = trained(1, 6, restart=1)
-    assert pids_to_preempt(planned, latest, restart=1) == [2000, 2001]
-
-
 # --- the job -------------------------------------------------------------------------
 
 
-def test_a_job_is_preempted_and_recorded(tmp_path: Path) -> None:
-    planned = [Preemption(step=3, workers=(0,)), Preemption(step=6, workers=(1,))]
-    told = [*itertools.chain(*train(tmp_path, fake_job(tmp_path, 3, 6), 2, planned))]
-    assert [(each.step, each.restart) for each in told if each.worker == 1] == [
-        (step, (step > 3) + (step > 6)) for step in range(10)
-    ]
+def test_each_incarnation_is_preempted_once(tmp_path: Path) -> None:
+    """The second preemption is due at once, and waits for the restart."""
+    planned = [Preemption(step=2, workers=(0,)), Preemption(step=3, workers=(1,))]
+    train(tmp_path, fake_job(tmp_path, 5, 7), planned)
 
 
-def test_a_failure_shows_the_last_lines(tmp_path: Path) -> None:
+def test_a_failure_is_told(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no such port')"]
-    with pytest.raises(DemoFailedError, match=r"(?s)status 1, 0 .*no such port"):
-        list(train(tmp_path, command, 2, ()))
+    with pytest.raises(DemoFailedError, match="ended with 1 instead of 0"):
+        train(tmp_path, command, ())
 
 
-def test_a_job_in_which_nothing_moves_is_given_up(tmp_path: Path) -> None:
-    with pytest.raises(DemoFailedError, match="No worker trained a step"):
-        list(train(tmp_path, fake_job(tmp_path, 3), 2, (), stall_seconds=0.2))
+def test_a_job_in_which_nothing_moves_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfpreempt.cli.demo.job._STALL_SECONDS", 0.5)
+    program = "import time; print('step 0, restart 0', flush=True); time.sleep(60)"
+    began = time.monotonic()
+    with pytest.raises(DemoFailedError, match=r"No step .* for 0\.5 s.*/logs"):
+        train(tmp_path, [sys.executable, "-c", program], ())
+    assert time.monotonic() - began < 30
 
 
-def test_a_job_that_is_left_is_ended(tmp_path: Path) -> None:
-    job = train(tmp_path, fake_job(tmp_path, 3), 2, ())
-    (pid,) = {each.pid for each in next(job)}
-    job.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+def test_a_job_that_is_left_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+
+    def interrupted(line: str, err: bool) -> None:
+        lines.append(line)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("click.echo", interrupted)
+    program = "import time; print('step 0, restart 0', flush=True); time.sleep(60)"
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, [sys.executable, "-c", program], ())
+    assert lines == [f"{tmp_path.name}: step 0"]
+    assert time.monotonic() - began < 30
 
 
 # --- what is counted -----------------------------------------------------------------
@@ -151,8 +139,7 @@ def test_a_job_that_is_left_is_ended(tmp_path: Path) -> None:
 def test_repeated_and_missing_steps_are_lost(
     steps: dict[int, list[int]], lost: int
 ) -> None:
-    told = [trained(worker, step) for worker, done in steps.items() for step in done]
-    assert count_lost(told, workers=2, steps=3) == lost
+    assert count_lost(steps.values(), steps=3) == lost
 
 
 def notice(incarnation: int, worker: int, wall: float) -> dict[str, Any]:
@@ -175,30 +162,28 @@ def test_time_runs_from_the_first_notice_of_the_incarnation() -> None:
         commit(2, 31.0, "preemption"),
         {"event": "restored", "wall": 40.0, "incarnation": 3},
     ]
-    assert find_survived(journal) == (
-        Survived(step=10, notified=(0, 1), notice_to_commit_seconds=0.5),
-        Survived(step=31, notified=(0,), notice_to_commit_seconds=1.0),
-    )
+    assert notice_to_commit(journal) == (0.5, 1.0)
 
 
-def test_one_bit_is_a_difference_and_failures_name_what_was_promised(
+def test_one_bit_is_a_difference_and_faults_name_what_was_promised(
     tmp_path: Path,
 ) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
-        folder.mkdir()
-        (folder / "accuracy-0.json").write_text("0.9")
+        (folder / "logs").mkdir(parents=True)
+        log = "=== starts ===\nnoise\n" + "".join(
+            f"step {step}, restart 0\n" for step in range(3)
+        )
+        (folder / "logs" / "worker-0.log").write_bytes(b"\xff" + log.encode())
+        (folder / "accuracy-0.txt").write_text("0.9")
         (folder / "weights-0.bin").write_bytes(b"\0\0")
-    told = [trained(0, step) for step in range(3)]
-    fine = Plan(way="loop", workers=1, steps=3, seed=0, preemptions=())
-    same = assess(folders, told, fine)
-    assert (same.bit_identical, same.final_accuracy, same.failures()) == (True, 0.9, [])
+    same = assess(folders, workers=1, steps=3)
+    assert (same.bit_identical, same.final_accuracy, same.faults(0)) == (True, 0.9, [])
     (folders[1] / "weights-0.bin").write_bytes(b"\0\1")
-    asked = (Preemption(step=1, workers=(0,)),) * 3
-    other = assess(folders, told, dataclasses.replace(fine, steps=4, preemptions=asked))
+    other = assess(folders, workers=1, steps=4)
     assert not other.bit_identical
-    assert len(other.failures()) == 3
-    assert "0 preemptions ended in a commit, 3 were asked" in other.failures()[0]
+    assert len(other.faults(3)) == 3
+    assert "0 preemptions ended in a commit, 3 were asked" in other.faults(3)[0]
 
 
 # --- the command ---------------------------------------------------------------------
@@ -233,6 +218,9 @@ def test_out_that_cannot_be_written(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "file" / "x")])
     assert done.exit_code == 1
     assert "no folder can be made there" in done.output
+    done = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "file")])
+    assert done.exit_code == 2
+    assert "is a file" in done.output
 
 
 @pytest.mark.tensorflow

@@ -21,12 +21,15 @@ from tfpreempt.testing.notice import ScriptedSource
 
 
 class ScriptedPoller(Poller):
-    """Reports what it is told to, or waits."""
+    """Reports what it is told to, or waits; also the watch that it is of."""
 
     def __init__(self, levels: dict[str, str | None], *, hangs: bool = False) -> None:
         self._levels = levels
         self._closed = threading.Event()
         self._hangs = hangs
+
+    def poller(self) -> Poller:
+        return self
 
     def poll(self, report: Report) -> float:
         if self._hangs:
@@ -46,7 +49,7 @@ def states(
     *sources: Any, limit: float = 10.0, **pollers: ScriptedPoller
 ) -> list[Liveness]:
     watched = [WatchedSource(source, 5.0) for source in sources]
-    makers = {
+    makers: Any = {
         kind: functools.partial(lambda poller, topics: poller, poller)
         for kind, poller in pollers.items()
     }

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import wait_until
 from tfpreempt.cli.run import console
 from tfpreempt.cli.run.console import Console
-from tfpreempt.cli.run.logs import Pump, WorkerLog
+from tfpreempt.cli.run.logs import WorkerLog, pumped
 from tfpreempt.errors import ConfigurationError
 
 TRACE = """Traceback (most recent call last):
@@ -163,10 +163,9 @@ def test_a_log_directory_that_vanishes_is_made_anew(logs: Logs) -> None:
 
 def test_the_pump_empties_pipes_until_it_is_closed(logs: Logs) -> None:
     log = logs.make()
-    pump = Pump([log])
-    for _ in range(100):
-        os.write(log.writing, b"x" * 9_999 + b"\n")  # more than a pipe holds
-    pump.close()
+    with pumped([log]):
+        for _ in range(100):
+            os.write(log.writing, b"x" * 9_999 + b"\n")  # more than a pipe holds
     log.take()
     assert log.path.stat().st_size == 1_000_000
 

@@ -7,22 +7,30 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.cli.conftest import is_alive
+from tests.cli.conftest import is_alive, wait_until
 from tfpreempt.cli import main
-from tfpreempt.cli.notify.workers import NothingRunsError, hold_worker
-from tfpreempt.core.journal import journal_directory
+from tfpreempt.cli.notify.workers import NothingRunsError, Worker, held_workers
+from tfpreempt.core.events import Commit, Exit, Notice, Outcome
+from tfpreempt.core.journal import Journal, journal_directory
 
-# A worker as this command sees it: it holds its journal open, and ends by SIGTERM.
+# A worker as this command sees it: it holds its journal open, and ends by SIGTERM, with
+# the records that are named last on its command line; SIGUSR2 it outlives, with those.
 _WORKER = """
 import os, signal, sys, threading
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-signal.signal(signal.SIGUSR2, lambda *_: None)
+def record(*_):
+    os.write(journal.fileno(), sys.argv[-1].encode())
+def leave(*_):
+    record()
+    os._exit(143)
+signal.signal(signal.SIGTERM, leave)
+signal.signal(signal.SIGUSR2, record)
 spare = [os.open("/", os.O_RDONLY) for _ in range(200)]
 journal = open(sys.argv[1], "a")
 for each in spare:
@@ -51,11 +59,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     journal = journal_directory(tmp_path)
     journal.mkdir()
 
-    def begin(index: int, *how: str) -> subprocess.Popen[str]:
+    def begin(index: int, *how: str, says: str = "") -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-I", "-S", "-c", _WORKER),
-                *(str(journal / f"worker-{index}.jsonl"), *how),
+                *(str(journal / f"worker-{index}.jsonl"), *how, says),
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -99,7 +107,7 @@ def test_many_may_be_named(start: Start, tmp_path: Path) -> None:
 
 def test_forks_of_a_worker_are_not_the_worker(start: Start, tmp_path: Path) -> None:
     process = start(0, "fork")
-    with hold_worker(tmp_path, 0) as worker:
+    with held_workers(tmp_path, [0]) as (worker,):
         assert worker.pid == process.pid
 
 
@@ -108,7 +116,7 @@ def test_a_worker_that_opens_and_closes_files_is_found(
 ) -> None:
     process = start(0, "busy")
     for _ in range(20):
-        with hold_worker(tmp_path, 0) as worker:
+        with held_workers(tmp_path, [0]) as (worker,):
             assert worker.pid == process.pid
 
 
@@ -130,7 +138,7 @@ def test_a_worker_that_ends_before_its_signal_is_told(
 ) -> None:
     """Its process id may be a stranger's by then; the pidfd is nobody's."""
     process = start(0)
-    with hold_worker(tmp_path, 0) as worker:
+    with held_workers(tmp_path, [0]) as (worker,):
         process.kill()
         process.wait()
         with pytest.raises(NothingRunsError, match="has ended just before"):
@@ -173,7 +181,7 @@ def test_workers_that_have_ended(start: Start, tmp_path: Path) -> None:
     result = notify(tmp_path)
     assert result.exit_code == 1
     assert "does not run on this machine" in result.output
-    assert "No worker of that job does: it has ended" in result.output
+    assert "Here runs, by its index: nobody." in result.output
 
 
 def test_the_worker_of_another_job_is_left_alone(start: Start, tmp_path: Path) -> None:
@@ -196,12 +204,11 @@ def test_one_way_has_to_be_named(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--topic", "preempted", "ckpt"], "--topic means nothing with DIRECTORY"),
-        (["--hold", "0", "ckpt"], "it belongs to --file and --metadata"),
-        (["--worker", "0", "--file", "x"], "--worker means nothing with --file"),
-        (["--signal", "TERM", "--serve", "gce"], "--signal means nothing"),
-        (["--follow", "5", "--metadata", "http://x"], "--follow means nothing"),
-        (["--port", "80", "--metadata", "http://x"], "--port means nothing"),
+        (["--worker", "0", "--file", "x"], "belong to DIRECTORY"),
+        (["--signal", "TERM", "--serve", "gce"], "belong to DIRECTORY"),
+        (["--follow", "5", "--metadata", "http://x"], "belong to DIRECTORY"),
+        (["--port", "80", "--metadata", "http://x"], "--port belongs to --serve"),
+        (["--port", "0", "ckpt"], "--port belongs to --serve"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(
@@ -211,10 +218,9 @@ def test_options_that_would_do_nothing_are_refused(
     assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
-@pytest.mark.parametrize("option", ["--hold", "--follow"])
 @pytest.mark.parametrize("seconds", ["nan", "inf"])
-def test_seconds_that_are_no_number_are_refused(option: str, seconds: str) -> None:
-    result = notify("--file", "stop", option, seconds)
+def test_seconds_that_are_no_number_are_refused(seconds: str) -> None:
+    result = notify("ckpt", "--follow", seconds)
     assert result.exit_code == 2
     assert f"{seconds} is not a finite number of seconds" in result.output
 
@@ -222,12 +228,74 @@ def test_seconds_that_are_no_number_are_refused(option: str, seconds: str) -> No
 # --- what follows --------------------------------------------------------------------
 
 
+def records(outcome: Outcome, worker: int = 1) -> str:
+    """What a worker of the job records on its way out."""
+    heard = Notice(
+        source="signal:SIGTERM", worker=worker, grace_seconds=None, received_at=0.0
+    )
+    commit = Commit(
+        step=7, path="/ckpt/7", sequence=1, world_size=2, save_seconds=0.1, bytes=10,
+        because="preemption",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(folder, worker)
+        journal.record(heard)
+        if outcome is Outcome.COMMITTED:
+            journal.record(commit)
+        journal.record(Exit(outcome=outcome, code=143, step=7))
+        journal.close()
+        return Path(folder, f"worker-{worker}.jsonl").read_text()
+
+
+@pytest.mark.parametrize("outcome", [Outcome.COMMITTED, Outcome.LOST])
+def test_follow_tells_what_the_worker_makes_of_it(
+    outcome: Outcome, start: Start, tmp_path: Path
+) -> None:
+    earlier = journal_directory(tmp_path) / "worker-1.jsonl"
+    earlier.write_text(records(Outcome.LOST))
+    start(1, says=records(outcome))
+    result = notify(tmp_path, "--worker", "1", "--follow", "30")
+    was_committed = outcome is Outcome.COMMITTED
+    assert result.exit_code == (0 if was_committed else 1)
+    told = result.output
+    assert told.count("worker 1 has the notice of signal:SIGTERM") == 1
+    assert ("step 7 is committed in /ckpt/7" in told) is was_committed
+    assert f"worker 1 leaves with code 143 at step 7: {outcome.value}" in told
+    assert ("worker 1 left uncommitted" in told) is not was_committed
+
+
+def test_follow_waits_for_each_worker(start: Start, tmp_path: Path) -> None:
+    for index in range(2):
+        start(index, says=records(Outcome.COMMITTED, index))
+    result = notify(tmp_path, "--worker", "1", "--worker", "0", "--follow", "30")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("leaves with code 143") == 2
+
+
 def test_follow_ends_in_time(start: Start, tmp_path: Path) -> None:
     start(0)
     result = notify(tmp_path, "--signal", "USR2", "--follow", "0.05")
     assert result.exit_code == 1
-    assert "Nobody has left within 0.05 s." in result.output
+    assert "worker 0 has not left in time." in result.output
     assert "--follow more than that" in result.output
+
+
+def test_follow_tells_what_is_known_of_a_worker_that_runs_on(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it has heard at all is what one wants to know then."""
+
+    def runs_on(worker: Worker, seconds: float) -> bool:
+        wait_until(lambda: bool(worker.records()), "the notice")
+        return False
+
+    monkeypatch.setattr(Worker, "wait_ended", runs_on)
+    heard, _, _ = records(Outcome.COMMITTED).splitlines(keepends=True)
+    start(1, says=heard)
+    result = notify(tmp_path, "--worker", "1", "--signal", "USR2", "--follow", "60")
+    assert result.exit_code == 1
+    assert "worker 1 has the notice of signal:SIGTERM" in result.output
+    assert "worker 1 has not left in time." in result.output
 
 
 def test_follow_ends_with_a_worker_whose_journal_says_nothing(
@@ -237,6 +305,6 @@ def test_follow_ends_with_a_worker_whose_journal_says_nothing(
     start(0)
     result = notify(tmp_path, "--signal", "USR1", "--follow", "60")
     assert result.exit_code == 1
-    assert "A worker has ended, and nothing of its exit is in" in result.output
-    assert "does not watch SIGUSR1" in result.output
+    assert "worker 0 has ended, and nothing of its exit is in" in result.output
+    assert "does not watch this signal" in result.output
     assert "has the notice" not in result.output

@@ -21,25 +21,17 @@ def notify(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["notify", *map(str, arguments)])
 
 
-def test_a_file_that_stays(tmp_path: Path) -> None:
-    stop = tmp_path / "stop"
-    result = notify("--file", stop, "--hold", "0")
-    assert result.exit_code == 0
-    assert stop.read_text() == "tfpreempt notify\n"
-    assert "remove it before" in result.output
-
-
 def test_a_file_that_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = tmp_path / "stop"
-    held: list[tuple[float, bool]] = []
+    held: list[tuple[float, str]] = []
 
     def wait(ends: object, seconds: float) -> None:
         if seconds:  # 0: what has come is dropped at the end
-            held.append((seconds, stop.exists()))
+            held.append((seconds, stop.read_text()))
 
     monkeypatch.setattr(signal, "sigtimedwait", wait)
     assert notify("--file", stop).exit_code == 0
-    assert held == [(5.0, True)]
+    assert held == [(5.0, "tfpreempt notify\n")]
     assert not stop.exists()
 
 
@@ -57,7 +49,7 @@ def test_a_file_goes_however_the_command_is_ended(
     """A job that is started again would find it, and leave, each time."""
     stop = tmp_path / "stop"
     process = subprocess.Popen(
-        [sys.executable, "-m", "tfpreempt", "notify", "--file", stop, "--hold", "60"],
+        [sys.executable, "-m", "tfpreempt", "notify", "--file", stop],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -78,7 +70,7 @@ def test_a_file_goes_however_the_command_is_ended(
 def test_a_file_that_is_there_already_is_kept(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     stop.write_text("real")
-    result = notify("--file", stop, "--hold", "0.01")
+    result = notify("--file", stop)
     assert result.exit_code == 1
     assert "is there already" in result.output
     assert stop.read_text() == "real"

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.cli.conftest import wait_until
 from tfpreempt.cli import main
 from tfpreempt.cli.doctor.sources import Liveness, probe_sources
 from tfpreempt.cli.notify.server import (
@@ -19,7 +21,6 @@ from tfpreempt.cli.notify.server import (
     RehearsalAws,
     RehearsalAzure,
     RehearsalGce,
-    control,
 )
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.aws import AwsWatch
@@ -34,8 +35,8 @@ from tfpreempt.testing.metadata import FakeGce
 ROOT = Path(__file__).parents[2]
 
 
-def notify(url: str, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["notify", "--metadata", url, *arguments])
+def notify(url: str) -> Result:
+    return CliRunner().invoke(main, ["notify", "--metadata", url])
 
 
 @pytest.fixture(params=["gce", "aws", "azure"])
@@ -75,101 +76,84 @@ def test_a_server_gives_a_notice_and_takes_it_back(
         return [each.state for each in probe_sources(config.watched_sources())]
 
     assert set(states()) == {Liveness.LIVE}
-    result = notify(url, "--hold", "0")
-    assert result.exit_code == 0, result.output
-    assert Liveness.NOTICE in states()
-    result = notify(url, "--hold", "0.01")
-    assert f"{url} is quiet again" in result.output
+    with ThreadPoolExecutor() as pool:
+        announced = pool.submit(notify, url)
+        wait_until(lambda: Liveness.NOTICE in states(), "the notice")
+    assert announced.result().exit_code == 0, announced.result().output
+    assert f"{url} is quiet again" in announced.result().output
     assert set(states()) == {Liveness.LIVE}
-    result = notify(url, "--topic", "nothing")
-    assert result.exit_code == 1
-    assert '--topic "nothing": expected one of' in result.output
 
 
-TOPICS = [
-    (server, topic)
-    for server in (RehearsalGce, RehearsalAws, RehearsalAzure)
-    for topic in server.topics
-]
-
-
-def watch(server: type[Rehearsal], topic: str, url: str) -> NoticeSource:
-    """What a job has that watches this topic."""
-    if server is RehearsalGce:
-        return GceWatch([topic], url=url, maintenance_lead_seconds=600).source(topic)
-    if server is RehearsalAws:
-        return AwsWatch([topic], url=url, interval=0.01).source(topic)
-    return AzureWatch([topic], url=url, interval=0.01).source(topic)
+SERVERS: dict[type[Rehearsal], Callable[[str], NoticeSource]] = {
+    RehearsalGce: lambda url: GceWatch(["preempted"], url=url).source("preempted"),
+    RehearsalAws: lambda url: AwsWatch(
+        ["spot-interruption"], url=url, interval=0.01
+    ).source("spot-interruption"),
+    RehearsalAzure: lambda url: AzureWatch(["Preempt"], url=url, interval=0.01).source(
+        "Preempt"
+    ),
+}
 
 
 @pytest.mark.slow  # each waits for its job
-@pytest.mark.parametrize(("server", "topic"), TOPICS)
-def test_every_topic_is_held_until_its_client_has_asked(
-    server: type[Rehearsal], topic: str
-) -> None:
-    """Whenever that is; and the notice reaches it."""
-    heard = threading.Event()
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_notice_is_up_until_the_job_has_asked(server: type[Rehearsal]) -> None:
+    """Whenever that is; and the notice reaches it, each time."""
     with server() as served:
-        source = watch(server, topic, served.url)
-        watcher = Watcher([WatchedSource(source, 5.0)], 0, lambda _: heard.set())
-        if topic == "rebalance":  # one from before the job's start is no notice
-            watcher.start()
-        else:
+        for _ in range(2):
+            heard = threading.Event()
+            source = SERVERS[server](served.url)
+            watcher = Watcher([WatchedSource(source, 5.0)], 0, lambda _: heard.set())  # noqa: B023
             threading.Timer(0.3, watcher.start).start()
-        try:
-            result = notify(served.url, "--topic", topic)
-            assert heard.wait(10)
-        finally:
-            watcher.close()
-        assert result.exit_code == 0, result.output
-        assert result.output.splitlines() == [
-            f"{served.url} says {topic}, until the job has asked",
-            f"the job was told {topic}",
-            f"{served.url} is quiet again",
-        ]
-        assert control(served.url) == "0"
+            try:
+                result = notify(served.url)
+                assert heard.wait(10)
+            finally:
+                watcher.close()
+            assert result.exit_code == 0, result.output
+            assert result.output.splitlines() == [
+                f"telling {served.url} to announce a preemption until the job has "
+                "asked, for 30 s at most",
+                f"the job was told; {served.url} is quiet again",
+            ]
 
 
-@pytest.mark.parametrize("server", [RehearsalGce, RehearsalAws, RehearsalAzure])
+@pytest.mark.parametrize("server", SERVERS)
 def test_what_nobody_has_asked_for_was_not_told(
     server: type[Rehearsal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfpreempt.cli.notify.command._ASK_SECONDS", 0.2)
+    monkeypatch.setattr("tfpreempt.cli.notify.server.ASK_SECONDS", 0.2)
     with server() as served:
         result = notify(served.url)
     assert result.exit_code == 1
-    assert "is quiet again" in result.output
-    assert f"nobody has asked {served.url} for {next(iter(server.topics))} within" in (
-        result.output
-    )
+    assert f"nobody has asked {served.url} within" in result.output
+    assert "it is quiet again" in result.output
 
 
 def test_an_answer_without_the_notice_does_not_count() -> None:
-    with RehearsalGce() as served:
+    headers = {"Metadata-Flavor": "Google"}
+    with RehearsalGce() as served, ThreadPoolExecutor() as pool:
         session = MetadataSession(served.url)
-        control(served.url, topic="maintenance-event", is_up=1)
-        headers = {"Metadata-Flavor": "Google"}
-        session.request("/computeMetadata/v1/instance/preempted", headers=headers)
-        assert control(served.url) == "0"
-        path = "/computeMetadata/v1/instance/?recursive=true"
-        session.request(path, headers=headers)
-        assert control(served.url) == "1"
+        announced = pool.submit(notify, served.url)
+        path = "/computeMetadata/v1/instance/"
+        wait_until(lambda: bool(served.requests), "the order to give it")
+        for name in ("name", "maintenance-event") * 10:
+            session.request(f"{path}{name}", headers=headers)
+        assert not announced.done()
+        session.request(f"{path}?recursive=true", headers=headers)
+        assert announced.result(10).exit_code == 0
         session.close()
-
-
-def test_the_help_names_every_topic() -> None:
-    text = CliRunner().invoke(main, ["notify", "--help"]).output
-    assert [topic for _, topic in TOPICS if topic not in "".join(text.split())] == []
 
 
 def test_a_real_metadata_server_is_not_taken_for_one() -> None:
     with FakeGce() as fake:
         result = notify(fake.url)
     assert result.exit_code == 1
-    assert "expected a server of `tfpreempt notify --serve`" in result.output
+    assert "it answers 403" in result.output
+    assert "a real metadata server cannot be told" in result.output
 
 
-@pytest.mark.parametrize("server", [RehearsalGce, RehearsalAws, RehearsalAzure])
+@pytest.mark.parametrize("server", SERVERS)
 def test_a_server_that_is_started_again_may_have_its_old_address(
     server: type[Rehearsal],
 ) -> None:

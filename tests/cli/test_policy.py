@@ -105,16 +105,17 @@ def test_without_a_grace_a_step_may_take_as_long_as_it_takes() -> None:
     told = {"stop_at": 50.0, "asked_at": 50.0, "now": 1e9}
     assert judge(limits=limits, **told) == Wait(until=None)
     assert judge(143, limits=limits, **told) == Wait(until=None)
-    assert judge(limits=limits, is_urged=True, **told) == Kill()
+    assert judge(limits=limits, urges=2, **told) == Kill()
     assert judge(-15, limits=limits, **told) == Kill()
     # Who has left by itself has committed, and the others with it.
     assert judge(143, limits=limits, now=51.0) == Wait(until=85.0)
 
 
 def test_who_is_urged_gives_no_more_time() -> None:
-    assert judge(stop_at=50.0, asked_at=50.0, is_urged=True) == Kill()
-    assert judge(143, stop_at=50.0, asked_at=50.0, is_urged=True) == Kill()
-    killed = judge(stop_at=50.0, asked_at=50.0, killed_at=50.0, is_urged=True)
+    assert judge(stop_at=50.0, asked_at=50.0, urges=2) == Kill()
+    assert judge(143, stop_at=50.0, asked_at=50.0, urges=2) == Kill()
+    assert judge(stop_at=50.0, asked_at=50.0, urges=1) == Wait(until=80.0)
+    killed = judge(stop_at=50.0, asked_at=50.0, killed_at=50.0, urges=2)
     assert killed == Wait(until=55.0)
 
 

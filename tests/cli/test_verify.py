@@ -20,6 +20,8 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, foreign, inspection
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.cli import main
+from tfpreempt.cli.inspect import rows
+from tfpreempt.core.progress import ByteBar
 from tfpreempt.storage import opening
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -52,6 +54,28 @@ def test_all_whole(run: Path) -> None:
     result = verify(run)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1].startswith("2 whole (12 KiB in ")
+
+
+def test_one_bar_tells_of_all_that_is_read(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many that take a moment each take long together."""
+    totals: list[int] = []
+    shown: list[int] = []
+
+    class Bar(ByteBar):
+        def __init__(self, title: str, total: int) -> None:
+            totals.append(total)
+            super().__init__(title, total)
+
+        def show(self, done: int) -> None:
+            shown.append(done)
+
+    monkeypatch.setattr(rows, "ByteBar", Bar)
+    assert verify(run).exit_code == 0
+    assert len(totals) == 1
+    assert shown == sorted(shown)
+    assert shown[-1] == totals[0] > 0
 
 
 @pytest.mark.parametrize("name", ["ckpt.index", "ckpt.data-00001-of-00002"])
@@ -173,6 +197,8 @@ _INTERRUPTED = """
 import pathlib, sys, threading
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.cli import main
+from tfpreempt.cli.inspect import rows
+from tfpreempt.core.progress import ByteBar
 get = LocalStore.get
 def stuck(self, name, *args, **kwargs):
     if name.endswith(".index"):

@@ -1,6 +1,6 @@
 """An insert-once store with slow messages, and a coordinator's runtime on it.
 
-The runtime keeps the order that `runtime.Threads` keeps: one read after the other, one
+The runtime keeps the order that `runtime.Runtime` keeps: one read after the other, one
 insert after the other, gathers in a few walks. The store lives in its host's process:
 it stands still while that is frozen, and every request fails once that is gone.
 """

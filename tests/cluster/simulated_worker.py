@@ -282,7 +282,7 @@ class Worker(Process):
         if staged:
             spent = self.cluster.timeline.now - self._save_started
             c.deadlines.save_seconds = spent / 1000
-            c.attach(Key.COMMIT, {"save_seconds": spent / 1000})
+            c.extra[Key.COMMIT] = {"save_seconds": spent / 1000}
         kind = c.commit_kind()
         self.cluster.markers.append(Marker(c.state.round, c.state.at, kind, workers))
         return kind

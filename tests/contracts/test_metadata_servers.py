@@ -22,6 +22,7 @@ from google.auth.compute_engine import _metadata
 from google.auth.transport.requests import Request as GoogleRequest
 
 from tests.notice.rigs import wait_until
+from tfpreempt.testing._server import FakeServer
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import (
     FakeAws,
@@ -31,7 +32,6 @@ from tfpreempt.testing.metadata import (
     Reply,
     Request,
 )
-from tfpreempt.testing.metadata._server import FakeServer
 
 GOOGLE = {"Metadata-Flavor": "Google"}
 TTL = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
@@ -297,6 +297,23 @@ def test_failures_are_counted_and_end() -> None:
         fake.fail(100)
         fake.fail(0)
         assert ask(fake, "/", body="x").text == "x"
+
+
+def test_a_request_that_is_held_up_meets_what_else_was_ordered() -> None:
+    with Echo() as fake:
+        fake.fail(1)
+        fake.stall(2)
+        said: list[int] = []
+        thread = threading.Thread(
+            target=lambda: said.append(ask(fake, "/").status_code)
+        )
+        thread.start()
+        assert wait_until(lambda: len(fake.requests) == 1)
+        assert said == []
+        fake.up()  # also for the second one, which has not come yet
+        thread.join(10.0)
+        assert said == [503]
+        assert ask(fake, "/").status_code == 200
 
 
 def test_down_drops_and_up_serves() -> None:

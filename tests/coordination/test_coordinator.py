@@ -12,7 +12,7 @@ from tfpreempt.coordination import keys
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind
 from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.runtime import Threads
+from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Decision, Notice, Outcome
 
@@ -27,7 +27,7 @@ class Member:
         self.records: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.overran = threading.Event()
         self.coordinator: Coordinator
-        runtime = Threads(
+        runtime = Runtime(
             store, CLOCK, lambda error: self.coordinator.store_gone(error), 0.001
         )
         self.coordinator = Coordinator(
@@ -168,7 +168,7 @@ def test_without_a_worker_the_chief_commits_alone(store):
 
 def test_a_worker_that_is_reported_dead_is_given_up_at_once(store):
     members = [Member(store, i) for i in range(2)]  # of three; the third never came
-    store.report_dead(frozenset({2}))
+    store.dead_workers = lambda: frozenset({2})
     stand(members, 1, 1)
     members[1].notice(grace=600)
     assert together(Member.decision, [members[1]]) == [None]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfpreempt.coordination.deadlines import Deadlines
+from tfpreempt.coordination.events import Key
 from tfpreempt.core.deadline import LATE
 from tfpreempt.testing.clock import FakeClock
 
@@ -36,7 +37,9 @@ def deadlines_on(
     )
 
 
-@pytest.mark.parametrize(("grace", "end"), [(60.0, 60.0), (None, 30.0)])
+@pytest.mark.parametrize(
+    ("grace", "end"), [(60.0, 60.0), (3600.0, 3600.0), (None, 30.0)]
+)
 def test_a_machine_that_was_told_may_be_going_until_some_time_after_its_deadline(
     grace: float | None, end: float
 ) -> None:
@@ -145,3 +148,57 @@ def test_training_goes_on_after_a_commit_until_the_last_call() -> None:
     assert deadlines.allows_to_train_on()
     clock.advance(2.0)
     assert not deadlines.allows_to_train_on()
+
+
+def wait(
+    key: Key, total: float | None, save: float | None = None, limit: float = 30.0
+) -> float:
+    """Seconds that a wait for others takes which begins so long before the end."""
+    clock = FakeClock()
+    deadlines = deadlines_on(clock)
+    deadlines.save_timeout, deadlines.save_seconds = limit, save
+    if total is not None:
+        deadlines.shorten(clock.monotonic() + total - 1000.0, 1000.0)
+    return deadlines.waits_until(key) - clock.monotonic()
+
+
+maybe = st.none() | seconds
+
+
+@settings(max_examples=100)
+@given(seconds, maybe, seconds)
+def test_counts_are_waited_for_in_the_first_half(
+    total: float, save: float | None, limit: float
+) -> None:
+    assert 0 < wait(Key.COUNT, total, save, limit) <= 0.5 * min(total, limit) + 1e-6
+
+
+@settings(max_examples=100)
+@given(seconds, seconds)
+def test_shards_are_waited_for_longer_than_counts_but_not_to_the_end(
+    total: float, limit: float
+) -> None:
+    shards = wait(Key.DONE, total, None, limit)
+    assert wait(Key.COUNT, total, None, limit) <= shards < total
+
+
+def test_a_deadline_that_is_over_leaves_no_wait() -> None:
+    assert wait(Key.COUNT, -10.0, 1.0) == 0.0
+    assert wait(Key.DONE, -10.0) == 0.0
+
+
+def test_the_host_waits_ten_seconds_for_byes_less_before_a_deadline() -> None:
+    assert wait(Key.BYE, None) == pytest.approx(10.0)
+    assert wait(Key.BYE, 3.0) == pytest.approx(3.0)
+    assert wait(Key.BYE, -1.0) == pytest.approx(0.5)
+
+
+@settings(max_examples=100)
+@given(seconds)
+def test_the_guard_rings_between_notice_and_deadline(grace: float) -> None:
+    clock, alarms = FakeClock(), Alarms()
+    at = clock.monotonic()
+    deadlines_on(clock, alarms=alarms).shorten(at, grace)
+    [rings] = alarms.times
+    assert at <= rings < at + grace
+    assert at + grace - rings <= 1.0 + 1e-9

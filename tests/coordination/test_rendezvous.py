@@ -9,6 +9,7 @@ import pytest
 
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.rendezvous import agree, bounded
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.errors import CheckpointError, StoreGoneError, WaitTimeoutError
 
 
@@ -22,11 +23,10 @@ def start(workers, *, propose=lambda: {"step": 3}, checks=None, timeout=10.0):
             return agree(
                 store,
                 "start/1",
-                worker,
-                3,
-                propose=propose,
-                check=check,
-                timeout=timeout,
+                Cluster(worker=worker, jobs=(("worker", 3),)),
+                propose,
+                check,
+                timeout,
             )
         except Exception as error:
             return error

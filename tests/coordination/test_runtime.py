@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.runtime import GATHERERS, Threads
+from tfpreempt.coordination.runtime import GATHERERS, Runtime
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.errors import StoreGoneError
 from tfpreempt.testing.store import FaultyStore, StoreFault
@@ -44,7 +44,7 @@ def gone():
 
 @pytest.fixture
 def runtime(store, gone):
-    yield Threads(store, SystemClock(), gone, deaths_every=0.001)
+    yield Runtime(store, SystemClock(), gone, deaths_every=0.001)
     store.close()  # lets the threads that still read go
 
 
@@ -92,7 +92,7 @@ def test_inserts_take_effect_in_order():
     inner = MemoryStore()
     slow = StoreFault(operation="insert", key="a", error=None, delay_seconds=0.01)
     store, answers = FaultyStore(inner, faults=[slow]), Answers()
-    runtime = Threads(store, SystemClock(), lambda error: None)
+    runtime = Runtime(store, SystemClock(), lambda error: None)
     for key in "abc":
         runtime.insert(key, key, answers)
     assert answers.take(3) == ["a", "b", "c"]
@@ -140,7 +140,7 @@ def test_a_store_that_goes_is_told(runtime, store, gone):
 def test_deaths_are_told_until_nobody_asks(runtime, store):
     told, until = Answers(), threading.Event()
     runtime.watch_deaths(until, told)
-    store.report_dead(frozenset({2}))
+    store.dead_workers = lambda: frozenset({2})
     assert told.take(2) == [frozenset({2})] * 2
     until.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import logging
@@ -54,6 +55,14 @@ def test_a_record_has_times_worker_incarnation_and_the_event(tmp_path: Path) -> 
         "received_at": 3.0,
         "detail": "",
     }
+
+
+def test_what_no_copy_can_be_made_of_is_recorded_as_text(tmp_path: Path) -> None:
+    """A user's notice source may say anything."""
+    lock = threading.Lock()
+    Journal(tmp_path, 0).record(dataclasses.replace(NOTICE, detail=lock))
+    (record,) = read_journal(tmp_path)
+    assert record["detail"] == str(lock)
 
 
 def test_the_journal_of_a_url_is_a_local_directory(

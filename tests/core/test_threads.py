@@ -16,14 +16,14 @@ def test_runs_and_stops() -> None:
     thread = OwnedThread("t", lambda: None)
     thread.start()
     assert thread.join(LIMIT)
-    assert not thread.is_alive
+    assert not thread.is_alive()
 
 
 def test_stop_event_ends_the_target() -> None:
     seen: list[bool] = []
     thread = OwnedThread("t", lambda: seen.append(thread.stop_event.wait(LIMIT)))
     thread.start()
-    assert thread.is_alive
+    assert thread.is_alive()
     assert not thread.join(0.0)
     thread.stop()
     assert thread.join(LIMIT)

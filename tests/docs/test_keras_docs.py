@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -66,6 +67,7 @@ def messages() -> list[str]:
     return [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
 
 
+@functools.cache
 def source() -> str:
     """The whole package, with strings over several lines put together."""
     files = sorted((ROOT / "tfpreempt").rglob("*.py"))

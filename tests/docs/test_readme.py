@@ -48,9 +48,8 @@ def test_make_targets_exist() -> None:
     assert set(re.findall(r"`make ([a-z-]+)", README)) <= targets
 
 
-@pytest.mark.tensorflow
-def test_run_example_commits_on_sigterm_and_goes_on(directory: Path) -> None:
-    command = [sys.executable, "train.py"]
+def preempt(command: list[str], directory: Path, at: str) -> None:
+    """Sends SIGTERM to an example once it has said something; it leaves to restart."""
     log = directory / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -58,7 +57,7 @@ def test_run_example_commits_on_sigterm_and_goes_on(directory: Path) -> None:
         )
         try:
             limit = time.monotonic() + 120
-            while "step 100," not in log.read_text("utf-8"):
+            while at not in log.read_text("utf-8"):
                 assert process.poll() is None, log.read_text("utf-8")
                 assert time.monotonic() < limit, log.read_text("utf-8")
                 time.sleep(0.02)
@@ -66,6 +65,12 @@ def test_run_example_commits_on_sigterm_and_goes_on(directory: Path) -> None:
             assert process.wait(timeout=60) == 143, log.read_text("utf-8")
         finally:
             process.kill()
+
+
+@pytest.mark.tensorflow
+def test_run_example_commits_on_sigterm_and_goes_on(directory: Path) -> None:
+    command = [sys.executable, "train.py"]
+    preempt(command, directory, "step 100,")
     second = run_to_end(command, directory)
     assert "step 0," not in second
     assert "step 1900," in second
@@ -77,21 +82,7 @@ def test_fit_example_commits_on_sigterm_and_goes_on(tmp_path: Path) -> None:
     program = block("python", "PreemptionCallback")
     (tmp_path / "fit.py").write_text(program, encoding="utf-8")
     command = [sys.executable, "fit.py"]
-    log = tmp_path / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment(), stdout=file, stderr=file
-        )
-        try:
-            limit = time.monotonic() + 120
-            while "Epoch 3/20" not in log.read_text("utf-8"):
-                assert process.poll() is None, log.read_text("utf-8")
-                assert time.monotonic() < limit, log.read_text("utf-8")
-                time.sleep(0.02)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=60) == 143, log.read_text("utf-8")
-        finally:
-            process.kill()
+    preempt(command, tmp_path, "Epoch 3/20")
     second = run_to_end(command, tmp_path)
     assert "Epoch 1/20" not in second
     assert "epochs in history: 20" in second

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint.remote.mirror import Mirror
+from tfpreempt.checkpoint.writer import make_saver
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.journal import Journal
 from tfpreempt.handler.commits import Commits
 from tfpreempt.handler.start import Start
+from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.tensorflow
@@ -33,6 +36,29 @@ class Elsewhere(Start):
         return None
 
 
+def begin(
+    disk: Path,
+    cluster: Cluster,
+    kind: type[Start] = Start,
+    *,
+    store: ObjectStore | None = None,
+    in_use: Sequence[str] = (),
+) -> Start:
+    """The start of a worker without a checkpoint, as its handler makes it."""
+    mirror = Mirror(store, max_to_keep=2) if store and cluster.is_chief else None
+    make = functools.partial(make_saver, None, disk, cluster=cluster, copies=mirror)
+    return kind(make, disk, cluster, store=store, mirror=mirror, in_use=in_use)
+
+
+def on_both_workers(do: Callable[[int], None]) -> None:
+    """Does it for both at once, each in a thread."""
+    threads = [threading.Thread(target=do, args=(worker,)) for worker in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+
+
 class Machines:
     """Two workers' starts, each with a directory of its own; no handlers."""
 
@@ -40,31 +66,19 @@ class Machines:
         self.disks = [folder / f"disk-{worker}" for worker in range(2)]
         self.store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
 
-    def start(self, **more: Any) -> list[Commits]:
+    def start(self) -> list[Commits]:
         """All workers start."""
         keys, starts = MemoryStore(), []
         agreed: dict[int, Commits] = {}
         for worker, disk in enumerate(self.disks):
-            settings = {"restore": True, "max_to_keep": 2, "save_fn": None} | more
             cluster = Cluster(worker=worker, jobs=(("worker", 2),))
-            start = (Elsewhere if worker else Start)(
-                None,
-                disk,
-                cluster=cluster,
-                counter=None,
-                remote_checkpoint_dir=self.store,
-                **settings,
-            )
-            starts.append(start)
+            kind = Elsewhere if worker else Start
+            starts.append(begin(disk, cluster, kind, store=self.store))
 
         def agree(worker: int) -> None:
             agreed[worker] = starts[worker].agree(keys, "start", LIMIT)
 
-        threads = [threading.Thread(target=agree, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LIMIT)
+        on_both_workers(agree)
         return [agreed[0], agreed[1]]
 
     def save(self, starts: list[Commits], step: int) -> None:
@@ -141,6 +155,21 @@ def test_only_who_must_leave_commits_without_a_part(
         assert machines.workers_of_the_newest() == (0,)
 
 
+def test_half_of_a_part_is_not_committed(machines: Machines) -> None:
+    chief, other = machines.start()
+    parts = [start.stage(1, "1") for start in (chief, other)]
+    files = [
+        name
+        for name in machines.store.list("shards/")
+        if not name.endswith(layout.MANIFEST)
+    ]
+    machines.store.damage(files[-1])
+    chief.commit(parts[0], "preemption", [0, 1], lambda: 60.0)
+    (entry,) = catalog.scan(str(machines.disks[0]))
+    assert entry.manifest is not None
+    assert not [f for f in entry.manifest.files if f.name.startswith("worker-0001")]
+
+
 def test_a_part_that_comes_before_the_store_was_cleared_stays(
     machines: Machines,
 ) -> None:
@@ -162,16 +191,8 @@ def test_a_part_that_comes_before_the_store_was_cleared_stays(
 def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(
     machines: Machines,
 ) -> None:
-    start = Start(
-        None,
-        machines.disks[0],
-        cluster=Cluster(worker=0, jobs=(("worker", 2),)),
-        counter=None,
-        restore=True,
-        max_to_keep=2,
-        save_fn=None,
-        remote_checkpoint_dir=machines.store,
-    )
+    chief = Cluster(worker=0, jobs=(("worker", 2),))
+    start = begin(machines.disks[0], chief, store=machines.store)
     with pytest.raises(errors.WaitTimeoutError, match="worker 1 took longer"):
         start.agree(MemoryStore(), "start", 0.2)
 
@@ -183,24 +204,30 @@ def test_a_directory_that_a_worker_has_open_is_refused_by_all(
     """Also where the others have dropped their handler of it."""
     keys, refused = MemoryStore(), []
 
-    def begin(worker: int) -> None:
-        start = Start(
-            None,
-            tmp_path,
-            cluster=Cluster(worker=worker, jobs=(("worker", 2),)),
-            counter=None,
-            restore=True,
-            max_to_keep=2,
-            save_fn=None,
-            in_use=[str(tmp_path)] if worker == which else [],
-        )
+    def refuse(worker: int) -> None:
+        cluster = Cluster(worker=worker, jobs=(("worker", 2),))
+        open_here = [str(tmp_path)] if worker == which else []
+        start = begin(tmp_path, cluster, in_use=open_here)
         with pytest.raises(errors.ConfigurationError, match="is open in"):
             start.agree(keys, "start", LIMIT)
         refused.append(worker)
 
-    threads = [threading.Thread(target=begin, args=(worker,)) for worker in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    on_both_workers(refuse)
     assert sorted(refused) == [0, 1]
+
+
+def test_what_a_worker_with_another_disk_finds_wrong_is_raised_by_all(
+    machines: Machines,
+) -> None:
+    keys, raised = MemoryStore(), []
+
+    def disagree(worker: int) -> None:
+        cluster = Cluster(worker=worker, jobs=(("worker", 2 + worker),))
+        kind = Elsewhere if worker else Start
+        start = begin(machines.disks[worker], cluster, kind, store=machines.store)
+        with pytest.raises(errors.WorkersDisagreeError, match="worker 0 counts 2"):
+            start.agree(keys, "start", LIMIT)
+        raised.append(worker)
+
+    on_both_workers(disagree)
+    assert sorted(raised) == [0, 1]

@@ -260,8 +260,8 @@ def test_a_notice_while_the_end_waits_has_the_run_started_again(
     program: Program,
 ) -> None:
     store = Stuck()
-    config = {"exit_fn": None, "grace_period": 2.0}
-    handler = program.handler(remote_checkpoint_dir=store, config=config)
+    more = {"remote_checkpoint_dir": store, "save_timeout": 1.0}
+    handler = program.handler(config={"exit_fn": None}, **more)
     handler.run(program.step)
 
     def press() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.runtime import Threads
+from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit
@@ -58,7 +58,7 @@ def pair() -> list[CollectiveSaves]:
         CollectiveSaves(
             Cluster(worker=worker, jobs=(("worker", 2),)),
             "test",
-            Threads(store, SystemClock(), lambda error: None, deaths_every=60.0),
+            Runtime(store, SystemClock(), lambda error: None, deaths_every=60.0),
         )
         for worker in range(2)
     ]

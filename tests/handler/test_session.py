@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.runtime import Threads
+from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster, read_cluster
 from tfpreempt.core.events import Commit, Event, Exit, Notice, Outcome
@@ -27,9 +28,8 @@ from tfpreempt.errors import (
     UsageError,
 )
 from tfpreempt.handler import process_end, session
-from tfpreempt.handler.exit import ExitPath
+from tfpreempt.handler.exit import tell_peers
 from tfpreempt.handler.interrupts import held_back
-from tfpreempt.handler.members import Members
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -45,6 +45,7 @@ class FakeMember:
     directory = "/nowhere"
     is_closed = False
     is_armed = True
+    left_at: int | None = None
 
     def __init__(self, token: str = "token") -> None:
         self.token = token
@@ -55,6 +56,10 @@ class FakeMember:
 
     @property
     def commits(self) -> FakeMember:
+        return self
+
+    @property
+    def saver(self) -> FakeMember:
         return self
 
     @property
@@ -88,6 +93,9 @@ class FakeMember:
     def record(self, event: Event) -> None:
         self.events.append(event)
 
+    def record_exit(self, outcome: Outcome, why: str = "") -> None:
+        self.record(Exit(outcome=outcome, code=None, step=self.step, detail=why))
+
     def start(self) -> None:
         """As its watcher: hears nothing."""
 
@@ -101,7 +109,13 @@ class FakeMember:
         self.calls.append("finish mirror")
         return self.is_mirrored
 
-    def leave(self, committed: bool, mirrored: bool = True) -> None:
+    @property
+    def config(self) -> FakeMember:
+        return self
+
+    def leave(
+        self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
+    ) -> None:
         self.calls.append(f"leave {committed} {mirrored}")
 
     def close(self) -> None:
@@ -113,7 +127,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Session]:
     """The session of a process that was just started; forgotten afterwards."""
     monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
     with session.new_process():
-        made = session.session_for(LOCAL, MemoryStore, 5.0)
+        made = session.find_session(None, 5.0)
         yield made
         made.come_back()
 
@@ -145,15 +159,15 @@ def boundary(current: session.Session) -> None:
 
 def test_one_session_a_process(current: session.Session) -> None:
     """All handlers share it; the shortest time-out holds; one cluster only."""
-    assert session.session_for(LOCAL, MemoryStore, 3.0) is current
+    assert session.find_session(None, 3.0) is current
     assert current.coordinator.deadlines.save_timeout == 3.0
     assert [current.next_prefix() for _ in range(2)] == [
         "tfpreempt/0/start/1",
         "tfpreempt/0/start/2",
     ]
-    other = Cluster(worker=1, jobs=(("worker", 2),))
+    other = Resolver({"worker": ["a", "b"]}, ("worker", 1))
     with pytest.raises(UsageError, match="one process can belong to one cluster"):
-        session.session_for(other, MemoryStore, 3.0)
+        session.find_session(other, 3.0)
 
 
 def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> None:
@@ -191,7 +205,7 @@ def test_no_boundary_before_the_deadline(current: session.Session) -> None:
     """D.1: the process leaves from another thread; no boundary is needed."""
     member = FakeMember()
     there = threading.Event()
-    member.leave = lambda committed: there.set()  # type: ignore[method-assign]
+    member.leave = lambda *args: there.set()  # type: ignore[method-assign]
     current.open(member)
     boundary(current)
     notify(current, grace=0.3)
@@ -252,7 +266,7 @@ class Pressed(FakeMember):
         return super().stage(name)
 
 
-def leave(committed: bool, mirrored: bool = True) -> None:
+def leave(committed: bool, cluster: Cluster, *, mirrored: bool = True) -> None:
     sys.exit(143)
 
 
@@ -403,25 +417,19 @@ def test_an_exit_from_another_thread_ends_the_process(
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
 
 
-def test_an_end_that_is_not_saved_is_no_success() -> None:
+def test_an_end_that_is_not_saved_is_no_success(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where the end of the interpreter has to close the handler."""
-
-    def close(member: object, limit: float) -> None:
-        raise SaveError("the disk is full")
-
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr(session, "on_interpreter_end", ends.append)
     pid = os.fork()
     if pid == 0:
-        member = FakeMember()
-        members = Members()
-        members.add(member)
-        way_out = ExitPath(
-            LOCAL,
-            members,
-            left=lambda: 0.0,
-            linger=lambda: 0.0,
-            is_noticed=lambda: False,
-        )
-        way_out.at_exit(lambda error: None, close, LIMIT)
+        with session.new_process():
+            member = FakeMember()
+            member.error = SaveError("the disk is full")
+            session.find_session(None, 5.0).open(member)
+            ends[0]()
         os._exit(97)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
@@ -467,11 +475,27 @@ def test_an_exit_that_was_caught_ends_nothing() -> None:
     assert forked(program) == 99
 
 
-@pytest.mark.parametrize(("way", "code"), [("pass", 99), ("raise", 7)])
-def test_who_serves_on_after_a_caught_exit_is_left_alone(way: str, code: int) -> None:
+@pytest.mark.parametrize("is_function", [False, True])
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [
+        ("try: raise exit\nexcept SystemExit: pass", 99),
+        ("with contextlib.suppress(SystemExit): raise exit", 99),
+        ("try: raise exit\nexcept SystemExit: raise", 7),
+        ("try: raise exit\nexcept OSError: pass", 7),
+        ("try: raise exit\nfinally: print()", 7),
+        ("with contextlib.nullcontext(): raise exit", 7),
+    ],
+)
+def test_who_serves_on_after_a_caught_exit_is_left_alone(
+    is_function: bool, way: str, code: int
+) -> None:
     """Main has ended, and Python waits for a thread: for good only if it is to."""
+    if is_function:
+        way = textwrap.indent(way, "    ")
+        way = f"def main():\n{way}\nmain()"
     program = (
-        "import os, threading, time\n"
+        "import contextlib, os, threading, time\n"
         "from tfpreempt.handler.process_end import LastExit\n"
         "exit = SystemExit(7)\n"
         "LastExit(exit, 0.3)\n"
@@ -480,10 +504,7 @@ def test_who_serves_on_after_a_caught_exit_is_left_alone(way: str, code: int) ->
         "    watching.join()\n"
         "    os._exit(99)\n"
         "threading.Thread(target=serve).start()\n"
-        "try:\n"
-        "    raise exit\n"
-        "except SystemExit:\n"
-        f"    {way}\n"
+        f"{way}\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT
@@ -560,20 +581,12 @@ def test_the_first_failure_is_named_by_all() -> None:
     sent: list[tuple[str, int | None]] = []
     notes: list[list[str]] = []
     for worker, error in enumerate([ValueError("a bad batch"), OSError("no peer")]):
-        cluster = Cluster(worker=worker, jobs=(("worker", 2),))
-        runtime = Threads(store, SystemClock(), lambda gone: None)
-        way_out = ExitPath(
-            cluster,
-            list,
-            left=lambda: 0.0,
-            linger=lambda: 0.0,
-            is_noticed=lambda: False,
-        )
+        runtime = Runtime(store, SystemClock(), lambda gone: None)
 
         def send(message: str, code: int | None) -> None:
             sent.append((message, code))
 
-        way_out.report(runtime, "failure", error, send)
+        tell_peers(worker, runtime, "failure", error, send)
         notes.append(getattr(error, "__notes__", []))
     assert sent[0] == ("worker 0 raised ValueError: a bad batch", None)
     assert notes == [[], ["worker 0 failed first: ValueError: a bad batch"]]

@@ -71,7 +71,7 @@ def fails_by_itself(cell: Cell) -> bool:
 
 def pairwise(every: Sequence[Cell]) -> list[Cell]:
     """A few cells that hold every pair of values; always the same ones."""
-    uncovered = set().union(*map(pairs, every))
+    uncovered = frozenset().union(*map(pairs, every))
     chosen: list[Cell] = []
 
     def worth(cell: Cell) -> tuple[int, ...]:
@@ -85,11 +85,13 @@ def pairwise(every: Sequence[Cell]) -> list[Cell]:
     return sorted(chosen, key=every.index)
 
 
-def pairs(cell: Cell) -> set[Any]:
+@functools.cache
+def pairs(cell: Cell) -> frozenset[Any]:
     """Any two of its values."""
-    return set(itertools.combinations(dataclasses.asdict(cell).items(), 2))
+    return frozenset(itertools.combinations(dataclasses.asdict(cell).items(), 2))
 
 
+@functools.cache
 def _undisturbed(cell: Cell) -> Cell:
     """What it is compared with."""
     return dataclasses.replace(cell, interruption="none")

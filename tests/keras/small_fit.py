@@ -22,8 +22,8 @@ import tensorflow as tf
 from tests.handler.program import Button
 from tfpreempt import TerminationConfig
 from tfpreempt.handler import session
-from tfpreempt.keras import PreemptionCallback, callback
-from tfpreempt.keras.fit import earlier_fits
+from tfpreempt.keras import PreemptionCallback
+from tfpreempt.keras.callback import new_process
 
 T = TypeVar("T")
 
@@ -60,15 +60,9 @@ class Machine:
 
     # --- starts ----------------------------------------------------------------------
 
-    def abandon(self) -> None:
-        """The fits that were interrupted are over."""
-        while callback._running:
-            callback._running.pop().abandon()
-
     def start(self, seed: int | None = 7) -> None:
         """A new process begins."""
-        self.abandon()
-        earlier_fits._histories.clear()
+        new_process()
         self.keras.backend.clear_session(*([False] if self.line == "keras" else []))
         if seed is not None:
             self.keras.utils.set_random_seed(seed)
@@ -200,7 +194,7 @@ def machine(line: str) -> Iterator[Machine]:
         at_end.callback(shutil.rmtree, directory, ignore_errors=True)
         if not was_enabled:
             at_end.callback(legacy.disable_tf_random_generator)
-        at_end.callback(made.abandon)
+        at_end.callback(new_process)
         yield made
 
 

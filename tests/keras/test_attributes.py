@@ -59,7 +59,8 @@ def test_data_are_not_kept(data: Any, caplog: pytest.LogCaptureFixture) -> None:
     attributes = Attributes(model)
     model.data[0], model.steps = 1, 1
     [entry] = attributes.capture().header
-    assert (entry["key"], caplog.messages) == ("steps", [])
+    assert "steps" in entry
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("data", [MANY, LARGE])

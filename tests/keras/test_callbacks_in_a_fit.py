@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("summaries")]
 tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES, callbacks_of, looks, travelled  # noqa: E402
-from tfpreempt.keras.callbacks import check, state  # noqa: E402
-from tfpreempt.keras.callbacks.state import CallbackStates  # noqa: E402
+from tfpreempt.keras.callbacks import others, state  # noqa: E402
+from tfpreempt.keras.record import Encoded  # noqa: E402
 
 EPOCHS, BATCHES = 6, 4
 PLACE = (3, 2)  # epoch and batch of the capture
@@ -30,8 +30,8 @@ class Taken:
     """What a commit would hold."""
 
     values: list[Any]  # of all variables at the beginning of the epoch
-    states: CallbackStates
-    files: CallbackStates
+    states: Encoded
+    files: Encoded
     looks: list[Any]
 
 
@@ -179,4 +179,4 @@ def test_a_fresh_fit_goes_on_as_the_old_one(line, tmp_path):
     late = [row for row in scalars(old) if is_late(*row[:2])]
     assert {"batch_loss", "epoch_loss"} <= {row[0] for row in late}
     assert scalars(new) == late
-    assert check.unsupported(callbacks) == []
+    assert others.unsupported(callbacks) == []

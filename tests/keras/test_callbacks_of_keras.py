@@ -11,7 +11,7 @@ pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES, callbacks_of, looks, travelled  # noqa: E402
-from tfpreempt.keras.callbacks import check, state  # noqa: E402
+from tfpreempt.keras.callbacks import others, state  # noqa: E402
 
 
 def keras_model(line):
@@ -75,7 +75,7 @@ def test_stateless_callbacks_leave_nothing(line, caplog):
         kinds.BackupAndRestore("somewhere"),
         kinds.LearningRateScheduler(print),
     ]
-    assert check.unsupported(callbacks) == []
+    assert others.unsupported(callbacks) == []
     states = state.capture(callbacks)
     assert states.header == {}
     state.restore([kinds.History()], states)
@@ -98,7 +98,7 @@ def test_of_a_users_callback_only_what_it_adds_is_named(line):
         callback.set_params({"epochs": 1})
         callback.set_model(None)
         callback.on_train_begin()
-    (text,) = check.unsupported([mine, stopping])
+    (text,) = others.unsupported([mine, stopping])
     assert text.endswith("Stopping (stops)")
 
 

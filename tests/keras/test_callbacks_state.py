@@ -13,7 +13,7 @@ import pytest
 from tests.keras.both_lines import travelled
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import State
-from tfpreempt.keras.callbacks import check, state
+from tfpreempt.keras.callbacks import others, state
 
 
 class Callback:
@@ -185,7 +185,7 @@ def net(variables=()):
     ],
 )
 def test_callbacks_that_lose_nothing(values):
-    assert check.unsupported([Counting(**values)]) == []
+    assert others.unsupported([Counting(**values)]) == []
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_callbacks_that_lose_nothing(values):
     ],
 )
 def test_callbacks_that_lose_something_are_named(values, named):
-    (text,) = check.unsupported([Callback(), Counting(**values)])
+    (text,) = others.unsupported([Callback(), Counting(**values)])
     assert text.startswith(f"{__name__}.Counting (")
     assert named in text
 
@@ -205,7 +205,7 @@ def test_callbacks_that_lose_something_are_named(values, named):
 def test_the_model_itself_is_nothing_to_lose():
     callback = Counting(net=net())
     callback._model = callback.net
-    assert check.unsupported([callback]) == []
+    assert others.unsupported([callback]) == []
 
 
 def test_of_a_subclass_only_what_it_adds_is_named():
@@ -214,7 +214,7 @@ def test_of_a_subclass_only_what_it_adds_is_named():
             super().__init__("x.keras")
             self.saves = 0
 
-    (text,) = check.unsupported([ModelCheckpoint("y"), Mine()])
+    (text,) = others.unsupported([ModelCheckpoint("y"), Mine()])
     assert text.endswith("Mine (saves)")
 
 
@@ -222,7 +222,7 @@ def test_a_callback_without_attributes_at_all():
     class Slotted:
         __slots__ = ()
 
-    assert check.unsupported([Slotted()]) == []
+    assert others.unsupported([Slotted()]) == []
     assert state.capture([Slotted()]).header == {}
 
 
@@ -245,7 +245,7 @@ def test_checkpoints_in_our_directory_are_refused(tmp_path, name):
     (tmp_path / "link").symlink_to(ours)
     theirs = str(tmp_path / name)
     with pytest.raises(errors.ConfigurationError) as caught:
-        check.conflicts([ModelCheckpoint(theirs)], f"{ours}{os.sep}")
+        others.conflicts([ModelCheckpoint(theirs)], f"{ours}{os.sep}")
     assert repr(theirs) in str(caught.value)
     assert repr(f"{ours}{os.sep}") in str(caught.value)
     assert "a directory of its own" in str(caught.value)
@@ -254,28 +254,28 @@ def test_checkpoints_in_our_directory_are_refused(tmp_path, name):
 @pytest.mark.parametrize("name", ["m.keras", "ours-{epoch}/m.keras", "{epoch}/m", "o"])
 def test_checkpoints_elsewhere_are_fine(tmp_path, name):
     callbacks = [ModelCheckpoint(str(tmp_path / name)), Callback()]
-    check.conflicts(callbacks, tmp_path / "ours")
+    others.conflicts(callbacks, tmp_path / "ours")
 
 
 def test_remote_directories_are_compared_too():
-    check.conflicts([ModelCheckpoint("gs://b/theirs/m")], "gs://b/ours")
+    others.conflicts([ModelCheckpoint("gs://b/theirs/m")], "gs://b/ours")
     with pytest.raises(errors.ConfigurationError, match="'gs://b/ours/m'"):
-        check.conflicts([ModelCheckpoint("gs://b/ours/m")], "gs://b/ours")
+        others.conflicts([ModelCheckpoint("gs://b/ours/m")], "gs://b/ours")
 
 
 def test_a_backup_directory_that_is_deleted_must_not_hold_ours(tmp_path):
-    check.conflicts([BackupAndRestore(tmp_path / "b")], tmp_path / "ours")
+    others.conflicts([BackupAndRestore(tmp_path / "b")], tmp_path / "ours")
     for place in (tmp_path, tmp_path / "ours", tmp_path / "ours" / "b"):
         with pytest.raises(errors.ConfigurationError, match="backup_dir="):
-            check.conflicts([BackupAndRestore(place)], tmp_path / "ours")
+            others.conflicts([BackupAndRestore(place)], tmp_path / "ours")
 
 
-def test_backup_and_restore_is_named_and_left_alone(caplog):
+def test_backup_and_restore_is_named_and_left_alone(tmp_path, caplog):
     callbacks = [Callback(), BackupAndRestore("theirs")]
     with caplog.at_level(logging.WARNING):
-        check.warn_of_backup(callbacks)
+        others.conflicts(callbacks, tmp_path)
     (record,) = caplog.records
     assert "keras.BackupAndRestore (backup_dir='theirs')" in record.getMessage()
     assert "Remove it" in record.getMessage()
-    assert check.unsupported(callbacks) == []
+    assert others.unsupported(callbacks) == []
     assert state.capture(callbacks).header == {}

@@ -26,7 +26,7 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
     values,
 )
-from tfpreempt.keras.fit.snapshot import OwnState  # noqa: E402
+from tfpreempt.keras.record import Record  # noqa: E402
 
 CUTS = [("begin", 1, 3), ("test", 1, 1), ("end", 2, 1)]
 HELD_OUT = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": BATCH}
@@ -514,6 +514,14 @@ def test_data_that_shuffle_themselves_without_a_seed_are_named(
     assert "change between epochs" not in caplog.text
 
 
+def without_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the commit was made by another number of workers."""
+    load = Record.load
+    monkeypatch.setattr(
+        Record, "load", lambda self, file: None if self.per_worker else load(self, file)
+    )
+
+
 @pytest.mark.parametrize("line", ["tf_keras"])  # Keras 3 makes them with the others
 def test_metrics_of_the_validation_are_made_on_workers_without_a_part(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
@@ -556,7 +564,7 @@ def test_metrics_of_the_validation_are_made_on_workers_without_a_part(
     on.start()
     with pytest.raises(SystemExit):
         program()
-    monkeypatch.setattr(OwnState, "load", lambda self, fileobj: None)
+    without_a_part(monkeypatch)
     on.start()
     assert program() == expected
 
@@ -580,7 +588,7 @@ def test_no_batch_comes_twice_to_workers_without_a_part(
     on.cuts = [("test", 0, 0)]
     with pytest.raises(SystemExit):
         program()
-    monkeypatch.setattr(OwnState, "load", lambda self, fileobj: None)
+    without_a_part(monkeypatch)
     on.start()
     program()
     trained = [row for epoch in (0, 1) for [row] in seen.epochs[epoch]]

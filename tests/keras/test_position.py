@@ -10,6 +10,7 @@ import functools
 import itertools
 import logging
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -222,6 +223,35 @@ def test_unseeded_and_repeated_every_sample_once(on: Machine, line: str) -> None
     order = list(itertools.chain(*itertools.chain(*found)))
     for first in range(0, len(order) - SAMPLES + 1, SAMPLES):
         assert sorted(order[first : first + SAMPLES]) == list(range(SAMPLES))
+
+
+# --- what it takes -------------------------------------------------------------------
+
+
+@LINES
+def test_a_commit_holds_a_large_position_once(on: Machine, line: str) -> None:
+    """A shuffle may fill half of the memory; another copy would end the process."""
+    count, width = 32, 1 << 18  # 32 MiB, beside which all else is small
+    draw = lambda value: tf.random.stateless_uniform([width], tf.stack([value, value]))  # noqa: E731
+    data = numbers(0, 2 * count).map(draw).shuffle(count, seed=3).batch(2)
+    highest: list[int] = []
+
+    def before_the_save(batch: int, logs: Any = None) -> None:
+        if batch == 3:
+            tracemalloc.start()
+
+    def after_it(batch: int, logs: Any = None) -> None:
+        if batch == 3:
+            highest.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+
+    watch = {"on_train_batch_begin": before_the_save, "on_train_batch_end": after_it}
+    ours = on.preemption(save_freq=3)
+    on.start()
+    model = Seen().model(on)
+    model.fit(data, epochs=1, verbose=0, callbacks=[on.callback(**watch), ours])
+    size = 4 * count * width  # float32
+    assert size < highest[0] < 1.5 * size
 
 
 # --- what cannot be exact is said ----------------------------------------------------

@@ -11,8 +11,8 @@ from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.gce import TOPICS, GceWatch
 from tfpreempt.notice.source import NoticeSource
+from tfpreempt.testing._server import FakeServer
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
-from tfpreempt.testing.metadata._server import FakeServer
 
 UPCOMING = "instance/upcoming-maintenance"
 STOP = "instance/shutdown-details/stop-state"
@@ -70,12 +70,7 @@ class GceRig(ServerRig):
         self.fake: FakeGce = FakeGce(longest_hang=HANG)
 
     def make(self) -> NoticeSource:
-        watch = GceWatch(
-            url=self.fake.url,
-            wait=self.clock.wait,
-            clock=self.clock,
-            jitter=lambda: 0.0,
-        )
+        watch = GceWatch(url=self.fake.url, wait=self.clock.wait, clock=self.clock)
         return watch.source(self.topic)
 
     def give(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.notice.rigs import CallableRig
 from tfpreempt import errors
+from tfpreempt.notice import polling
 from tfpreempt.notice.callable import CallableSource
 
 
@@ -65,14 +66,17 @@ def test_what_has_no_name_can_be_polled() -> None:
     assert source.name == "callable:partial"
 
 
-def test_a_hung_call_leaves_other_sources_alive() -> None:
+def test_a_hung_call_leaves_other_sources_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(polling, "CLOSE_LIMIT_SECONDS", 0.05)
     entered, release = threading.Event(), threading.Event()
 
     def hang() -> bool:
         entered.set()
         return release.wait(10.0)
 
-    hung = CallableSource(hang, close_limit=0.05)
+    hung = CallableSource(hang)
     heard: list[str] = []
     hung.start(heard.append)
     assert entered.wait(10.0)

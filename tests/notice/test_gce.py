@@ -14,9 +14,9 @@ from tests.notice.rigs import wait_until
 from tests.notice.server_rigs import STOP, UPCOMING, Heard, is_hanging, quiet_gce
 from tfpreempt import errors
 from tfpreempt.notice.gce import GceWatch, is_excluded, metadata_url
+from tfpreempt.testing._server import FakeServer
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeGce, Reply, Request
-from tfpreempt.testing.metadata._server import FakeServer
 
 PENDING = {"maintenance_status": "PENDING", "maintenance_type": "SCHEDULED"}
 

@@ -145,9 +145,11 @@ def test_pauses_after_failures_are_short_at_first_and_spread(
 
     with FakeGce() as fake, caplog.at_level(logging.WARNING):
         fake.fail(100)
-        watch = GceWatch(url=fake.url, wait=wait, jitter=lambda: 0.5)
+        watch = GceWatch(url=fake.url, wait=wait)
         with Heard(watch, ("preempted",)):
             assert enough.wait(10.0)
-    assert pauses[:3] == pytest.approx([0.075, 0.15, 0.3])
-    assert pauses[-2:] == pytest.approx([1.5, 1.5])
+    longest = [0.1, 0.2, 0.4, 0.8, 1.6, *[2.0] * 6]
+    for pause, most in zip(pauses, longest, strict=True):
+        assert most / 2 <= pause <= most
+    assert pauses[-1] != pauses[-2]
     assert len(caplog.records) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -12,70 +12,62 @@ import pytest
 from tests.notice.rigs import wait_until
 from tests.notice.server_rigs import Heard, hurry, is_hanging, quiet_gce
 from tfpreempt import errors
-from tfpreempt.core.clock import SystemClock
-from tfpreempt.notice import azure
-from tfpreempt.notice.azure import AzurePoller
-from tfpreempt.notice.gce import TOPICS, GcePoller, GceWatch
-from tfpreempt.notice.metadata import (
-    BODY_BYTES,
-    REQUEST_SECONDS,
-    Answer,
-    MetadataSession,
-)
+from tfpreempt.notice.azure import AzureWatch
+from tfpreempt.notice.gce import GceWatch
+from tfpreempt.notice.metadata import Answer, MetadataSession
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeGce, Reply, Request
 
 
-class Recorder(MetadataSession):
+class Recorder:
     """Answers from a list, without a server; keeps targets and time limits."""
 
     def __init__(self, *answers: Answer | errors.NoticeError) -> None:
-        super().__init__("http://127.0.0.1:9")
         self.asked: list[tuple[str, float]] = []
         self._answers = iter(answers)
 
-    def request(
-        self,
-        target: str,
-        *,
-        method: str = "GET",
-        headers: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        seconds: float = REQUEST_SECONDS,
-        body_bytes: int = BODY_BYTES,
-    ) -> Answer:
+    def request(self, target: str, *, seconds: float, **options: object) -> Answer:
         self.asked.append((target, seconds))
         answer = next(self._answers)
         if isinstance(answer, errors.NoticeError):
             raise answer
         return answer
 
+    def is_asked_in_place_of_servers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(MetadataSession, "request", self.request)
 
-def test_a_hanging_get_may_last_a_little_longer_than_the_server_is_told() -> None:
+
+def test_a_hanging_get_may_last_a_little_longer_than_the_server_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     headers = {"metadata-flavor": "Google", "etag": "1"}
-    answer = Answer(status=200, headers=headers, body=b'"FALSE"')
-    session = Recorder(answer, answer)
-    topics = {"preempted": TOPICS["preempted"]}
-    poller = GcePoller(session, topics, SystemClock(), None)
+    answer = Answer(url="", status=200, headers=headers, body=b'"FALSE"')
+    recorder = Recorder(answer, answer)
+    recorder.is_asked_in_place_of_servers(monkeypatch)
+    poller = GceWatch(["preempted"]).poller()
     for _ in range(2):
         poller.poll(lambda topic, told: None)
-    (_, plain), (target, hanging) = session.asked
+    (_, plain), (target, hanging) = recorder.asked
     assert plain == 3
     assert parse_qs(urlsplit(target).query)["timeout_sec"] == ["60"]
     assert hanging == 70
 
 
-def test_only_the_first_look_at_azures_events_may_take_minutes() -> None:
+def test_only_the_first_look_at_azures_events_may_take_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The service is turned on by it."""
     late = errors.NoticeError("its answer was not complete in time")
-    document = Answer(status=200, headers={}, body=json.dumps({"Events": []}).encode())
-    session = Recorder(late, document, document)
-    poller = AzurePoller(session, azure.KINDS, "trainer_0", SystemClock(), 1.0)
+    body = json.dumps({"Events": []}).encode()
+    document = Answer(url="", status=200, headers={}, body=body)
+    recorder = Recorder(late, document, document)
+    recorder.is_asked_in_place_of_servers(monkeypatch)
+    poller = AzureWatch(vm_name="trainer_0").poller()
     with pytest.raises(errors.NoticeError):
         poller.poll(lambda topic, told: None)
     for _ in range(2):
         poller.poll(lambda topic, told: None)
-    assert [seconds for _, seconds in session.asked] == [150, 150, 10]
+    assert [seconds for _, seconds in recorder.asked] == [150, 150, 10]
 
 
 @pytest.fixture

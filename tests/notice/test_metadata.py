@@ -39,7 +39,7 @@ def connections() -> int:
 
 def test_an_answer_has_status_headers_and_body(session: MetadataSession) -> None:
     answer = session.request(NAME, headers=FLAVOR)
-    assert (answer.status, answer.json("")) == (200, "trainer-0")
+    assert (answer.status, answer.json()) == (200, "trainer-0")
     assert answer.headers["metadata-flavor"] == "Google"
     assert answer.text() == '"trainer-0"'
 

@@ -162,6 +162,15 @@ def test_after_a_failure_the_next_source_tries_anew(key: Key) -> None:
     assert len(key.readers) == 2
 
 
+def test_after_a_failure_who_listened_before_hears_of_the_next_one(key: Key) -> None:
+    heard: list[str] = []
+    NativeKeySource(key.read).start(heard.append)
+    key.come(StoreGoneError("not yet"))
+    NativeKeySource(key.read).start(heard.append)
+    key.come("x")
+    assert heard == ["x", "x"]
+
+
 def test_the_reading_thread_is_a_daemon(key: Key) -> None:
     NativeKeySource(key.read).start(lambda detail: None)
     key.come("x")

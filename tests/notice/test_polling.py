@@ -10,13 +10,8 @@ import numpy as np
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.notice.polling import (
-    CLOSE_LIMIT_SECONDS,
-    PollingSource,
-    Wait,
-    retry_seconds,
-    wait_event,
-)
+from tfpreempt.notice import polling
+from tfpreempt.notice.polling import PollingSource, Wait, retry_seconds
 
 
 class Polled(PollingSource):
@@ -27,10 +22,9 @@ class Polled(PollingSource):
         look: Callable[[], str | None],
         *,
         interval: float = 1.0,
-        wait: Wait = wait_event,
-        close_limit: float = CLOSE_LIMIT_SECONDS,
+        wait: Wait = threading.Event.wait,
     ) -> None:
-        super().__init__("polled", interval, wait, close_limit)
+        super().__init__("polled", interval, wait)
         self._look = look
 
     def look(self) -> str | None:
@@ -144,8 +138,9 @@ def test_not_even_an_exit_ends_it(error: BaseException) -> None:
 
 
 def test_a_call_that_hangs_does_not_hold_up_close(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(polling, "CLOSE_LIMIT_SECONDS", 0.05)
     entered, release = threading.Event(), threading.Event()
     edges: list[str] = []
 
@@ -154,7 +149,7 @@ def test_a_call_that_hangs_does_not_hold_up_close(
         release.wait(10.0)
         return "too late"
 
-    source = Polled(hang, close_limit=0.05)
+    source = Polled(hang)
     source.start(edges.append)
     assert entered.wait(10.0)
     source.close()

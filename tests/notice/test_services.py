@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -13,9 +14,10 @@ import pytest
 from tests.notice.rigs import wait_until
 from tests.notice.server_rigs import QUICK_SECONDS, hurry
 from tfpreempt.notice import aws, azure, gce
-from tfpreempt.notice.polling import Wait, wait_event
+from tfpreempt.notice.polling import Wait
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.platforms import probing
+from tfpreempt.testing._server import FakeServer, Reply, Request
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import (
     KINDS,
@@ -24,7 +26,6 @@ from tfpreempt.testing.metadata import (
     FakeGce,
     HostileServer,
 )
-from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
 
 pytestmark = pytest.mark.slow  # real servers, each with its time-outs
 
@@ -133,7 +134,7 @@ def test_a_page_that_is_always_new_is_one_fault(
 def test_a_redirect_leads_nowhere(cloud: Cloud) -> None:
     with cloud.fake() as elsewhere:
         with HostileServer("redirect", elsewhere=f"{elsewhere.url}/") as hostile:
-            source = cloud.source(hostile.url, wait_event)
+            source = cloud.source(hostile.url, threading.Event.wait)
             source.start(lambda detail: None)
             assert wait_until(lambda: len(hostile.requests) > 1)
             source.close()
@@ -166,7 +167,7 @@ def test_a_time_out_is_told_once_and_survived(
 def test_a_closed_port_holds_nobody_up(cloud: Cloud) -> None:
     with cloud.fake() as fake:
         url = fake.url
-    source = cloud.source(url, wait_event)
+    source = cloud.source(url, threading.Event.wait)
     began = time.monotonic()
     source.start(lambda detail: None)
     source.close()

@@ -189,6 +189,21 @@ def test_after_close_on_another_thread_sigterm_ends_the_process() -> None:
     )
 
 
+def test_on_the_way_out_a_close_on_another_thread_changes_no_exit_code() -> None:
+    run(
+        """
+        from tfpreempt.notice._signal_registry import REGISTRY
+        REGISTRY.leave()
+        thread = threading.Thread(target=source.close)
+        thread.start()
+        thread.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(3)
+        """,
+        expected=3,
+    )
+
+
 def test_an_open_source_does_not_hold_up_the_end() -> None:
     run("sys.exit(3)", expected=3)
 
@@ -351,6 +366,22 @@ def test_a_fork_on_the_way_out_holds_no_reader_back() -> None:
         """
     )
     assert told == {"code": -15}
+
+
+def test_a_child_on_its_way_out_frees_no_reader_of_its_parents() -> None:
+    told = with_children(
+        """
+        from tfpreempt.notice._signal_registry import REGISTRY
+        reader = child()
+        trains = context.Process(target=REGISTRY.leave)
+        trains.start(); trains.join()
+        kill_as_a_stranger(reader.pid, signal.SIGTERM)
+        reader.join(1.5)
+        tell(code=reader.exitcode)
+        reader.kill()
+        """
+    )
+    assert told == {"code": None}
 
 
 def test_a_callback_guards_against_the_signals_of_its_config() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import random
 import threading
 from collections.abc import Callable
 from typing import Unpack
@@ -12,6 +13,7 @@ import pytest
 
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
+from tfpreempt.notice import polling
 from tfpreempt.notice.source import TimedSource
 from tfpreempt.notice.topics import (
     Poller,
@@ -55,7 +57,9 @@ class Watch(TopicWatch):
     def __init__(
         self, make_poller: Callable[[], Poller], **options: Unpack[WatchOptions]
     ) -> None:
-        super().__init__("shared", ("a", "b"), ("a", "b"), **options)
+        super().__init__(
+            "shared", ("a", "b"), ("a", "b"), lambda _: "http://nobody", 1.0, **options
+        )
         self.poller = make_poller  # type: ignore[method-assign]  # a test's own
 
 
@@ -179,7 +183,10 @@ def test_nothing_ends_the_thread_but_its_owner(
     assert caplog.records[0].exc_info
 
 
-def test_what_comes_after_the_last_close_is_not_reported() -> None:
+def test_what_comes_after_the_last_close_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(polling, "CLOSE_LIMIT_SECONDS", 0.05)
     release, entered = threading.Event(), threading.Event()
     heard: list[str] = []
 
@@ -190,7 +197,7 @@ def test_what_comes_after_the_last_close_is_not_reported() -> None:
             report("a", Told("too late"))
             return 0.0
 
-    watch = Watch(Late, close_limit=0.05)
+    watch = Watch(Late)
     source = watch.source("a")
     source.start(heard.append)
     assert entered.wait(10.0)
@@ -228,6 +235,17 @@ def test_starts_and_closes_from_many_threads_leave_nothing() -> None:
 
 
 def test_retries_begin_short_and_have_a_limit() -> None:
-    assert quick_retry_seconds(1, lambda: 0.0) == pytest.approx(0.05)
-    assert quick_retry_seconds(1, lambda: 1.0) == pytest.approx(0.1)
-    assert quick_retry_seconds(10**9, lambda: 1.0) == 2.0
+    for failures, longest in ((1, 0.1), (2, 0.2), (10**9, 2.0)):
+        pauses = {quick_retry_seconds(failures) for _ in range(100)}
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+
+
+def test_a_failure_draws_from_no_generator_of_the_programs() -> None:
+    """A program that goes on from a commit would draw other numbers than before."""
+    before = random.getstate()
+    bench = Bench()
+    source = bench.watch.source("a")
+    source.start(bench.heard.append)
+    bench.say(errors.NoticeError("gone"))
+    source.close()
+    assert random.getstate() == before

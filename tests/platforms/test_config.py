@@ -269,6 +269,20 @@ def test_nothing_can_be_set_afterwards(name: str) -> None:
         setattr(TerminationConfig(), name, None)
 
 
+def test_a_platform_of_ones_own_counts_what_it_likes() -> None:
+    class Counting(TerminationConfig):
+        asked = 0
+
+        def watched_sources(self) -> tuple[WatchedSource, ...]:
+            self.asked += 1
+            return super().watched_sources()
+
+    config = Counting()
+    for _ in range(2):
+        config.watched_sources()
+    assert config.asked == 2
+
+
 def test_positional_arguments_are_those_of_tensorflow() -> None:
     def leave() -> None: ...
 
@@ -316,7 +330,7 @@ def test_repr_never_raises() -> None:
 
 
 def test_a_code_of_a_loss_that_says_nothing_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="uncommitted_exit_code is 42, which"):
+    with pytest.raises(ConfigurationError, match="uncommitted_exit_code is 42; expec"):
         BorgTerminationConfig(uncommitted_exit_code=42)
     GenericTerminationConfig(uncommitted_exit_code=42)
     BorgTerminationConfig(exit_fn=lambda: None, uncommitted_exit_code=42)

@@ -13,6 +13,7 @@ from tests.notice.rigs import wait_until
 from tfpreempt.platforms import probing
 from tfpreempt.platforms.detect import detect_platform
 from tfpreempt.platforms.probing import Probe
+from tfpreempt.testing._server import FakeServer, Reply, Request
 from tfpreempt.testing.metadata import (
     KINDS,
     FakeAws,
@@ -20,7 +21,6 @@ from tfpreempt.testing.metadata import (
     FakeGce,
     HostileServer,
 )
-from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
 
 
 def test_the_limit_is_at_most_300_ms() -> None:
@@ -141,19 +141,21 @@ def test_the_end_of_an_ipv6_address_is_no_port(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("fake_type", "probe", "forbids"),
+    ("fake_type", "name", "forbids"),
     [
-        (FakeGce, probing.probe_gce, {"NO_GCE_CHECK": "true"}),
-        (FakeAws, probing.probe_aws, {"AWS_EC2_METADATA_DISABLED": "true"}),
+        (FakeGce, "gce", {"NO_GCE_CHECK": "true"}),
+        (FakeAws, "aws", {"AWS_EC2_METADATA_DISABLED": "true"}),
     ],
 )
 def test_a_variable_can_forbid_to_ask(
-    fake_type: type[FakeGce | FakeAws], probe: Probe, forbids: dict[str, str]
+    fake_type: type[FakeGce | FakeAws], name: str, forbids: dict[str, str]
 ) -> None:
+    probes = {name: probing.PROBES[name]}
     with fake_type() as fake:
-        assert probe(fake.environment(), 5.0) is not None
+        assert probing.probe_all(probes, fake.environment(), 5.0) is not None
         asked = len(fake.requests)
-        assert probe({**fake.environment(), **forbids}, 5.0) is None
+        environment = {**fake.environment(), **forbids}
+        assert probing.probe_all(probes, environment, 5.0) is None
         assert len(fake.requests) == asked
 
 

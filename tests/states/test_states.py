@@ -42,8 +42,6 @@ def directory(tmp_path, monkeypatch):
 def restart(monkeypatch, number=None):
     """Forgets what this process knows, as a new one would."""
     monkeypatch.setattr(registered, "_alone", {})
-    monkeypatch.setattr(registered, "_loaders", {})
-    monkeypatch.setattr(registered, "_copies", {})
     if number is not None:
         monkeypatch.setenv("TFPREEMPT_NUM_RESTARTS", str(number))
 
@@ -106,6 +104,17 @@ def test_a_missing_or_an_empty_directory_is_false(directory, caplog):
     directory.mkdir()
     assert not tfpreempt.load_state(words)
     assert (words.text, warnings(caplog)) == ("one", [])
+
+
+def test_a_url_that_lost_a_slash_is_no_directory(directory, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", "gs:/bucket/run")
+    words = Words("words")
+    for _ in range(2):
+        with pytest.raises(errors.ConfigurationError, match="pass a URL as the str"):
+            tfpreempt.save_all_states()
+    assert os.listdir(tmp_path) == []
+    del words
 
 
 def test_a_state_that_the_commit_lacks(directory, caplog):

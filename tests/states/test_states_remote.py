@@ -31,6 +31,11 @@ pytestmark = pytest.mark.timeout(60)
 LIMIT = 20.0
 
 
+def copies_here():
+    (alone,) = registered._alone.values()
+    return alone._copies
+
+
 class Place:
     """What outlives a process: a directory, and a store."""
 
@@ -42,12 +47,11 @@ class Place:
     def restart(self):
         """Forgets what this process knows, as a new one would."""
         self.stop()
-        for name in ("_alone", "_loaders", "_copies"):
-            self._monkeypatch.setattr(registered, name, {})
+        self._monkeypatch.setattr(registered, "_alone", {})
 
     def stop(self):
-        for each in registered._copies.values():
-            each._mirror.close()
+        for each in registered._alone.values():
+            each._copies._mirror.close()
 
     def lose_disk(self):
         shutil.rmtree(self.directory)
@@ -65,7 +69,7 @@ class Place:
         """What a handler's journal would be told."""
 
     def wait(self):
-        (found,) = registered._copies.values()
+        found = copies_here()
         assert found._mirror.wait(LIMIT)
 
     def break_store(self):
@@ -180,10 +184,10 @@ def test_faults_never_reach_the_loop(place, words, caplog):
     place.break_store()
     for number in range(4):
         place.save(words, str(number))
-    (found,) = registered._copies.values()
+    found = copies_here()
     assert not found._mirror.wait(0.05)
     assert len(said(caplog, "training goes on")) == 1
-    found._seconds = 0.05
+    found.seconds = 0.05
     found._end()
     (text,) = said(caplog, "was not whole when the time was up")
     assert "503 from the bucket" in text
@@ -192,8 +196,8 @@ def test_faults_never_reach_the_loop(place, words, caplog):
 
 def test_the_end_waits_for_the_copy(place, words):
     place.save(words, "one")
-    (found,) = registered._copies.values()
-    found._seconds = LIMIT
+    found = copies_here()
+    found.seconds = LIMIT
     found._end()
     assert place.copied() == [1]
     assert not found._mirror.is_open
@@ -201,7 +205,7 @@ def test_the_end_waits_for_the_copy(place, words):
 
 def test_a_forked_child_waits_for_nothing(place, words):
     place.save(words, "one")
-    (found,) = registered._copies.values()
+    found = copies_here()
     found._process += 1
     found._end()
     assert found._mirror.is_open
@@ -246,10 +250,10 @@ def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
         def save(self, member):
             return "its own"
 
-    monkeypatch.setattr(session, "current", Session)
+    monkeypatch.setattr(registered, "session", SimpleNamespace(current=Session))
     assert tfpreempt.load_state(words)
     assert tfpreempt.save_all_states() == "its own"
-    assert registered._copies == {}
+    assert registered._alone == {}
     assert place.store.operations == []
 
 
@@ -278,7 +282,7 @@ def test_a_directory_that_is_a_url(place, words, monkeypatch):
 
 def worker(place, index, directory):
     cluster = Cluster(worker=index, jobs=(("worker", 3),))
-    loader = StateLoader(str(directory), index, 3)
+    loader = StateLoader(str(directory), cluster)
     made = copies.Copies(place.store, str(directory), cluster, loader.newest)
     return made, loader
 

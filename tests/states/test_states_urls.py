@@ -33,8 +33,7 @@ def url(tmp_path, monkeypatch):
 
 
 def restart(monkeypatch):
-    for name in ("_alone", "_loaders", "_copies"):
-        monkeypatch.setattr(registered, name, {})
+    monkeypatch.setattr(registered, "_alone", {})
 
 
 def load(state):
@@ -61,7 +60,7 @@ def test_states_and_shards_and_back(url, monkeypatch):
     assert len(commits) == 2
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", url + "/")
     assert load(shared) == (True, "three")
-    assert len(registered._loaders) == 1
+    assert len(registered._alone) == 1
 
 
 def test_a_damaged_commit_is_passed_over(url, monkeypatch, caplog):
@@ -97,7 +96,7 @@ def test_a_commit_that_stays_where_it_was_staged_is_not_waited_for(url, caplog):
 
     words = Words("words", "one")
     path = tfpreempt.save_all_states()
-    loader = StateLoader(url, 1, 2, clock=Hasty())
+    loader = StateLoader(url, Cluster(worker=1, jobs=(("worker", 2),)), clock=Hasty())
     loader.expect(path)
     words.text = ""
     assert loader.load(words)
@@ -109,7 +108,7 @@ def test_several_workers(url):
     shared = Words("shared", "a")
     for index in range(2):
         cluster = Cluster(worker=index, jobs=(("worker", 2),))
-        StatesAlone(url, cluster).save()
+        StatesAlone(url, cluster).save(url)
     assert load(shared) == (True, "a")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import http.server
 import io
 import random
@@ -11,6 +12,7 @@ import socket
 import threading
 
 import pytest
+import requests
 
 from tfpreempt import errors
 from tfpreempt.storage import checksum
@@ -62,13 +64,14 @@ def act(store, operation, data):
     if operation == "stat":
         return store.stat("there", timeout=LONG).crc32c == checksum.of_bytes(data)
     if operation == "delete":
-        return store.delete("there", timeout=LONG) and store.stat("there") is None
+        store.delete("there", timeout=LONG)
+        return store.stat("there") is None
     return list(store.list()) == ["there"]
 
 
 def requests_of(operation, data):
     """How many requests an operation makes if nothing fails."""
-    return {"put": 1 if data is SMALL else 2, "delete": 2}.get(operation, 1)
+    return 2 if operation == "put" and data is LARGE else 1
 
 
 CASES = [
@@ -232,8 +235,23 @@ def test_a_stall_in_the_middle_of_a_download_ends_with_the_time(server, store):
         store.get("x", io.BytesIO(), timeout=SHORT)
 
 
+@pytest.fixture
+def let_calls_end():
+    """Waits for the calls of this test that went on after their time."""
+    others = set(threading.enumerate())
+
+    def wait():
+        for thread in set(threading.enumerate()) - others:
+            if thread.name == "tfpreempt-bounded":
+                thread.join(60)
+
+    return wait
+
+
 @LEFT_IN_TIME
-def test_what_arrives_after_the_deadline_is_written_nowhere(server, store):
+def test_what_arrives_after_the_deadline_is_written_nowhere(
+    server, store, let_calls_end
+):
     put(store, "x", LARGE)
     server.cut_download(3 * MIB, stalls=True)
     target = io.BytesIO()
@@ -246,7 +264,7 @@ def test_what_arrives_after_the_deadline_is_written_nowhere(server, store):
 
 
 @LEFT_IN_TIME
-def test_an_upload_that_was_left_ends_with_its_file(server, store):
+def test_an_upload_that_was_left_ends_with_its_file(server, store, let_calls_end):
     class Stalling(io.BytesIO):
         def read(self, size=-1):
             if self.tell() > 3 * MIB:
@@ -262,12 +280,6 @@ def test_an_upload_that_was_left_ends_with_its_file(server, store):
     release.set()
     let_calls_end()
     assert server.names() == []
-
-
-def let_calls_end():
-    for thread in threading.enumerate():
-        if thread.name == "tfpreempt-bounded":
-            thread.join(60)
 
 
 def test_a_server_that_fails_for_too_long_is_reported(server, store):
@@ -287,6 +299,17 @@ def test_nobody_there(monkeypatch):
     assert str(port) in str(caught.value)
     assert re.search(r"failed for \d+\.\d s", str(caught.value))
     assert not caught.value.is_permanent
+
+
+def test_an_answer_that_is_no_http_is_reported(server, store, monkeypatch):
+    """The client tries again after it, and names it when it gives up."""
+
+    def garbled(*args, **kwargs):
+        raise http.client.BadStatusLine("\x15\x03")
+
+    monkeypatch.setattr(requests.Session, "request", garbled)
+    with pytest.raises(errors.CheckpointError, match=r"BadStatusLine.* try again"):
+        store.stat("x", timeout=SHORT)
 
 
 def test_corrupted_bytes_are_noticed(server, store):

@@ -26,7 +26,7 @@ def test_reading_makes_no_directory(tmp_path):
     assert list(store.list()) == []
     assert list(store.folders()) == []
     assert store.stat("x") is None
-    assert store.delete("x") is False
+    store.delete("x")
     with pytest.raises(ObjectMissingError, match="no object 'x'"):
         store.get("x", io.BytesIO())
     assert os.listdir(tmp_path) == []
@@ -74,7 +74,7 @@ def test_links_are_seen_and_not_followed(hostile, name):
     assert list(store.list()) == ["file", "folder", "honest", "loop"]
     assert list(store.list("folder/")) == []
     assert list(store.folders()) == []
-    assert store.delete(name) is False
+    store.delete(name)
     target = io.BytesIO()
     for read in (lambda: store.get(name, target), lambda: store.stat(name)):
         with pytest.raises(errors.CheckpointDamagedError, match="links aren't"):
@@ -126,6 +126,20 @@ def test_what_the_disk_does_not_give_back_may_be_whole(
         passed_over.get("x", io.BytesIO())
     is_damage = isinstance(caught.value, errors.CheckpointDamagedError)
     assert is_damage == (number in UNREADABLE)
+
+
+@pytest.mark.parametrize("number", UNREADABLE)
+def test_a_folder_that_may_not_be_looked_at_is_still_one(tmp_path, monkeypatch, number):
+    """A mirror that this user could list and not enter passed for an empty one."""
+
+    def fail(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    store = LocalStore(str(tmp_path))
+    put(store, "a/x")
+    monkeypatch.setattr(os, "stat", fail)
+    assert list(store.folders()) == ["a"]
+    assert list(store.list()) == ["a/x"]
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")

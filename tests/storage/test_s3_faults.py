@@ -58,7 +58,8 @@ def test_what_passes_by_itself_is_tried_again(server, store, data):
     server.failures = [503]
     assert list(store.list()) == ["x"]
     server.failures = [503]
-    assert store.delete("x")
+    store.delete("x")
+    assert store.stat("x") is None
 
 
 def test_a_server_that_ignores_ranges(server, store, monkeypatch):

@@ -7,7 +7,6 @@ catalog         one value for each checkpoint, wherever it lies; one scan, one o
 claims          who is saving here: what dead writers staged is left over
 collective      the part of a save that all workers do at once
 commit          files made durable, manifest, one rename, and the marker last
-directory_lock  one process of a machine at a time changes what is in a directory
 encoding        Python and NumPy values as JSON and raw bytes, bit for bit
 flat            commits of checkpoints that stay flat
 foreign         checkpoints that somebody else wrote, among ours in a directory
@@ -17,10 +16,11 @@ inspection      what `tfpreempt inspect` and `tfpreempt verify` show of the cata
 iterator_state  positions in tf.data pipelines: states of dataset iterators
 layout          what lies where in a checkpoint directory
 loader          finds and restores a checkpoint on one worker
+locks           one process of a machine at a time, on a file or a directory
 lookup          what lies at the place that a handle names
 manifest        the manifest of a commit: its files, their sizes and checksums
 metadata        what users note about a checkpoint, beside its manifest
-payload         what a checkpoint holds of one worker; the part that TensorFlow writes
+payload         the part of a checkpoint that TensorFlow writes
 per_replica     variables of which each worker saves what its own replicas hold
 pointer         TensorFlow's `checkpoint` state file
 probe           is the checkpoint directory the same storage for every worker?

@@ -12,7 +12,7 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.state import State
@@ -51,7 +51,12 @@ class AtHand:
         self._call(function, args, kwargs)
         for _ in range(_ROUNDS):
             known = len(self._read)
-            self.places = list(self._walk())
+            roots = {path: place.value for path, place in self._roots.items()}
+            found = itertools.islice(reach.walk(roots, _may_hold), _MOST_PLACES)
+            self.places = [
+                each if each.owner is not None else self._roots[each.path]
+                for each in found
+            ]
             for place in self.places:
                 self._read_methods(place.value)
             if len(self._read) == known:
@@ -143,13 +148,6 @@ class AtHand:
                 method = method.fget
             if _is_function(method):
                 self._call(method, (), {})
-
-    def _walk(self) -> Iterator[Place]:
-        """Everything at hand."""
-        roots = {path: place.value for path, place in self._roots.items()}
-        places = reach.walk(roots, _may_hold)
-        for place in itertools.islice(places, _MOST_PLACES):
-            yield place if place.owner is not None else self._roots[place.path]
 
     # --- code ------------------------------------------------------------------------
 

@@ -8,8 +8,11 @@ block, so damage shows. Each data file must be as long as its last tensor needs.
 
 from __future__ import annotations
 
+import io
+import os
 import struct
 from collections.abc import Iterator
+from typing import IO
 
 import google_crc32c
 
@@ -34,7 +37,7 @@ def check(prefix: str) -> None:
             data = file.read()
         shards, ends = _read(data)
         _check_data(prefix, shards, ends)
-    except (OSError, ValueError, IndexError, struct.error) as error:
+    except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
         raise errors.CheckpointDamagedError(
             f"The checkpoint {prefix!r} is not complete: {error}"
         ) from error
@@ -54,14 +57,14 @@ def _read(data: bytes) -> tuple[int, dict[int, int]]:
     """Number of data files, and how long each must be at least."""
     if len(data) < _FOOTER_BYTES:
         raise ValueError(f"the index has {len(data)} bytes, too few for its footer")
-    footer = data[-_FOOTER_BYTES:]
-    if struct.unpack("<Q", footer[-8:])[0] != _MAGIC:
+    if struct.unpack("<Q", data[-8:])[0] != _MAGIC:
         raise ValueError("the index doesn't end with a table's magic number")
-    position = _varint(footer, _varint(footer, 0)[1])[1]  # skips the metaindex handle
+    footer = io.BytesIO(data[-_FOOTER_BYTES:])
+    _varint(footer), _varint(footer)  # where the metaindex is
     shards = 1
     ends: dict[int, int] = {}
-    for _, handle in _block(data, *_handle(footer, position)):
-        for key, value in _block(data, *_handle(handle, 0)):
+    for _, handle in _block(data, footer):
+        for key, value in _block(data, io.BytesIO(handle)):
             fields = _fields(value)
             if key == b"":
                 shards = fields.get(1, 1)
@@ -74,14 +77,9 @@ def _read(data: bytes) -> tuple[int, dict[int, int]]:
     return shards, ends
 
 
-def _handle(data: bytes, position: int) -> tuple[int, int]:
-    offset, position = _varint(data, position)
-    size, _ = _varint(data, position)
-    return offset, size
-
-
-def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of one table block, prefix compression undone."""
+def _block(data: bytes, handle: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of the table block at a handle, prefix compression undone."""
+    offset, size = _varint(handle), _varint(handle)
     end = offset + size
     if end + 5 > len(data):
         raise ValueError("the index is cut short")
@@ -92,45 +90,34 @@ def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]
     if masked != struct.unpack_from("<I", data, end + 1)[0]:
         raise ValueError("a block of the index has another checksum")
     restarts = struct.unpack_from("<I", data, end - 4)[0]
-    end -= 4 * (restarts + 1)
-    key, position = b"", offset
-    while position < end:
-        shared, position = _varint(data, position)
-        fresh, position = _varint(data, position)
-        length, position = _varint(data, position)
-        key = key[:shared] + data[position : position + fresh]
-        position += fresh
-        yield key, data[position : position + length]
-        position += length
+    key, block = b"", io.BytesIO(data[offset:end])
+    while block.tell() < size - 4 * (restarts + 1):
+        shared, fresh, length = _varint(block), _varint(block), _varint(block)
+        key = key[:shared] + block.read(fresh)
+        yield key, block.read(length)
 
 
 def _fields(message: bytes) -> dict[int, int]:
     """The number fields of a protocol buffer message; others are skipped."""
     found: dict[int, int] = {}
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        kind = tag & 7
+    file = io.BytesIO(message)
+    while file.tell() < len(message):
+        number, kind = divmod(_varint(file), 8)
         if kind == 0:
-            found[tag >> 3], position = _varint(message, position)
-        elif kind == 2:
-            length, position = _varint(message, position)
-            position += length
-        elif kind in (1, 5):
-            position += 8 if kind == 1 else 4
+            found[number] = _varint(file)
+        elif kind in (1, 2, 5):
+            file.seek({1: 8, 5: 4}.get(kind) or _varint(file), os.SEEK_CUR)
         else:
             raise ValueError("an entry of the index is not a protocol buffer")
     return found
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(file: IO[bytes]) -> int:
     result = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
+    while shift <= 63:
+        byte = file.read(1)[0]
         result |= (byte & 127) << shift
         if byte < 128:
-            return result, position
+            return result
         shift += 7
-        if shift > 63:
-            raise ValueError("a number in the index is too long")
+    raise ValueError("a number in the index is too long")

@@ -1,27 +1,25 @@
 """Copies of remote checkpoints that all processes of a node share while they read.
 
-    <root>/lock                 held for moments only, whenever anything below changes
-    <root>/<key>.claim          flock: exclusive while the copy is made, shared by every
-                                reader for as long as it reads
+    <root>/<key>.claim          locked by all who read the copy or wait for it, shared;
+                                exclusive by who deletes it
+    <root>/<key>.making         locked by the one who makes the copy
     <root>/<key>.part/          a copy that is being made, or was by a killed process
     <root>/<key>/               a whole copy; appears by a rename
 
 A lock dies with its process, so a killed reader does not count and a killed maker is
 followed by the next one, who goes on where it stopped. Whoever comes or leaves deletes
-the copies that nobody reads. Claims are made and deleted under `lock` only, so nobody
-waits for a file that has another's name.
+the copies that nobody reads. A locked file may be deleted: a lock counts only if the
+file still has its name.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import fcntl
 import hashlib
 import logging
 import os
-import secrets
 import shutil
 import stat
 import tempfile
@@ -30,27 +28,24 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
-import filelock
-
 from tfpreempt import errors
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.locks import acquire, is_at, lock
 from tfpreempt.core.threads import OwnedThread
 
 _log = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "TFPREEMPT_CACHE_DIR"
-_CLAIM, _PART, _GONE = ".claim", ".part", ".gone"
-_LOCK_SECONDS = 60.0  # `lock` is held for renames and for looking around
+_CLAIM, _MAKING, _PART = ".claim", ".making", ".part"
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _PATIENCE = 24 * 3600.0  # who makes a copy gives up by itself when no byte comes
-_POLL = 0.1
-_TRY_AGAIN = 2.0  # who makes a copy may have died; to ask takes `lock`
 _KEEP_PART = 24 * 3600.0  # a copy that a killed process began waits for so long
 
 
-def key_of(*parts: str) -> str:
+def key_of(path: str, token: str) -> str:
     """The name of a copy: equal for all who mean the very same content."""
-    return hashlib.sha256(
-        "\0".join(parts).encode("utf-8", "surrogatepass")
-    ).hexdigest()[:40]
+    content = f"{path}\0{token}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(content).hexdigest()[:40]
 
 
 def default_root() -> str:
@@ -101,156 +96,99 @@ def private_directory(path: str, variable: str = CACHE_VARIABLE) -> str:
     )
 
 
-class Cache:
-    """The copies below one directory.
+@contextlib.contextmanager
+def reading(
+    key: str,
+    make: Callable[[str], None],
+    *,
+    timeout: float | None = None,
+    root: str | None = None,
+) -> Iterator[str]:
+    """A context in which a copy is there.
 
     Args:
-        root: the directory, closed to others; `default_root()` without one.
+        key: the name of the copy, see `key_of`.
+        make: called by one process of all that ask, with a directory that it fills, or
+            goes on filling; it raises what it likes, then another may.
+        timeout: seconds to wait while another process makes it; None: a day.
+        root: the cache directory, closed to others; `default_root()` without one.
+
+    Raises:
+        CheckpointError: the cache cannot be used, or another process makes the copy and
+            doesn't come to an end.
     """
-
-    def __init__(self, root: str | None = None) -> None:
-        self._root = root or default_root()
-
-    @contextlib.contextmanager
-    def reading(
-        self, key: str, make: Callable[[str], None], *, timeout: float | None = None
-    ) -> Iterator[str]:
-        """A context in which a copy is there.
-
-        Args:
-            key: the name of the copy, see `key_of`.
-            make: called by one process of all that ask, with a directory that it
-                fills, or goes on filling; it raises what it likes, then another may.
-            timeout: seconds to wait while another process makes it; None: a day.
-
-        Raises:
-            CheckpointError: the cache cannot be used, or another process makes the copy
-                and doesn't come to an end.
-        """
-        with self._translated():
-            claim = self._claim(key, _PATIENCE if timeout is None else timeout)
-        try:
-            if not os.path.isdir(self._path(key)):
-                self._make(key, claim, make)
-            yield self._path(key)
-        finally:
-            self._leave(claim)
-
-    def _claim(self, key: str, patience: float) -> int:
-        """Waits until the copy is whole, or is this process's to make."""
-        limit = time.monotonic() + patience
-        with self._locked():
-            self._sweep(besides=key)
-            claim = self._try_claim(key)
-        self._discard()
-        if claim is None:
-            _log.info("waiting for another process that downloads this checkpoint")
-        while claim is None:
-            if time.monotonic() > limit:
-                raise errors.CheckpointError(
-                    f"Another process has been making {self._path(key)!r} for "
-                    f"{patience:g} s. End it, or wait longer."
-                )
-            self._await_copy(key, limit)
-            with self._locked():
-                claim = self._try_claim(key)
-        return claim
-
-    def _await_copy(self, key: str, limit: float) -> None:
-        """Returns when the copy is there, or it is time to ask again. Takes no lock."""
-        limit = min(limit, time.monotonic() + _TRY_AGAIN)
-        while not os.path.isdir(self._path(key)) and time.monotonic() < limit:
-            threading.Event().wait(_POLL)
-
-    def _try_claim(self, key: str) -> int | None:
-        """The claim, shared if the copy is whole, else exclusive; None if taken."""
-        claim = _open(self._path(key) + _CLAIM)
-        how = fcntl.LOCK_SH if os.path.isdir(self._path(key)) else fcntl.LOCK_EX
-        if _flock(claim, how):
-            return claim
-        os.close(claim)
-        return None
-
-    def _make(self, key: str, claim: int, make: Callable[[str], None]) -> None:
-        part = self._path(key) + _PART
-        make(part)
-        with self._translated(), self._locked():
-            os.rename(part, self._path(key))
-            # Not atomic, but whoever else wants it needs `lock` first.
-            _flock(claim, fcntl.LOCK_SH)
-
-    def _leave(self, claim: int) -> None:
-        """Gives the claim back; the last one takes the copy along."""
+    root = root or default_root()
+    path, patience = os.path.join(root, key), _PATIENCE if timeout is None else timeout
+    with _using(root):
+        claim = acquire(path + _CLAIM, fcntl.LOCK_SH, patience, _OPEN | os.O_CREAT)
+    try:
+        with _using(root):
+            _sweep(root)
+        if not os.path.isdir(path):
+            _make(path, make, patience)
+        yield path
+    finally:
         os.close(claim)
         try:
-            with self._locked():
-                self._sweep()
-            self._discard()
-        except (OSError, errors.CheckpointError) as error:
-            _log.warning("Copies in %s could not be tidied: %s", self._root, error)
+            _sweep(root)
+        except OSError as error:
+            _log.warning("Copies in %s could not be tidied: %s", root, error)
 
-    def _sweep(self, besides: str | None = None) -> None:
-        """Puts aside what nobody reads; `lock` is held.
 
-        Args:
-            besides: the key that is wanted now; a copy that is left of it is welcome.
-        """
-        for name in os.listdir(self._root):
-            if name.endswith(_CLAIM) and name != f"{besides}{_CLAIM}":
-                self._sweep_one(name[: -len(_CLAIM)])
+def _make(path: str, make: Callable[[str], None], patience: float) -> None:
+    """By one process after the other, until it is there."""
+    root = os.path.dirname(path)
+    with _using(root):
+        making = acquire(path + _MAKING, fcntl.LOCK_EX, patience, _OPEN | os.O_CREAT)
+    try:
+        if not os.path.isdir(path):
+            make(path + _PART)
+            with _using(root):
+                os.rename(path + _PART, path)
+    finally:
+        os.close(making)
 
-    def _sweep_one(self, key: str) -> None:
-        path = self._path(key)
-        claim = _open(path + _CLAIM)
-        try:
-            if not _flock(claim, fcntl.LOCK_EX):
-                return
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - os.stat(path + _PART).st_mtime < _KEEP_PART:
-                    return  # somebody was killed here; the next one goes on
-                self._drop(path + _PART)
+
+def _sweep(root: str) -> None:
+    """Deletes the copies that nobody reads, and what killed processes left."""
+    for name in layout.names(root):
+        if name.endswith(_CLAIM):
+            _delete_unread(os.path.join(root, name.removesuffix(_CLAIM)))
+
+
+def _delete_unread(path: str) -> None:
+    """Deletes a copy unless somebody reads or makes it; half of one after a day."""
+    try:
+        claim = os.open(path + _CLAIM, _OPEN)
+    except FileNotFoundError:
+        return  # another process was quicker
+    try:
+        if not (lock(claim, fcntl.LOCK_EX) and is_at(claim, path + _CLAIM)):
+            return
+        with contextlib.suppress(FileNotFoundError):
             if os.path.isdir(path):
-                self._drop(path)
-            os.remove(path + _CLAIM)
-        finally:
-            os.close(claim)
+                os.rename(path, path + _PART)  # what is half deleted is not whole
+            elif time.time() - os.stat(path + _PART).st_mtime < _KEEP_PART:
+                return  # somebody was killed here; the next one goes on
+        shutil.rmtree(path + _PART, ignore_errors=True)
+        if os.path.lexists(path + _PART):
+            return  # somebody else may have more luck
+        for end in (_MAKING, _CLAIM):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path + end)
+    finally:
+        os.close(claim)
 
-    def _drop(self, path: str) -> None:
-        os.rename(path, f"{path}{_GONE}-{secrets.token_hex(4)}")
 
-    def _discard(self) -> None:
-        """Deletes what was put aside, which may take long; `lock` isn't held."""
-        for name in os.listdir(self._root):
-            if _GONE in name:
-                shutil.rmtree(os.path.join(self._root, name), ignore_errors=True)
-
-    def _path(self, key: str) -> str:
-        return os.path.join(self._root, key)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = filelock.FileLock(os.path.join(self._root, "lock"), mode=0o600)
-        try:
-            lock.acquire(timeout=_LOCK_SECONDS)
-        except filelock.Timeout as error:
-            raise errors.CheckpointError(
-                f"{lock.lock_file!r} was held for {_LOCK_SECONDS:g} s by another "
-                f"process. End it, or set {CACHE_VARIABLE} to another directory."
-            ) from error
-        try:
-            yield
-        finally:
-            lock.release()
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, NotImplementedError) as error:
-            raise errors.CheckpointError(
-                f"The cache directory {self._root!r} cannot be used: {error}. Set "
-                f"{CACHE_VARIABLE} to a directory of this machine with room."
-            ) from error
+@contextlib.contextmanager
+def _using(root: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise errors.CheckpointError(
+            f"The cache directory {root!r} cannot be used: {error}. Set "
+            f"{CACHE_VARIABLE} to a directory of this machine with room."
+        ) from error
 
 
 def close_with(reader: object, close: Callable[[], None]) -> None:
@@ -267,25 +205,10 @@ def close_with(reader: object, close: Callable[[], None]) -> None:
             close()
 
     def collected() -> None:
-        # This may run anywhere, in the middle of what holds the cache's lock.
+        # This may run anywhere, and to delete a copy takes time.
         atexit.unregister(end)
         OwnedThread("tfpreempt-copy", end).start()
 
     atexit.register(end)
     with contextlib.suppress(TypeError):  # None, or what can't be referred to weakly
         weakref.finalize(reader, collected).atexit = False
-
-
-def _open(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def _flock(descriptor: int, how: int) -> bool:
-    """Takes a lock at once; False if somebody else's is in the way."""
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
-    return True

@@ -81,6 +81,11 @@ class Entry:
         condition: what it is worth, as far as that was looked at.
         manifest: None if it has none, or none that can be read.
         data: the bytes of MANIFEST.json, where marker and manifest agree.
+        marker: the bytes of COMMITTED, likewise.
+        prefix: what `tf.train.Checkpoint.restore` takes; None for named States only.
+        step: that it carries; None if nothing says.
+        sequence: its rank among the commits of its place; None if nothing says.
+        saved_at: when it was saved, seconds since the epoch; None if it doesn't say.
         token: equal for all who see this very checkpoint; "" if unknown.
         time: when its marker was written, or its index, seconds since the epoch; in
             object storage what its manifest says; None if unknown.
@@ -96,6 +101,11 @@ class Entry:
     condition: Condition = Condition.NOT_COMMITTED
     manifest: Manifest | None = None
     data: bytes = b""
+    marker: bytes = b""
+    prefix: str | None = None
+    step: int | None = None
+    sequence: int | None = None
+    saved_at: float | None = None
     token: str = ""
     time: float | None = None
     size: int | None = None
@@ -124,50 +134,6 @@ class Entry:
         return layout.sidecar(self.name) if self.kind is Kind.FLAT else self.name
 
     @property
-    def base(self) -> str:
-        """Where in the store the manifest's names begin."""
-        is_prefix = self.kind in (Kind.FLAT, Kind.FOREIGN)
-        return os.path.dirname(self.name) if is_prefix else self.name
-
-    @property
-    def prefix(self) -> str | None:
-        """What `tf.train.Checkpoint.restore` takes; None for named States only."""
-        if self.manifest is None:
-            return self.path if self.kind is Kind.FOREIGN else None
-        prefix = self.manifest.prefix
-        return None if prefix is None else self.file(prefix)
-
-    @property
-    def step(self) -> int | None:
-        """The step that it carries; None if nothing says."""
-        if self.manifest is not None:
-            return self.manifest.step
-        named = self._named
-        return None if named is None else int(named["step"])
-
-    @property
-    def sequence(self) -> int | None:
-        """Its rank among the commits of its place; None if nothing says."""
-        if self.manifest is not None:
-            return self.manifest.sequence
-        named = self._named
-        return None if named is None else int(named["sequence"])
-
-    @property
-    def saved_at(self) -> float | None:
-        """When it was saved, in seconds since the epoch; None if it doesn't say."""
-        value = self.manifest.metadata.get("saved_at") if self.manifest else None
-        if isinstance(value, int | float) and 0 <= value < 1e11:
-            return float(value)
-        return None
-
-    @property
-    def marker(self) -> bytes:
-        """The bytes of COMMITTED, where marker and manifest agree."""
-        assert self.manifest is not None
-        return marker_bytes(self.data, self.manifest.sequence)
-
-    @property
     def shards(self) -> str:
         """The path of the directory with `states/` and the workers' shards."""
         if self.kind is not Kind.OWN:
@@ -178,16 +144,10 @@ class Entry:
         inner = [name for name in first if name.endswith(layout.SIDECAR_SUFFIX)]
         return os.path.join(self.path, *inner[:1])
 
-    @property
-    def _named(self) -> re.Match[str] | None:
-        """What the name of a copy says."""
-        if self.kind is not Kind.REMOTE:
-            return None
-        return _COPY.fullmatch(self.path.rpartition("/")[2])
-
     def object(self, name: str) -> str:
         """The name in the store of a file that the manifest names."""
-        return joined(self.base, name)
+        is_prefix = self.kind in (Kind.FLAT, Kind.FOREIGN)
+        return joined(os.path.dirname(self.name) if is_prefix else self.name, name)
 
     def control(self, name: str) -> str:
         """The name in the store of its marker, its manifest or its metadata."""
@@ -255,8 +215,14 @@ def unread(store: ObjectStore, folder: str = "") -> Entry:
         return Entry(store=store, name=name, kind=Kind.FLAT)
     last = (folder or store.uri).rstrip("/").rpartition("/")[2]
     if named := _COPY.fullmatch(last):
-        token = named["token"]
-        return Entry(store=store, name=folder, kind=Kind.REMOTE, token=token)
+        return Entry(
+            store=store,
+            name=folder,
+            kind=Kind.REMOTE,
+            token=named["token"],
+            step=int(named["step"]),
+            sequence=int(named["sequence"]),
+        )
     return Entry(store=store, name=folder, kind=Kind.OWN)
 
 
@@ -266,28 +232,55 @@ def read(entry: Entry) -> Entry:
     Raises:
         CheckpointError: the store cannot be read.
     """
-    marker, problem = _control(entry, layout.MARKER)
-    data, fault = _control(entry, layout.MANIFEST)
+    marker, problem = control_file(entry, layout.MARKER)
+    data, fault = control_file(entry, layout.MANIFEST)
+    where = os.path.join(entry.store.uri, entry.control(layout.MANIFEST))
     if data is not None:
-        where = os.path.join(entry.store.uri, entry.control(layout.MANIFEST))
         try:
-            manifest = from_json(data, where)
-            entry = dataclasses.replace(entry, manifest=manifest, size=manifest.bytes)
+            entry = with_manifest(entry, from_json(data, where))
         except errors.CheckpointDamagedError as error:
             fault = str(error)
     entry = dataclasses.replace(entry, time=_written_at(entry))
     if marker is None:
         if problem is not None:
             return damaged(entry, problem)
-        remarks = () if fault is None else (fault,)
-        return dataclasses.replace(entry, remarks=remarks)
-    if (fault := fault or _disagreement(entry, marker, data)) is not None:
+        return dataclasses.replace(entry, remarks=() if fault is None else (fault,))
+    token = f"{entry.sequence}-{checksum.of_bytes(marker):08x}"
+    if fault is None and data is None:
+        fault = f"{where} is missing, though there is a marker beside it."
+    elif fault is None and marker != marker_bytes(data or b"", entry.sequence or 0):
+        fault = (
+            f"The marker beside {where} was written for another manifest; one of the "
+            "two is damaged."
+        )
+    elif fault is None and entry.token not in ("", token):
+        fault = (
+            f"{where} belongs to the commit {token}, not to the one that its folder "
+            "names; somebody has moved it."
+        )
+    if fault is not None:
         return damaged(entry, fault)
     return dataclasses.replace(
         entry,
         condition=Condition.COMMITTED,
-        token=_token(entry, marker),
+        token=token,
         data=data or b"",
+        marker=marker,
+    )
+
+
+def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
+    """The same, with what a manifest says."""
+    prefix, saved_at = manifest.prefix, manifest.metadata.get("saved_at", -1)
+    is_time = isinstance(saved_at, int | float) and 0 <= saved_at < 1e11
+    return dataclasses.replace(
+        entry,
+        manifest=manifest,
+        size=manifest.bytes,
+        prefix=None if prefix is None else entry.file(prefix),
+        step=manifest.step,
+        sequence=manifest.sequence,
+        saved_at=float(saved_at) if is_time else None,
     )
 
 
@@ -307,10 +300,13 @@ def damaged(entry: Entry, problem: str) -> Entry:
     return dataclasses.replace(entry, condition=Condition.DAMAGED, problems=(problem,))
 
 
-def _is_anything(entry: Entry) -> bool:
-    """Whether what was read is ours at all, be it half or damaged."""
-    is_empty = entry.manifest is None and not entry.problems and not entry.remarks
-    return entry.kind is Kind.REMOTE or not is_empty
+def _ours(entries: Iterable[Entry]) -> list[Entry]:
+    """Those that are ours at all, be they half or damaged; each is read."""
+    return [
+        each
+        for each in map(read, entries)
+        if each.kind is Kind.REMOTE or each.manifest or each.problems or each.remarks
+    ]
 
 
 # --- what lies in a place ------------------------------------------------------------
@@ -327,8 +323,7 @@ def scan(directory: str) -> list[Entry]:
     """
     folders = list(_folders(directory))
     store = reader(directory)
-    found = [read(unread(store, name)) for name in folders]
-    return in_order(entry for entry in found if _is_anything(entry))
+    return in_order(_ours(unread(store, name) for name in folders))
 
 
 def _folders(directory: str) -> Iterator[str]:
@@ -337,11 +332,7 @@ def _folders(directory: str) -> Iterator[str]:
     Raises:
         OSError: the directory cannot be listed.
     """
-    try:
-        names = sorted(reading.names(directory))
-    except FileNotFoundError:
-        return
-    for name in names:
+    for name in layout.names(directory):
         if kind_of(name) is not None and paths.why_unsafe(name) is None:
             path = os.path.join(directory, name)
             if reading.is_dir(path) and not reading.is_link(path):
@@ -380,7 +371,7 @@ def contents(store: ObjectStore) -> list[Entry]:
     Raises:
         CheckpointError: the store cannot be listed or read.
     """
-    return [entry for entry in map(read, listing(store)) if _is_anything(entry)]
+    return _ours(listing(store))
 
 
 def copies(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
@@ -406,9 +397,9 @@ def commits(store: ObjectStore, on_skip: Callable[[str], None]) -> Iterator[Entr
             on_skip(entry.problems[0])
 
 
-def highest_sequence(directory: str) -> int:
-    """The highest sequence that any manifest in the directory has; 0 without one."""
-    return max([0, *(entry.sequence or 0 for entry in scan(directory))])
+def highest_sequence(entries: Iterable[Entry]) -> int:
+    """The highest sequence that any of them has; 0 without one."""
+    return max((entry.sequence or 0 for entry in entries), default=0)
 
 
 def rank(entry: Entry) -> tuple[int, float, str]:
@@ -439,7 +430,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 # --- reading -------------------------------------------------------------------------
 
 
-def _control(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
+def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
     """A small file of a commit, or what is wrong with it; neither where none is."""
     target = io.BytesIO()
     name = entry.control(name)
@@ -455,28 +446,6 @@ def _control(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
             "bytes, which no manifest or marker of ours has."
         )
     return target.getvalue(), None
-
-
-def _disagreement(entry: Entry, marker: bytes, data: bytes | None) -> str | None:
-    """Why marker, manifest and name don't vouch for each other; None if they do."""
-    where = os.path.join(entry.store.uri, entry.control(layout.MANIFEST))
-    if data is None:
-        return f"{where} is missing, though there is a marker beside it."
-    if marker != marker_bytes(data, entry.sequence or 0):
-        return (
-            f"The marker beside {where} was written for another manifest; one of the "
-            "two is damaged."
-        )
-    if entry.token not in ("", token := _token(entry, marker)):
-        return (
-            f"{where} belongs to the commit {token}, not to the one that its folder "
-            "names; somebody has moved it."
-        )
-    return None
-
-
-def _token(entry: Entry, marker: bytes) -> str:
-    return f"{entry.sequence}-{checksum.of_bytes(marker):08x}"
 
 
 def _written_at(entry: Entry) -> float | None:

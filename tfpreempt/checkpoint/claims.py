@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Iterator
 
 from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.locks import is_at, lock
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.storage import paths, reading
 from tfpreempt.storage.files import Files, remove_if_empty
@@ -54,12 +55,14 @@ def take(files: Files, staged: str) -> Claim | None:
     """
     if paths.is_url(staged):
         return None
-    path = layout.claim(staged)
+    path = staged + layout.CLAIM_SUFFIX
     files.make_dirs(os.path.dirname(path))
     for _ in range(_TRIES):
         descriptor = os.open(path, _OPEN | os.O_CREAT, 0o666)
         claim = Claim(descriptor)
-        if _lock(descriptor, fcntl.LOCK_SH) is not False and is_at(descriptor, path):
+        if lock(descriptor, fcntl.LOCK_SH, fcntl.lockf) is not False and is_at(
+            descriptor, path
+        ):
             os.write(descriptor, f"{_machine()}\n".encode())
             return claim
         claim.release()
@@ -80,7 +83,7 @@ def left_over(staged: str, *also: str, clock: Clock | None = None) -> Iterator[b
         OSError: as the file system says.
     """
     now = (clock or SystemClock()).wall()
-    path = layout.claim(staged)
+    path = staged + layout.CLAIM_SUFFIX
     if paths.is_url(staged):
         yield is_quiet(now, staged, *also)
         return
@@ -90,7 +93,7 @@ def left_over(staged: str, *also: str, clock: Clock | None = None) -> Iterator[b
         yield True
         return
     try:
-        has_locked = _lock(descriptor, fcntl.LOCK_EX)
+        has_locked = lock(descriptor, fcntl.LOCK_EX, fcntl.lockf)
         yield has_locked is not False and (
             (has_locked is True and _is_of_this_machine(descriptor))
             or is_quiet(now, path, staged, *also)
@@ -106,7 +109,7 @@ def forget(files: Files, staged: str) -> None:
         OSError: as the file system says.
     """
     if not paths.is_url(staged):
-        files.remove(layout.claim(staged))
+        files.remove(staged + layout.CLAIM_SUFFIX)
         remove_if_empty(files, os.path.dirname(staged))
 
 
@@ -122,25 +125,6 @@ def is_quiet(now: float, *paths: str) -> bool:
             with contextlib.suppress(FileNotFoundError):
                 changed = max(changed, reading.stat(each).modified_ns)
     return now - changed / 1e9 > QUIET
-
-
-def _lock(descriptor: int, how: int) -> bool | None:
-    """Whether there is no lock in its way; None where there are no locks at all."""
-    try:
-        fcntl.lockf(descriptor, how | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def is_at(descriptor: int, path: str) -> bool:
-    """Whether an open file still has its name."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _is_of_this_machine(descriptor: int) -> bool:

@@ -20,15 +20,19 @@ durable as soon as it is there: steps 1 and 4 sync and rename nothing, 3 falls a
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, pointer, retention
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
+from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import checksum, reading
 from tfpreempt.storage.files import Files, write_durably
@@ -37,13 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def publish(
-    files: Files,
-    clock: Clock,
-    directory: str,
-    staged: str,
-    number: int,
-    draft: Manifest,
-    started_at: float,
+    files: Files, clock: Clock, directory: str, staged: Staged, draft: Manifest
 ) -> tuple[str, Manifest]:
     """Commits a staging directory in the own form.
 
@@ -51,10 +49,8 @@ def publish(
         files: the file operations.
         clock: for the measured time.
         directory: the checkpoint directory.
-        staged: the staging directory, complete.
-        number: the directory number wanted.
+        staged: all that was staged.
         draft: what the commit says of itself; nothing of its files yet.
-        started_at: monotonic seconds at which writing started.
 
     Returns:
         Where the commit is, and its manifest.
@@ -62,65 +58,58 @@ def publish(
     Raises:
         OSError: before the marker; nothing older was touched.
     """
-
-    def place(manifest: Manifest) -> str:
-        if os.path.dirname(staged) == directory:
-            return staged  # under its last name already
-        target = free_target(files, clock, directory, number, manifest.sequence)
-        files.rename(staged, target)
-        files.sync_dir(directory)
-        return target
-
-    contents = {name: os.path.join(staged, name) for name in reading.tree(staged)}
+    target = staged.directory
+    contents = {name: os.path.join(target, name) for name in reading.tree(target)}
     prefix = layout.PAYLOAD if f"{layout.PAYLOAD}.index" in contents else None
     draft = dataclasses.replace(draft, prefix=prefix)
-    return seal(files, clock, staged, contents, [staged], draft, started_at, place)
+    manifest = seal(files, clock, staged, contents, [target], draft)
+    if os.path.dirname(target) != directory:  # else it has its last name already
+        number = staged.written.number
+        target = free_target(files, clock, directory, number, draft.sequence)
+        files.rename(staged.directory, target)
+        files.sync_dir(directory)
+    mark(files, target, to_json(manifest), manifest.sequence)
+    return target, manifest
 
 
 def seal(
     files: Files,
     clock: Clock,
-    staged: str,
+    staged: Staged,
     contents: Mapping[str, str],
     roots: Sequence[str],
     draft: Manifest,
-    started_at: float,
-    place: Callable[[Manifest], str],
-) -> tuple[str, Manifest]:
-    """Steps 1 to 4, in whatever form.
+) -> Manifest:
+    """Steps 1 and 2, in whatever form.
 
     Args:
         files: the file operations.
         clock: for the measured time.
-        staged: the staging directory.
+        staged: what was staged; its directory gets the manifest.
         contents: the path of each file, by its name in the manifest.
         roots: the directories with all of them.
         draft: what the commit says of itself; nothing of its files yet.
-        started_at: monotonic seconds at which writing started.
-        place: gives what was staged, with the manifest in it, its last name.
 
     Returns:
-        That name, and the manifest.
+        The manifest.
 
     Raises:
-        OSError: before the marker.
+        OSError: as the file system says.
     """
     sums = make_durable(files, list(contents.values()), roots)
-    entries = {
-        name: FileEntry(name=name, size=sums[path][0], crc32c=sums[path][1])
-        for name, path in contents.items()
-    }
+    entries = [
+        FileEntry(name=name, size=sums[path][0], crc32c=sums[path][1])
+        for name, path in sorted(contents.items())
+    ]
     manifest = dataclasses.replace(
         draft,
-        files=tuple(entries[name] for name in sorted(entries)),
-        save_seconds=max(0.0, clock.monotonic() - started_at),
+        files=tuple(entries),
+        save_seconds=max(0.0, clock.monotonic() - staged.started_at),
         metadata={"saved_at": clock.wall(), **draft.metadata},
     )
-    data = to_json(manifest)
-    write_durably(files, os.path.join(staged, layout.MANIFEST), data)
-    holder = place(manifest)
-    mark(files, holder, data, manifest.sequence)
-    return holder, manifest
+    path = os.path.join(staged.directory, layout.MANIFEST)
+    write_durably(files, path, to_json(manifest))
+    return manifest
 
 
 def make_durable(
@@ -161,25 +150,31 @@ def mark(files: Files, holder: str, manifest_bytes: bytes, sequence: int) -> Non
 def finish(
     files: Files,
     directory: str,
+    entries: Iterable[Entry],
     max_to_keep: int | None,
     damaged: Collection[str] = (),
     is_pinned: Callable[[str], bool] = lambda path: False,
 ) -> None:
-    """Points the state file at the newest commit and applies retention.
+    """Points the state file at the newest commit and applies retention."""
+    kept, dropped = retention.plan(entries, max_to_keep, damaged)
+    point(files, directory, kept, dropped)
+    for entry in dropped:
+        if not is_pinned(entry.path):
+            retention.delete(files, entry)
 
-    The commit stands already, so what fails here is logged, not raised.
-    """
+
+@contextlib.contextmanager
+def tidying(directory: str) -> Iterator[None]:
+    """The commit stands already: what fails in the body is logged, not raised."""
     try:
-        kept, dropped = retention.plan(directory, max_to_keep, damaged)
-        point(files, directory, kept, dropped)
-        for path in dropped:
-            if not is_pinned(path):
-                retention.delete(files, path)
-    except OSError as error:
+        yield
+    except (OSError, errors.CheckpointError) as error:
         _log.warning("Tidying %s after a commit failed: %s", directory, error)
 
 
-def point(files: Files, directory: str, kept: list[str], dropped: list[str]) -> None:
+def point(
+    files: Files, directory: str, kept: list[Entry], dropped: list[Entry]
+) -> None:
     """Updates TensorFlow's `checkpoint` file; keeps what others listed there.
 
     Args:
@@ -189,8 +184,8 @@ def point(files: Files, directory: str, kept: list[str], dropped: list[str]) -> 
         dropped: our commits that are about to be deleted.
     """
 
-    def names(paths: list[str]) -> list[str]:
-        return [f"{os.path.basename(path)}/{layout.PAYLOAD}" for path in paths]
+    def names(entries: list[Entry]) -> list[str]:
+        return [f"{entry.name}/{layout.PAYLOAD}" for entry in entries]
 
     def index(name: str) -> str:
         return os.path.join(directory, name + ".index")

@@ -92,6 +92,7 @@ def encode(
     arrays: list[bytes] | None = None,
     *,
     takes_tensors: bool = False,
+    takes_bytes: bool = False,
 ) -> Any:
     """JSON that `decode` makes the same value of, type for type.
 
@@ -101,16 +102,22 @@ def encode(
         path: names the value in an error.
         arrays: takes the bytes of arrays; without it they are in the JSON.
         takes_tensors: tensors become NumPy arrays; otherwise they are refused.
+        takes_bytes: bytes are put among the arrays, without a copy; likewise.
 
     Raises:
         SaveError: a part of the value is of another kind.
     """
-    inner = functools.partial(encode, arrays=arrays, takes_tensors=takes_tensors)
+    inner = functools.partial(
+        encode, arrays=arrays, takes_tensors=takes_tensors, takes_bytes=takes_bytes
+    )
     kind = type(value)
     if kind in _AS_THEY_ARE or (kind is float and math.isfinite(value)):
         return value
     if kind is float:  # JSON has no infinity, nor the bits of a NaN
         return {"float": struct.pack(">d", value).hex()}
+    if kind is bytes and takes_bytes and arrays is not None:
+        arrays.append(value)
+        return {"bytes": len(arrays) - 1}
     if isinstance(value, np.generic) or kind is np.ndarray:
         return _encode_array(value, path, arrays)
     if kind in (list, tuple):
@@ -162,6 +169,8 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
         return struct.unpack(">d", bytes.fromhex(encoded["float"]))[0]
     if "list" in encoded:  # of older commits
         return decode(encoded["list"], arrays)
+    if "bytes" in encoded:
+        return arrays[encoded["bytes"]]
     if "tuple" in encoded:
         return tuple(decode(item, arrays) for item in encoded["tuple"])
     if "dict" in encoded:

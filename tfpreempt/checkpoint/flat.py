@@ -26,7 +26,8 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, commit, layout, retention
-from tfpreempt.checkpoint.manifest import Manifest
+from tfpreempt.checkpoint.manifest import Manifest, to_json
+from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files, write_durably
@@ -45,9 +46,7 @@ def declare(files: Files, staged: str, prefix: str) -> None:
     Raises:
         OSError: as the file system says.
     """
-    attempt = os.path.basename(staged)
-    record = {"format": 1, "attempt": attempt, "before": _stamp(prefix)}
-    write_durably(files, layout.intent(prefix), json.dumps(record).encode())
+    _write(files, prefix, attempt=os.path.basename(staged), before=_stamp(prefix))
 
 
 def is_half_written(prefix: str) -> bool:
@@ -62,32 +61,27 @@ def is_half_written(prefix: str) -> bool:
 
 
 def publish(
-    files: Files,
-    clock: Clock,
-    directory: str,
-    staged: str,
-    prefix: str,
-    draft: Manifest,
-    started_at: float,
-) -> Manifest:
+    files: Files, clock: Clock, directory: str, staged: Staged, draft: Manifest
+) -> tuple[str, Manifest]:
     """Commits a flat checkpoint: TensorFlow's files plus the staged shards.
 
     Args:
         files: the file operations.
         clock: for the measured time.
         directory: the checkpoint directory.
-        staged: the staging directory with shards and States; it may be missing.
-        prefix: TensorFlow's prefix, or a file or directory that a save_fn returned.
+        staged: TensorFlow's prefix, or a file or directory that a save_fn returned, and
+            the directory with shards and States, which may be missing.
         draft: what the commit says of itself; nothing of its files yet.
-        started_at: monotonic seconds at which writing started.
 
     Returns:
-        The manifest.
+        The prefix, and the manifest.
 
     Raises:
         OSError: before the marker.
         SaveError: there are no files.
     """
+    prefix, staging = staged.written.prefix, staged.directory
+    assert prefix is not None
     base, stem = os.path.split(prefix)
     payload = payload_files(prefix)
     if not payload:
@@ -105,34 +99,28 @@ def publish(
             directory,
             base,
         )
-    files.make_dirs(staged)
-    holder = layout.sidecar(prefix)
-
-    def place(manifest: Manifest) -> str:
-        del manifest
-        files.sync_dir(base)  # TensorFlow's files
-        _make_room(files, holder)
-        files.rename(staged, holder)
-        files.sync_dir(base)
-        return holder
-
+    files.make_dirs(staging)
     contents = {os.path.relpath(path, base): path for path in payload}
-    for name in reading.tree(staged):
+    for name in reading.tree(staging):
         inside = f"{stem}{layout.SIDECAR_SUFFIX}/{name}"
-        contents[inside] = os.path.join(staged, name)
-    roots = [staged, *([prefix] if os.path.isdir(prefix) else [])]
+        contents[inside] = os.path.join(staging, name)
+    roots = [staging, *([prefix] if os.path.isdir(prefix) else [])]
     is_tensorflow = os.path.exists(prefix + ".index")
     draft = dataclasses.replace(
         draft,
-        sequence=max(draft.sequence, catalog.highest_sequence(base) + 1),
+        sequence=max(draft.sequence, catalog.highest_sequence(catalog.scan(base)) + 1),
         prefix=stem if is_tensorflow else None,
     )
-    _, manifest = commit.seal(
-        files, clock, staged, contents, roots, draft, started_at, place
-    )
-    files.remove(layout.intent(prefix))
+    manifest = commit.seal(files, clock, staged, contents, roots, draft)
+    files.sync_dir(base)  # TensorFlow's files
+    _make_room(files, prefix)
+    files.rename(staging, layout.sidecar(prefix))
     files.sync_dir(base)
-    return manifest
+    data = to_json(manifest)
+    commit.mark(files, layout.sidecar(prefix), data, manifest.sequence)
+    files.remove(prefix + layout.INTENT_SUFFIX)
+    files.sync_dir(base)
+    return prefix, manifest
 
 
 def payload_files(prefix: str) -> list[str]:
@@ -156,11 +144,11 @@ def sweep(files: Files, directory: str) -> None:
     """
     for entry in catalog.scan(directory):
         if entry.kind is catalog.Kind.FLAT and not _is_there(entry.path):
-            retention.delete(files, layout.sidecar(entry.path))
+            retention.delete(files, entry)
     for prefix in intents(directory):
         with _left_over(prefix) as is_left:
             if is_left and not _is_there(prefix):
-                files.remove(layout.intent(prefix))
+                files.remove(prefix + layout.INTENT_SUFFIX)
 
 
 def settle(files: Files, directory: str) -> None:
@@ -181,12 +169,11 @@ def settle(files: Files, directory: str) -> None:
 
 def _close(files: Files, prefix: str) -> None:
     retention.delete_staging(files, _temporary(prefix))
-    marked = reading.is_there(os.path.join(layout.sidecar(prefix), layout.MARKER))
-    if is_half_written(prefix) and not marked:
-        record = {"format": 1, "half": _stamp(prefix)}
-        write_durably(files, layout.intent(prefix), json.dumps(record).encode())
+    marker = os.path.join(layout.sidecar(prefix), layout.MARKER)
+    if is_half_written(prefix) and not reading.is_there(marker):
+        _write(files, prefix, half=_stamp(prefix))
     else:
-        files.remove(layout.intent(prefix))
+        files.remove(prefix + layout.INTENT_SUFFIX)
 
 
 def _left_over(prefix: str) -> contextlib.AbstractContextManager[bool]:
@@ -195,7 +182,7 @@ def _left_over(prefix: str) -> contextlib.AbstractContextManager[bool]:
     if not isinstance(attempt, str) or not layout.ATTEMPT.fullmatch(attempt):
         return contextlib.nullcontext(True)
     staged = layout.staging_directory(os.path.dirname(prefix), attempt)
-    return claims.left_over(staged, _temporary(prefix), layout.intent(prefix))
+    return claims.left_over(staged, _temporary(prefix), prefix + layout.INTENT_SUFFIX)
 
 
 def _temporary(prefix: str) -> str:
@@ -203,10 +190,15 @@ def _temporary(prefix: str) -> str:
     return prefix + "_temp"
 
 
+def _write(files: Files, prefix: str, **said: Any) -> None:
+    data = json.dumps({"format": 1, **said}).encode()
+    write_durably(files, prefix + layout.INTENT_SUFFIX, data)
+
+
 def _intent(prefix: str) -> dict[str, Any] | None:
     """What was declared; empty where it cannot be read, None where nothing was."""
     try:
-        with reading.open_file(layout.intent(prefix)) as file:
+        with reading.open_file(prefix + layout.INTENT_SUFFIX) as file:
             record = json.load(file)
     except FileNotFoundError:
         return None
@@ -215,9 +207,10 @@ def _intent(prefix: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else {}
 
 
-def _make_room(files: Files, holder: str) -> None:
+def _make_room(files: Files, prefix: str) -> None:
+    holder = layout.sidecar(prefix)
     if os.path.isdir(holder):
-        retention.delete(files, holder)
+        retention.delete(files, catalog.at(prefix))
     if os.path.isdir(holder):
         # Not ours to delete, so it is only moved out of the way.
         number = 1
@@ -228,11 +221,11 @@ def _make_room(files: Files, holder: str) -> None:
 
 def intents(directory: str) -> list[str]:
     """Prefixes of the flat saves of ours that are under way, or died."""
-    names = sorted(reading.names(directory)) if reading.is_dir(directory) else []
+    suffix = layout.INTENT_SUFFIX
     return [
-        os.path.join(directory, name[: -len(layout.INTENT_SUFFIX)])
-        for name in names
-        if name.endswith(layout.INTENT_SUFFIX) and name != layout.INTENT_SUFFIX
+        os.path.join(directory, name.removesuffix(suffix))
+        for name in layout.names(directory)
+        if name.endswith(suffix) and name != suffix
     ]
 
 

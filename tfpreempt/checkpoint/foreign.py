@@ -45,22 +45,13 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
     overwritten = {entry.name for entry in ours if is_overwritten(entry)}
     current = [entry for entry in ours if entry.name not in overwritten]
     commits = {entry.path for entry in current if entry.is_committed}
-    found = {
-        *prefixes(directory, needs_pointer=not commits),
-        *flat.intents(directory),
-    }
+    found = {*prefixes(directory, needs_pointer=not commits), *flat.intents(directory)}
     theirs = [
         entry
         for prefix in sorted(found - commits)
-        if (entry := _entry(directory, prefix)) is not None
+        if (entry := _entry(directory, prefix, overwritten)) is not None
     ]
-    remarks = (_OVERWRITTEN,)
-    return in_order(
-        dataclasses.replace(entry, remarks=remarks)
-        if entry.kind is Kind.FOREIGN and entry.name in overwritten
-        else entry
-        for entry in (*current, *theirs)
-    )
+    return in_order([*current, *theirs])
 
 
 def is_overwritten(entry: Entry) -> bool:
@@ -70,18 +61,14 @@ def is_overwritten(entry: Entry) -> bool:
     """
     if entry.kind is not Kind.FLAT or not entry.is_committed or entry.prefix is None:
         return False
-    index = entry.path + INDEX
+    index, manifest = entry.path + INDEX, entry.manifest
+    files = manifest.files if manifest else ()
+    known = {entry.file(each.name): (each.size, each.crc32c) for each in files}
     try:
-        if reading.stat(index).modified_ns / 1e9 <= (entry.time or 0.0):
-            return False
-        found = checksum.of_file(index)
+        is_newer = reading.stat(index).modified_ns / 1e9 > (entry.time or 0.0)
+        return is_newer and checksum.of_file(index) != known.get(index)
     except OSError:
         return False
-    files = entry.manifest.files if entry.manifest else ()
-    return not any(
-        entry.file(file.name) == index and (file.size, file.crc32c) == found
-        for file in files
-    )
 
 
 def prefixes(directory: str, *, needs_pointer: bool = True) -> list[str]:
@@ -95,11 +82,9 @@ def prefixes(directory: str, *, needs_pointer: bool = True) -> list[str]:
     Raises:
         OSError: the directory or its state file cannot be read.
     """
-    if not reading.is_dir(directory):
-        return []
     found = {
-        os.path.join(directory, name[: -len(INDEX)])
-        for name in reading.names(directory)
+        os.path.join(directory, name.removesuffix(INDEX))
+        for name in layout.names(directory)
         if name.endswith(INDEX) and name != INDEX
     }
     try:
@@ -130,10 +115,15 @@ def _listed(directory: str) -> Iterator[str]:
             yield os.path.join(directory, relative)
 
 
-def _entry(directory: str, prefix: str) -> Entry | None:
+def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
     """One of theirs, or a half-written one of ours; None if it went meanwhile."""
     name = os.path.relpath(prefix, directory)
-    entry = Entry(store=reader(directory), name=name, kind=Kind.FOREIGN)
+    entry = Entry(
+        store=reader(directory),
+        name=name,
+        kind=Kind.FOREIGN,
+        remarks=(_OVERWRITTEN,) if name in overwritten else (),
+    )
     if flat.is_half_written(prefix):
         return dataclasses.replace(entry, kind=Kind.FLAT, remarks=(_HALF,))
     try:
@@ -146,6 +136,7 @@ def _entry(directory: str, prefix: str) -> Entry | None:
     return dataclasses.replace(
         entry,
         condition=Condition.FOREIGN,
+        prefix=entry.path,
         token=f"foreign-{name}-{size}-{crc:08x}",
         time=modified,
     )

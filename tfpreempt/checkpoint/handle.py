@@ -11,18 +11,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout, lookup, metadata
-from tfpreempt.checkpoint.cache import Cache, close_with, key_of, private_directory
+from tfpreempt.checkpoint import cache, catalog, layout, lookup, metadata
+from tfpreempt.checkpoint.cache import close_with, key_of, private_directory
 from tfpreempt.checkpoint.catalog import Entry, Kind
-from tfpreempt.checkpoint.directory_lock import locked
+from tfpreempt.checkpoint.locks import locked
 from tfpreempt.checkpoint.remote.download import download
-from tfpreempt.checkpoint.restore import verify
+from tfpreempt.checkpoint.restore import find_candidates, verify
 from tfpreempt.core.arguments import check_timeout
-from tfpreempt.storage import failure, paths
+from tfpreempt.storage import paths
 from tfpreempt.storage.files import LocalFiles, write_durably
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import (
-    SCHEMES,
     is_served_by_tensorflow,
     is_uri,
     local_path,
@@ -77,8 +76,9 @@ class Checkpoint:
             )
         self._filesystem = filesystem
         self._local = local_path(text) if filesystem is None else None
-        if filesystem is None and self._local is None:
-            _check_remote(text)
+        is_remote = filesystem is None and self._local is None
+        if is_remote and not is_served_by_tensorflow(text):
+            split(text)  # refuses what can be opened nowhere; makes no request
         self._path = self._local or text.rstrip("/")
         self._prefix = prefix
         self._step = step
@@ -155,14 +155,19 @@ class Checkpoint:
         check_timeout(timeout)
         began = time.monotonic()
         found = self._find(with_sums=True)
-        target = _temporary(found) if path is None else _check_target(path)
+        if path is None:
+            key = key_of(found.path, found.token)[:16]
+            name = f"tfpreempt-checkpoint-{os.getuid()}-{key}"
+            name = os.path.join(tempfile.gettempdir(), name)
+            target = private_directory(name, "TMPDIR")
+        else:
+            target = _check_target(path)
         is_ours = path is None or not os.path.lexists(target)
-        with contextlib.ExitStack() as ends:
-            with failure.translated("copy a checkpoint", target):
-                patience = _PATIENCE if timeout is None else timeout
-                ends.enter_context(locked(target, seconds=patience, makes=True))
+        patience = _PATIENCE if timeout is None else timeout
+        with locked(target, "copy a checkpoint", seconds=patience, makes=True):
+            left = None if timeout is None else began + timeout - time.monotonic()
             try:
-                _fill(found, target, _left(timeout, began))
+                _fill(found, target, left and max(0.0, left))
             except BaseException:
                 if is_ours:
                     with contextlib.suppress(OSError):
@@ -194,7 +199,9 @@ class Checkpoint:
             yield found.store.uri
             return
         fill = functools.partial(_fill, found, timeout=timeout)
-        with Cache().reading(_key(found), fill, timeout=timeout) as path:
+        with cache.reading(
+            key_of(found.path, found.token), fill, timeout=timeout
+        ) as path:
             yield path
 
     def restore(self, tf_checkpoint: Any) -> Any:
@@ -303,12 +310,21 @@ class Checkpoint:
                 f"{self!r} was written without tfpreempt, as flat files: there is no "
                 "directory of its own for metadata. Copy it with to_directory() first."
             )
-        with contextlib.ExitStack() as ends:
-            if self._local is not None:
-                holder = os.path.join(found.store.uri, found.holder)
-                with failure.translated("write metadata", holder):
-                    ends.enter_context(locked(holder, seconds=_NOTE_SECONDS))
+        holder = os.path.join(found.store.uri, found.holder)
+        alone = locked(holder, "write metadata", seconds=_NOTE_SECONDS)
+        with contextlib.nullcontext() if self._local is None else alone:
             yield found
+
+
+def latest(directory: str) -> Checkpoint | None:
+    """The newest checkpoint in a directory; None if it has none.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    for found in find_candidates(directory):
+        return Checkpoint(found.path, prefix=found.prefix, step=found.step)
+    return None
 
 
 def _check_restorable(given: Any) -> None:
@@ -337,21 +353,6 @@ def _checked_prefix(found: Entry) -> str:
     return prefix
 
 
-def _key(found: Entry) -> str:
-    """Stands for the content: the same for all who want it."""
-    return key_of(found.path, found.token)
-
-
-def _temporary(found: Entry) -> str:
-    """A directory of this user's, whose name stands for the content."""
-    name = f"tfpreempt-checkpoint-{os.getuid()}-{_key(found)[:16]}"
-    return private_directory(os.path.join(tempfile.gettempdir(), name), "TMPDIR")
-
-
-def _left(timeout: float | None, began: float) -> float | None:
-    return None if timeout is None else max(0.0, began + timeout - time.monotonic())
-
-
 def _fill(found: Entry, target: str, timeout: float | None) -> None:
     """Copies a checkpoint into a directory; of a commit the marker comes last."""
     download(found, target, timeout=timeout, progress=True)
@@ -368,24 +369,7 @@ def _check_path(path: object) -> str:
     text = os.fsdecode(os.fspath(path))
     if "\0" in text:
         raise errors.ConfigurationError(f"No path has a NUL in it; got {text!r}.")
-    if any(text.startswith(f"{scheme}:/") for scheme in SCHEMES) and not is_uri(text):
-        raise errors.ConfigurationError(
-            f"{text!r} was a URI before pathlib joined its slashes; pass URIs as str."
-        )
-    scheme, is_scheme, _ = text.partition("://")
-    if is_scheme and scheme not in SCHEMES and not is_served_by_tensorflow(text):
-        known = ", ".join(f"{each}://" for each in SCHEMES)
-        raise errors.ConfigurationError(
-            f"{text!r} cannot be opened; expected a local path, or a URI of one of "
-            f"{known}. Other places: pass filesystem= and the path in it."
-        )
     return text
-
-
-def _check_remote(uri: str) -> None:
-    """Refuses what can be opened nowhere; no request is made."""
-    if not is_served_by_tensorflow(uri):
-        split(uri)
 
 
 def _check_target(path: object) -> str:

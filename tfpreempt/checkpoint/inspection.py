@@ -7,19 +7,18 @@ trusted.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import io
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle, catalog, flat, foreign, layout
 from tfpreempt.checkpoint.catalog import Checked, Condition, Entry, Kind
 from tfpreempt.checkpoint.verification import THREADS, faults
 from tfpreempt.storage import opening, paths, reading
-from tfpreempt.storage.interface import ObjectMissingError
 
 _MAX_EXTRA = 5
 _MAX_NAMES = 1_000_000
@@ -77,7 +76,8 @@ def check(
     if not entry.is_committed:
         return entry
     found = faults(entry, every_byte=every_byte, threads=threads, watch=watch)
-    if found and _is_gone(entry):
+    # Retention may have taken it meanwhile: the marker is what goes first.
+    if found and catalog.control_file(entry, layout.MARKER) == (None, None):
         return dataclasses.replace(
             entry,
             condition=Condition.NOT_COMMITTED,
@@ -159,12 +159,7 @@ def _unless_deleted(entry: Entry) -> Entry:
 def _described(entry: Entry) -> Entry:
     """One of somebody else's, with its size."""
     remarks = ("; ".join((*entry.remarks, _NOT_OURS)),)
-    size = 0
-    for path in flat.payload_files(entry.path):
-        try:
-            size += os.lstat(path).st_size
-        except FileNotFoundError:
-            pass  # its owner deletes it
+    size = _size_of(flat.payload_files(entry.path))
     return dataclasses.replace(entry, size=size, remarks=remarks)
 
 
@@ -172,11 +167,9 @@ def _odd(directory: str) -> Iterator[Entry]:
     """What has the name of a commit and is not looked into."""
     store = catalog.reader(directory)
     for name in sorted(os.listdir(directory)):
-        if (kind := catalog.kind_of(name)) is None:
+        if catalog.kind_of(name) is None:
             continue
-        is_flat = kind is Kind.FLAT
-        named = name.removesuffix(layout.SIDECAR_SUFFIX) if is_flat else name
-        entry = Entry(store=store, name=named, kind=kind)
+        entry = catalog.unread(store, name)
         path = os.path.join(directory, name)
         if os.path.islink(path):
             yield catalog.damaged(entry, f"{name!r} {_LINK}")
@@ -196,25 +189,23 @@ def _staged(directory: str) -> Iterator[Entry]:
         if os.path.islink(path):
             continue
         entry = Entry(store=store, name=f"{layout.STAGING}/{name}", kind=Kind.STAGING)
-        manifest = None
-        if paths.why_unsafe(entry.name) is None:
-            manifest = catalog.read(entry).manifest
+        is_safe = paths.why_unsafe(entry.name) is None
+        manifest = catalog.read(entry).manifest if is_safe else None
+        if manifest is not None:
+            entry = catalog.with_manifest(entry, manifest)
         try:
-            modified, size = os.lstat(path).st_mtime, _size_below(path)
+            modified = os.lstat(path).st_mtime
         except FileNotFoundError:
             continue  # the save is over meanwhile
-        yield dataclasses.replace(
-            entry, manifest=manifest, time=modified, size=size, remarks=(_SAVE,)
-        )
+        size = _size_of(os.path.join(path, each) for each in reading.tree(path))
+        yield dataclasses.replace(entry, time=modified, size=size, remarks=(_SAVE,))
 
 
-def _size_below(path: str) -> int:
+def _size_of(files: Iterable[str]) -> int:
     total = 0
-    for name in reading.tree(path):
-        try:
-            total += os.lstat(os.path.join(path, name)).st_size
-        except FileNotFoundError:
-            pass  # the save goes on
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):  # a save or a deletion goes on
+            total += os.lstat(path).st_size
     return total
 
 
@@ -232,17 +223,6 @@ def _has_control(path: str) -> bool:
 
 
 # --- is it whole ---------------------------------------------------------------------
-
-
-def _is_gone(entry: Entry) -> bool:
-    """Whether retention took it meanwhile: the marker is what goes first."""
-    try:
-        entry.store.get(entry.control(layout.MARKER), io.BytesIO(), length=1)
-    except ObjectMissingError:
-        return True
-    except errors.CheckpointDamagedError:
-        pass
-    return False
 
 
 def _extra_files(entry: Entry) -> tuple[str, ...]:

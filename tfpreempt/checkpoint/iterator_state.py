@@ -162,10 +162,8 @@ class IteratorState(State):
 
     _is_reserved = True
 
-    def __init__(
-        self, checkpoint: tf.train.Checkpoint, name: str = "tfpreempt.iterators"
-    ) -> None:
-        super().__init__(name, per_worker=True, registry=None)
+    def __init__(self, checkpoint: tf.train.Checkpoint) -> None:
+        super().__init__("tfpreempt.iterators", per_worker=True, registry=None)
         self._checkpoint = checkpoint
 
     def is_wanted(self) -> bool:

@@ -1,4 +1,4 @@
-"""Pure path rules: what lies where in a checkpoint directory.
+"""Rules of paths: what lies where in a checkpoint directory.
 
 Own form, in `<dir>`:
 
@@ -36,7 +36,7 @@ import os
 import re
 
 from tfpreempt import errors
-from tfpreempt.storage import paths
+from tfpreempt.storage import paths, reading
 
 MANIFEST = "MANIFEST.json"
 MARKER = "COMMITTED"
@@ -53,10 +53,13 @@ INTENT_SUFFIX = ".tfpreempt-intent"
 CLAIM_SUFFIX = ".claim"
 
 _IN_PLACE = "commit-"
-_STEP = re.compile(r"(0|[1-9][0-9]{0,18})(?:\.([1-9][0-9]{0,18}))?")
 ATTEMPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_COMMIT = re.compile(
+    rf"(0|[1-9][0-9]{{0,18}})(\.[1-9][0-9]{{0,18}})?|{_IN_PLACE}{ATTEMPT.pattern}"
+)
 _STATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
-_SAVED = re.compile(
+# What a save of ours in the own form could have written, relative to its directory.
+SAVED = re.compile(
     r"ckpt\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?|ckpt_temp/.+|"
     r"(states|worker-\d{4,})/[^/]+\.state|(MANIFEST\.json|COMMITTED)(\.tmp)?"
 )
@@ -70,30 +73,26 @@ def is_same(one: str, other: str) -> bool:
         return False  # one of them is not there, or a URL
 
 
+def names(directory: str) -> list[str]:
+    """The names in a directory, sorted; none where there is no directory.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    try:
+        return sorted(reading.names(directory))
+    except FileNotFoundError:
+        return []
+
+
 def is_commit_name(name: str) -> bool:
     """Whether a directory of this name can be a commit in the own form."""
-    return is_step_name(name) or is_in_place_name(name)
-
-
-def is_step_name(name: str) -> bool:
-    """Whether a commit that was renamed can have this name."""
-    return _STEP.fullmatch(name) is not None
+    return _COMMIT.fullmatch(name) is not None
 
 
 def is_in_place_name(name: str) -> bool:
     """Whether a commit that was written in its place can have this name."""
-    return name.startswith(_IN_PLACE) and bool(
-        ATTEMPT.fullmatch(name[len(_IN_PLACE) :])
-    )
-
-
-def is_saved_name(name: str) -> bool:
-    """Whether a save of ours in the own form could have written this file.
-
-    Args:
-        name: relative to the commit's directory, "/" between parts.
-    """
-    return _SAVED.fullmatch(name) is not None
+    return name.startswith(_IN_PLACE) and is_commit_name(name)
 
 
 def step_name(number: int) -> str:
@@ -127,11 +126,6 @@ def staging_directory(directory: str, attempt: str) -> str:
     return os.path.join(directory, STAGING, attempt)
 
 
-def claim(staged: str) -> str:
-    """The file that whoever writes in a staging directory holds a lock on."""
-    return staged + CLAIM_SUFFIX
-
-
 def worker_name(worker: int) -> str:
     """The directory name of one worker's shard."""
     return f"worker-{worker:04d}"
@@ -145,11 +139,6 @@ def state_file(name: str) -> str:
 def sidecar(prefix: str) -> str:
     """The directory that holds what belongs to a flat checkpoint."""
     return prefix + SIDECAR_SUFFIX
-
-
-def intent(prefix: str) -> str:
-    """The file that says that a flat checkpoint of ours is under way."""
-    return prefix + INTENT_SUFFIX
 
 
 def check_state_name(name: object) -> str:

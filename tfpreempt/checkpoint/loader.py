@@ -2,65 +2,72 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import os
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, retention
+from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.payload import Contents
+from tfpreempt.checkpoint.payload import Payload
 from tfpreempt.checkpoint.remote import fetch
-from tfpreempt.checkpoint.state import check_state_file, read_state
+from tfpreempt.checkpoint.state import (
+    REGISTRY,
+    State,
+    StateRegistry,
+    check_state_file,
+    read_state,
+)
 from tfpreempt.core import events
-from tfpreempt.storage.files import Files, files_for
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.storage.files import Files
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class CheckpointLoader:
     """One worker's view of a checkpoint directory.
 
     Args:
-        contents: what is restored.
         directory: the checkpoint directory, the chief's for all workers.
+        cluster: who the workers are, and which one this is.
+        files: the file operations.
+        payload: what TensorFlow or a save_fn writes.
+        random_state: this worker's random generators; None where they are not kept.
+        registry: the named States that go along.
         max_to_keep: own commits to keep; None keeps all.
         needs_prefix: whether a commit of named States alone is nothing to restore.
-        files: the file operations.
 
     Attributes:
         damaged: tokens of the commits that `newest` passed over.
     """
 
-    def __init__(
-        self,
-        contents: Contents,
-        directory: str,
-        *,
-        max_to_keep: int | None = 2,
-        needs_prefix: bool = False,
-        files: Files | None = None,
-    ) -> None:
-        retention.check_max_to_keep(max_to_keep)
-        self.contents = contents
-        self.directory = directory
-        self.max_to_keep = max_to_keep
-        self.files = files or files_for(directory)
-        self.damaged: set[str] = set()
-        self._needs_prefix = needs_prefix
+    directory: str
+    cluster: Cluster
+    files: Files
+    payload: Payload = dataclasses.field(default_factory=Payload)
+    random_state: State | None = None
+    registry: StateRegistry = REGISTRY
+    max_to_keep: int | None = 2
+    needs_prefix: bool = False
+    damaged: set[str] = dataclasses.field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        keep = self.max_to_keep
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise errors.ConfigurationError(
+                f"max_to_keep must be None (keep all) or 1 or more; got {keep!r}."
+            )
 
     def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
         """The newest that verifies; on the chief. See `restore.newest_verified`."""
         return restoring.newest_verified(
-            self.directory,
-            *on_skip,
-            needs_prefix=self._needs_prefix,
-            check=self._check_readable,
-            on_damaged=lambda candidate: self.damaged.add(candidate.token),
+            self.directory, *on_skip, needs_prefix=self.needs_prefix, check=self._check
         )
 
     def fetch_newer(
@@ -77,7 +84,7 @@ class CheckpointLoader:
             self.directory,
             on_skip,
             max_to_keep=self.max_to_keep,
-            needs_prefix=self._needs_prefix,
+            needs_prefix=self.needs_prefix,
         )
 
     def fetch(self, store: ObjectStore, token: str) -> Entry | None:
@@ -106,7 +113,8 @@ class CheckpointLoader:
 
     def find(self, token: str) -> Entry | None:
         """The checkpoint that the chief chose and verified, as this worker sees it."""
-        return restoring.find_by_token(self.directory, token)
+        found = restoring.find_candidates(self.directory, lambda problem: None)
+        return next((each for each in found if each.token == token), None)
 
     def restore(
         self, candidate: Entry, *, named_states: bool = True
@@ -123,22 +131,26 @@ class CheckpointLoader:
         Raises:
             CheckpointMismatchError: another model's checkpoint; nothing was assigned.
         """
-        payload, cluster = self.contents.payload, self.contents.cluster
+        cluster, manifest = self.cluster, candidate.manifest
         if candidate.prefix is not None:
-            payload.restore(candidate.prefix, with_data=self._has_my_data(candidate))
-        if candidate.manifest is not None:
-            restoring.warn_about_world(candidate, cluster.worker, cluster.world)
-            if shard := self._shard(candidate):
-                for state in payload.states:
+            # TensorFlow's own files have the positions of the chief's iterators.
+            is_mine = manifest is None or (
+                cluster.is_chief and manifest.world_size == cluster.world
+            )
+            self.payload.restore(candidate.prefix, with_data=is_mine)
+        if manifest is not None:
+            restoring.warn_about_world(candidate, cluster)
+            if shard := restoring.shard_of(candidate, self.cluster):
+                for state in self.payload.states:
                     read_state(shard, state)
             if named_states:
                 self.load_named_states(candidate)
-        payload.restored(candidate)
+        self.payload.restored(candidate)
         return events.Restored(
             path=candidate.path,
             step=candidate.step or 0,
             sequence=candidate.sequence or 0,
-            world_size=candidate.manifest.world_size if candidate.manifest else 0,
+            world_size=manifest.world_size if manifest else 0,
         )
 
     def load_random_state(self, candidate: Entry) -> bool:
@@ -147,61 +159,48 @@ class CheckpointLoader:
         Returns:
             Whether the checkpoint had them for this worker.
         """
-        state, shard = self.contents.random_state, self._shard(candidate)
+        state, shard = self.random_state, restoring.shard_of(candidate, self.cluster)
         return state is not None and shard is not None and read_state(shard, state)
 
     def random_bytes(self) -> bytes:
         """This worker's random generators as a save would hold them."""
         buffer = io.BytesIO()
-        if self.contents.random_state is not None:
-            self.contents.random_state.save(buffer)
+        if self.random_state is not None:
+            self.random_state.save(buffer)
         return buffer.getvalue()
-
-    def checkpoint(self, candidate: Entry) -> Checkpoint:
-        """A handle for users."""
-        return Checkpoint(candidate.path, prefix=candidate.prefix, step=candidate.step)
 
     def load_named_states(self, candidate: Entry) -> None:
         """Loads the registered States; on every worker, main thread."""
         shared = os.path.join(candidate.shards, layout.STATES)
-        shard = self._shard(candidate)
-        for state in self.contents.registry.in_order():
+        shard = restoring.shard_of(candidate, self.cluster)
+        for state in self.registry.in_order():
             folder = shard if state.per_worker else shared
             if folder is not None and not read_state(folder, state):
                 _log.warning(
                     "tfpreempt: %s has no State %r", candidate.path, state.name
                 )
 
-    def _check_readable(self, candidate: Entry) -> None:
-        """Tries, for all workers, what `restore` will read; assigns nothing.
+    def _check(self, candidate: Entry) -> None:
+        """Verifies, and remembers what is damaged.
 
         Raises:
             CheckpointDamagedError: something of it cannot be read.
         """
+        try:
+            restoring.verify(candidate)
+            self._try_to_read(candidate)
+        except errors.CheckpointDamagedError:
+            self.damaged.add(candidate.token)
+            raise
+
+    def _try_to_read(self, candidate: Entry) -> None:
+        """Tries, for all workers, what `restore` will read; assigns nothing."""
         if candidate.prefix is not None:
-            self.contents.payload.check(candidate.prefix)
+            self.payload.check(candidate.prefix)
         manifest = candidate.manifest
-        states = {each.name: each for each in self.contents.registry.in_order()}
+        states = {each.name: each for each in self.registry.in_order()}
         for entry in manifest.files if manifest is not None else ():
             path = candidate.file(entry.name)
             folder, name = os.path.split(path)
             if os.path.dirname(folder) == candidate.shards:
                 check_state_file(path, states.get(name.removesuffix(".state")))
-
-    def _has_my_data(self, candidate: Entry) -> bool:
-        """Whether TensorFlow's own files have this worker's iterators (the chief's)."""
-        manifest, cluster = candidate.manifest, self.contents.cluster
-        return manifest is None or (
-            cluster.is_chief and manifest.world_size == cluster.world
-        )
-
-    def _shard(self, candidate: Entry) -> str | None:
-        """The directory with what this worker saved; None if it saved nothing."""
-        manifest, cluster = candidate.manifest, self.contents.cluster
-        if (
-            manifest is None
-            or manifest.world_size != cluster.world
-            or cluster.worker not in manifest.workers
-        ):
-            return None
-        return os.path.join(candidate.shards, layout.worker_name(cluster.worker))

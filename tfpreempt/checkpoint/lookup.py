@@ -7,11 +7,8 @@ checked before they are used for anything.
 from __future__ import annotations
 
 import dataclasses
-import io
-import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, flat, layout, pointer
@@ -73,7 +70,7 @@ def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
             f"{store.uri} holds the commits of a run; expected one of them. Use the "
             f"newest: Checkpoint({newest[0].path!r})."
         )
-    names = _checked(_names(store), store.uri)
+    names = _names(store)
     if unread.kind is Kind.REMOTE or destination.PROGRESS in names:
         raise _unfinished(unread.path)
     if not names:
@@ -108,39 +105,33 @@ def _commit(unread: Entry) -> Entry | None:
     return found if found.is_committed else None
 
 
-def _names(store: ObjectStore) -> Iterator[str]:
-    """Of all files; links in a directory are passed over, said once."""
-    is_said = False
-    for name in store.list():
-        path = os.path.join(store.uri, name)
-        if isinstance(store, LocalStore) and (
-            os.path.islink(path) or not os.path.isfile(path)
-        ):
-            if not is_said:
-                _log.warning("%s is no file; a checkpoint's links are left out", path)
-            is_said = True
-        elif name not in (layout.METADATA, layout.METADATA + ".tmp"):
-            yield name
-
-
-def _checked(names: Iterable[str], where: str) -> list[str]:
-    """Names that may become paths.
+def _names(store: ObjectStore) -> list[str]:
+    """Of all files, checked: they may become paths. Links are passed over, said once.
 
     Raises:
-        CheckpointDamagedError: one may not, or there are too many.
+        CheckpointDamagedError: one may not become a path, or there are too many.
     """
-    found = list(itertools.islice(names, MAX_FILES + 1))
-    if len(found) > MAX_FILES:
-        raise errors.CheckpointDamagedError(
-            f"{where} has more than {MAX_FILES} files; expected the few of a "
-            "checkpoint. Name a directory further down."
-        )
-    for name in found:
-        if reason := paths.why_unsafe(name):
+    found: list[str] = []
+    left_out = ""
+    for name in store.list():
+        path = os.path.join(store.uri, name)
+        is_plain = os.path.isfile(path) and not os.path.islink(path)
+        if isinstance(store, LocalStore) and not is_plain:
+            left_out = left_out or path
+        elif reason := paths.why_unsafe(name):
             raise errors.CheckpointDamagedError(
-                f"{where} has a file {name[:120]!r}, which {reason}. Rename it, or use "
-                "another directory."
+                f"{store.uri} has a file {name[:120]!r}, which {reason}. Rename it, or "
+                "use another directory."
             )
+        elif name not in (layout.METADATA, layout.METADATA + ".tmp"):
+            found.append(name)
+        if len(found) > MAX_FILES:
+            raise errors.CheckpointDamagedError(
+                f"{store.uri} has more than {MAX_FILES} files; expected the few of a "
+                "checkpoint. Name a directory further down."
+            )
+    if left_out:
+        _log.warning("%s is no file; a checkpoint's links are left out", left_out)
     return sorted(found)
 
 
@@ -160,10 +151,8 @@ def _plain(place: Entry, names: list[str], with_sums: bool) -> Entry:
     manifest = Manifest(
         step=0, sequence=1, world_size=1, workers=(), files=tuple(files.values())
     )
-    text = io.StringIO()
-    for entry in manifest.files:
-        text.write(f"{entry.name}\0{entry.size}\0{entry.crc32c}\0")
-    data = text.getvalue().encode("utf-8", "surrogatepass")
+    said = (f"{each.name}\0{each.size}\0{each.crc32c}\0" for each in manifest.files)
+    data = "".join(said).encode("utf-8", "surrogatepass")
     return dataclasses.replace(
         place,
         condition=Condition.FOREIGN,

@@ -76,6 +76,35 @@ def to_json(manifest: Manifest) -> bytes:
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 
+def _is_whole(low: int, limit: int) -> Callable[[Any], bool]:
+    # bool is an int in Python, but not in a manifest
+    return lambda value: type(value) is int and low <= value < limit
+
+
+_FEW = f"at most {MAX_FILES}"
+_DEFAULTS: dict[str, Any] = {
+    "workers": None,
+    "prefix": None,
+    "versions": {},
+    "save_seconds": 0.0,
+    "metadata": {},
+}
+_FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "format": (lambda it: it == _FORMAT, f"{_FORMAT}"),
+    "step": (_is_whole(0, 1 << 63), "a whole number from 0 on"),
+    "sequence": (_is_whole(1, 1 << 63), "a whole number from 1 on"),
+    "world_size": (_is_whole(1, 1 << 31), "a whole number from 1 on"),
+    "files": (lambda it: type(it) is list, "a list of files"),
+    "versions": (lambda it: type(it) is dict, "a JSON object"),
+    "because": (lambda it: type(it) is str, "a string"),
+    "save_seconds": (
+        lambda it: type(it) in (int, float) and 0 <= it < 1e9,
+        "seconds, 0 or more",
+    ),
+    "metadata": (lambda it: type(it) is dict, "a JSON object"),
+}
+
+
 @functools.lru_cache(maxsize=8)
 def from_json(data: bytes, source: str) -> Manifest:
     """Reads and checks a manifest; the same bytes of one place only once.
@@ -94,52 +123,24 @@ def from_json(data: bytes, source: str) -> Manifest:
             f"The manifest {source} is not JSON: {error}"
         ) from error
     _check(source, "(whole file)", record, type(record) is dict, "a JSON object")
-    record = {"prefix": None, "versions": {}, "save_seconds": 0.0, **record}
-    record.setdefault("metadata", {})
-
-    def take(field: str, is_good: Callable[[Any], object], expected: str) -> Any:
+    record = {**_DEFAULTS, **record}
+    for field, (is_good, expected) in _FIELDS.items():
         value = record.get(field)
         _check(source, field, value, is_good(value), expected)
-        return value
-
-    take("format", lambda it: it == _FORMAT, f"{_FORMAT}")
-    take("files", lambda it: type(it) is list, "a list of files")
-    count = len(record["files"])
-    _check(source, "len(files)", count, count <= MAX_FILES, f"at most {MAX_FILES}")
-    world = take("world_size", _is_whole(1, 1 << 31), "a whole number from 1 on")
-    prefix = record["prefix"]
-    if prefix is not None and (reason := paths.why_unsafe(prefix)):
-        _check(source, "prefix", prefix, False, f"a safe relative path; it {reason}")
-    return Manifest(
-        step=take("step", _is_whole(0, 1 << 63), "a whole number from 0 on"),
-        sequence=take("sequence", _is_whole(1, 1 << 63), "a whole number from 1 on"),
-        world_size=world,
-        workers=tuple(
-            sorted(
-                take(
-                    "workers",
-                    lambda it: (
-                        type(it) is list
-                        and all(map(_is_whole(0, world), it))
-                        and len(set(it)) == len(it)
-                    ),
-                    f"distinct indices below {world}",
-                )
-            )
-        ),
-        files=_files(source, record["files"]),
-        prefix=prefix,
-        versions=take("versions", lambda it: type(it) is dict, "a JSON object"),
-        because=take("because", lambda it: type(it) is str, "a string"),
-        save_seconds=float(
-            take(
-                "save_seconds",
-                lambda it: type(it) in (int, float) and 0 <= it < 1e9,
-                "seconds, 0 or more",
-            )
-        ),
-        metadata=take("metadata", lambda it: type(it) is dict, "a JSON object"),
+    world, workers, files = record["world_size"], record["workers"], record["files"]
+    are_indices = (
+        type(workers) is list
+        and all(map(_is_whole(0, world), workers))
+        and len(set(workers)) == len(workers)
     )
+    _check(source, "workers", workers, are_indices, f"distinct indices below {world}")
+    _check(source, "len(files)", len(files), len(files) <= MAX_FILES, _FEW)
+    if record["prefix"] is not None and (reason := paths.why_unsafe(record["prefix"])):
+        expected = f"a safe relative path; it {reason}"
+        _check(source, "prefix", record["prefix"], False, expected)
+    known = {field.name: record[field.name] for field in dataclasses.fields(Manifest)}
+    known |= {"workers": tuple(sorted(workers)), "files": _files(source, files)}
+    return Manifest(**known | {"save_seconds": float(record["save_seconds"])})
 
 
 def _files(source: str, records: list[Any]) -> tuple[FileEntry, ...]:
@@ -157,11 +158,6 @@ def _files(source: str, records: list[Any]) -> tuple[FileEntry, ...]:
         _check(source, f"{at}.crc32c", crc32c, is_crc32c(crc32c), "32 bits, unsigned")
         found[name] = FileEntry(name=name, size=size, crc32c=crc32c)
     return tuple(found[name] for name in sorted(found))
-
-
-def _is_whole(low: int, limit: int) -> Callable[[Any], bool]:
-    # bool is an int in Python, but not in a manifest
-    return lambda value: type(value) is int and low <= value < limit
 
 
 def _check(

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of one worker, and what a saver asks of TensorFlow's part."""
+"""What a saver asks of the part of a checkpoint that TensorFlow writes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
-from tfpreempt.core.cluster import Cluster
+from tfpreempt.checkpoint.state import State
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,20 +111,3 @@ class Payload:
     def needs_peers(self) -> bool:
         """Whether `write` needs all workers at once (a collective read)."""
         return False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """What a checkpoint holds of one worker.
-
-    Attributes:
-        cluster: who the workers are, and which one this is.
-        payload: what TensorFlow or a save_fn writes.
-        random_state: this worker's random generators; None where they are not kept.
-        registry: the named States that go along.
-    """
-
-    cluster: Cluster
-    payload: Payload = dataclasses.field(default_factory=Payload)
-    random_state: State | None = None
-    registry: StateRegistry = REGISTRY

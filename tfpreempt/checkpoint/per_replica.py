@@ -72,10 +72,8 @@ class PerReplicaState(State):
 
     _is_reserved = True
 
-    def __init__(
-        self, checkpoint: tf.train.Checkpoint, name: str = "tfpreempt.per_replica"
-    ) -> None:
-        super().__init__(name, per_worker=True, registry=None)
+    def __init__(self, checkpoint: tf.train.Checkpoint) -> None:
+        super().__init__("tfpreempt.per_replica", per_worker=True, registry=None)
         self._checkpoint = checkpoint
         self._untracked = attach(checkpoint)
 

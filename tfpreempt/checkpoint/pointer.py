@@ -6,6 +6,8 @@ double quotes with C escapes (tensorflow/python/training/checkpoint_state.proto)
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import dataclasses
 import os
 import re
@@ -15,8 +17,6 @@ from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files, write_durably
 
 _LINE = re.compile(r'^\s*(\w+)\s*:\s*(?:"((?:[^"\\]|\\.)*)"|(\S+))\s*$')
-_ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
-_PLAIN = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,9 @@ def read(directory: str) -> Pointer | None:
     for line in text.splitlines():
         if match := _LINE.match(line):
             name, quoted, bare = match.groups()
-            value = bare if quoted is None else _unescape(quoted)
-            fields.setdefault(name, []).append(value)
+            with contextlib.suppress(ValueError):  # an escape that is none
+                value = bare if quoted is None else _unescape(quoted)
+                fields.setdefault(name, []).append(value)
     latest = fields.get("model_checkpoint_path", [""])[0]
     if not latest:
         return None
@@ -91,25 +92,12 @@ def _floats(values: list[str]) -> tuple[float, ...]:
 
 
 def _escape(text: str) -> str:
-    out = []
-    for byte in os.fsencode(text):
-        char = chr(byte)
-        if char in '"\\':
-            out.append("\\" + char)
-        elif 32 <= byte < 127:
-            out.append(char)
-        else:
-            out.append(f"\\{byte:03o}")
-    return "".join(out)
+    return "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
+        for byte in os.fsencode(text)
+    )
 
 
 def _unescape(text: str) -> str:
-    def one(match: re.Match[bytes]) -> bytes:
-        body = match.group(1)
-        if body[:1].isdigit():
-            return bytes([int(body, 8) & 255])
-        if body[:1] == b"x" and len(body) > 1:
-            return bytes([int(body[1:], 16)])
-        return _PLAIN.get(body, body)
-
-    return os.fsdecode(_ESCAPE.sub(one, text.encode("utf-8", "surrogateescape")))
+    data = text.encode("utf-8", "surrogateescape")
+    return os.fsdecode(codecs.escape_decode(data)[0])

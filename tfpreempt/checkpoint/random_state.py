@@ -42,8 +42,8 @@ class RandomState(State):
 
     _is_reserved = True
 
-    def __init__(self, name: str = "tfpreempt.random") -> None:
-        super().__init__(name, per_worker=True, registry=None)
+    def __init__(self) -> None:
+        super().__init__("tfpreempt.random", per_worker=True, registry=None)
 
     def save(self, fileobj: IO[bytes]) -> None:
         record = {
@@ -133,11 +133,7 @@ def _load_keras_record(seeds: Any) -> None:
         # The saved program had one. Made with a seed, it draws none from Python's.
         make = functools.partial(keras.SeedGenerator, 0)
         state.set_global_attribute(name, out_of_scope(make))
-    parts = local_parts(state.get_global_attribute(name).state)
-    if len(parts) != len(seeds):
-        seeds = [seeds[0]] * len(parts)
-    for part, seed in zip(parts, seeds, strict=True):
-        part.assign(seed)
+    _assign(state.get_global_attribute(name), seeds)
 
 
 def generator_record(generator: Any) -> Any:
@@ -152,23 +148,24 @@ def generator_record(generator: Any) -> Any:
 
 
 def _load_generator(record: Any) -> None:
-    generator = _stateful_random.global_generator
-    if generator is None:
-        # The saved program had one, so this one will ask for it.
-        state = decode(record["states"][0])
-        make = functools.partial(
-            tf.random.Generator.from_state, state, alg=record["algorithm"]
-        )
-        tf.random.set_global_generator(out_of_scope(make))
+    if (generator := _stateful_random.global_generator) is not None:
+        load_generator_record(generator, record)
         return
-    load_generator_record(generator, record)
+    # The saved program had one, so this one will ask for it.
+    state, algorithm = decode(record["states"][0]), record["algorithm"]
+    make = functools.partial(tf.random.Generator.from_state, state, alg=algorithm)
+    tf.random.set_global_generator(out_of_scope(make))
 
 
 def load_generator_record(generator: Any, record: Any) -> None:
     """Sets a `tf.random.Generator` to what `generator_record` gave."""
-    states = [decode(state) for state in record["states"]]
-    components = local_parts(generator.state)
-    if len(components) != len(states):
-        states = [states[0]] * len(components)
-    for component, state in zip(components, states, strict=True):
-        component.assign(state)
+    _assign(generator, [decode(state) for state in record["states"]])
+
+
+def _assign(generator: Any, states: list[Any]) -> None:
+    """Of other numbers of replicas than here all get what the first one had."""
+    parts = local_parts(generator.state)
+    if len(parts) != len(states):
+        states = [states[0]] * len(parts)
+    for part, state in zip(parts, states, strict=True):
+        part.assign(state)

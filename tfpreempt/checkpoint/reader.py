@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from tfpreempt.checkpoint.iterator_state import positions_kept
 from tfpreempt.checkpoint.untracked import NAME, attach
 from tfpreempt.checkpoint.variables import plain_message, variable_shape, walk
 
+_log = logging.getLogger(__name__)
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
 _OPTIONAL = {"checkpointed_runs", "save_counter"}
 
@@ -69,7 +71,15 @@ def restore(
         ) from error
     status.expect_partial()
     follow_later_restores(status, prefix)
-    structure.warn_of_unused(prefix, unused)
+    if unused:
+        _log.warning(
+            "%s has %d variables that nothing here has (yet), so they were not "
+            "restored: %s. If no layer that is built later takes them, the model has "
+            "changed since, and the next save drops them.",
+            prefix,
+            len(unused),
+            structure.listed(unused),
+        )
 
 
 def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[str]:
@@ -100,7 +110,13 @@ def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[s
         label = f"{name} ({path})" if name else path
         problems.append(structure.problem(label, here, saved))
     structure.check(prefix, [*filter(None, problems)], unused)
-    structure.warn_of_new(prefix, new)
+    if new:
+        _log.warning(
+            "%s does not have %s, which lie in lists, dicts or objects of the program; "
+            "they stay as the program made them.",
+            prefix,
+            structure.listed(sorted(new)),
+        )
     return unused
 
 

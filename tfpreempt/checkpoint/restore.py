@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import bundle, catalog, foreign
+from tfpreempt.checkpoint import bundle, catalog, foreign, layout
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.verification import faults
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.progress import ByteBar
 
 _log = logging.getLogger(__name__)
@@ -16,9 +18,13 @@ _THREADS = 4
 MUCH = 2 << 30  # bytes that take so long to check that it is said
 
 
+def _warn(problem: str) -> None:
+    _log.warning("Passing over a checkpoint: %s", problem)
+
+
 def find_candidates(
     directory: str,
-    on_skip: Callable[[str], None] | None = None,
+    on_skip: Callable[[str], None] = _warn,
     on_lost: Callable[[str], None] | None = None,
 ) -> list[Entry]:
     """All that might be restored from a directory, newest first; nothing is verified.
@@ -31,8 +37,6 @@ def find_candidates(
     Raises:
         CheckpointError: the directory cannot be listed.
     """
-    skip = on_skip or _warn
-    lost = on_lost or skip
     try:
         listed = foreign.among(directory, catalog.scan(directory))
     except OSError as error:
@@ -47,9 +51,9 @@ def find_candidates(
         if entry.is_committed or entry.condition is Condition.FOREIGN:
             found.append(entry)
         elif entry.condition is Condition.DAMAGED:
-            lost(entry.problems[0])
+            (on_lost or on_skip)(entry.problems[0])
         elif entry.kind is Kind.FLAT and entry.remarks:
-            skip(f"{entry.path!r} is {entry.remarks[0]}")
+            on_skip(f"{entry.path!r} is {entry.remarks[0]}")
     return found
 
 
@@ -84,66 +88,60 @@ def verify(entry: Entry) -> None:
 
 def newest_verified(
     directory: str,
-    on_skip: Callable[[str], None] | None = None,
+    on_skip: Callable[[str], None] = _warn,
     on_lost: Callable[[str], None] | None = None,
     *,
+    wants: Callable[[Entry], bool] = lambda entry: True,
     needs_prefix: bool = False,
-    check: Callable[[Entry], None] = lambda entry: None,
-    on_damaged: Callable[[Entry], None] | None = None,
+    check: Callable[[Entry], None] = verify,
 ) -> Entry | None:
-    """The newest checkpoint that passes `verify`; None if the directory has none.
+    """The newest checkpoint that is whole; None if the directory has none.
 
     Args:
         directory: the checkpoint directory; it need not exist.
         on_skip: called with a description of each that is passed over, which names the
             damaged file; the default logs a warning.
         on_lost: the same of a damaged commit of ours; by default `on_skip`.
+        wants: whether to look at one at all.
         needs_prefix: passes over commits that hold named States only.
-        check: raises CheckpointDamagedError for what is whole and yet no use.
-        on_damaged: called with each that doesn't pass.
+        check: raises CheckpointDamagedError for what is not whole, or no use.
 
     Raises:
         CheckpointError: the directory cannot be listed.
     """
-    skip = on_skip or _warn
-    lost = on_lost or skip
-    for entry in find_candidates(directory, skip, lost):
+    lost = on_lost or on_skip
+    for entry in filter(wants, find_candidates(directory, on_skip, lost)):
         if needs_prefix and entry.prefix is None:
-            skip(
+            on_skip(
                 f"{entry.path!r} (step {entry.step}) has no TensorFlow "
                 "checkpoint, only named States: restoring it would leave the weights "
                 "as they are"
             )
             continue
         try:
-            verify(entry)
             check(entry)
         except errors.CheckpointDamagedError as error:
-            (skip if entry.manifest is None else lost)(str(error))
-            if on_damaged is not None:
-                on_damaged(entry)
+            (on_skip if entry.manifest is None else lost)(str(error))
         else:
             return entry
     return None
 
 
-def find_by_token(directory: str, token: str) -> Entry | None:
-    """The checkpoint that another worker named by its token; None if it isn't here."""
-    for entry in find_candidates(directory, lambda problem: None):
-        if entry.token == token:
-            return entry
-    return None
+def shard_of(entry: Entry, cluster: Cluster) -> str | None:
+    """The directory with what a worker saved; None if it saved nothing."""
+    manifest, worker = entry.manifest, cluster.worker
+    if manifest is None or manifest.world_size != cluster.world:
+        return None
+    if worker not in manifest.workers:
+        return None
+    return os.path.join(entry.shards, layout.worker_name(worker))
 
 
-def _warn(problem: str) -> None:
-    _log.warning("Passing over a checkpoint: %s", problem)
-
-
-def warn_about_world(entry: Entry, worker: int, world_size: int) -> None:
+def warn_about_world(entry: Entry, cluster: Cluster) -> None:
     """Says what is not restored on a worker that has no shard in a commit of ours."""
     manifest = entry.manifest
     assert manifest is not None
-    if manifest.world_size != world_size:
+    if manifest.world_size != cluster.world:
         _log.warning(
             "%s was written by %d workers, now there are %d: weights and step are "
             "restored as saved, but data positions, random generators and "
@@ -151,13 +149,13 @@ def warn_about_world(entry: Entry, worker: int, world_size: int) -> None:
             "starts its data anew and ON_READ variables get their reduced value.",
             entry.path,
             manifest.world_size,
-            world_size,
+            cluster.world,
         )
-    elif worker not in manifest.workers:
+    elif cluster.worker not in manifest.workers:
         _log.warning(
             "%s has no shard of worker %d (it was lost when the checkpoint was "
             "committed): its data position, random generators and per-replica "
             "parts are not restored.",
             entry.path,
-            worker,
+            cluster.worker,
         )

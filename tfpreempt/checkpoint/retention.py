@@ -11,9 +11,8 @@ it never deletes one: those it finds belong to TensorFlow's own handler.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, layout
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.core.clock import Clock
@@ -22,48 +21,36 @@ from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.local import TEMPORARY
 
 
-def check_max_to_keep(max_to_keep: object) -> None:
-    """Raises ConfigurationError unless it is None or a whole number, 1 or more."""
-    if max_to_keep is None:
-        return
-    if type(max_to_keep) is not int or max_to_keep < 1:
-        raise errors.ConfigurationError(
-            f"max_to_keep must be None (keep all) or 1 or more; got {max_to_keep!r}."
-        )
-
-
 def plan(
-    directory: str, max_to_keep: int | None, damaged: Collection[str] = ()
-) -> tuple[list[str], list[str]]:
+    entries: Iterable[Entry], max_to_keep: int | None, damaged: Collection[str] = ()
+) -> tuple[list[Entry], list[Entry]]:
     """Which of our own commits stay and which go.
 
     Args:
-        directory: the checkpoint directory.
+        entries: what lies in the directory, newest first.
         max_to_keep: how many to keep, at least 1; None keeps all.
         damaged: tokens of commits that are known to be damaged: they don't count, and
             go first.
 
     Returns:
-        Paths to keep and paths to delete, oldest first.
+        Those to keep and those to delete, oldest first.
     """
-    found = [entry for entry in catalog.scan(directory) if entry.is_committed]
-    own = [entry for entry in reversed(found) if entry.kind is Kind.OWN]
+    own = [e for e in entries if e.is_committed and e.kind is Kind.OWN][::-1]
     if max_to_keep is None:
-        return [entry.path for entry in own], []
-    whole = [entry.path for entry in own if entry.token not in damaged]
-    kept = whole[-max(1, max_to_keep) :]
-    return kept, [entry.path for entry in own if entry.path not in kept]
+        return own, []
+    kept = [entry for entry in own if entry.token not in damaged][-max_to_keep:]
+    return kept, [entry for entry in own if entry not in kept]
 
 
-def delete(files: Files, holder: str) -> None:
+def delete(files: Files, entry: Entry) -> None:
     """Deletes what we wrote in a commit's directory (or a sidecar directory).
 
     Raises:
         OSError: as the file system says.
     """
-    entry = catalog.at(holder)
-    if entry.manifest is None:
-        return
+    holder = os.path.join(entry.store.uri, entry.holder)
+    if entry.manifest is None or not reading.is_dir(holder):
+        return  # not ours, or somebody else was quicker
     files.remove(os.path.join(holder, layout.MARKER))
     files.sync_dir(holder)
     folders = {holder}
@@ -72,7 +59,7 @@ def delete(files: Files, holder: str) -> None:
             files.remove(path)
             folders.add(os.path.dirname(path))
     files.remove(os.path.join(holder, layout.METADATA))
-    for name in reading.names(holder):
+    for name in layout.names(holder):
         if name.startswith(TEMPORARY):  # of metadata, by a process that was killed
             files.remove(os.path.join(holder, name))
     for name in (layout.MARKER, layout.MANIFEST, layout.METADATA):
@@ -151,7 +138,7 @@ def delete_uncommitted(files: Files, entry: Entry, clock: Clock) -> bool:
         staged = layout.staging_directory(directory, str(attempt))
     with claims.left_over(staged, entry.path, clock=clock) as is_left:
         if is_left:
-            delete(files, entry.path)
+            delete(files, entry)
         return is_left
 
 
@@ -173,30 +160,23 @@ def _staged(directory: str) -> dict[str, list[str]]:
     """
     staging = os.path.join(directory, layout.STAGING)
     found: dict[str, list[str]] = {}
-    for name in _names(staging) if _is_real_directory(staging) else ():
+    for name in layout.names(staging) if _is_real_directory(staging) else ():
         path = os.path.join(staging, name)
         if name.startswith(layout.FETCH):
             continue  # a download that goes on; `fetch` removes old ones
         if layout.ATTEMPT.fullmatch(name) and not reading.is_link(path):
             parts = found.setdefault(path.removesuffix(layout.CLAIM_SUFFIX), [])
             parts += [path] if reading.is_dir(path) else []
-    for name in _names(directory):
+    for name in layout.names(directory):
         path = os.path.join(directory, name)
         if (
             layout.is_in_place_name(name)
             and _is_real_directory(path)
             and not reading.is_there(os.path.join(path, layout.MARKER))
-            and all(map(layout.is_saved_name, reading.tree(path)))
+            and all(map(layout.SAVED.fullmatch, reading.tree(path)))
         ):
             found[path] = [path]
     return found
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return sorted(reading.names(directory))
-    except FileNotFoundError:
-        return []
 
 
 def _is_real_directory(path: str) -> bool:

@@ -7,6 +7,7 @@ What TensorFlow has to do with it sits behind `Payload` (writer.py).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -26,7 +27,7 @@ from tfpreempt.checkpoint.state import sync_states, try_states, write_states
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.restarts import num_restarts
-from tfpreempt.storage import failure, reading
+from tfpreempt.storage import failure
 
 _log = logging.getLogger(__name__)
 
@@ -44,34 +45,29 @@ class Copies(Protocol):
         ...
 
 
+@dataclasses.dataclass(eq=False)
 class CheckpointSaver:
     """Saves checkpoints; build it with `writer.make_saver`.
 
     Args:
-        loader: says what is saved, and where.
+        loader: says what is saved, and where; finds and restores. What it finds damaged
+            does not count as kept.
         copies: the copy of the directory; None without one.
         clock: for measured times.
 
     Attributes:
-        loader: finds and restores; what it finds damaged does not count as kept.
         directory: the checkpoint directory, the chief's for all workers.
     """
 
-    def __init__(
-        self,
-        loader: CheckpointLoader,
-        *,
-        copies: Copies | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self.loader = loader
-        self.directory = loader.directory
-        self._contents = loader.contents
-        self._payload = loader.contents.payload
-        self._is_chief = loader.contents.cluster.is_chief
-        self._files = loader.files
-        self._copies = copies
-        self._clock = clock or SystemClock()
+    loader: CheckpointLoader
+    copies: Copies | None = None
+    clock: Clock = dataclasses.field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        self.directory = self.loader.directory
+        self._payload = self.loader.payload
+        self._is_chief = self.loader.cluster.is_chief
+        self._files = self.loader.files
         self._home = Home(self.directory)
         self._claim: Claim | None = None  # of the newest save, until it is over
         self._restart = num_restarts()  # read now: a save must not fail on it
@@ -85,9 +81,9 @@ class CheckpointSaver:
         A failure is logged: leftovers cost space, never correctness.
         """
         try:
-            removed = retention.clean(self._files, self.directory, self._clock)
+            removed = retention.clean(self._files, self.directory, self.clock)
             flat.settle(self._files, self.directory)
-            probe.remove_stale_probes(self.directory, self._clock)
+            probe.remove_stale_probes(self.directory, self.clock)
             home.sign(self._files, self.directory)
             self._home = Home(self.directory)
         except OSError as error:
@@ -98,11 +94,11 @@ class CheckpointSaver:
 
     def needs_peers(self) -> bool:
         """Whether `stage` needs all workers at once; main thread."""
-        return self._contents.cluster.world > 1 and self._payload.needs_peers()
+        return self.loader.cluster.world > 1 and self._payload.needs_peers()
 
     def try_states(self) -> None:
         """Warns of named States that this worker could not save; main thread."""
-        states, is_chief = self._contents.registry.in_order(), self._is_chief
+        states, is_chief = self.loader.registry.in_order(), self._is_chief
         try_states(each for each in states if each.per_worker or is_chief)
 
     def stage(self, step: int, attempt: str, *args: Any, **kwargs: Any) -> Staged:
@@ -117,7 +113,7 @@ class CheckpointSaver:
         Raises:
             SaveError: the disk; says what to do.
         """
-        started = self._clock.monotonic()
+        started = self.clock.monotonic()
         directory = layout.staging_directory(self.directory, attempt)
         with (
             self._undone_on_failure(directory),
@@ -159,10 +155,8 @@ class CheckpointSaver:
             SaveError: nothing was committed, and nothing older was touched.
         """
         if not self._is_chief:
-            worker = self._contents.cluster.worker
-            raise errors.UsageError(
-                f"Worker {worker} is not the chief; it cannot commit."
-            )
+            worker = self.loader.cluster.worker
+            raise errors.UsageError(f"Worker {worker} is not the chief to commit.")
         if staged.written.is_empty:
             _log.warning(
                 "Nothing to commit at step %d: save_fn returned None (return the path "
@@ -177,17 +171,9 @@ class CheckpointSaver:
         ):
             self._home.check()
             present = self._keep_shards(staged.directory, workers)
-            path, manifest = self._publish(staged, because, present)
+            committed = self._publish(staged, because, present)
         self._let_go(staged.directory)
-        return events.Commit(
-            step=manifest.step,
-            path=path,
-            sequence=manifest.sequence,
-            world_size=manifest.world_size,
-            save_seconds=self._clock.monotonic() - staged.started_at,
-            bytes=manifest.bytes,
-            because=manifest.because,
-        )
+        return committed
 
     def discard(self, staged: Staged) -> None:
         """Removes a staged save that will not be committed. Never raises."""
@@ -228,80 +214,85 @@ class CheckpointSaver:
             self._files.make_dirs(directory)
 
     def _write_states(self, directory: str) -> None:
-        states = self._contents.registry.in_order()
+        states = self.loader.registry.in_order()
         sync_states(states)
         self._home.check()
         if self._is_chief:
             replicated = [state for state in states if not state.per_worker]
             write_states(os.path.join(directory, layout.STATES), replicated)
         own = [*self._payload.states]
-        if self._contents.random_state is not None:
-            own.append(self._contents.random_state)
+        if self.loader.random_state is not None:
+            own.append(self.loader.random_state)
         own += [state for state in states if state.per_worker]
-        worker = layout.worker_name(self._contents.cluster.worker)
+        worker = layout.worker_name(self.loader.cluster.worker)
         folder = os.path.join(directory, worker)
         if own and not self._is_chief:
             self._claim = claims.take(self._files, directory)
         if write_states(folder, own) and not self._is_chief:
             # The chief can't sync what another machine still has in its cache.
-            for name in sorted(reading.names(folder)):
+            for name in layout.names(folder):
                 self._files.sync_file(os.path.join(folder, name))
             self._files.sync_dir(folder)
 
     def _publish(
         self, staged: Staged, because: str, workers: Sequence[int]
-    ) -> tuple[str, Manifest]:
+    ) -> events.Commit:
         """Commits what is staged, in its form; then deletes what is not kept."""
-        taken = catalog.highest_sequence(self.directory)
-        if self._copies is not None:
-            taken = max(taken, self._copies.highest_sequence)
+        found = catalog.scan(self.directory)
+        taken = catalog.highest_sequence(found)
+        if self.copies is not None:
+            taken = max(taken, self.copies.highest_sequence)
         draft = Manifest(
             step=staged.step,
             sequence=taken + 1,
-            world_size=self._contents.cluster.world,
+            world_size=self.loader.cluster.world,
             workers=tuple(sorted(set(workers))),
             files=(),
             because=because,
             versions=committing.versions(),
             metadata={"restart": self._restart, "attempt": staged.attempt},
         )
-        place = self._files, self._clock, self.directory, staged.directory
-        number, prefix = staged.written.number, staged.written.prefix
-        if prefix is not None:
-            manifest = flat.publish(*place, prefix, draft, staged.started_at)
-            self._tidy(os.path.dirname(prefix))
-            return prefix, manifest
-        published = committing.publish(*place, number, draft, staged.started_at)
+        is_flat = staged.written.prefix is not None
+        publish = flat.publish if is_flat else committing.publish
+        path, manifest = publish(self._files, self.clock, self.directory, staged, draft)
+        with committing.tidying(self.directory):
+            self._tidy(path, found, is_flat=is_flat)
+        return events.Commit(
+            step=manifest.step,
+            path=path,
+            sequence=manifest.sequence,
+            world_size=manifest.world_size,
+            save_seconds=self.clock.monotonic() - staged.started_at,
+            bytes=manifest.bytes,
+            because=manifest.because,
+        )
+
+    def _tidy(self, path: str, older: Sequence[Entry], *, is_flat: bool) -> None:
+        """Deletes what a new commit makes needless."""
+        if is_flat:
+            self._payload.committed()
+            flat.sweep(self._files, os.path.dirname(path))
+            for entry in retention.plan(older, 1)[1]:  # of our own form: fetched once
+                retention.delete(self._files, entry)
+            return
+        copies = self.copies
         committing.finish(
             self._files,
             self.directory,
+            [catalog.at(path), *older],
             self.loader.max_to_keep,
             self.loader.damaged,
-            self._is_pinned,
+            lambda each: copies is not None and copies.is_pinned(each),
         )
-        return published
-
-    def _is_pinned(self, path: str) -> bool:
-        return self._copies is not None and self._copies.is_pinned(path)
-
-    def _tidy(self, directory: str) -> None:
-        # The commit stands already, so what fails here is logged, not raised.
-        try:
-            self._payload.committed()
-            flat.sweep(self._files, directory)
-            for path in retention.plan(self.directory, 1)[1]:  # fetched once
-                retention.delete(self._files, path)
-        except OSError as error:
-            _log.warning("Tidying %s after a commit failed: %s", directory, error)
 
     def _keep_shards(self, directory: str, workers: Sequence[int]) -> list[int]:
         """Drops the shards of other workers; returns whose shards are there."""
         complete = {layout.worker_name(worker): worker for worker in workers}
-        names = reading.names(directory) if reading.is_dir(directory) else []
+        names = layout.names(directory)
         for name in names:
             if name.startswith("worker-") and name not in complete:
                 retention.delete_staging(self._files, os.path.join(directory, name))
-        if self._contents.random_state is None:
+        if self.loader.random_state is None:
             return list(workers)  # then a worker may have had nothing to save
         missing = sorted(complete[name] for name in complete.keys() - set(names))
         if missing:
@@ -330,15 +321,15 @@ class CheckpointSaver:
         holder, _, name = place.rstrip("/").rpartition("/")
         return holder == self.directory and layout.is_commit_name(name)
 
-    def delete(self, path: str) -> None:
+    def delete(self, entry: Entry) -> None:
         """Deletes one of our own commits; on the chief.
 
         Raises:
             SaveError: the disk.
         """
-        with failure.translated(f"delete {path!r}", self.directory):
+        with failure.translated(f"delete {entry.path!r}", self.directory):
             self._home.check()
-            kept, _ = retention.plan(self.directory, None)
-            rest = [each for each in kept if each != path]
-            committing.point(self._files, self.directory, rest, [path])
-            retention.delete(self._files, path)
+            kept, _ = retention.plan(catalog.scan(self.directory), None)
+            rest = [each for each in kept if each.path != entry.path]
+            committing.point(self._files, self.directory, rest, [entry])
+            retention.delete(self._files, entry)

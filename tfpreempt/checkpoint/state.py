@@ -44,14 +44,12 @@ class StateRegistry:
             DuplicateStateError: its name is taken by another living State.
         """
         with self._lock:
-            other = self._by_name.get(state.name)
-            if other is not None and other is not state:
+            if (other := self._by_name.setdefault(state.name, state)) is not state:
                 raise errors.DuplicateStateError(
                     f"A State named {state.name!r} is registered already: {other!r}. "
                     "Names must be unique; rename one, or call unregister() on the "
                     "old one first."
                 )
-            self._by_name[state.name] = state
 
     def remove(self, state: State) -> None:
         """Forgets a State; one that isn't registered is fine."""

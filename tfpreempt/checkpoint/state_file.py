@@ -49,7 +49,10 @@ def write(files: Files, directory: str, worker: int, state: State) -> str:
     buffer = io.BytesIO()
     with naming(state, "save"):
         state.save(buffer)
-    body = _RANK.pack(catalog.highest_sequence(directory)) + buffer.getvalue()
+    body = (
+        _RANK.pack(catalog.highest_sequence(catalog.scan(directory)))
+        + buffer.getvalue()
+    )
     path = path_of(directory, worker, state)
     files.make_dirs(os.path.dirname(path))
     write_durably(files, path, _HEADER.pack(_MAGIC, checksum.of_bytes(body)) + body)
@@ -65,15 +68,18 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
         None if there is no such file.
 
     Raises:
-        CheckpointDamagedError: the file is something else, or has other bytes.
-        OSError: it cannot be read.
+        CheckpointDamagedError: the file is something else, has other bytes, or cannot
+            be read.
     """
     try:
-        file = reading.open_file(path)  # absent is an answer
+        with reading.open_file(path) as file:
+            head, body = file.read(_HEADER.size), file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    with file:
-        head, body = file.read(_HEADER.size), file.read()
+    except OSError as error:
+        raise errors.CheckpointDamagedError(
+            f"The State in {path!r} cannot be read: {error}"
+        ) from error
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
         raise errors.CheckpointDamagedError(
             f"{path!r} is not a State that tfpreempt saved: it begins with {head!r}."

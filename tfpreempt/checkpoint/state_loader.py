@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
-from typing import IO
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, retention, state_file
@@ -13,50 +13,39 @@ from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.state import State, naming, read_state
 from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.restarts import read_restarts
 from tfpreempt.storage import reading
 
 _log = logging.getLogger(__name__)
 _SECONDS = 30.0  # that the chief may take to commit
-_Own = tuple[int, IO[bytes]]  # of a file of its own: the rank, and the bytes
 
 
+@dataclasses.dataclass(eq=False)
 class StateLoader:
     """Loads States one by one; verifies a commit once, not once for each State.
 
     Args:
         directory: the checkpoint directory; it need not exist.
-        worker: index of this worker.
-        world_size: number of workers.
+        cluster: who the workers are.
         agreed: the commit that all workers restored; None if there is none.
         after: the highest sequence when the workers agreed: what is higher is newer
             than the agreed one, and what isn't was refused.
         clock: for the deadline of a wait for the chief.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        worker: int,
-        world_size: int,
-        *,
-        agreed: Entry | None = None,
-        after: int = 0,
-        clock: Clock | None = None,
-    ) -> None:
-        self._directory = directory
-        self._worker = worker
-        self._world_size = world_size
-        self._agreed = agreed
-        self._after = after
-        self._clock = clock or SystemClock()
+    directory: str
+    cluster: Cluster
+    _: dataclasses.KW_ONLY
+    agreed: Entry | None = None
+    after: int = 0
+    clock: Clock = dataclasses.field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
         self._pending = ""
         # By path and token: what is fetched in place of a damaged commit has its token.
-        self._verified: set[tuple[str, str]] = set()
-        self._damaged: dict[tuple[str, str], str] = {}  # what is wrong with it
-        self._told: set[str] = (
-            set()
-        )  # problems, and tokens of old commits, that were logged
+        self._checked: dict[tuple[str, str], str] = {}  # what is wrong with it
+        self._told: set[str] = set()  # problems, and tokens of commits, that were said
 
     def expect(self, staged: str) -> None:
         """The chief is about to commit this staging directory; `load` waits for it.
@@ -78,10 +67,15 @@ class StateLoader:
         self._await_pending()
         problems: list[str] = []
         commit = self._newest(problems)
-        own = self._own_file(state, problems)
-        if problems and commit is None and own is None and self._after == 0:
+        own = None  # a file of its own: its rank, and the bytes
+        try:
+            path = state_file.path_of(self.directory, self.cluster.worker, state)
+            own = state_file.read(path)
+        except errors.CheckpointDamagedError as error:
+            problems.append(str(error))
+        if problems and commit is None and own is None and self.after == 0:
             raise errors.CheckpointDamagedError(
-                f"nothing that was saved in {self._directory} is whole "
+                f"nothing that was saved in {self.directory} is whole "
                 f"({'; '.join(text.rstrip('.') for text in problems)}). Put the files "
                 "back from a copy; or, to begin anew, move them away"
             )
@@ -89,22 +83,28 @@ class StateLoader:
             if problem not in self._told:
                 self._told.add(problem)
                 _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
-        if own is not None and (commit is None or own[0] >= (commit.sequence or 0)):
-            return self._load_own(state, own)
-        if commit is not None and self._load_from(commit, state):
+        sequence = 0 if commit is None else commit.sequence or 0
+        is_newer = own is not None and own[0] >= sequence
+        if commit is not None and not is_newer and self._load_from(commit, state):
             return True
-        return self._load_own(state, own) if own is not None else False
+        if own is None:
+            return False
+        with naming(state, "load"):
+            state.load(own[1])
+        return True
 
     def _await_pending(self) -> None:
         """Until what was staged is committed, or was dropped."""
         if not self._pending:
             return
-        end = self._clock.monotonic() + _SECONDS
+        end = self.clock.monotonic() + _SECONDS
         pause = threading.Event()
-        while self._is_staged() or any(
-            map(retention.is_uncommitted, catalog.scan(self._directory))
+        # In a URL what was staged stays where it is, and gets a marker.
+        marker = os.path.join(self._pending, layout.MARKER)
+        while (reading.is_dir(self._pending) and not reading.is_there(marker)) or any(
+            map(retention.is_uncommitted, catalog.scan(self.directory))
         ):
-            if self._clock.monotonic() > end:
+            if self.clock.monotonic() > end:
                 _log.warning(
                     "tfpreempt: %s was not committed within %g s; what is loaded may "
                     "be older than on other workers",
@@ -115,11 +115,6 @@ class StateLoader:
             pause.wait(0.01)
         self._pending = ""
 
-    def _is_staged(self) -> bool:
-        """In a URL what was staged stays where it is, and gets a marker."""
-        marker = os.path.join(self._pending, layout.MARKER)
-        return reading.is_dir(self._pending) and not reading.is_there(marker)
-
     def newest(self) -> Entry | None:
         """The newest commit that is whole; `load` tells what is wrong with others.
 
@@ -127,72 +122,52 @@ class StateLoader:
             CheckpointError: the directory cannot be read.
         """
         found = self._newest([])
-        self._damaged.clear()  # what is damaged may be fetched again, to the same place
+        # What is damaged may be fetched again, to the same place.
+        self._checked = {key: text for key, text in self._checked.items() if not text}
         return found
 
     def _newest(self, problems: list[str]) -> Entry | None:
         """The newest whole commit; else the one that all workers restored."""
-        if not reading.is_dir(self._directory):
+        if not reading.is_dir(self.directory):
             return None
+        found = restoring.newest_verified(
+            self.directory,
+            lambda problem: None,  # somebody else's: it has no States
+            problems.append,
+            wants=lambda each: (
+                each.manifest is not None and (each.sequence or 0) > self.after
+            ),
+            check=self._check,
+        )
+        agreed = self.agreed
+        is_ours = agreed is not None and agreed.manifest is not None
+        return agreed if found is None and is_ours else found
 
-        def skip(problem: str) -> None:
-            del problem  # somebody else's: it has no States
-
-        for found in restoring.find_candidates(self._directory, skip, problems.append):
-            if found.manifest is None or found.manifest.sequence <= self._after:
-                continue
-            if self._is_whole(found, problems):
-                return found
-        agreed = self._agreed
-        return agreed if agreed is not None and agreed.manifest is not None else None
-
-    def _is_whole(self, found: Entry, problems: list[str]) -> bool:
+    def _check(self, found: Entry) -> None:
         key = (found.path, found.token)
-        if key not in self._verified and key not in self._damaged:
+        if key not in self._checked:
             try:
                 restoring.verify(found)
-                self._verified.add(key)
+                self._checked[key] = ""
             except errors.CheckpointDamagedError as error:
-                self._damaged[key] = str(error)
-        if key in self._damaged:
-            problems.append(self._damaged[key])
-            return False
-        return True
+                self._checked[key] = str(error)
+        if problem := self._checked[key]:
+            raise errors.CheckpointDamagedError(problem)
 
     def _load_from(self, commit: Entry, state: State) -> bool:
-        manifest = commit.manifest
-        assert manifest is not None
         self._tell_of_lost_restarts(commit)
-        folder = layout.STATES
+        folder: str | None = os.path.join(commit.shards, layout.STATES)
         if state.per_worker:
-            folder = layout.worker_name(self._worker)
-            if (
-                manifest.world_size != self._world_size
-                or self._worker not in manifest.workers
-            ):
-                restoring.warn_about_world(commit, self._worker, self._world_size)
-                return False
-        if read_state(os.path.join(commit.shards, folder), state):
+            folder = restoring.shard_of(commit, self.cluster)
+        if folder is None:
+            restoring.warn_about_world(commit, self.cluster)
+            return False
+        if read_state(folder, state):
             return True
         _log.warning(
             "tfpreempt: %s has no State %r; it stays as it is", commit.path, state.name
         )
         return False
-
-    def _own_file(self, state: State, problems: list[str]) -> _Own | None:
-        path = state_file.path_of(self._directory, self._worker, state)
-        try:
-            return state_file.read(path)
-        except errors.CheckpointDamagedError as error:
-            problems.append(str(error))
-        except OSError as error:
-            problems.append(f"The State in {path!r} cannot be read: {error}")
-        return None
-
-    def _load_own(self, state: State, own: _Own) -> bool:
-        with naming(state, "load"):
-            state.load(own[1])
-        return True
 
     def _tell_of_lost_restarts(self, commit: Entry) -> None:
         """Restarts that left nothing: their work is lost, which someone should know."""

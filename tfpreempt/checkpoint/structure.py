@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tfpreempt import errors
 
-_log = logging.getLogger(__name__)
 _SHOWN = 20
 VALUE = "VARIABLE_VALUE"  # the attribute under which a variable saves its value
 
@@ -50,7 +48,7 @@ def problem(label: str, here: Kind, saved: Kind | None) -> str | None:
     return None
 
 
-def check(prefix: str, problems: Sequence[str], unused: Iterable[str]) -> None:
+def check(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> None:
     """Refuses a checkpoint of another model.
 
     Args:
@@ -64,43 +62,19 @@ def check(prefix: str, problems: Sequence[str], unused: Iterable[str]) -> None:
     """
     if not problems:
         return
-    left = sorted(unused)
-    more = f"\nIn the checkpoint but not in the model: {_list(left)}" if left else ""
+    more = f"\nIn the checkpoint but not in the model: {listed(unused)}"
     raise errors.CheckpointMismatchError(
         f"The checkpoint {prefix!r} was written by another model; nothing was "
         f"restored. What doesn't match ({len(problems)}):\n  "
         + "\n  ".join(problems[:_SHOWN])
         + (f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else "")
-        + more
+        + (more if unused else "")
         + "\nUse the model that wrote it, or another checkpoint directory."
     )
 
 
-def warn_of_unused(prefix: str, unused: Iterable[str]) -> None:
-    """Says after a restore what the checkpoint has and nothing here took."""
-    if left := sorted(unused):
-        _log.warning(
-            "%s has %d variables that nothing here has (yet), so they were not "
-            "restored: %s. If no layer that is built later takes them, the model has "
-            "changed since, and the next save drops them.",
-            prefix,
-            len(left),
-            _list(left),
-        )
-
-
-def warn_of_new(prefix: str, names: Iterable[str]) -> None:
-    """Says before a restore what the program has and the checkpoint has not."""
-    if new := sorted(names):
-        _log.warning(
-            "%s does not have %s, which lie in lists, dicts or objects of the program; "
-            "they stay as the program made them.",
-            prefix,
-            _list(new),
-        )
-
-
-def _list(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
     shown = ", ".join(names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 

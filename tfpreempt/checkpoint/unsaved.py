@@ -54,6 +54,7 @@ class _Seen:
     mark: Any
 
 
+@dataclasses.dataclass(eq=False)
 class Unsaved:
     """Watches a call of each step function. Main thread; never raises.
 
@@ -62,13 +63,10 @@ class Unsaved:
         registry: the named States that go along.
     """
 
-    def __init__(
-        self,
-        checkpoint: tf.train.Checkpoint | None,
-        registry: StateRegistry = REGISTRY,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._registry = registry
+    checkpoint: Any
+    registry: StateRegistry = REGISTRY
+
+    def __post_init__(self) -> None:
         self._functions: dict[Any, Any] = {}  # that were watched, by identity
         self._named: set[str] = set()
         self._call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = None
@@ -120,13 +118,13 @@ class Unsaved:
     def _held(self) -> set[Any]:
         """The keys of what a commit takes along."""
         places: list[Place] = []
-        roots: list[Any] = list(self._registry.in_order())
+        roots: list[Any] = list(self.registry.in_order())
         for state in roots:
             places += AtHand(state.save, (), {}).places
         saved: list[tuple[str, Any]] = []
-        if self._checkpoint is not None:
-            saved += attach(self._checkpoint).own
-            saved += walk(self._checkpoint)
+        if self.checkpoint is not None:
+            saved += attach(self.checkpoint).own
+            saved += walk(self.checkpoint)
         held: set[Any] = set()
         for _, obj in saved:
             held |= {id(obj), *map(id, local_parts(obj))}

@@ -112,13 +112,8 @@ def _may_be_tracked(kind: type) -> bool:
 
 
 def _may_hold(value: Any) -> bool:
-    kind: type = type(value)
-    return _has_variables(kind)
-
-
-@functools.cache
-def _has_variables(kind: type) -> bool:
     """Whether attributes may hold variables: those of models, and of users' objects."""
+    kind: type = type(value)
     if _is_own(kind) or hasattr(kind, "_create_or_restore_slot_variable"):
         return False  # an old optimizer, whose slots TensorFlow finds by itself
     return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)

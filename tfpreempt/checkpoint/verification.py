@@ -7,9 +7,8 @@ size is never read, so a manifest that claims terabytes costs nothing.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
-from typing import IO, TypeVar, cast
+import functools
+from collections.abc import Callable
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.catalog import Entry
@@ -20,8 +19,6 @@ from tfpreempt.storage.interface import ObjectMissingError
 
 THREADS = 8
 _RANGE = 64 << 20
-_Job = TypeVar("_Job")
-_Result = TypeVar("_Result")
 
 
 def faults(
@@ -47,16 +44,8 @@ def faults(
     files = commit.manifest.files if commit.manifest else ()
     sums: list[checksum.Sum] = []  # of the ranges; each grows while it is read
 
-    def in_threads(
-        do: Callable[[_Job], _Result], jobs: Iterable[_Job]
-    ) -> list[_Result]:
-        def tell() -> None:
-            watch(sum(each.size for each in sums))
-
-        name = "tfpreempt-verify"
-        found = map_in_threads(do, jobs, threads=threads, name=name, watch=tell)
-        tell()
-        return found
+    def tell() -> None:
+        watch(sum(each.size for each in sums))
 
     def look(file: FileEntry) -> str | None:
         try:
@@ -72,38 +61,35 @@ def faults(
         file, offset = part
         sums.append(summed := checksum.Sum())
         length = min(_RANGE, file.size - offset)
-        name, target = commit.object(file.name), cast(IO[bytes], summed)
+        name = commit.object(file.name)
         try:
-            commit.store.get(name, target, offset=offset, length=length)
+            commit.store.get(name, summed, offset=offset, length=length)
         except (ObjectMissingError, errors.CheckpointDamagedError) as error:
             return str(error)
         return summed
 
+    in_threads = functools.partial(
+        map_in_threads, threads=threads, name="tfpreempt-verify", watch=tell
+    )
     found = dict(zip(files, in_threads(look, files), strict=True))
-    if every_byte:
-        ranges = [
-            (file, offset)
-            for file in files
-            if found[file] is None
-            for offset in range(0, file.size or 1, _RANGE)
-        ]
-        pairs = zip(ranges, in_threads(read, ranges), strict=True)
-        for file, parts in itertools.groupby(pairs, key=lambda pair: pair[0][0]):
-            found[file] = _join(commit, file, [part for _, part in parts])
-    return {file.name: text for file, text in found.items() if text is not None}
-
-
-def _join(
-    commit: Entry, file: FileEntry, parts: list[checksum.Sum | str]
-) -> str | None:
-    """Compares a file, of which all ranges were read, in their order."""
-    size = crc = 0
-    for part in parts:
+    ranges = [
+        (file, offset)
+        for file in files
+        if every_byte and found[file] is None
+        for offset in range(0, file.size or 1, _RANGE)
+    ]
+    whole = {file: (0, 0) for file, _ in ranges}  # size and checksum, so far
+    for (file, _), part in zip(ranges, in_threads(read, ranges), strict=True):
         if isinstance(part, str):
-            return part
-        crc = checksum.joined(crc, part.crc32c, part.size)
-        size += part.size
-    return _compare(commit, file, size, crc)
+            found[file] = found[file] or part
+        else:
+            size, crc = whole[file]
+            crc = checksum.joined(crc, part.crc32c, part.size)
+            whole[file] = size + part.size, crc
+    tell()
+    for file, (size, crc) in whole.items():
+        found[file] = found[file] or _compare(commit, file, size, crc)
+    return {file.name: text for file, text in found.items() if text is not None}
 
 
 def _compare(commit: Entry, file: FileEntry, size: int | None, crc: int) -> str | None:

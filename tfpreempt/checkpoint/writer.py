@@ -8,6 +8,7 @@ CheckpointManager, or whatever a save_fn does.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Iterator
@@ -26,17 +27,17 @@ from tfpreempt.checkpoint.iterator_state import (
     iterators,
 )
 from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.payload import Contents, Payload, Save, Written
+from tfpreempt.checkpoint.payload import Payload, Save, Written
 from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.random_state import RandomState, warn_of_kernels
 from tfpreempt.checkpoint.saver import CheckpointSaver, Copies
-from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.state import REGISTRY, StateRegistry
 from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import plain_message
-from tfpreempt.core.clock import Clock
+from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.storage import failure
-from tfpreempt.storage.files import Files
+from tfpreempt.storage.files import Files, files_for
 
 
 def make_saver(
@@ -93,62 +94,71 @@ def make_saver(
             check_position(iterator, f"The iterator {path!r} of the Checkpoint")
     payload = Payload()
     if save_fn is not None:
-        payload = _FunctionPayload(save_fn, checkpoint, is_chief, io_device)
+        payload = _FunctionPayload(checkpoint, save_fn, is_chief, io_device)
     elif is_managed:
-        payload = _ManagedPayload(given, is_chief, io_device)
+        payload = _ManagedPayload(checkpoint, given, is_chief, io_device)
     elif given is not None:
-        payload = _OwnPayload(given, is_chief, io_device)
-    contents = Contents(
+        payload = _OwnPayload(checkpoint, None, is_chief, io_device)
+    loader = CheckpointLoader(
+        directory=directory,
         cluster=cluster,
+        files=files or files_for(directory),
         payload=payload,
         random_state=RandomState(),
         registry=registry,
-    )
-    loader = CheckpointLoader(
-        contents,
-        directory,
         max_to_keep=max_to_keep,
         needs_prefix=checkpoint is not None and save_fn is None,
-        files=files,
     )
-    return CheckpointSaver(loader, copies=copies, clock=clock)
+    return CheckpointSaver(loader, copies, clock or SystemClock())
 
 
+@dataclasses.dataclass(eq=False)
 class _Tracked(Payload):
-    """The part of a payload that has to do with one tf.train.Checkpoint."""
+    """The part of a payload that has to do with one tf.train.Checkpoint.
 
-    def __init__(
-        self,
-        checkpoint: tf.train.Checkpoint | None,
-        is_chief: bool,
-        io_device: str | None,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._is_chief = is_chief
-        options = tf.train.CheckpointOptions(experimental_io_device=io_device)
-        self._options = None if io_device is None else options
-        self.states: list[State] = []
-        if checkpoint is not None:
-            if not tf.executing_eagerly():
-                raise errors.UsageError(
-                    "tfpreempt needs eager execution (TensorFlow 2)."
-                )
-            self.states.append(PerReplicaState(checkpoint))
-            warn_of_kernels(checkpoint)
-            if not is_chief:
-                self.states.append(IteratorState(checkpoint))
+    Args:
+        checkpoint: None where a save_fn saves something else.
+        by: the CheckpointManager or save_fn that saves it; None: it saves itself.
+        is_chief: whether this worker writes.
+        io_device: see `make_saver`.
+    """
+
+    checkpoint: Any
+    by: Any
+    is_chief: bool
+    io_device: str | None
+
+    def __post_init__(self) -> None:
+        options = tf.train.CheckpointOptions(experimental_io_device=self.io_device)
+        self._options = None if self.io_device is None else options
+        if self.checkpoint is None:
+            return
+        if not tf.executing_eagerly():
+            raise errors.UsageError("tfpreempt needs eager execution (TensorFlow 2).")
+        self.states = [PerReplicaState(self.checkpoint)]
+        warn_of_kernels(self.checkpoint)
+        if not self.is_chief:
+            self.states.append(IteratorState(self.checkpoint))
+
+    def write(self, save: Save) -> Written:
+        attach(self.checkpoint)
+        with _writing(f"step {save.step}"), gathering(self.checkpoint):
+            return self._write(save, _save_arguments(save))
+
+    def _write(self, save: Save, arguments: dict[str, Any]) -> Written:
+        raise NotImplementedError
 
     def needs_peers(self) -> bool:
-        attach(self._checkpoint)
-        return needs_peers(self._checkpoint)
+        attach(self.checkpoint)
+        return needs_peers(self.checkpoint)
 
     def check(self, prefix: str) -> None:
-        if self._checkpoint is not None:
+        if self.checkpoint is not None:
             reader.check(prefix)
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
-        if self._checkpoint is not None:
-            reader.restore(self._checkpoint, prefix, self._options, with_data)
+        if self.checkpoint is not None:
+            reader.restore(self.checkpoint, prefix, self._options, with_data)
 
 
 # --- the three kinds of payload ------------------------------------------------------
@@ -195,20 +205,16 @@ def _whole_number(value: Any) -> int:
 class _OwnPayload(_Tracked):
     """A tf.train.Checkpoint in a directory of our own per commit."""
 
-    def write(self, save: Save) -> Written:
-        checkpoint = self._checkpoint
-        assert checkpoint is not None
-        attach(checkpoint)
-        with _writing(f"step {save.step}"), gathering(checkpoint):
-            arguments = _save_arguments(save)
-            checkpoint.sync()
-            checkpoint.save_counter.assign_add(1)
-            save.prepare()
-            if self._is_chief:
-                checkpoint.write(
-                    os.path.join(save.directory, layout.PAYLOAD),
-                    options=arguments.get("options") or self._options,
-                )
+    def _write(self, save: Save, arguments: dict[str, Any]) -> Written:
+        checkpoint = self.checkpoint
+        checkpoint.sync()
+        checkpoint.save_counter.assign_add(1)
+        save.prepare()
+        if self.is_chief:
+            checkpoint.write(
+                os.path.join(save.directory, layout.PAYLOAD),
+                options=arguments.get("options") or self._options,
+            )
         number = arguments.get("checkpoint_number", save.step)
         return Written(number=_whole_number(number))
 
@@ -216,24 +222,9 @@ class _OwnPayload(_Tracked):
 class _ManagedPayload(_Tracked):
     """The user's own CheckpointManager: files stay flat, under its own names."""
 
-    def __init__(
-        self,
-        manager: tf.train.CheckpointManager,
-        is_chief: bool,
-        io_device: str | None,
-    ) -> None:
-        super().__init__(manager.checkpoint, is_chief, io_device)
-        self._manager = manager
-
-    def write(self, save: Save) -> Written:
-        attach(self._manager.checkpoint)
-        with _writing(f"step {save.step}"), gathering(self._manager.checkpoint):
-            save.prepare()
-            return self._save(save)
-
-    def _save(self, save: Save) -> Written:
-        manager, checkpoint = self._manager, self._manager.checkpoint
-        arguments = _save_arguments(save)
+    def _write(self, save: Save, arguments: dict[str, Any]) -> Written:
+        save.prepare()
+        manager, checkpoint = self.by, self.checkpoint
         if self._options is not None:
             arguments.setdefault("options", self._options)
         if "check_interval" not in arguments:
@@ -247,35 +238,35 @@ class _ManagedPayload(_Tracked):
         number = _whole_number(arguments.get("checkpoint_number", following))
         prefix = os.path.abspath(f"{manager._prefix}-{number}")
         is_saved = True
-        if self._is_chief:
+        if self.is_chief:
             save.declare(prefix)
-            with _keeping_all(manager):
+            # It deletes nothing yet: until our marker the old one is needed.
+            kept, manager._max_to_keep = manager._max_to_keep, None
+            try:
                 is_saved = manager.save(**arguments) is not None
                 manager.sync()
-        else:
-            self._follow()
+            finally:
+                manager._max_to_keep = kept
+        else:  # what `manager.save` counts
+            self._count_step()
+            checkpoint.save_counter.assign_add(1)
         return Written(number=save.step, prefix=prefix, is_empty=not is_saved)
 
     def committed(self) -> None:
-        if self._manager.checkpoints:
-            self._manager._sweep()
-            self._manager._record_state()
-
-    def _follow(self) -> None:
-        """What `manager.save` counts, on a worker that writes nothing."""
-        self._count_step()
-        self._manager.checkpoint.save_counter.assign_add(1)
+        if self.by.checkpoints:
+            self.by._sweep()
+            self.by._record_state()
 
     def _count_step(self) -> None:
-        manager = self._manager
+        manager = self.by
         if manager.checkpoint_interval is not None:
             manager._last_checkpoint_step = _whole_number(manager._step_counter)
 
     def restored(self, candidate: Entry) -> None:
         """As `manager.restore_or_initialize` does, also for an older checkpoint."""
         self._count_step()
-        manager = self._manager
-        if not self._is_chief or candidate.prefix is None:
+        manager = self.by
+        if not self.is_chief or candidate.prefix is None:
             return
         folder, name = os.path.split(candidate.prefix)
         if folder != os.path.abspath(manager.directory):
@@ -286,37 +277,16 @@ class _ManagedPayload(_Tracked):
             manager._maybe_delete[prefix] = os.path.getmtime(prefix + ".index")
 
 
-@contextlib.contextmanager
-def _keeping_all(manager: tf.train.CheckpointManager) -> Iterator[None]:
-    """Puts off the manager's deletions: until our marker the old one is needed."""
-    kept = manager._max_to_keep
-    manager._max_to_keep = None
-    try:
-        yield
-    finally:
-        manager._max_to_keep = kept
-
-
 class _FunctionPayload(_Tracked):
     """A save_fn, called on every worker; the path it returns gets a manifest."""
 
-    def __init__(
-        self,
-        save_fn: Callable[..., Any],
-        checkpoint: tf.train.Checkpoint | None,
-        is_chief: bool,
-        io_device: str | None,
-    ) -> None:
-        super().__init__(checkpoint, is_chief, io_device)
-        self._save_fn = save_fn
-
     def write(self, save: Save) -> Written:
-        if self._checkpoint is not None:
-            attach(self._checkpoint)
+        if self.checkpoint is not None:
+            attach(self.checkpoint)
         with _checkpoint_context.preemption_save_context():
-            path = self._save_fn(*save.args, **save.kwargs)
-            if self._checkpoint is not None:
-                self._checkpoint.sync()
+            path = self.by(*save.args, **save.kwargs)
+            if self.checkpoint is not None:
+                self.checkpoint.sync()
         save.prepare()  # last: save_fn may need all workers
         if path is None:
             return Written(number=save.step, is_empty=True)

@@ -1,15 +1,12 @@
 """The command `tfpreempt`: a group that imports a subcommand only when it is used.
 
-inspect        `tfpreempt inspect`: which checkpoints lie here, there
-verify         `tfpreempt verify`
-checking       what `inspect` and `verify` share: find checkpoints, check them
-demo/          `tfpreempt demo`: a small model survives real preemptions
-doctor/        `tfpreempt doctor`: would a preemption lose work here?
-findings_view  how checkpoints look: a table for people, objects for programs
-notify/        `tfpreempt notify`: fakes a notice for a running job
-run/           `tfpreempt run`: training under supervision, through preemptions
-signals        signals that are waited for instead of handled
-sizes          sizes and seconds: as people read them, and write them in an option
+demo/     `tfpreempt demo`: a small model survives real preemptions
+doctor/   `tfpreempt doctor`: would a preemption lose work here?
+inspect/  `tfpreempt inspect` and `verify`: which checkpoints lie here, are they whole?
+notify/   `tfpreempt notify`: fakes a notice for a running job
+run/      `tfpreempt run`: training under supervision, through preemptions
+signals   signals that are waited for instead of handled
+sizes     sizes and seconds: as people read them, and write them in an option
 """
 
 from __future__ import annotations
@@ -20,33 +17,15 @@ import click
 
 import tfpreempt
 
-# Command -> (module with a click command of the same name, line in `tfpreempt --help`).
+# Command -> (folder with a click command of that name, line in `tfpreempt --help`).
 # The line is repeated here so that the help imports no command.
 _COMMANDS = {
-    "run": (
-        "tfpreempt.cli.run.command",
-        "Run training under supervision, through preemptions.",
-    ),
-    "demo": (
-        "tfpreempt.cli.demo.command",
-        "Watch a small model survive real preemptions.",
-    ),
-    "doctor": (
-        "tfpreempt.cli.doctor.command",
-        "Look whether a preemption would lose work on this machine.",
-    ),
-    "inspect": (
-        "tfpreempt.cli.inspect",
-        "List the checkpoints in a directory or a bucket, whole or not.",
-    ),
-    "verify": (
-        "tfpreempt.cli.verify",
-        "Read every byte of the checkpoints and compare the checksums.",
-    ),
-    "notify": (
-        "tfpreempt.cli.notify.command",
-        "Fake a notice for a running job, to rehearse a preemption.",
-    ),
+    "run": ("run", "Run training under supervision, through preemptions."),
+    "demo": ("demo", "Watch a small model survive real preemptions."),
+    "doctor": ("doctor", "Look whether a preemption would lose work here."),
+    "inspect": ("inspect", "List the checkpoints in a directory or a bucket."),
+    "verify": ("inspect", "Read every byte of the checkpoints, and compare."),
+    "notify": ("notify", "Fake a notice for a running job, to rehearse one."),
 }
 
 
@@ -59,7 +38,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        folder, _ = _COMMANDS[cmd_name]
+        module = importlib.import_module(f"tfpreempt.cli.{folder}.command")
         command: click.Command = getattr(module, cmd_name)
         return command
 

@@ -8,12 +8,7 @@ from typing import Any
 
 import click
 
-_UNITS = {
-    "": 1, "B": 1,
-    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
-    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-}  # fmt: skip
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?B)?|B)?")
 
 
 def size_text(count: float) -> str:
@@ -33,13 +28,15 @@ class Size(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", str(value).strip())
-        unit = _UNITS.get(match[2].upper()) if match else None
-        if match is None or unit is None or float(match[1]) * unit < 1:
+        match, size = _SIZE.fullmatch(str(value).strip().upper()), 0.0
+        if match:
+            base = 1000 if match[3] == "B" else 1024
+            size = float(match[1]) * base ** " KMGT".index(match[2] or " ")
+        if size < 1:
             self.fail(
                 f"{value!r} is no size. Write it like 256MiB, 2G (GiB) or 1.5GB.", param
             )
-        return int(float(match[1]) * unit)
+        return int(size)
 
 
 class Seconds(click.FloatRange):

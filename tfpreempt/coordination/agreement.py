@@ -63,26 +63,23 @@ def step(settings: Settings, state: State, event: Event) -> Moved:
     late = getattr(event, "round", state.round) < state.round
     if late and not isinstance(event, ev.NoticeExists):  # a held notice is never stale
         return state, ()
-    row = find_row(state, event)
+    kind = type(event)
+    row: Row | None
+    if kind in WATCH:
+        row = WATCH[kind].get(state.watch)
+    elif kind in MAIN:
+        row = MAIN[kind].get(state.main)
+    else:
+        row = ANY[kind]
     if row is not None:
         return row(settings, state, event)
-    answer = state.watch is Watch.GONE and type(event) in WATCH  # was on its way
+    answer = state.watch is Watch.GONE and kind in WATCH  # was on its way
     if answer or isinstance(event, MAY_COME_LATE):
         return state, ()
     raise IllegalEventError(
         f"worker {settings.worker}: no row for {event} while watch is "
         f"{state.watch.name} and main is {state.main.name} (round {state.round})"
     )
-
-
-def find_row(state: State, event: Event) -> Row | None:
-    """The row of the table for this event in this state; None if there is none."""
-    kind = type(event)
-    if kind in WATCH:
-        return WATCH[kind].get(state.watch)
-    if kind in MAIN:
-        return MAIN[kind].get(state.main)
-    return ANY[kind]
 
 
 def initial(settings: Settings) -> Moved:

@@ -31,6 +31,7 @@ PATIENCE = 10  # save_timeouts that a save with others may take, no deadline bei
 FOREVER = 3600.0  # a wait without a deadline is a chain of such waits
 
 
+@dataclasses.dataclass(eq=False)
 class Coordinator:
     """One worker's side of the agreement, for the life of its process.
 
@@ -50,39 +51,41 @@ class Coordinator:
         gate: what training looks at.
         deadlines: by when all must be over.
         lost_because: why nothing was committed, the first reason; "" if none.
+        extra: what is to travel beside the next value of a key.
         commit_extra: what the chief's newest `commit` carries.
         is_saving: whether main saves outside of a round; main writes it.
     """
 
-    def __init__(
-        self,
-        settings: ev.Settings,
-        incarnation: str,
-        runtime: Runtime,
-        clock: Clock,
-        *,
-        save_timeout: float,
-        step_seconds: Callable[[], float],
-        record: Callable[[Event], None],
-        on_overrun: Callable[[str], None],
+    settings: ev.Settings
+    incarnation: str
+    runtime: Runtime
+    clock: Clock
+    _: dataclasses.KW_ONLY
+    save_timeout: dataclasses.InitVar[float]
+    step_seconds: dataclasses.InitVar[Callable[[], float]]
+    record: Callable[[Event], None]
+    on_overrun: Callable[[str], None]
+
+    def __post_init__(
+        self, save_timeout: float, step_seconds: Callable[[], float]
     ) -> None:
-        self.settings = settings
         self.state = ev.State()
         self.gate = Gate()
         self.deadlines = Deadlines(
-            runtime, clock, save_timeout, step_seconds, self._last_call, self._guard
+            self.runtime,
+            self.clock,
+            save_timeout,
+            step_seconds,
+            self._last_call,
+            self._guard,
         )
         self.lost_because = ""
+        self.extra: dict[Key, keys.Extra] = {}
         self.commit_extra: keys.Extra = {}
         self.is_saving = False
-        self._name = functools.partial(keys.name, incarnation)
-        self._runtime = runtime
-        self._clock = clock
-        self._record = record
-        self._on_overrun = on_overrun
+        self._name = functools.partial(keys.name, self.incarnation)
         self._changed = threading.Condition()  # its lock is held wherever state moves
         self._verdict: ev.Verdict | None = None
-        self._extra: dict[Key, keys.Extra] = {}
         self._leave_by: float | None = None
         self._patience = PATIENCE
         self._counts: Gathering | None = None
@@ -103,13 +106,13 @@ class Coordinator:
             limit: seconds after which None is returned, 0 at once; None waits for the
                 deadline.
         """
-        give_up = None if limit is None else self._clock.monotonic() + limit
+        give_up = None if limit is None else self.clock.monotonic() + limit
         with self._changed:
             while True:
                 if self._verdict is not None:
                     verdict, self._verdict = self._verdict, None
                     return verdict
-                now = self._clock.monotonic()
+                now = self.clock.monotonic()
                 if give_up is not None and now >= give_up:
                     return None
                 end = self.main_deadline()
@@ -139,7 +142,7 @@ class Coordinator:
             if self.state.held is not None and not is_new:
                 return  # said again
             deadlines.noticed_at = deadlines.noticed_at or at
-            self._extra[Key.NOTICE] = {"worker": notice.worker, "from": notice.source}
+            self.extra[Key.NOTICE] = {"worker": notice.worker, "from": notice.source}
             kind = NoticeKind.TRAIN_ON if trains_on else NoticeKind.FINAL
             self.feed(ev.LocalNotice(kind))
             if trains_on:
@@ -149,7 +152,7 @@ class Coordinator:
         """Asks all workers for a commit at an agreed step; nobody leaves."""
         with self._changed:
             if self.state.notice is None:
-                self._extra[Key.NOTICE] = {"worker": self.settings.worker}
+                self.extra[Key.NOTICE] = {"worker": self.settings.worker}
                 self.feed(ev.LocalNotice(NoticeKind.PERIODIC))
 
     def store_gone(self, error: Exception) -> None:
@@ -159,14 +162,6 @@ class Coordinator:
                 log.warning("tfpreempt: %s", error)
                 self._blame(str(error))
                 self.feed(ev.StoreGone())
-
-    def set_saves_alone(self, alone: bool) -> None:
-        """Whether the chief could save its state with no help from a peer."""
-        self.settings = dataclasses.replace(self.settings, saves_alone=alone)
-
-    def attach(self, key: Key, extra: keys.Extra) -> None:
-        """What is to travel beside the next value of this key."""
-        self._extra[key] = extra
 
     def feed(self, event: ev.Event) -> None:
         """Moves the agreement on and performs what it says."""
@@ -203,21 +198,21 @@ class Coordinator:
             case ev.ReadCounter():
                 self.feed(ev.CounterRead(self.state.round, self.gate.started))
             case ev.Get(key, round):
-                self._runtime.get(
+                self.runtime.get(
                     self._name(round, key), functools.partial(self._read, key, round)
                 )
             case ev.Insert():
                 self._insert(action)
             case ev.Gather():
                 self._gather(action)
-            case _:
+            case ev.Verdict():
                 self._verdict = action
 
     def _read(self, key: Key, round: int, text: str) -> None:
         value, extra = keys.decode(key, text)
         if key is Key.DECISION:  # no lock is held while the journal writes
             why = str(extra.get("reason", ""))
-            self._record(Decision(round=round, boundary=value.boundary, reason=why))
+            self.record(Decision(round=round, boundary=value.boundary, reason=why))
         with self._changed:
             match key:
                 case Key.NOTICE:
@@ -245,12 +240,12 @@ class Coordinator:
         if extra.get("worker") == self.settings.worker:
             return
         remaining = extra.get("remaining")
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if remaining is not None:
             remaining = dl.after_travel(max(0.1, float(remaining)))
         self.deadlines.shorten(now, remaining)
         if self.deadlines.noticed_at is None:
-            self.deadlines.noticed_at = now - float(extra.get("age", 0.0))
+            self.deadlines.noticed_at = now - float(extra.get("age") or 0.0)
 
     def commit_kind(self, *, steps_follow: bool = True) -> ev.CommitKind:
         """The chief's word on how the round ends, once its marker is written.
@@ -273,18 +268,17 @@ class Coordinator:
     def _insert(self, action: ev.Insert) -> None:
         if action.key is Key.BYE:
             self._leave_by = self.deadlines.waits_until(Key.BYE)
-        extra = dict(self._extra.get(action.key, {}))
+        extra = dict(self.extra.get(action.key, {}))
         if action.key is Key.NOTICE:
-            remaining, age = self.deadlines.remaining, self.deadlines.since_notice
-            extra |= {} if remaining is None else {"remaining": remaining}
-            extra |= {} if age is None else {"age": age}
+            extra["remaining"] = self.deadlines.remaining
+            extra["age"] = self.deadlines.since_notice
         if action.value == ev.Decided(None):
             extra["reason"] = self.lost_because or "a worker did not answer"
         if action.value is ev.CommitKind.NONE:
             extra.setdefault("reason", self.lost_because)
         if isinstance(action.value, Tombstone):
             extra |= {"by": self.settings.worker, "reason": self.lost_because}
-        self._runtime.insert(
+        self.runtime.insert(
             self._name(action.round, action.key, action.worker),
             keys.encode(action.value, extra),
             functools.partial(self._inserted, action),
@@ -311,7 +305,7 @@ class Coordinator:
 
     def _gather(self, action: ev.Gather) -> None:
         gathering = Gathering(
-            self._runtime,
+            self.runtime,
             action.key,
             {j: self._name(action.round, action.key, j) for j in action.workers},
             by=self.settings.worker,
@@ -338,28 +332,29 @@ class Coordinator:
         if isinstance(value, Tombstone) and key is not Key.BYE:
             reason = str(extra.get("reason") or f"worker {worker} left")
             self._blame(reason)
-            self._record(Fault(where=f"{key.value}/{worker}", error=reason))
+            self.record(Fault(where=f"{key.value}/{worker}", error=reason))
             log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
         self.feed(event)
 
     def _limit(self, gathering: Gathering) -> None:
         """Waits no longer than the deadline allows."""
         when = self.deadlines.waits_until(gathering.key)
-        seconds = when - self._clock.monotonic()
+        seconds = when - self.clock.monotonic()
         why = f"no {gathering.key.value} from it within {seconds:.1f} s"
-        self._runtime.at(when, lambda: gathering.give_up_missing(why))
+        late = frozenset(gathering.names)  # who has answered by then is left out
+        self.runtime.at(when, lambda: gathering.give_up(late, why))
 
     # --- deadlines -------------------------------------------------------------------
 
     def _close_round(self) -> None:
         self._counts = None
         self._leave_by = None
-        self._extra.pop(Key.COMMIT, None)
+        self.extra.pop(Key.COMMIT, None)
         self.lost_because = ""
         if self.state.held is None:
             self.deadlines.forget()
             self._patience = PATIENCE
-            self._extra.clear()
+            self.extra.clear()
         elif self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.set_last_call()
 
@@ -380,7 +375,7 @@ class Coordinator:
             if not is_told:
                 why = self._why_ended()
         if why:
-            self._on_overrun(why)
+            self.on_overrun(why)
         return bool(why)
 
     def _why_ended(self) -> str:

@@ -5,6 +5,7 @@ And what it is reckoned with: how long a save and a step take here.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from tfpreempt.core.clock import Clock
 LEAVING = 0.2  # seconds that the way out itself takes
 LINGER = 30.0  # seconds that a program may take to end where no deadline was told
 SHORTEST = 0.5  # seconds that it may in any case
+BYES = 10.0  # seconds that the store's host waits, at most, for the others to leave
 
 
+@dataclasses.dataclass(eq=False)
 class Deadlines:
     """When the machine goes, and the two alarms that belong to it.
 
@@ -40,29 +43,20 @@ class Deadlines:
         noticed_at: when the notice that is served was seen, wherever it came.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        clock: Clock,
-        save_timeout: float,
-        step_seconds: Callable[[], float],
-        on_last_call: Callable[[], None],
-        on_guard: Callable[[bool], bool],
-    ) -> None:
-        self.save_timeout = save_timeout
-        self.save_seconds: float | None = None
-        self.noticed_at: float | None = None
-        self._told: float | None = None  # when the machine goes
-        self._grace: float | None = None  # seconds told with that
-        self._soft: float | None = None  # when waiting stops, nobody having told
-        self._ends: float | None = None  # when the process is to be gone, if need be
-        self._runtime = runtime
-        self._clock = clock
-        self._step_seconds = step_seconds
-        self._on_last_call = on_last_call
-        self._on_guard = on_guard
-        self._last_call_at: float | None = None
-        self._goes_by = -math.inf  # not forgotten: it may be going after a commit
+    runtime: Runtime
+    clock: Clock
+    save_timeout: float
+    step_seconds: Callable[[], float]
+    on_last_call: Callable[[], None]
+    on_guard: Callable[[bool], bool]
+    save_seconds: float | None = None
+    noticed_at: float | None = None
+    _told: float | None = None  # when the machine goes
+    _grace: float | None = None  # seconds told with that
+    _soft: float | None = None  # when waiting stops, nobody having told
+    _ends: float | None = None  # when the process is to be gone, if need be
+    _last_call_at: float | None = None
+    _goes_by: float = -math.inf  # not forgotten: it may be going after a commit
 
     @property
     def at(self) -> float | None:
@@ -72,7 +66,7 @@ class Deadlines:
     @property
     def remaining(self) -> float | None:
         """Seconds until the machine goes, where a source told it."""
-        return None if self._told is None else self._told - self._clock.monotonic()
+        return None if self._told is None else self._told - self.clock.monotonic()
 
     @property
     def left(self) -> float:
@@ -83,7 +77,7 @@ class Deadlines:
         """
         if self._ends is None:
             return self.save_timeout
-        return self._ends - self._clock.monotonic() - LEAVING
+        return max(0.0, self._ends - self.clock.monotonic() - LEAVING)
 
     @property
     def linger(self) -> float:
@@ -93,14 +87,14 @@ class Deadlines:
     @property
     def may_go(self) -> bool:
         """Whether a machine of this run was told to go, and may still be going."""
-        return self._clock.monotonic() < self._goes_by
+        return self.clock.monotonic() < self._goes_by
 
     @property
     def since_notice(self) -> float | None:
         """Seconds since the notice that is served, wherever it came; None without."""
         if self.noticed_at is None:
             return None
-        return self._clock.monotonic() - self.noticed_at
+        return self.clock.monotonic() - self.noticed_at
 
     def shorten(self, received_at: float, grace: float | None) -> bool:
         """Takes an earlier deadline; a later one changes nothing.
@@ -114,14 +108,14 @@ class Deadlines:
         """
         before = self.at
         end = received_at + (grace or self._patience)
-        gone = dl.guard(end, end - received_at)
+        gone = end - min(1.0, 0.1 * (end - received_at))  # the process ends itself
         known = self._told if grace else self._soft
         if known is None or end < known:
             if grace:
                 self._told, self._grace = end, grace
             else:
                 self._soft = end
-            self._runtime.at(gone, functools.partial(self._guard, end))
+            self.runtime.at(gone, functools.partial(self._guard, end))
         self._ends = gone if self._ends is None else min(self._ends, gone)
         self._goes_by = max(self._goes_by, end + dl.LATE)
         return before is None or end < before
@@ -129,8 +123,8 @@ class Deadlines:
     def extend(self) -> None:
         """Main begins to wait: a deadline that nobody told allows a full wait."""
         if self._soft is not None:
-            self._soft = max(self._soft, self._clock.monotonic() + self._patience)
-            self._runtime.at(self._soft, functools.partial(self._guard, self._soft))
+            self._soft = max(self._soft, self.clock.monotonic() + self._patience)
+            self.runtime.at(self._soft, functools.partial(self._guard, self._soft))
 
     def arrive(self) -> None:
         """Main stands at a boundary.
@@ -138,7 +132,7 @@ class Deadlines:
         A step that outlived a deadline that nobody told shows that nobody counts from
         the notice: the time for what comes after the commit begins here.
         """
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if self._told is None and self._ends is not None and self._ends <= now:
             self._ends = now + self.save_timeout
         self.extend()
@@ -156,12 +150,12 @@ class Deadlines:
         if not grace:
             return False
         save = self.save_seconds
-        return save is None or grace >= 3 * (save + 2 * self._step_seconds())
+        return save is None or grace >= 3 * (save + 2 * self.step_seconds())
 
     def allows_to_train_on(self) -> bool:
         """The same once there is a commit: the last call must not be over either."""
         last_call = self._last_call_time()
-        if last_call is None or last_call <= self._clock.monotonic():
+        if last_call is None or last_call <= self.clock.monotonic():
             return False
         return self.pays_twice(self._grace)
 
@@ -170,7 +164,7 @@ class Deadlines:
         when = self._last_call_time()
         if when is not None:
             self._last_call_at = when
-            self._runtime.at(when, functools.partial(self._last_call, when))
+            self.runtime.at(when, functools.partial(self._last_call, when))
 
     def _last_call_time(self) -> float | None:
         """When the final round must be opened so that its commit is in time."""
@@ -178,17 +172,26 @@ class Deadlines:
             return None
         save = self._grace / 4 if self.save_seconds is None else self.save_seconds
         margin = min(2.0, 0.25 * self._grace)
-        return self._told - (dl.SAFETY * save + 2 * self._step_seconds() + margin)
+        return self._told - (dl.SAFETY * save + 2 * self.step_seconds() + margin)
 
     def waits_until(self, key: Key) -> float:
-        """When a wait for others' keys of this kind, which begins now, is given up."""
-        now, at = self._clock.monotonic(), self.at
-        end = at or now + self.save_timeout
-        if key is Key.COUNT:
-            return dl.counts_by(now, end, self.save_seconds, self.save_timeout)
+        """When a wait for others' keys of this kind, which begins now, is given up.
+
+        Counts come from threads that wait for nothing, so a late one means a dead or
+        frozen worker; the rest of the time belongs to the save. No wait for a peer is
+        longer than `save_timeout`, however long the grace.
+        """
+        now, at, save = self.clock.monotonic(), self.at, self.save_seconds
+        if key is Key.BYE:
+            return now + (BYES if at is None else max(0.5, min(at - now, BYES)))
+        limit = self.save_timeout
+        total = limit if at is None else max(0.0, min(at - now, limit))
         if key is Key.DONE:
-            return dl.dones_by(now, end, self.save_timeout)
-        return dl.byes_by(now, at)
+            return now + 0.7 * total
+        reserve = total / 2
+        if save is not None:
+            reserve = min(dl.SAFETY * save + 1.0, 0.8 * total)
+        return now + max(0.1 * total, min(total - reserve, 0.4 * total))
 
     def forget(self) -> None:
         """The notice was served, and the process stays."""
@@ -197,7 +200,7 @@ class Deadlines:
 
     def _last_call(self, when: float) -> None:
         if self._last_call_at == when:
-            self._on_last_call()
+            self.on_last_call()
 
     @property
     def _patience(self) -> float:
@@ -212,9 +215,9 @@ class Deadlines:
         is_told = deadline == self._told
         if not is_told and deadline != self._soft:
             return  # replaced, or the notice was served
-        if not self._on_guard(is_told):
-            now = self._clock.monotonic()
+        if not self.on_guard(is_told):
+            now = self.clock.monotonic()
             again = now + self.save_timeout
             if self._told is not None:
                 again = min(again, max(now, self._told))
-            self._runtime.at(again, functools.partial(self._guard, deadline))
+            self.runtime.at(again, functools.partial(self._guard, deadline))

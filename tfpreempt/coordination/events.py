@@ -147,19 +147,24 @@ class State:
 
 
 @value
-class NoticeRead:
+class Event:
+    """What a worker is told."""
+
+
+@value
+class NoticeRead(Event):
     round: int
     kind: NoticeKind
 
 
 @value
-class CounterRead:
+class CounterRead(Event):
     round: int
     count: int
 
 
 @value
-class OwnCount:
+class OwnCount(Event):
     """The watch's insert of the own count is done; value is what the key holds."""
 
     round: int
@@ -167,24 +172,24 @@ class OwnCount:
 
 
 @value
-class DecisionRead:
+class DecisionRead(Event):
     round: int
     decided: Decided
 
 
 @value
-class CommitRead:
+class CommitRead(Event):
     round: int
     kind: CommitKind
 
 
 @value
-class StoreGone:
+class StoreGone(Event):
     """The store cannot be reached any more."""
 
 
 @value
-class Boundary:
+class Boundary(Event):
     """Main stands at a boundary with the flag up, or at its last one."""
 
     count: int
@@ -192,7 +197,7 @@ class Boundary:
 
 
 @value
-class FinalCount:
+class FinalCount(Event):
     """Main's insert of the final count is done; value is what the key holds."""
 
     round: int
@@ -200,71 +205,71 @@ class FinalCount:
 
 
 @value
-class Saved:
+class Saved(Event):
     ok: bool
 
 
 @value
-class Committed:
+class Committed(Event):
     """The chief wrote the marker (or NONE: it could not)."""
 
     kind: CommitKind
 
 
 @value
-class StepFailed:
+class StepFailed(Event):
     """A step failed because a peer is gone."""
 
 
 @value
-class Detached:
+class Detached(Event):
     """Main raises, or gives up its handler while training goes on."""
 
 
 @value
-class DeadlinePassed:
+class DeadlinePassed(Event):
     """Main has waited as long as it may."""
 
 
 @value
-class ByeSaid:
+class ByeSaid(Event):
     """The own bye is in the store."""
 
 
 @value
-class NextRound:
+class NextRound(Event):
     """Main goes on after leaving: the exit function returned, or a handler opens."""
 
     served: bool = True  # the held notice is dealt with
 
 
 @value
-class CountRead:
+class CountRead(Event):
     round: int
     worker: int
     value: Count | Tombstone
 
 
 @value
-class DoneRead:
+class DoneRead(Event):
     round: int
     worker: int
     ok: bool
 
 
 @value
-class ByeRead:
+class ByeRead(Event):
     round: int
     worker: int
 
 
 @value
-class LocalNotice:
+class LocalNotice(Event):
     kind: NoticeKind
 
 
 @value
-class NoticeExists:
+class NoticeExists(Event):
     """The own notice met an older one in that round."""
 
     round: int
@@ -275,22 +280,27 @@ class NoticeExists:
 
 
 @value
-class RaiseFlag:
+class Action:
+    """What a worker is to do, in the order in which it must take effect."""
+
+
+@value
+class RaiseFlag(Action):
     """Main must look before it starts another interval."""
 
 
 @value
-class LowerFlag:
+class LowerFlag(Action):
     pass
 
 
 @value
-class ReadCounter:
+class ReadCounter(Action):
     """Answer with CounterRead; strictly after RaiseFlag took effect."""
 
 
 @value
-class Get:
+class Get(Action):
     """Wait for a key of the watch role."""
 
     key: Key
@@ -298,7 +308,7 @@ class Get:
 
 
 @value
-class Insert:
+class Insert(Action):
     """Insert a key; worker names whose it is, for keys that exist once per worker."""
 
     key: Key
@@ -308,7 +318,7 @@ class Insert:
 
 
 @value
-class Gather:
+class Gather(Action):
     """Read the key of every other worker in `workers`, tombstones at the deadline."""
 
     key: Key
@@ -317,15 +327,20 @@ class Gather:
 
 
 @value
-class Proceed:
-    """Verdict: train on; the decision lies ahead."""
+class Verdict(Action):
+    """What main is to do, which waits for it."""
+
+
+@value
+class Proceed(Verdict):
+    """Train on; the decision lies ahead."""
 
     until: int
 
 
 @value
-class Save:
-    """Verdict: save now. repeat: this boundary is committed already, write nothing."""
+class Save(Verdict):
+    """Save now. repeat: this boundary is committed already, write nothing."""
 
     boundary: int
     alone: bool
@@ -333,50 +348,24 @@ class Save:
 
 
 @value
-class WriteMarker:
-    """Verdict for the chief: commit what these workers staged."""
+class WriteMarker(Verdict):
+    """For the chief: commit what these workers staged."""
 
     workers: tuple[int, ...]
 
 
 @value
-class Resume:
-    """Verdict: committed, train on."""
+class Resume(Verdict):
+    """Committed, train on."""
 
 
 @value
-class Leave:
-    """Verdict: leave."""
+class Leave(Verdict):
+    """Leave with this outcome."""
 
     outcome: Outcome
 
 
 @value
-class Raise:
-    """Verdict: the failed step is an ordinary error."""
-
-
-Event = (
-    NoticeRead
-    | CounterRead
-    | OwnCount
-    | DecisionRead
-    | CommitRead
-    | StoreGone
-    | Boundary
-    | FinalCount
-    | Saved
-    | Committed
-    | StepFailed
-    | Detached
-    | DeadlinePassed
-    | ByeSaid
-    | NextRound
-    | CountRead
-    | DoneRead
-    | ByeRead
-    | LocalNotice
-    | NoticeExists
-)
-Verdict = Proceed | Save | WriteMarker | Resume | Leave | Raise
-Action = RaiseFlag | LowerFlag | ReadCounter | Get | Insert | Gather | Verdict
+class Raise(Verdict):
+    """The failed step is an ordinary error."""

@@ -7,15 +7,15 @@ so that no interval is ever started that the watcher did not publish.
 
 from __future__ import annotations
 
+import dataclasses
 
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Gate:
     """The counter is written by the main thread, the flag by the coordinator."""
 
-    __slots__ = ("bare", "busy", "failed", "flag", "started")
-
-    def __init__(self) -> None:
-        self.busy = False  # inside a run(); only the main thread looks
-        self.started = 0  # intervals started by this process
-        self.failed = -1  # the newest one that was left half done
-        self.bare = -1  # the newest one whose step nobody sees the end of
-        self.flag = False  # look before starting another
+    busy: bool = False  # inside a run(); only the main thread looks
+    started: int = 0  # intervals started by this process
+    failed: int = -1  # the newest one that was left half done
+    bare: int = -1  # the newest one whose step nobody sees the end of
+    flag: bool = False  # look before starting another

@@ -7,6 +7,7 @@ one at the limit. Whoever inserts first, worker or tombstone, is what everybody 
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from tfpreempt.coordination.runtime import Runtime
 Then = Callable[[int, Any, keys.Extra], None]
 
 
+@dataclasses.dataclass(eq=False)
 class Gathering:
     """One key of each of some workers; all methods may be called from any thread.
 
@@ -29,41 +31,34 @@ class Gathering:
         then: given each worker, its value or a tombstone, and what travels beside it.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        key: Key,
-        names: dict[int, str],
-        *,
-        by: int,
-        then: Then,
-    ) -> None:
-        self.key = key
-        self._runtime = runtime
-        self._names = names
-        self._by = by
-        self._then = then
+    runtime: Runtime
+    key: Key
+    names: dict[int, str]
+    by: int
+    then: Then
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._missing = set(names)
+        self._missing = set(self.names)
         self._complete = threading.Event()
 
     def start(self) -> None:
         """Begins to read, and to watch for deaths until all is there."""
-        workers = list(self._names)
+        workers = list(self.names)
 
         def got(index: int, text: str) -> None:
             value, extra = keys.decode(self.key, text)
-            self._then(workers[index], value, extra)
+            self.then(workers[index], value, extra)
             with self._lock:
                 self._missing.discard(workers[index])
                 if not self._missing:
                     self._complete.set()
 
-        self._runtime.watch_deaths(
+        self.runtime.watch_deaths(
             self._complete,
             lambda dead: self.give_up(dead, "the coordination service reports it dead"),
         )
-        self._runtime.get_each(list(self._names.values()), got)
+        self.runtime.get_each(list(self.names.values()), got)
 
     def wait(self, timeout: float) -> frozenset[int]:
         """Waits until all is there; returns who is missing after `timeout` seconds."""
@@ -71,15 +66,11 @@ class Gathering:
         with self._lock:
             return frozenset(self._missing)
 
-    def give_up_missing(self, why: str) -> None:
-        """Gives up on every worker that has not answered."""
-        self.give_up(frozenset(self._names), why)
-
     def give_up(self, workers: frozenset[int], why: str) -> None:
         """Gives up on these workers, as far as they have not answered."""
         with self._lock:
             late = sorted(self._missing & workers)
         for worker in late:
-            extra = {"by": self._by, "reason": f"worker {worker}: {why}"}
+            extra = {"by": self.by, "reason": f"worker {worker}: {why}"}
             text = keys.encode(Tombstone(), extra)
-            self._runtime.insert(self._names[worker], text, lambda held: None)
+            self.runtime.insert(self.names[worker], text, lambda held: None)

@@ -14,7 +14,6 @@ class MemoryStore:
         self._values: dict[str, str] = {}
         self._changed = threading.Condition()
         self._gone = False
-        self._dead: frozenset[int] = frozenset()
 
     def insert(self, key: str, value: str) -> None:
         with self._changed:
@@ -45,12 +44,7 @@ class MemoryStore:
     def dead_workers(self) -> frozenset[int]:
         with self._changed:
             self._check()
-            return self._dead
-
-    def report_dead(self, workers: frozenset[int]) -> None:
-        """Makes `dead_workers` return these."""
-        with self._changed:
-            self._dead = workers
+            return frozenset()
 
     def close(self) -> None:
         """The store is gone: every call, also one that waits, raises StoreGoneError."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.errors import TfpreemptError, WaitTimeoutError
 
@@ -21,9 +22,7 @@ T = TypeVar("T")
 def agree(
     store: KeyValueStore,
     prefix: str,
-    worker: int,
-    world: int,
-    *,
+    cluster: Cluster,
     propose: Callable[[], Plan],
     check: Callable[[Plan], str | None],
     timeout: float,
@@ -33,8 +32,7 @@ def agree(
     Args:
         store: the store; used from a thread of its own, with a deadline.
         prefix: namespace of this start.
-        worker: who this is; worker 0 proposes.
-        world: number of workers.
+        cluster: who the workers are; the chief proposes.
         propose: makes the chief's plan, JSON-able.
         check: what this worker finds wrong with the plan, for people; None if nothing.
         timeout: seconds to wait for the slowest worker.
@@ -47,7 +45,7 @@ def agree(
         StoreGoneError: the store cannot be reached.
     """
     plan: Plan = {}
-    if worker == 0:
+    if cluster.is_chief:
         try:
             plan = {"ok": True, **propose()}
         except TfpreemptError as error:
@@ -63,10 +61,10 @@ def agree(
         problem = check(plan)
     except TfpreemptError as error:
         problem = describe(error)
-    _put(store, f"{prefix}/hello/{worker}", {"problem": problem})
-    if worker == 0:
+    _put(store, f"{prefix}/hello/{cluster.worker}", {"problem": problem})
+    if cluster.is_chief:
         problems = {}
-        for i in range(world):
+        for i in range(cluster.world):
             hello = _take(store, f"{prefix}/hello/{i}", timeout, f"worker {i}")
             if hello["problem"]:
                 problems[str(i)] = hello["problem"]

@@ -1,12 +1,13 @@
-"""How the coordinator's reads, writes and alarms happen: the protocol, and threads.
+"""How the coordinator's reads, writes and alarms happen.
 
-The coordinator itself never blocks. It asks a runtime, and is called back. `Threads`
-does it with daemon threads that are never joined: a read of a key that never comes must
-not hinder the end of the process, and cannot be cancelled.
+The coordinator itself never blocks. It asks the runtime, and is called back. That has
+daemon threads that are never joined: a read of a key that never comes must not hinder
+the end of the process, and cannot be cancelled.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import heapq
 import itertools
@@ -14,7 +15,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.clock import Clock
@@ -29,35 +29,9 @@ GATHERERS = 8
 OnValue = Callable[[str], None]
 
 
-class Runtime(Protocol):
-    """Asynchronous access to a store, and alarms. Callbacks come on any thread."""
-
-    def get(self, key: str, then: OnValue) -> None:
-        """Calls `then` with the key's value once it is there. One at a time."""
-        ...
-
-    def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
-        """Calls `then` with the index and value of each key, as they come."""
-        ...
-
-    def insert(self, key: str, value: str, then: OnValue) -> None:
-        """Inserts a key; `then` is given what the key holds now: this value or an
-        older one. Inserts take effect in the order of the calls."""
-        ...
-
-    def at(self, when: float, call: Callable[[], None]) -> None:
-        """Calls `call`, which must not block, at a monotonic time."""
-        ...
-
-    def watch_deaths(
-        self, until: threading.Event, then: Callable[[frozenset[int]], None]
-    ) -> None:
-        """Calls `then` with the dead workers whenever there are any, until told."""
-        ...
-
-
-class Threads:
-    """A runtime on a blocking store.
+@dataclasses.dataclass(eq=False)
+class Runtime:
+    """Asynchronous access to a store, and alarms. Callbacks come on any thread.
 
     Args:
         store: the store.
@@ -66,17 +40,12 @@ class Threads:
         deaths_every: seconds between two questions for dead workers.
     """
 
-    def __init__(
-        self,
-        store: KeyValueStore,
-        clock: Clock,
-        on_gone: Callable[[StoreGoneError], None],
-        deaths_every: float = 1.0,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._on_gone = on_gone
-        self._deaths_every = deaths_every
+    store: KeyValueStore
+    clock: Clock
+    on_gone: Callable[[StoreGoneError], None]
+    deaths_every: float = 1.0
+
+    def __post_init__(self) -> None:
         self._reads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
@@ -87,13 +56,18 @@ class Threads:
         OwnedThread("tfpreempt-alarms", self._ring).start()
 
     def get(self, key: str, then: OnValue) -> None:
-        self._reads.put(functools.partial(self._read, key, then))
+        """Calls `then` with the key's value once it is there. One at a time."""
+        self._reads.put(lambda: then(self.store.get(key)))
 
     def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
+        """Calls `then` with the index and value of each key, as they come."""
+
+        def read(i: int) -> None:
+            then(i, self.store.get(keys[i]))
+
         def walk(indices: range) -> None:
             for i in indices:
-                got = functools.partial(then, i)
-                self._guarded(functools.partial(self._read, keys[i], got))
+                self._guarded(functools.partial(read, i))
 
         threads = min(GATHERERS, len(keys))
         for t in range(threads):
@@ -102,17 +76,21 @@ class Threads:
             OwnedThread("tfpreempt-gather", walks).start()
 
     def insert(self, key: str, value: str, then: OnValue) -> None:
+        """Inserts a key; `then` is given what the key holds now: this value or an
+        older one. Inserts take effect in the order of the calls."""
+
         def write() -> None:
             try:
-                self._store.insert(key, value)
+                self.store.insert(key, value)
                 held = value
             except KeyExistsError:
-                held = self._store.get(key)
+                held = self.store.get(key)
             then(held)
 
         self._writes.put(write)
 
     def at(self, when: float, call: Callable[[], None]) -> None:
+        """Calls `call`, which must not block, at a monotonic time."""
         with self._alarm_set:
             heapq.heappush(self._alarms, (when, next(self._numbers), call))
             self._alarm_set.notify()
@@ -120,14 +98,16 @@ class Threads:
     def watch_deaths(
         self, until: threading.Event, then: Callable[[frozenset[int]], None]
     ) -> None:
+        """Calls `then` with the dead workers whenever there are any, until told."""
+
         def ask() -> None:
-            dead = self._store.dead_workers()
+            dead = self.store.dead_workers()
             if dead and not until.is_set():
                 then(dead)
             self.watch_deaths(until, then)
 
         self.at(
-            self._clock.monotonic() + self._deaths_every,
+            self.clock.monotonic() + self.deaths_every,
             lambda: None if until.is_set() else self._writes.put(ask),
         )
 
@@ -135,18 +115,15 @@ class Threads:
         while True:
             self._guarded(jobs.get())
 
-    def _read(self, key: str, then: OnValue) -> None:
-        then(self._store.get(key))
-
     def _guarded(self, job: Callable[[], None]) -> None:
         """Runs a job; a gone store is told to the coordinator, a bug to the log."""
         try:
             job()
         except StoreGoneError as error:
-            self._on_gone(error)
+            self.on_gone(error)
         except Exception as error:
             log.exception("tfpreempt: a coordination thread failed; this is a bug")
-            self._on_gone(StoreGoneError(f"a coordination thread failed: {error}"))
+            self.on_gone(StoreGoneError(f"a coordination thread failed: {error}"))
 
     def _ring(self) -> None:
         while True:
@@ -154,7 +131,7 @@ class Threads:
                 while not self._alarms:
                     self._alarm_set.wait()
                 when, _, call = self._alarms[0]
-                wait = when - self._clock.monotonic()
+                wait = when - self.clock.monotonic()
                 if wait > 0:
                     self._alarm_set.wait(wait)
                     continue
@@ -162,19 +139,11 @@ class Threads:
             self._guarded(call)
 
 
-def publish(runtime: Runtime, key: str, text: str, wait: float) -> str | None:
-    """Inserts a key and waits for it; inserts made earlier are through by then.
-
-    Returns:
-        What the key holds, this text or an older one; None if unknown after `wait` s.
-    """
-    there = threading.Event()
-    held: list[str] = []
-
-    def then(value: str) -> None:
-        held.append(value)
-        there.set()
-
-    runtime.insert(key, text, then)
-    there.wait(wait)
-    return held[0] if held else None
+def answer(ask: Callable[[OnValue], None], wait: float) -> str | None:
+    """Waits for the value that a call of the runtime gives; None after `wait` s."""
+    given: queue.SimpleQueue[str] = queue.SimpleQueue()
+    ask(given.put)
+    try:
+        return given.get(timeout=wait)
+    except queue.Empty:
+        return None

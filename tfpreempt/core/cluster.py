@@ -5,20 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from tfpreempt.errors import ConfigurationError, UnsupportedClusterError
 
 TRAINING_JOBS = ("chief", "worker")
-
-
-class ClusterResolver(Protocol):
-    """What is used of a `tf.distribute.cluster_resolver.ClusterResolver`."""
-
-    task_type: Any
-    task_id: Any
-
-    def cluster_spec(self) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +38,12 @@ class Cluster:
 LOCAL = Cluster(worker=0, jobs=())
 
 
-def read_cluster(
-    resolver: ClusterResolver | None, *, drives_others: bool = False
-) -> Cluster:
+def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
     """Reads who the workers are.
 
     Args:
-        resolver: a TensorFlow cluster resolver, or None for one process alone.
+        resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, of which
+            `cluster_spec()`, `task_type` and `task_id` are used; None for one process.
         drives_others: whether this process runs the program alone, on remote workers.
 
     Raises:

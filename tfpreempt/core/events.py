@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any
 
 
-class Outcome(enum.Enum):
+class Outcome(enum.StrEnum):
     """How a worker's run ended."""
 
     COMMITTED = "committed"  # the agreed step is durable
@@ -104,16 +103,3 @@ class Fault:
 
 
 Event = Notice | Decision | Commit | Exit | Restored | Fault
-
-
-def to_record(event: Event) -> dict[str, Any]:
-    """The event as a JSON-able dictionary with its kind under "event"."""
-    record: dict[str, Any] = {"event": type(event).__name__.lower()}
-    for field in dataclasses.fields(event):
-        value = getattr(event, field.name)
-        if isinstance(value, enum.Enum):
-            value = value.value
-        elif isinstance(value, tuple):
-            value = list(value)
-        record[field.name] = value
-    return record

@@ -8,6 +8,7 @@ could still commit elsewhere.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import json
@@ -142,7 +143,10 @@ class Journal(JsonLines):
 
         Never raises for what goes wrong with the file.
         """
-        record = {**self._who, **events.to_record(event)}
+        kind = {"event": type(event).__name__.lower()}
+        # Not asdict(), which copies: what a user's source has said may not let it.
+        values = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
+        record = {**self._who, **kind, **values}
         self.append(record, durable=isinstance(event, _DURABLE))
 
 

@@ -81,7 +81,7 @@ def walk(
             continue
         entered[id(value)] = value
         for suffix, key, inner in _parts(value):
-            if not leaves and _is_leaf(inner):
+            if not leaves and isinstance(inner, _LEAVES):
                 continue
             path = f"{place.path}{suffix}"
             todo.append(Place(path=path, value=inner, owner=value, key=key))
@@ -140,17 +140,13 @@ def is_data(value: Any) -> bool:
         each = todo.pop()
         count += len(each)
         for inner in each.values() if isinstance(each, dict) else each:
-            if _is_leaf(inner) or id(inner) in inside:
+            if isinstance(inner, _LEAVES) or id(inner) in inside:
                 continue
             if not is_container(inner):
                 return False
             inside[id(inner)] = inner
             todo.append(inner)
     return count > MANY
-
-
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, _LEAVES)
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any, Any]]:

@@ -23,8 +23,7 @@ def num_restarts(environment: Mapping[str, str] | None = None) -> int:
     Raises:
         ConfigurationError: the variable that says it is no whole number.
     """
-    known = read_restarts(environment)
-    return 0 if known is None else known
+    return read_restarts(environment) or 0
 
 
 def read_restarts(environment: Mapping[str, str] | None = None) -> int | None:

@@ -16,7 +16,7 @@ _TICK_SECONDS = 0.1  # between two looks of whoever waits for many threads
 _logger = logging.getLogger(__name__)
 
 
-class OwnedThread:
+class OwnedThread(threading.Thread):
     """A daemon thread with a name and an end.
 
     A failure is logged. There is no `__del__`: the owner stops its thread, if it is to
@@ -29,31 +29,16 @@ class OwnedThread:
     """
 
     def __init__(self, name: str, target: Callable[[], None]) -> None:
-        self._target = target
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        super().__init__(target=target, name=name, daemon=True)
         self.stop_event = threading.Event()
-
-    @property
-    def name(self) -> str:
-        return self._thread.name
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def start(self) -> None:
-        """Starts the thread.
-
-        Raises:
-            RuntimeError: it was started before.
-        """
-        self._thread.start()
 
     def stop(self) -> None:
         """Asks the target to return; does not wait. Any thread."""
         self.stop_event.set()
 
-    def join(self, timeout: float) -> bool:
+    def join(  # type: ignore[override]  # says what Thread's leaves to is_alive()
+        self, timeout: float | None = None
+    ) -> bool:
         """Waits for the thread to end. Any thread; from the thread itself, no wait.
 
         Args:
@@ -62,28 +47,13 @@ class OwnedThread:
         Returns:
             Whether it has ended (or was never started).
         """
-        if self._thread.ident is None:
-            return True
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self.ident is not None and self is not threading.current_thread():
+            super().join(timeout)
+        return not self.is_alive()
 
-    def end(self, timeout: float) -> bool:
-        """Stops the thread and waits for it. Any thread.
-
-        Args:
-            timeout: the most seconds to wait.
-
-        Returns:
-            Whether nothing is left behind: it has ended, or it is this very thread,
-            which can't wait for itself and ends later.
-        """
-        self.stop()
-        return self.join(timeout) or self._thread is threading.current_thread()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
-            self._target()
+            super().run()
         except BaseException:
             _logger.exception("thread %s failed", self.name)
 
@@ -182,7 +152,7 @@ def map_in_threads(
     finally:
         limit = time.monotonic() + patience
         for thread in workers:
-            thread.end(max(0.0, limit - time.monotonic()))
+            thread.join(max(0.0, limit - time.monotonic()))
     if failures:
         raise failures[0]
     return [results[index] for index in range(count)]

@@ -1,4 +1,7 @@
-"""How a handler, or a fit, becomes a member of this process's session."""
+"""How a handler, or a fit, becomes a member of this process's session.
+
+It agrees on a start, and listens to the config's sources, and TensorFlow's own key.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.remote.chosen_store import chosen_store
+from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.variables import out_of_scope
-from tfpreempt.core.arguments import check_seconds
-from tfpreempt.core.cluster import read_cluster
+from tfpreempt.checkpoint.writer import make_saver
+from tfpreempt.core.deadline import after_travel
 from tfpreempt.handler.member import Member
-from tfpreempt.handler.remote_cluster import connection
-from tfpreempt.handler.session import Session, session_for
-from tfpreempt.handler.start import Start, make_store
-from tfpreempt.handler.watching import make_watcher
+from tfpreempt.handler.remote_cluster import NATIVE_DELAY, Connection, connection
+from tfpreempt.handler.session import Session
+from tfpreempt.handler.start import Start
+from tfpreempt.notice.native import NativeKeySource
+from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.config import TerminationConfig
 
 COUNTER = "checkpointed_runs"
@@ -25,20 +31,6 @@ COUNTER = "checkpointed_runs"
 
 START_TIMEOUT = 300.0
 """Seconds that the slowest worker may need to make its handler."""
-
-
-def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
-    """The session of this process, in the cluster that a resolver names.
-
-    Raises:
-        ConfigurationError: the resolver or the time-out cannot be one.
-        UsageError: this process belongs to another cluster already.
-    """
-    cluster = read_cluster(cluster_resolver, drives_others=connection() is not None)
-    timeout = check_seconds("save_timeout", save_timeout)
-    session = session_for(cluster, lambda: make_store(cluster), timeout)
-    session.come_back()
-    return session
 
 
 def admit(
@@ -76,30 +68,60 @@ def admit(
     """
     check_checkpoint(checkpoint)
     cluster, connected = session.cluster, connection()
-    start = Start(
+    own = getattr(checkpoint, "directory", checkpoint_dir)
+    store = chosen_store(remote_checkpoint_dir, own)
+    mirror = None
+    if store is not None and cluster.is_chief:
+        mirror = Mirror(store, max_to_keep=max_to_keep)
+    make = functools.partial(
+        make_saver,
         checkpoint,
         checkpoint_dir,
         cluster=cluster,
-        counter=attach_counters(checkpoint),
-        restore=restore,
         max_to_keep=max_to_keep,
         save_fn=config.save_fn,
         io_device=None if connected is None else connected.device,
-        remote_checkpoint_dir=remote_checkpoint_dir,
+        copies=mirror,
+    )
+    start = Start(
+        make,
+        own,
+        cluster,
+        counter=attach_counters(checkpoint),
+        restore=restore,
+        store=store,
+        mirror=mirror,
         in_use=session.in_use(),
     )
     commits = start.agree(session.store, session.next_prefix(), START_TIMEOUT)
     hear = functools.partial(session.hear, commits.token)
+    sources = list(config.watched_sources())
+    if cluster.jobs or connected is not None:
+        sources.append(_native_source(config, connected))
     return Member(
         config,
-        cluster,
-        connected,
         commits,
         session.coordinator.deadlines,
-        make_watcher(config, cluster, hear, connected),
+        Watcher(sources, cluster.worker, hear),
         amid=amid,
         is_alive=is_alive,
     )
+
+
+def _native_source(
+    config: TerminationConfig, connected: Connection | None
+) -> WatchedSource:
+    """TensorFlow's own key, by which SIGTERM to a remote worker is heard of."""
+    from tfpreempt.coordination import tf_service
+
+    grace = config.grace_seconds
+    native = NativeKeySource(
+        tf_service.read_native_notice,
+        identity=None if connected is None else connected.notice_identity,
+        is_alone=connected is not None,
+    )
+    left = None if grace is None else after_travel(grace, NATIVE_DELAY)
+    return WatchedSource(native, left)
 
 
 def check_checkpoint(given: Any) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint import restore as restoring
+from tfpreempt.checkpoint import catalog, handle
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.payload import Staged
@@ -25,6 +24,7 @@ from tfpreempt.core.events import Commit, Fault, Restored
 log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class Commits:
     """What a handler's checkpoint directory and object store hold, and get.
 
@@ -42,49 +42,29 @@ class Commits:
 
     Attributes:
         directory: where they lie.
-        mirror: see above.
     """
 
-    def __init__(
-        self,
-        saver: CheckpointSaver,
-        cluster: Cluster,
-        counter: Any,
-        *,
-        candidate: Entry | None,
-        token: str,
-        mirror: Mirror | None,
-        exchange: ShardExchange | None,
-        skipped: Sequence[str],
-    ) -> None:
-        self.token = token
-        self.directory = saver.directory
-        self.mirror = mirror
-        self._exchange = exchange
-        self.saver = saver
-        self._loader = saver.loader
-        self.candidate = candidate
-        self._skipped = tuple(skipped)
-        self._cluster = cluster
-        self._counter = counter
+    saver: CheckpointSaver
+    cluster: Cluster
+    counter: Any
+    candidate: Entry | None
+    token: str
+    mirror: Mirror | None
+    exchange: ShardExchange | None
+    skipped: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.directory = self.saver.directory
+        self._loader = self.saver.loader
         self._random_at_start = b""
         self._state_loader = StateLoader(
             self.directory,
-            cluster.worker,
-            cluster.world,
-            agreed=candidate,
-            after=catalog.highest_sequence(self.directory),
+            self.cluster,
+            agreed=self.candidate,
+            after=catalog.highest_sequence(catalog.scan(self.directory)),
         )
 
     # --- a save, in two phases -------------------------------------------------------
-
-    def needs_peers(self) -> bool:
-        """Whether a save needs every worker at once."""
-        return self.saver.needs_peers()
-
-    def try_states(self) -> None:
-        """Warns of named States that cannot be saved."""
-        self.saver.try_states()
 
     def stage(self, step: int, name: str, *args: Any, **kwargs: Any) -> Staged:
         """Writes this worker's part of a save.
@@ -95,14 +75,14 @@ class Commits:
             *args: for a manager's `save`, or a save_fn.
             **kwargs: likewise.
         """
-        if self._counter is not None:
-            self._counter.assign(step)
+        if self.counter is not None:
+            self.counter.assign(step)
         attempt = f"{self.token}-{name}"
         staged = self.saver.stage(step, attempt, *args, **kwargs)
-        if self._exchange is not None:
-            self._exchange.send(staged)
-        is_apart = self._exchange is not None and self._exchange.is_apart
-        if not self._cluster.is_chief and not is_apart:
+        if self.exchange is not None:
+            self.exchange.send(staged)
+        is_apart = self.exchange is not None and self.exchange.is_apart
+        if not self.cluster.is_chief and not is_apart:
             self._state_loader.expect(staged.directory)
         return staged
 
@@ -124,9 +104,9 @@ class Commits:
         Returns:
             The commit; None where a save_fn left nothing to commit.
         """
-        if self._exchange is not None:
+        if self.exchange is not None:
             try:
-                workers = self._exchange.collect(staged, workers, because, left)
+                workers = self.exchange.collect(staged, workers, because, left)
             except errors.SaveError:
                 self.discard(staged)
                 raise
@@ -143,8 +123,8 @@ class Commits:
 
     def _is_over(self, staged: Staged) -> None:
         """What came by way of the store for this save is wanted no more."""
-        if self._exchange is not None and self.mirror is not None:
-            clear = functools.partial(self._exchange.clear, staged.attempt)
+        if self.exchange is not None and self.mirror is not None:
+            clear = functools.partial(self.exchange.clear, staged.attempt)
             self.mirror.task(clear)
 
     # --- restore ---------------------------------------------------------------------
@@ -159,27 +139,22 @@ class Commits:
             CheckpointMismatchError: another model's checkpoint; nothing was assigned.
         """
         restored = Restored(
-            path=None, step=0, sequence=0, world_size=self._cluster.world
+            path=None, step=0, sequence=0, world_size=self.cluster.world
         )
         if self.candidate is not None:
             restored = self._loader.restore(self.candidate, named_states=named_states)
-            if self._counter is not None and self.candidate.prefix is None:
-                self._counter.assign(restored.step)  # saved without the variable
-            if self._counter is not None:
-                step = int(self._counter.numpy())
+            if self.counter is not None and self.candidate.prefix is None:
+                self.counter.assign(restored.step)  # saved without the variable
+            if self.counter is not None:
+                step = int(self.counter.numpy())
                 restored = dataclasses.replace(restored, step=step)
             self._random_at_start = self._loader.random_bytes()
-        return dataclasses.replace(restored, skipped=self._skipped)
+        return dataclasses.replace(restored, skipped=tuple(self.skipped))
 
     def load_states(self) -> None:
         """Loads the named States of the agreed commit, ahead of `restore`."""
         if self.candidate is not None and self.candidate.manifest is not None:
             self._loader.load_named_states(self.candidate)
-
-    def adopt(self) -> int:
-        """Counts on from the agreed commit without restoring it; returns its step."""
-        adopted, self.candidate = self.candidate, None  # nor its random generators
-        return 0 if adopted is None else adopted.step or 0
 
     def load_random_state(self) -> None:
         """Sets this worker's random generators to the restored commit."""
@@ -207,8 +182,7 @@ class Commits:
 
     def latest(self) -> Checkpoint | None:
         """The newest commit in the directory."""
-        found = restoring.find_candidates(self.directory)
-        return self._loader.checkpoint(found[0]) if found else None
+        return handle.latest(self.directory)
 
     def delete(self, checkpoint: Checkpoint) -> None:
         """Deletes a commit on both sides; on the chief.
@@ -235,7 +209,7 @@ class Commits:
         if entry is None:
             log.warning("tfpreempt: %r is not (any more) in this directory", checkpoint)
         else:
-            self.saver.delete(entry.path)
+            self.saver.delete(entry)
 
     # --- the copy --------------------------------------------------------------------
 
@@ -261,11 +235,6 @@ class Commits:
     def wait_for_mirror(self, timeout: float | None) -> bool:
         """Waits until all is copied; whether the newest commit is. Any thread."""
         return self.mirror is None or self.mirror.wait(timeout)
-
-    def stop_copying(self) -> None:
-        """What is under way is left as it is; waits for nothing, on any thread."""
-        if self.mirror is not None:
-            self.mirror.stop()
 
     def close(self) -> None:
         """Copies no more."""

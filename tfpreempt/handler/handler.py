@@ -22,9 +22,10 @@ from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.unsaved import Unsaved
 from tfpreempt.core.arguments import check_save_every, check_timeout
-from tfpreempt.handler.admission import admit, find_session
-from tfpreempt.handler.member import Member
-from tfpreempt.handler.round_save import Stage, stage_plain
+from tfpreempt.handler.admission import admit
+from tfpreempt.handler.member import NEVER, Member
+from tfpreempt.handler.saving import Stage, stage_plain
+from tfpreempt.handler.session import find_session
 from tfpreempt.handler.step_errors import step_failed, was_preemption
 from tfpreempt.platforms.config import TerminationConfig
 
@@ -32,8 +33,6 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-NEVER = 1 << 62
 
 
 class DirectoryRequiredError(
@@ -160,7 +159,7 @@ class PreemptionCheckpointHandler:
         try:
             result = fn(*args, **kwargs)
         except BaseException as error:
-            step_failed(error, self._session, member)
+            step_failed(error, self._session)
             raise
         gate.busy = False
         member.runs += 1
@@ -206,10 +205,7 @@ class PreemptionCheckpointHandler:
             yield
         except BaseException as error:
             self._gate.failed = self._gate.started  # steps may be bare in here
-            is_served = not session.exit.left and was_preemption(
-                error, session, member, is_whole=False
-            )
-            if not is_served:
+            if session.exit.left or not was_preemption(error, session, is_whole=False):
                 raise
             session.part(member)  # the exit function came back; the step is half done
             return
@@ -339,7 +335,7 @@ class PreemptionCheckpointHandler:
             self.close()
         elif not member.is_closed:
             if not session.exit.left:
-                was_preemption(error, session, member, is_whole=session.is_whole)
+                was_preemption(error, session, is_whole=session.is_whole)
                 session.exit.finish_mirrors([member])
             session.part(member)
         return False
@@ -349,28 +345,14 @@ class PreemptionCheckpointHandler:
     def _enter(self, what: str, stage: Stage = stage_plain) -> None:
         """A boundary at which there is something to do; the interval is counted."""
         session, member = self._session, self._member
-        try:
-            session.check_open(member, what)
-            session.exit.check()
-        except errors.TfpreemptError:
-            self._gate.started -= 1
-            raise
-        session.arm(member)
-        session.look(stage)
-        if member.runs == 1:
-            member.commits.try_states()  # all is there: a step was made
-            session.begin_measuring()
+        session.enter(member, what, stage)
         self._unsaved.compare()
         every = self._save_steps
         if every is not None and member.has_moved and member.step % every == 0:
             session.try_to_save(member, stage)
-        member.stop_at = self._next_stop()
-
-    def _next_stop(self) -> int:
-        """The number of runs at which the slow path must be taken next."""
-        member, every = self._member, self._save_steps
         if member.runs < 4:
-            return member.runs
-        if every is None:
-            return NEVER
-        return (member.step // every + 1) * every - member.base
+            member.stop_at = member.runs
+        elif every is None:
+            member.stop_at = NEVER
+        else:
+            member.stop_at = (member.step // every + 1) * every - member.base

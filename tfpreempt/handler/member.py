@@ -1,4 +1,4 @@
-"""A member of the session: one handler, or one fit, with its steps and its commits."""
+"""One handler, or one fit, with its steps and its journal; and the open ones."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import dataclasses
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.coordination.deadlines import Deadlines
-from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome
+from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored
 from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.handler.commits import Commits
-from tfpreempt.handler.remote_cluster import Connection
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.config import TerminationConfig
 
 log = logging.getLogger(__name__)
 
+NEVER = 1 << 62
+"""More steps than any training makes."""
 
+
+@dataclasses.dataclass(eq=False)
 class Member:
     """What the session serves. Main thread unless said otherwise.
 
     Args:
         config: says how to leave.
-        cluster: who the workers are.
-        connection: to remote workers; None without.
         commits: what it saves and restores.
         deadlines: how long a notice leaves.
         watcher: of the notices that are its own; closed when the member is dropped.
@@ -41,48 +41,42 @@ class Member:
         stop_at: runs at which the loop has to look at more than the flag.
         base: steps that the restored commit carries.
         saved_at: runs at the newest save, tried or done; equal on all workers.
+        left_at: its step when its exit was served. SystemExit may have been caught, or
+            the exit function come back: another handler may go on from its commit.
         is_armed: whether training has begun.
         is_at_end: whether what it is in the midst of came to its end, and `close` may
             commit that.
         is_closed: whether it takes part no more.
     """
 
-    def __init__(
-        self,
-        config: TerminationConfig,
-        cluster: Cluster,
-        connection: Connection | None,
-        commits: Commits,
-        deadlines: Deadlines,
-        watcher: Watcher,
-        *,
-        amid: str = "",
-        is_alive: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self.config = config
-        self.connection = connection
-        self.commits = commits
-        self.watcher = watcher
-        self.amid = amid
-        self.is_alive = is_alive
-        self.runs = self.stop_at = self.base = self.saved_at = 0
-        self.is_armed = self.is_at_end = self.is_closed = False
-        self._cluster = cluster
-        self._deadlines = deadlines
+    config: TerminationConfig
+    commits: Commits
+    deadlines: Deadlines
+    watcher: Watcher
+    _: dataclasses.KW_ONLY
+    amid: str = ""
+    is_alive: Callable[[], bool] = lambda: True
+    runs: int = 0
+    stop_at: int = 0
+    base: int = 0
+    saved_at: int = 0
+    left_at: int | None = None
+    is_armed: bool = False
+    is_at_end: bool = False
+    is_closed: bool = False
+
+    def __post_init__(self) -> None:
         self._journal = Journal(
-            journal_directory(commits.directory),
-            cluster.worker,
-            incarnation=os.environ.get("TFPREEMPT_INCARNATION", commits.token),
+            journal_directory(self.commits.directory),
+            self.commits.cluster.worker,
+            incarnation=os.environ.get("TFPREEMPT_INCARNATION", self.commits.token),
         )
-        weakref.finalize(self, watcher.close)
-        weakref.finalize(self, commits.stop_copying).atexit = False
+        self.record = self._journal.record  # an event; any thread
+        weakref.finalize(self, self.watcher.close)
+        if self.commits.mirror is not None:
+            weakref.finalize(self, self.commits.mirror.stop).atexit = False
 
     # --- what is known of it ---------------------------------------------------------
-
-    @property
-    def directory(self) -> str:
-        """Where it commits."""
-        return self.commits.directory
 
     @property
     def step(self) -> int:
@@ -115,8 +109,11 @@ class Member:
         self.base = restored.step
 
     def adopt(self) -> None:
-        """Counts on from the agreed commit, whose variables are not wanted."""
-        self.base = self.commits.adopt()
+        """Counts on from the agreed commit, of which nothing is wanted."""
+        adopted, self.commits.candidate = self.commits.candidate, None
+        self.base = 0 if adopted is None else adopted.step or 0
+        world = self.commits.cluster.world
+        self.record(Restored(path=None, step=self.base, sequence=0, world_size=world))
 
     # --- a save ----------------------------------------------------------------------
 
@@ -141,7 +138,7 @@ class Member:
             because: "preemption", or why else.
             workers: whose parts are there.
         """
-        deadlines = self._deadlines
+        deadlines = self.deadlines
         commit = self.commits.commit(staged, because, workers, lambda: deadlines.left)
         if commit is None:
             return None
@@ -152,15 +149,13 @@ class Member:
         log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
         return commit
 
-    def record(self, event: Event) -> None:
-        """Writes to the journal; any thread."""
-        if isinstance(event, Exit) and event.code is None:
-            code = self.config.code(event.outcome is not Outcome.LOST)
-            finished = event.outcome is Outcome.FINISHED
-            event = dataclasses.replace(event, code=0 if finished else code)
-        self._journal.record(event)
-
     # --- the end ---------------------------------------------------------------------
+
+    def record_exit(self, outcome: Outcome, why: str = "") -> None:
+        """Writes to the journal how it leaves, with the exit code; any thread."""
+        code = self.config.code(outcome is not Outcome.LOST)
+        code = 0 if outcome is Outcome.FINISHED else code
+        self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
 
     def finish_copy(self, seconds: float) -> bool:
         """Gives the newest commit's copy so much time; whether it is whole."""
@@ -173,10 +168,6 @@ class Member:
         self.record(Fault(where="mirror", error=late + why))
         return False
 
-    def leave(self, committed: bool, mirrored: bool = True) -> None:
-        """Ends the process by SystemExit, or returns; any thread."""
-        self.config.leave(committed, self._cluster, mirrored=mirrored)
-
     def close(self) -> None:
         """Listens, copies and records no more."""
         self.is_closed = True
@@ -184,3 +175,44 @@ class Member:
         self.watcher.close()
         self.commits.close()
         self._journal.close()
+
+
+class Members:
+    """Those of a session that take part, oldest first; iterated on any thread.
+
+    A member that was never used is held weakly: who drops the handler has closed it.
+    From the first step on it is kept, because a program that never closes its handler
+    still gets a last boundary.
+
+    Attributes:
+        kept: those with which training has begun; dropped, they go with their handler.
+    """
+
+    def __init__(self) -> None:
+        self._refs: list[weakref.ref[Member]] = []
+        self.kept: set[Member] = set()
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter([member for ref in self._refs if (member := ref()) is not None])
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    def add(self, member: Member) -> None:
+        """It takes part from now on."""
+        self._refs.append(weakref.ref(member))
+
+    def remove(self, member: Member) -> None:
+        """It takes part no more."""
+        self.kept.discard(member)
+        self._refs = [ref for ref in self._refs if ref() not in (None, member)]
+
+    def record(self, event: Event) -> None:
+        """Writes an event to every journal; any thread."""
+        for member in self:
+            member.record(event)
+
+    def fault(self, where: str, error: Exception) -> None:
+        """Training survives this; it is logged and written to the journals."""
+        log.error("tfpreempt: %s failed: %s", where, error)
+        self.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))

@@ -15,9 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfpreempt.coordination.rendezvous import bounded
-from tfpreempt.core.threads import OwnedThread
-from tfpreempt.errors import WaitTimeoutError
+from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ def flush_streams() -> None:
     keep_streams()
     for name in ("stdout", "stderr"):
         try:
-            bounded(getattr(sys, name).flush, FLUSH_LIMIT, "a flush")
+            call_within(FLUSH_LIMIT, getattr(sys, name).flush)
         except Exception:  # noqa: BLE001 - of whatever stands there as a stream
             _silence(name)
 
@@ -89,14 +87,14 @@ def exit_hard(leave: Callable[[], Any]) -> None:
 
 def end_now(exit: SystemExit) -> None:
     """Ends the process with this exit's code; any thread."""
-    with contextlib.suppress(WaitTimeoutError):
-        bounded(logging.shutdown, FLUSH_LIMIT, "closing the logs")
+    with contextlib.suppress(OutOfTimeError):
+        call_within(FLUSH_LIMIT, logging.shutdown)
     flush_streams()
     code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     os._exit(code)
 
 
-class LastExit:
+class LastExit(OwnedThread):
     """Sees to it that a process which is on its way out gets out.
 
     The program's `finally` blocks, context managers and exit hooks run on that way, and
@@ -110,17 +108,13 @@ class LastExit:
     """
 
     def __init__(self, exit: SystemExit, seconds: float) -> None:
+        super().__init__("tfpreempt-last-exit", self._end)
         self._exit = exit
         self._seconds = seconds
-        self._thread = OwnedThread("tfpreempt-last-exit", self._run)
-        self._thread.start()
+        self.start()
 
-    def cancel(self) -> None:
-        """The process stays."""
-        self._thread.stop()
-
-    def _run(self) -> None:
-        if self._thread.stop_event.wait(self._seconds) or not self._is_under_way():
+    def _end(self) -> None:
+        if self.stop_event.wait(self._seconds) or not self._is_under_way():
             return
         log.error(
             "tfpreempt: the process was to leave %.1f s ago and waits for %s; it ends "
@@ -140,12 +134,21 @@ class LastExit:
         return error is self._exit or (not main.is_alive() and self._has_ended_main())
 
     def _has_ended_main(self) -> bool:
-        """Whether it came through main's outermost frame, and that did not return."""
+        """Whether it came through main's outermost frame, and that did not return.
+
+        Until Python 3.11 the traceback begins at the last frame that caught it. It went
+        further from there if it was the last that the frame raised: again, or, at the
+        end of a `with` or `finally`, as if from where it came.
+        """
         trace = self._exit.__traceback__
-        if trace is None or trace.tb_frame.f_back is not None:
-            return False  # caught further in
-        frame = trace.tb_frame
-        return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+        if trace is None:
+            return False
+        code, last = trace.tb_frame.f_code.co_code, trace.tb_frame.f_lasti
+        name, argument = dis.opname[code[last]], code[last + 1]
+        if trace.tb_frame.f_back is None:
+            return not name.startswith("RETURN")
+        is_raise = name == "RAISE_VARARGS" and argument == 0
+        return is_raise or name == "RERAISE" or last == trace.tb_lasti
 
 
 def holders() -> Iterator[str]:

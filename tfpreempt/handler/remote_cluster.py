@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
-import time
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.coordination.rendezvous import bounded
-from tfpreempt.core.deadline import LATE
-from tfpreempt.core.events import Notice
+from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.notice.native import NativeKeySource, read_again
 
 log = logging.getLogger(__name__)
+
+NATIVE_DELAY = 1.0
+"""Seconds: TensorFlow looks for its SIGTERM that often, so its key is that late."""
 
 FORGET_LIMIT = 5.0
 """Seconds that the service may take to delete a key."""
@@ -44,29 +43,11 @@ class Connection:
 
 
 _connection: Connection | None = None
-_expected_until = -math.inf  # monotonic seconds
 
 
 def connection() -> Connection | None:
     """The one that `connect_to_cluster` made last; None in all other programs."""
     return _connection
-
-
-def expect_to_go(notice: Notice) -> None:
-    """A worker has told that it goes. Any thread.
-
-    It serves until then, also whoever connects anew; and where several workers go, the
-    notice names the first alone, because TensorFlow's key can be set once. So for a
-    time any worker's loss is taken for its end.
-    """
-    global _expected_until
-    until = notice.received_at + (notice.grace_seconds or 0.0) + LATE
-    _expected_until = max(_expected_until, until)
-
-
-def is_expected_to_go() -> bool:
-    """Whether a worker has told that it goes, and may still be going."""
-    return time.monotonic() < _expected_until
 
 
 def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
@@ -185,8 +166,8 @@ def notice_was_served() -> None:
     from tfpreempt.coordination import tf_service
 
     try:
-        bounded(tf_service.forget_native_notice, FORGET_LIMIT, "forgetting a notice")
-    except errors.TfpreemptError as error:
+        call_within(FORGET_LIMIT, tf_service.forget_native_notice)
+    except (errors.TfpreemptError, OutOfTimeError) as error:
         log.info("tfpreempt: TensorFlow's notice could not be deleted: %s", error)
     read_again(_connection.notice_identity)
 

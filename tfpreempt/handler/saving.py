@@ -1,26 +1,44 @@
-"""Saves that need no agreement: every worker comes to them at the same place."""
+"""Saves of all workers: of a round, and at a place that every worker comes to.
+
+Each is stage, all done, marker. In a round it is the agreement that says when; without
+one the workers tell the chief by keys of their own that their parts are written.
+"""
 
 from __future__ import annotations
 
-import threading
-import weakref
+import dataclasses
+import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.coordination import keys
-from tfpreempt.coordination.events import Key
+from tfpreempt.coordination.coordinator import Coordinator
+from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.gathering import Gathering
-from tfpreempt.coordination.runtime import Runtime, publish
+from tfpreempt.coordination.runtime import Runtime, answer
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.events import Commit
+from tfpreempt.core.events import Commit, Fault
 from tfpreempt.errors import SaveError
-from tfpreempt.handler.member import Member
+from tfpreempt.handler.member import Member, Members
+
+log = logging.getLogger(__name__)
+
+Stage = Callable[[Member, str], Staged]
+"""Writes a member's part of the save of a name."""
+
+
+def stage_plain(member: Member, name: str) -> Staged:
+    """Writes it without anything from the user."""
+    return member.stage(name)
 
 
 class CollectiveSaves:
-    """`save()`, every so many steps, and the last one; main thread.
+    """Saves without agreement: `save()`, every so many steps, and the last one.
+
+    Main thread.
 
     Args:
         cluster: who the workers are.
@@ -53,7 +71,7 @@ class CollectiveSaves:
         name: str,
         because: str,
         timeout: float,
-        stage: Callable[[Member, str], Staged],
+        stage: Stage,
     ) -> Commit | None:
         """All workers save now; every worker calls this at the same place.
 
@@ -72,31 +90,33 @@ class CollectiveSaves:
             CheckpointError: this worker's part could not be written.
         """
         self._newest[member.commits.token] = name, member.step
-        done = False
-        if self._cluster.is_chief:
+        if not self._cluster.is_chief:
+            done = False
             try:
-                staged = stage(member, name)
-                commit = self._lead(member, staged, name, because, timeout)
-                done = commit is not None
+                stage(member, name)
+                done = True
             finally:
-                self._tell(member, name, done)
-            return commit
+                key = f"{self._prefix}/{name}/{self._cluster.worker}"
+                tell = functools.partial(self._runtime.insert, key, keys.encode(done))
+                answer(tell, min(timeout, 5.0))  # the process may end right after this
+            return None
+        commit = None
         try:
-            stage(member, name)
-            done = True
-        finally:
-            key = f"{self._prefix}/{name}/{self._cluster.worker}"
-            wait = min(timeout, 5.0)  # the process may end right after this
-            publish(self._runtime, key, keys.encode(done), wait)
-        return None
-
-    def _tell(self, member: Member, name: str, done: bool) -> None:
-        """What came of a save, which a notice at the same step asks."""
-        if not done:
-            del self._newest[member.commits.token]
-        if self._cluster.world > 1:
-            key = f"{self._prefix}/{name}/commit"
-            self._runtime.insert(key, keys.encode(done), lambda held: None)
+            staged = stage(member, name)
+            absent = self._absent(name, timeout)
+            missing = sorted(absent - self._final)
+            if missing and because != "finished":
+                member.commits.discard(staged)
+                raise _without(missing, because, f" within {timeout:g} s")
+            present = sorted(set(range(self._cluster.world)) - absent)
+            commit = member.commit(staged, because, present)
+        finally:  # a notice at the same step asks what came of it
+            if commit is None:
+                del self._newest[member.commits.token]
+            if self._cluster.world > 1:
+                key, done = f"{self._prefix}/{name}/commit", commit is not None
+                self._runtime.insert(key, keys.encode(done), lambda held: None)
+        return commit
 
     def stands(self, member: Member, timeout: float) -> bool:
         """Whether the newest save of this handler is a commit of the step it is at.
@@ -110,37 +130,18 @@ class CollectiveSaves:
         name, step = self._newest.get(member.commits.token, ("", None))
         if step != member.step or self._cluster.is_chief:
             return step == member.step
-        told: list[bool] = []
-        is_told = threading.Event()
+        key = f"{self._prefix}/{name}/commit"
+        told = answer(
+            lambda then: self._runtime.get_each([key], lambda _, text: then(text)),
+            timeout,
+        )
+        return told is not None and keys.decode(Key.DONE, told)[0] is True
 
-        def then(_: int, text: str) -> None:
-            told.append(keys.decode(Key.DONE, text)[0])
-            is_told.set()
-
-        self._runtime.get_each([f"{self._prefix}/{name}/commit"], then)
-        is_told.wait(timeout)
-        return told == [True]
-
-    def _lead(
-        self, member: Member, staged: Staged, name: str, because: str, timeout: float
-    ) -> Commit | None:
-        absent = set(self._gather_dones(name, timeout))
-        missing = sorted(absent - self._final)
-        if missing and because != "finished":
-            member.commits.discard(staged)
-            raise SaveError(
-                f"no sign within {timeout:g} s from worker(s) {missing} that their "
-                f"part of the {because} save is written; this save is dropped, the "
-                "last commit stands. Look at the logs of those workers."
-            )
-        present = sorted(set(range(self._cluster.world)) - absent)
-        return member.commit(staged, because, present)
-
-    def _gather_dones(self, name: str, timeout: float) -> list[int]:
+    def _absent(self, name: str, timeout: float) -> set[int]:
         """Waits for the others' parts; returns whose never came."""
         others = range(1, self._cluster.world)
         if not others:
-            return []
+            return set()
         self._listen(others)
         absent: set[int] = set()
 
@@ -159,8 +160,8 @@ class CollectiveSaves:
         gathering.start()
         gathering.give_up(frozenset(self._final), "its training is over")
         late = gathering.wait(timeout)
-        gathering.give_up_missing(f"no part within {timeout:g} s")
-        return sorted(absent | late)
+        gathering.give_up(late, f"no part within {timeout:g} s")
+        return absent | late
 
     def _listen(self, others: Sequence[int]) -> None:
         """On the chief: hears, from now on, who is through."""
@@ -178,30 +179,99 @@ class CollectiveSaves:
         self._runtime.get_each(names, then)
 
 
-def repeat(
-    runtime: Runtime,
-    clock: Clock,
-    seconds: float,
-    member: Member,
-    is_open: Callable[[Member], bool],
-    ask: Callable[[], None],
-) -> None:
-    """Asks for a commit every so many seconds, as long as the handler is open.
+@dataclasses.dataclass(eq=False)
+class RoundSave:
+    """One round's save; main thread.
 
     Args:
-        runtime: for the alarms; `ask` is called on their thread.
-        clock: for the alarms.
-        seconds: between two questions.
-        member: the handler; held weakly.
-        is_open: whether it still takes part.
-        ask: starts a round.
+        members: the open ones.
+        coordinator: this worker's.
+        collective: knows which members' newest save is a commit of this step already.
+        clock: measures.
     """
-    mine = weakref.ref(member)
 
-    def alarm() -> None:
-        alive = mine()
-        if alive is not None and is_open(alive):
-            ask()
-            repeat(runtime, clock, seconds, alive, is_open, ask)
+    members: Members
+    coordinator: Coordinator
+    collective: CollectiveSaves
+    clock: Clock
+    _began: float = 0.0
+    _staged: Sequence[tuple[Member, Staged]] = ()
 
-    runtime.at(clock.monotonic() + seconds, alarm)
+    def stage(self, stage: Stage) -> bool:
+        """Writes this worker's part; whether it could."""
+        name = f"round-{self.coordinator.state.round}"
+        self._began = self.clock.monotonic()
+        due = [member for member in self.members if member.has_moved]
+        if not due:
+            limit, stands = self.coordinator.deadlines.left, self.collective.stands
+            due = [each for each in self.members if not stands(each, limit)]
+        try:
+            self._staged = [(member, stage(member, name)) for member in due]
+        except Exception as error:  # noqa: BLE001 - told to all workers; all leave
+            self._failed(error)
+            return False
+        return True
+
+    def mark(self, workers: tuple[int, ...], steps_follow: bool) -> CommitKind:
+        """Makes what was staged durable; on the chief.
+
+        Args:
+            workers: whose parts are there.
+            steps_follow: whether training can go on after it.
+
+        Returns:
+            What all do then.
+        """
+        c, staged = self.coordinator, self._staged
+        because = "preemption"
+        if c.state.notice is NoticeKind.PERIODIC:
+            because = "periodic"
+            if len(workers) < self.coordinator.settings.world:
+                return self._drop(workers)
+        try:
+            commits = [m.commit(part, because, workers) for m, part in staged]
+        except Exception as error:  # noqa: BLE001 - told to all workers; all leave
+            self._failed(error)
+            return CommitKind.NONE
+        done = [commit for commit in commits if commit is not None]
+        extra: keys.Extra = dict(c.commit_extra) if not staged else {}
+        if done:
+            extra = {"step": done[0].step, "path": done[0].path}
+        if staged:
+            c.deadlines.save_seconds = self.clock.monotonic() - self._began
+            extra["save_seconds"] = c.deadlines.save_seconds
+        if staged and not done:
+            extra["note"] = "save_fn returned no path: what it saved is not verified"
+        c.extra[Key.COMMIT] = extra
+        kind = c.commit_kind(steps_follow=steps_follow)
+        if kind is CommitKind.TRAIN_ON and because == "preemption" and done:
+            log.warning(
+                "tfpreempt: step %d is committed; training goes on while the grace "
+                "lasts",
+                done[0].step,
+            )
+        return kind
+
+    def _drop(self, workers: tuple[int, ...]) -> CommitKind:
+        """Nobody has to leave, so the last commit, which is whole, is worth more than a
+        newer one without somebody's generators and data position."""
+        for member, part in self._staged:
+            member.commits.discard(part)
+        missing = sorted(set(range(self.coordinator.settings.world)) - set(workers))
+        self.members.fault("periodic save", _without(missing, "periodic"))
+        return CommitKind.NONE
+
+    def _failed(self, error: Exception) -> None:
+        log.error("tfpreempt: the checkpoint could not be saved", exc_info=error)
+        c = self.coordinator
+        reason = f"worker {c.settings.worker}: {type(error).__name__}: {error}"
+        c.lost_because = reason
+        self.members.record(Fault(where="save", error=reason))
+        c.extra[Key.COMMIT] = c.extra[Key.DONE] = {"reason": reason}
+
+
+def _without(workers: Sequence[int], because: str, within: str = "") -> SaveError:
+    return SaveError(
+        f"no part of the {because} save came from worker(s) {list(workers)}{within}; "
+        "it is dropped, the last commit stands. Look at the logs of those workers."
+    )

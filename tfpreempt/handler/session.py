@@ -8,36 +8,45 @@ the coordinator and the way out; a member its commits and its notice sources.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
 from tfpreempt.checkpoint.layout import is_same
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
-from tfpreempt.coordination.runtime import Threads
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.coordination.store import KeyValueStore
-from tfpreempt.core.clock import Clock, SystemClock
-from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.events import Commit, Exit, Fault, Notice, Outcome
+from tfpreempt.core.arguments import check_seconds
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.cluster import Cluster, read_cluster
+from tfpreempt.core.events import Commit, Fault, Notice, Outcome
 from tfpreempt.errors import (
     CheckpointError,
     HandlerClosedError,
     NestedRunError,
-    StoreGoneError,
+    TfpreemptError,
     UsageError,
 )
 from tfpreempt.handler.data_errors import is_of_data
-from tfpreempt.handler.exit import ExitPath
+from tfpreempt.handler.exit import ExitPath, tell_peers
 from tfpreempt.handler.interrupts import held_back
-from tfpreempt.handler.member import Member
-from tfpreempt.handler.members import Members
-from tfpreempt.handler.process_end import exit_hard, keep_streams, on_interpreter_end
-from tfpreempt.handler.remote_cluster import expect_to_go
-from tfpreempt.handler.round_save import RoundSave, Stage, stage_plain
-from tfpreempt.handler.saving import CollectiveSaves, repeat
+from tfpreempt.handler.member import Member, Members
+from tfpreempt.handler.process_end import (
+    exit_hard,
+    flush_streams,
+    keep_streams,
+    on_interpreter_end,
+)
+from tfpreempt.handler.remote_cluster import connection
+from tfpreempt.handler.saving import CollectiveSaves, RoundSave, Stage, stage_plain
 from tfpreempt.notice.children import killed_children
 
 log = logging.getLogger(__name__)
@@ -60,7 +69,6 @@ class Session:
         store: shared by the workers of this incarnation.
         incarnation: namespace of the keys.
         save_timeout: seconds that waiting may take where no deadline is known.
-        clock: for deadlines and measurements.
     """
 
     def __init__(
@@ -69,37 +77,30 @@ class Session:
         store: KeyValueStore,
         incarnation: str,
         save_timeout: float,
-        clock: Clock | None = None,
     ) -> None:
         self.cluster = cluster
         self.store = store
         self.incarnation = incarnation
-        self._clock: Clock = clock or SystemClock()
+        self._clock = SystemClock()
         self.members = Members()
         self._saves = 0
         self._admitted = 0
         self._started: tuple[float, int] | None = None
-        self.noticed = threading.Event()
-        self.exit = ExitPath(
-            cluster,
-            self.members,
-            left=lambda: self.coordinator.deadlines.left,
-            linger=lambda: self.coordinator.deadlines.linger,
-            is_noticed=lambda: self.coordinator.deadlines.at is not None,
+        self._runtime = Runtime(
+            store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
-        self._runtime = Threads(store, self._clock, self._store_gone)
         self._collective = CollectiveSaves(cluster, incarnation, self._runtime)
-        settings = ev.Settings(cluster.worker, cluster.world, cluster.world > 1)
         self.coordinator = Coordinator(
-            settings,
+            ev.Settings(cluster.worker, cluster.world, cluster.world > 1),
             incarnation,
             self._runtime,
             self._clock,
             save_timeout=save_timeout,
             step_seconds=self._step_seconds,
             record=self.members.record,
-            on_overrun=self.exit.overrun,
+            on_overrun=lambda why: self.exit.overrun(why),
         )
+        self.exit = ExitPath(cluster, self.members, self.coordinator)
         self.gate = self.coordinator.gate
         self.coordinator.start()
         on_interpreter_end(self._at_exit)
@@ -113,7 +114,8 @@ class Session:
 
     def in_use(self) -> list[str]:
         """Directories of open members; no other one can have them."""
-        return [each.directory for each in self.members if not self._is_over(each)]
+        members = [each for each in self.members if not self._is_over(each)]
+        return [each.commits.directory for each in members]
 
     def open(self, member: Member, every: datetime.timedelta | None = None) -> None:
         """A member takes part from now on: listens, and copies its commits.
@@ -136,22 +138,23 @@ class Session:
             self.part(member)
             raise
         for other in before:
-            if self._is_over(other) and is_same(other.directory, member.directory):
+            directories = other.commits.directory, member.commits.directory
+            if self._is_over(other) and is_same(*directories):
                 self.part(other)
         if every is not None and self.cluster.is_chief:
-            self._save_each(every.total_seconds(), member)
+            self._save_each(every.total_seconds(), weakref.ref(member))
 
     def _is_over(self, member: Member) -> bool:
         """Whether nobody trains on with it: it has left, or the last step failed."""
         has_failed = self.gate.failed == self.gate.started
-        return has_failed or self.exit.has_left(member)
+        return has_failed or member.left_at == member.step
 
     def arm(self, member: Member) -> None:
         """Training begins: listens again, and sets the random generators."""
         if not member.is_armed:
             member.is_armed = True
             member.watcher.rearm()
-            self.members.keep(member)
+            self.members.kept.add(member)
             member.commits.load_random_state()
 
     def part(self, member: Member) -> None:
@@ -179,6 +182,44 @@ class Session:
                 "the step is half done. Call it between two runs."
             )
 
+    def ready(self, member: Member, what: str) -> None:
+        """Before a boundary or a save of a member: training has begun.
+
+        Raises:
+            HandlerClosedError: see `check_open`.
+            NestedRunError: see `check_open`.
+            UsageError: after an error that peers were told of.
+        """
+        self.check_open(member, what)
+        if self.exit.detached:
+            raise UsageError(
+                "an error was raised in run() on this worker and reported to all "
+                "workers; the cluster cannot go on. Let the process end with the "
+                "error, and start all workers again."
+            )
+        self.arm(member)
+
+    def enter(self, member: Member, what: str, stage: Stage = stage_plain) -> None:
+        """The slow path of a step's boundary; the interval is counted.
+
+        Args:
+            member: is about to step.
+            what: was called, for an error.
+            stage: writes a member's part of a save.
+
+        Raises:
+            UsageError: see `ready`; the interval is taken back.
+        """
+        try:
+            self.ready(member, what)
+        except TfpreemptError:
+            self.gate.started -= 1
+            raise
+        self.look(stage)
+        if member.runs == 1:
+            member.commits.saver.try_states()  # all is there: a step was made
+            self._started = (self._clock.monotonic(), self.gate.started)
+
     def boundary(self) -> None:
         """A place where the process may save and leave; counts no step."""
         self.gate.started += 1
@@ -186,7 +227,7 @@ class Session:
             self.look()
 
     def look(self, stage: Stage = stage_plain) -> None:
-        """The slow path of a boundary: the next interval is counted, the flag is up.
+        """The slow path of a boundary: the next interval is counted.
 
         Returns when that interval may start; ends the process if it must.
 
@@ -194,6 +235,8 @@ class Session:
             stage: writes a member's part of a save.
         """
         self.come_back()
+        if not self.gate.flag:
+            return
         with self._undisturbed():
             while self.gate.flag:
                 self.gate.started -= 1
@@ -241,7 +284,7 @@ class Session:
             raise UsageError("close() was called inside run(); call it after the loop")
         if member.amid and not member.is_at_end:
             log.info("tfpreempt: %s did not come to its end", member.amid)
-            self.give_up(member, UsageError(f"{member.amid} did not come to its end"))
+            self.give_up(member)
             return
         self.arm(member)
         failure = None
@@ -251,26 +294,22 @@ class Session:
             if not is_last or self.finish(limit):
                 failure = self._commit_final(member)
             if is_last and failure is None:
-                member.record(
-                    Exit(outcome=Outcome.FINISHED, code=None, step=member.step)
-                )
+                member.record_exit(Outcome.FINISHED)
             self.exit.finish_copy(member, limit)
         self.part(member)
         if failure is not None:
             raise failure
 
-    def give_up(self, member: Member, error: Exception) -> None:
-        """Closes a member without a last boundary: its state is not whole.
+    def give_up(self, member: Member) -> None:
+        """Closes a member amid something: without a last boundary, for it isn't whole.
 
-        Args:
-            member: was in the midst of something.
-            error: that the peers are told.
+        The peers are told.
         """
         if member.is_closed:
             return
         if not self.exit.left:
-            if member.connection is None and not self.exit.detached:
-                self.failed(error)
+            if connection() is None and not self.exit.detached:
+                self.failed(UsageError(f"{member.amid} did not come to its end"))
             self.exit.finish_mirrors([member])
         self.part(member)
 
@@ -314,7 +353,7 @@ class Session:
         function had returned."""
         if self.exit.left:
             self.exit.come_back()
-            self.members.let_go()  # what came before the exit is over
+            self.members.kept.clear()  # what came before the exit is over
             if self.coordinator.state.main is ev.Main.ENDED:  # not where a peer went
                 self.coordinator.feed(ev.NextRound())
 
@@ -328,8 +367,10 @@ class Session:
     ) -> type[ev.Verdict] | None:
         """Stands at a boundary until the verdict on it; returns the verdict's type."""
         c = self.coordinator
-        c.set_saves_alone(not any(m.commits.needs_peers() for m in self.members))
-        save = RoundSave(self.cluster, self.members, c, self._collective, self._clock)
+        need_peers = [m.commits.saver.needs_peers() for m in self.members]
+        saves_alone = True not in need_peers
+        c.settings = dataclasses.replace(c.settings, saves_alone=saves_alone)
+        save = RoundSave(self.members, c, self._collective, self._clock)
         c.feed(ev.Boundary(self.gate.started, last))
         while True:
             match c.wait(limit):
@@ -371,12 +412,10 @@ class Session:
                 "PreemptionCallback saves the States with the model. Use its "
                 "save_freq=, or call this before or after the fit."
             )
-        self.check_open(member, "save()")
-        self.exit.check()
-        self.arm(member)
+        self.ready(member, "save()")
         commit = self.save_together(member, "save")
         if commit is None or not os.path.isdir(commit.path):
-            return member.directory
+            return member.commits.directory
         return commit.path
 
     def save_together(
@@ -416,21 +455,20 @@ class Session:
         except CheckpointError as error:
             self.members.fault("periodic save", error)
 
-    def _save_each(self, seconds: float, member: Member) -> None:
-        """On the chief: asks all for a commit every so many seconds."""
+    def _save_each(self, seconds: float, mine: weakref.ref[Member]) -> None:
+        """On the chief: asks all for a commit every so many seconds, while it is open.
+
+        The alarm holds the member weakly.
+        """
 
         def ask() -> None:
-            if self.gate.started > 0:
-                self.coordinator.periodic()
+            member = mine()
+            if member is not None and member in self.members:
+                if self.gate.started > 0:
+                    self.coordinator.periodic()
+                self._save_each(seconds, mine)
 
-        repeat(
-            self._runtime,
-            self._clock,
-            seconds,
-            member,
-            lambda member: member in self.members,
-            ask,
-        )
+        self._runtime.at(self._clock.monotonic() + seconds, ask)
 
     @property
     def is_whole(self) -> bool:
@@ -480,14 +518,12 @@ class Session:
             with self._undisturbed():
                 verdict = self.settle(last=is_alone, steps_follow=False)
         if verdict is not ev.Leave:
-            self.raised(error, peer_is_gone=True)
+            self.exit.fail(error, peer_is_gone=True)
         return True
 
     def hear(self, token: str, notice: Notice) -> None:
         """A source of the member with this token speaks; on its thread."""
         self.coordinator.notice(notice)
-        expect_to_go(notice)
-        self.noticed.set()
         told = [each for each in self.members if each.commits.token == token]
         for member in told:
             if member.commits.mirror is not None:
@@ -540,41 +576,52 @@ class Session:
         if self.cluster.world > 1:
             from tfpreempt.coordination import tf_service
 
-            self.raised(error, peer_is_gone)
+            self.exit.fail(error, peer_is_gone)
             key = f"tfpreempt/{self.incarnation}/failure"
-            self.exit.report(self._runtime, key, error, tf_service.report_error)
-
-    def raised(self, error: BaseException, peer_is_gone: bool = False) -> None:
-        """Main raises, or a peer is gone; see `ExitPath.fail`."""
-        self.exit.fail(self.coordinator, error, peer_is_gone)
+            worker, send = self.cluster.worker, tf_service.report_error
+            tell_peers(worker, self._runtime, key, error, send)
 
     def _at_exit(self) -> None:
-        self.exit.at_exit(
-            self._died, self.close, self.coordinator.deadlines.save_timeout
-        )
+        """The interpreter ends while members are open: that is the last boundary."""
+        members = list(self.members)
+        if self.exit.is_forked:
+            return
+        flush_streams()
+        if self.exit.left or not members:
+            return
+        error = getattr(sys, "last_value", None)
+        if error is not None and not self.exit.detached:
+            self._died(error)
+        if error is not None or self.exit.detached:
+            self.exit.finish_mirrors(members)
+        else:
+            exit_hard(lambda: self._close_all(members))
+
+    def _close_all(self, members: list[Member]) -> None:
+        is_saved = True
+        for member in members:
+            try:
+                self.close(member, self.coordinator.deadlines.save_timeout)
+            except Exception as error:
+                log.error("tfpreempt: the end is not saved", exc_info=error)
+                is_saved = False
+        if not is_saved:
+            sys.exit(1)
 
     def _died(self, error: BaseException) -> None:
         """The program ends by an error that passed no handler."""
         is_whole = self.is_whole and not any(m.amid for m in self.members)
         if isinstance(error, Exception):
             exit_hard(lambda: self.serve(error, is_whole))
-        self.raised(error)
-
-    def _store_gone(self, error: StoreGoneError) -> None:
-        self.coordinator.store_gone(error)
-
-    def set_save_timeout(self, seconds: float) -> None:
-        """The newest handler's word holds."""
-        self.coordinator.deadlines.save_timeout = seconds
+        self.exit.fail(error)
 
     # --- measurements ----------------------------------------------------------------
 
-    def begin_measuring(self) -> None:
-        """Called at a boundary after the first, which traced the step function."""
-        self._started = (self._clock.monotonic(), self.gate.started)
-
     def _step_seconds(self) -> float:
-        """Mean seconds of an interval so far; 0 while there was none."""
+        """Mean seconds of an interval so far; 0 while there was none.
+
+        The first one, which traced the step function, does not count.
+        """
         if self._started is None:
             return 0.0
         since, first = self._started
@@ -583,43 +630,39 @@ class Session:
 
 
 _current: Session | None = None
-_lock = threading.Lock()
 
 
-def session_for(
-    cluster: Cluster, make_store: Callable[[], KeyValueStore], save_timeout: float
-) -> Session:
+def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
     """The session of this process, made at the first call.
 
     Args:
-        cluster: who the workers are.
-        make_store: makes the store that they share.
+        cluster_resolver: names the cluster; None for one process.
         save_timeout: seconds that waiting may take where no deadline is known; the
             newest member's word holds.
 
     Raises:
+        ConfigurationError: the resolver or the time-out cannot be one.
         UsageError: this process belongs to another cluster already.
     """
     global _current
-    with _lock:
-        if _current is None:
-            incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
-            _current = Session(cluster, make_store(), incarnation, save_timeout)
-        if _current.cluster != cluster:
-            raise UsageError(
-                f"this process already takes part in {_current.cluster}, and a second "
-                f"handler names {cluster}; one process can belong to one cluster only"
-            )
-        _current.set_save_timeout(save_timeout)
-        return _current
+    cluster = read_cluster(cluster_resolver, drives_others=connection() is not None)
+    timeout = check_seconds("save_timeout", save_timeout)
+    if _current is None:
+        store: KeyValueStore = MemoryStore()
+        if cluster.world > 1:
+            from tfpreempt.coordination.tf_service import TensorFlowStore
 
-
-def _swap(new: Session | None) -> Session | None:
-    """Puts a session in the place of this process's, which is returned."""
-    global _current
-    with _lock:
-        before, _current = _current, new
-    return before
+            store = TensorFlowStore(cluster.jobs)
+        incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
+        _current = Session(cluster, store, incarnation, timeout)
+    if _current.cluster != cluster:
+        raise UsageError(
+            f"this process already takes part in {_current.cluster}, and a second "
+            f"handler names {cluster}; one process can belong to one cluster only"
+        )
+    _current.coordinator.deadlines.save_timeout = timeout
+    _current.come_back()
+    return _current
 
 
 @contextlib.contextmanager
@@ -629,11 +672,14 @@ def new_process() -> Iterator[None]:
     Handlers that are still open at the end take part no more, without a last commit.
     What was before goes on where it was.
     """
-    before = _swap(None)
+    global _current
+    before, _current = _current, None
     try:
         yield
     finally:
-        if (made := _swap(before)) is not None:
+        made = current()
+        _current = before
+        if made is not None:
             for member in made.members:
                 made.part(member)
 
@@ -646,8 +692,3 @@ def is_told() -> bool:
 def current() -> Session | None:
     """The session of this process; None before its first handler."""
     return _current
-
-
-def members() -> list[Member]:
-    """The open members of this process, oldest first."""
-    return [] if _current is None else list(_current.members)

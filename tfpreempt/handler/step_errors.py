@@ -9,10 +9,8 @@ import tensorflow as tf
 
 from tfpreempt.core.events import Outcome
 from tfpreempt.handler.data_errors import is_before_all
-from tfpreempt.handler.member import Member
-from tfpreempt.handler.remote_cluster import is_expected_to_go
+from tfpreempt.handler.remote_cluster import NATIVE_DELAY, connection
 from tfpreempt.handler.session import Session
-from tfpreempt.handler.watching import NATIVE_DELAY
 
 END_OF_DATA = (StopIteration, StopAsyncIteration, tf.errors.OutOfRangeError)
 """What a step raises where the data end: no error, and equal on all workers."""
@@ -34,13 +32,12 @@ _POISONED = re.compile(
 _served: weakref.ref[BaseException] | None = None
 
 
-def step_failed(error: BaseException, session: Session, member: Member) -> None:
+def step_failed(error: BaseException, session: Session) -> None:
     """A step raises. An end of the data is equal on all workers, and counts.
 
     Args:
         error: is raised when this returns.
         session: of this process.
-        member: whose step it was.
     """
     gate = session.gate
     gate.busy = False
@@ -50,18 +47,15 @@ def step_failed(error: BaseException, session: Session, member: Member) -> None:
         gate.started -= 1
     elif not is_end:
         gate.failed = gate.started
-    was_preemption(error, session, member, is_whole=is_whole)
+    was_preemption(error, session, is_whole=is_whole)
 
 
-def was_preemption(
-    error: BaseException, session: Session, member: Member, *, is_whole: bool
-) -> bool:
+def was_preemption(error: BaseException, session: Session, *, is_whole: bool) -> bool:
     """Deals with an error that is about to be raised. Main thread.
 
     Args:
         error: of a step, or from outside of steps.
         session: of this process; leaves, if it was the end of a preempted worker.
-        member: in whose loop it was raised.
         is_whole: whether the state is that of a boundary.
 
     Returns:
@@ -70,7 +64,7 @@ def was_preemption(
         raised.
     """
     global _served
-    if member.connection is not None:
+    if connection() is not None:
         if _served is not None and _served() is error:
             return True  # by run(), inside a watch scope
         if not _lost_workers(error, session):
@@ -87,13 +81,16 @@ def _lost_workers(error: BaseException, session: Session) -> bool:
     """The step is half done where a remote worker went, so nothing can be saved."""
     if not is_lost_worker(error) or not session.members:
         return False
-    if not is_expected_to_go():  # the notice may be on its way
-        session.noticed.clear()
-        session.noticed.wait(2 * NATIVE_DELAY)
-    if not is_expected_to_go():
+    # A worker serves until it goes, also whoever connects anew; and where several go,
+    # the notice names the first alone, because TensorFlow's key can be set once. So for
+    # a time any worker's loss is taken for its end.
+    deadlines = session.coordinator.deadlines
+    if not deadlines.may_go:
+        session.is_noticed(within=2 * NATIVE_DELAY)  # a notice may be on its way
+    if not deadlines.may_go:
         return False
     if session.is_noticed():
-        session.raised(error, peer_is_gone=True)
+        session.exit.fail(error, peer_is_gone=True)
         return not session.exit.detached
     # It was served with a commit, and training went on: within the grace, or because
     # the exit function came back, perhaps with another connection.

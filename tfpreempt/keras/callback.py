@@ -11,11 +11,12 @@ import os
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import restore
+from tfpreempt.checkpoint import handle
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.arguments import check_timeout
-from tfpreempt.keras.callbacks.state import CallbackStates, capture_files
+from tfpreempt.keras.callbacks.state import capture_files
+from tfpreempt.keras.fit import plan
 from tfpreempt.keras.fit.lookup import (
     callbacks_of,
     check_model,
@@ -24,11 +25,19 @@ from tfpreempt.keras.fit.lookup import (
 )
 from tfpreempt.keras.fit.options import Options, check_directory, check_save_freq
 from tfpreempt.keras.fit.training import Training
+from tfpreempt.keras.record import Encoded
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage import paths
 
 _running: list[Training] = []
 """The fit that a callback of this process serves; the process belongs to one."""
+
+
+def new_process() -> None:
+    """For tests: no fit began in this process yet; one that was cut off has died."""
+    while _running:
+        _running.pop().abandon()
+    plan.forget()
 
 
 class PreemptionCallback:
@@ -84,7 +93,7 @@ class PreemptionCallback:
         # Keras may start readers before the fit begins.
         TerminationConfig.accept(termination_config).guard_children()
         self._training: Training | None = None
-        self._files: CallbackStates | None = None
+        self._files: Encoded | None = None
         self._last: MirrorStatus | None = None  # at the end of the newest fit
         self.model: Any = None
         self.params: Any = None
@@ -92,11 +101,7 @@ class PreemptionCallback:
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest commit in the directory, or None. Reads the directory."""
-        directory = paths.absolute(self._options.checkpoint_dir)
-        found = restore.find_candidates(directory)
-        if not found:
-            return None
-        return Checkpoint(found[0].path, prefix=found[0].prefix, step=found[0].step)
+        return handle.latest(paths.absolute(self._options.checkpoint_dir))
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
@@ -109,7 +114,7 @@ class PreemptionCallback:
         training = self._training
         if training is None:
             return self._last
-        return training.handler.member.commits.mirror_status
+        return training.member.commits.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
         """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
@@ -130,7 +135,7 @@ class PreemptionCallback:
         check_timeout(timeout)
         training = self._training
         if training is not None:
-            return training.handler.member.commits.wait_for_mirror(timeout)
+            return training.member.commits.wait_for_mirror(timeout)
         return self._last is None or self._last.is_complete
 
     # --- what Keras calls ------------------------------------------------------------
@@ -151,18 +156,16 @@ class PreemptionCallback:
 
     def on_train_begin(self, logs: Any = None) -> None:
         """A fit begins: agrees with all workers on a checkpoint, finds its place."""
-        if _running:
-            other = _running.pop()
-            if is_running(other.fit):
-                _running.append(other)
-                raise errors.UsageError(
-                    "two PreemptionCallbacks are in one fit, or in a fit inside a fit; "
-                    "a process can be preempted only once. Remove one of them."
-                )
-            other.abandon()
+        if any(is_running(other.fit) for other in _running):
+            raise errors.UsageError(
+                "two PreemptionCallbacks are in one fit, or in a fit inside a fit; a "
+                "process can be preempted only once. Remove one of them."
+            )
+        while _running:
+            _running.pop().abandon()
         epochs = int(self.params["epochs"])
         self._training = Training(self._options, self.model, epochs, self, self._files)
-        self.model.train_function = self._training.function
+        self.model.train_function = self._training.steps
         _running.append(self._training)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -201,7 +204,7 @@ class PreemptionCallback:
             try:
                 training.end()
             finally:
-                self._last = training.handler.member.commits.mirror_status
+                self._last = training.member.commits.mirror_status
                 self._training = None
             _running.remove(training)
 
@@ -220,11 +223,6 @@ class PreemptionCallback:
 
     _supports_tf_logs = True
 
-    def _implements_train_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return True
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
+    _implements_train_batch_hooks = staticmethod(lambda: False)
+    _implements_test_batch_hooks = staticmethod(lambda: True)
+    _implements_predict_batch_hooks = staticmethod(lambda: False)

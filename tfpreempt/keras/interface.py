@@ -6,8 +6,14 @@ and `fit/tf_keras.py` implement it, and `fit/lookup.py` finds the one that runs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any, Protocol
+
+import tensorflow as tf
+
+log = logging.getLogger(__name__)
 
 
 class Fit(Protocol):
@@ -17,6 +23,8 @@ class Fit(Protocol):
 
     Attributes:
         model: the model.
+        frame: of the call of `fit`; None when it came to its end, or was given up
+            after an error: where the next fit begins.
         line: "keras" or "tf_keras".
         loop: the local variable of `fit` that holds its data.
         adapter: Keras' own data adapter.
@@ -35,6 +43,7 @@ class Fit(Protocol):
     """
 
     model: Any
+    frame: FrameType | None
     line: str
     loop: Any
     adapter: Any
@@ -66,7 +75,7 @@ class Fit(Protocol):
 
     @property
     def sequence_length(self) -> int | None:
-        """Batches of the sequence; None for ever."""
+        """Batches of the sequence, which may change it; None for ever."""
 
     def replace_dataset(self, dataset: Any) -> Any:
         """`fit` makes its iterators by `iter` of this one.
@@ -123,12 +132,40 @@ class Fit(Protocol):
     def build(self, iterator: Any, train_function: Any) -> None:
         """Makes every variable that training will use; reads no data."""
 
+    def trace(self, step: Any, iterator: Any) -> None:
+        """Makes what a step of one batch makes; reads no data."""
+
+        def traced(data: Any) -> Any:
+            return self.model.distribute_strategy.run(step, args=(data,))
+
+        tf.function(traced).get_concrete_function(iterator.element_spec)
+
     def build_test(self, iterator: Any) -> None:
         """Makes what only a test step makes, such as metrics; reads no data."""
+        try:
+            self.trace(self.model.test_step, iterator)
+        except Exception as error:  # noqa: BLE001 - what is missing will be named
+            log.info("tfpreempt: the test step cannot be traced: %s", error)
 
-    def metrics_variables(self) -> list[Any]:
-        """Those of the model's metrics, as far as they are made."""
+    def metrics_variables(self) -> list[tuple[str, Any]]:
+        """Those of the model's metrics with their names, as far as they are made."""
 
     def settle(self) -> None:
         """Waits until callbacks that Keras runs in the background are through."""
         return
+
+
+def instead_once(owner: Any, name: str, instead: Callable[..., Any]) -> None:
+    """Puts a function in place of a method, until it is called.
+
+    Args:
+        owner: whose method it is.
+        name: of the method.
+        instead: is called in its place, when it may call the method again.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        delattr(owner, name)  # uncovers the class's own
+        return instead(*args, **kwargs)
+
+    setattr(owner, name, called)

@@ -65,7 +65,18 @@ class MultiWorkerPatch:
         says so.
         """
         while _in_force:
-            _put_back(_in_force.pop())
+            was = _in_force.pop()
+            if getattr(was.owner, was.name) is was.ours:
+                setattr(was.owner, was.name, was.previous)
+                continue
+            _logger.warning(
+                "%s.%s was replaced by someone else after enable_multi_worker() and "
+                "stays; our function does nothing inside of it from now on. To have "
+                "Keras' own back, undo the later patch and assign what ours wraps (its "
+                "__wrapped__)",
+                was.owner.__name__,
+                was.name,
+            )
 
 
 def enable_multi_worker() -> MultiWorkerPatch:
@@ -98,8 +109,19 @@ def enable_multi_worker() -> MultiWorkerPatch:
     """
     import keras
 
-    _check_backend(keras.backend.backend())
-    _check_version(keras.__version__)
+    if (backend := keras.backend.backend()) != "tensorflow":
+        raise errors.ConfigurationError(
+            f"Keras runs on the backend {backend!r}; enable_multi_worker() is for "
+            "tf.distribute.MultiWorkerMirroredStrategy and needs 'tensorflow': set "
+            "KERAS_BACKEND=tensorflow before Keras is imported, or leave out the call"
+        )
+    if keras.__version__ not in TESTED_KERAS:
+        raise errors.ConfigurationError(
+            f"keras=={keras.__version__}: enable_multi_worker() replaces private "
+            f"functions and was tested with {', '.join(TESTED_KERAS)}: install "
+            f"keras=={TESTED_KERAS[-1]}, or see whether this version needs no patch "
+            "any more (keras#20585) and leave out the call"
+        )
     if not _in_force:
         from keras.src.backend.tensorflow import trainer
 
@@ -109,44 +131,12 @@ def enable_multi_worker() -> MultiWorkerPatch:
     return MultiWorkerPatch()
 
 
-def _check_backend(backend: str) -> None:
-    if backend != "tensorflow":
-        raise errors.ConfigurationError(
-            f"Keras runs on the backend {backend!r}; enable_multi_worker() is for "
-            "tf.distribute.MultiWorkerMirroredStrategy and needs 'tensorflow': set "
-            "KERAS_BACKEND=tensorflow before Keras is imported, or leave out the call"
-        )
-
-
-def _check_version(version: str) -> None:
-    if version not in TESTED_KERAS:
-        raise errors.ConfigurationError(
-            f"keras=={version}: enable_multi_worker() replaces private functions and "
-            f"was tested with {', '.join(TESTED_KERAS)}: install "
-            f"keras=={TESTED_KERAS[-1]}, or see whether this version needs no patch "
-            "any more (keras#20585) and leave out the call"
-        )
-
-
 def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> None:
     """Puts a function that wraps the present one in its place, and records it."""
     previous = getattr(owner, name)
     ours = functools.wraps(previous)(make(previous))
     setattr(owner, name, ours)
     _in_force.append(_Replacement(owner=owner, name=name, previous=previous, ours=ours))
-
-
-def _put_back(replacement: _Replacement) -> None:
-    if getattr(replacement.owner, replacement.name) is replacement.ours:
-        setattr(replacement.owner, replacement.name, replacement.previous)
-        return
-    _logger.warning(
-        "%s.%s was replaced by someone else after enable_multi_worker() and stays; our "
-        "function does nothing inside of it from now on. To have Keras' own back, undo "
-        "the later patch and assign what ours wraps (its __wrapped__)",
-        replacement.owner.__name__,
-        replacement.name,
-    )
 
 
 def _has_workers(strategy: Any) -> bool:
@@ -188,23 +178,16 @@ def _building(previous: _Function) -> _Function:
         else:
             with strategy.scope():
                 self._symbolic_build(iterator=_Example(iterator, strategy))
-        _check_metrics(self.metrics_variables, strategy)
+        for variable in self.metrics_variables:
+            # An EarlyStopping that ends one worker leaves the others waiting for it.
+            if not strategy.extended.variable_created_in_scope(variable.value):
+                raise errors.ConfigurationError(
+                    f"the metric variable {variable.path!r} was made outside of "
+                    "strategy.scope(), so each worker would count its own rows only: "
+                    "make metrics, and call compile(), inside of it"
+                )
 
     return build
-
-
-def _check_metrics(variables: Any, strategy: Any) -> None:
-    """Refuses metrics that would differ between workers, and what follows from that.
-
-    An EarlyStopping that ends one worker leaves the others waiting for it for ever.
-    """
-    for variable in variables:
-        if not strategy.extended.variable_created_in_scope(variable.value):
-            raise errors.ConfigurationError(
-                f"the metric variable {variable.path!r} was made outside of "
-                "strategy.scope(), so each worker would count its own rows only: make "
-                "metrics, and call compile(), inside of it"
-            )
 
 
 class _Example:
@@ -225,7 +208,7 @@ class _Example:
         import keras
 
         spec = keras.tree.map_structure(
-            _of_one_replica, self._iterator._distributed_dataset.element_spec
+            of_one_replica, self._iterator._distributed_dataset.element_spec
         )
         is_enough = all(map(_is_open_in_rows_only, keras.tree.flatten(spec)))
         return iter([(0, 0, [spec if is_enough else self._read()])])
@@ -241,7 +224,7 @@ class _Example:
         )
 
 
-def _of_one_replica(spec: Any) -> Any:
+def of_one_replica(spec: Any) -> Any:
     """A replica's part of a `PerReplicaSpec`; another spec as it is."""
     return getattr(spec, "_value_specs", (spec,))[0]
 

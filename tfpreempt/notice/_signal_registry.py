@@ -7,7 +7,6 @@ before and steps in only where somebody else has taken the wake-up fd.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
@@ -32,10 +31,10 @@ class _Watch:
     itself it calls the next one down, so nobody is called twice and nothing loops.
     """
 
-    def __init__(self, signum: int, record: Callable[[int], None]) -> None:
+    def __init__(self, signum: int, registry: SignalRegistry) -> None:
         self.signum = signum
         self.listeners: tuple[Listener, ...] = ()
-        self._record = record
+        self._registry = registry
         self._hidden: list[_Handler] = []  # the last one is the one that we replaced
         self._depth = 0
         self._handler = self._handle
@@ -49,34 +48,22 @@ class _Watch:
             self._hidden.append(current)
         signal.signal(self.signum, self._handler)
 
-    def restore(self, default: signal.Handlers = signal.SIG_DFL) -> bool:
-        """Puts back the handler that ours replaced, if ours is still there.
-
-        Args:
-            default: in place of what ends the process.
-
-        Returns:
-            Whether that was it.
-        """
-        if signal.getsignal(self.signum) is not self._handler:
-            return False
-        hidden = self._hidden[-1]
-        # None: it was installed from C before Python came; it can't be put back.
-        is_default = hidden is None or hidden is signal.SIG_DFL
-        if default is signal.SIG_IGN:
-            is_default = is_default or hidden is signal.default_int_handler
-        signal.signal(self.signum, default if is_default else hidden)
-        return is_default
+    def disarm(self) -> None:
+        """Puts back the handler that ours replaced, if ours is still there."""
+        if signal.getsignal(self.signum) is self._handler:
+            self._registry.put_back(self.signum, self._hidden[-1])
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         depth = self._depth
         if depth == 0:
             is_ours = signal.getsignal(signum) is self._handler
             if is_ours and not self.listeners:  # a close() off the main thread left it
-                self.restore()
+                self.disarm()
                 signal.raise_signal(signum)
                 return
-            self._record(signum)
+            wakeup = self._registry.wakeup
+            if wakeup is not None and wakeup.probe() != wakeup.fd:
+                wakeup.put(signum)  # its byte went elsewhere
         if depth >= len(self._hidden):
             return
         hidden = self._hidden[-1 - depth]
@@ -96,35 +83,39 @@ class SignalRegistry:
         # taken by the signal handler or the reading thread.
         self._lock = threading.RLock()
         self._watches: dict[int, _Watch] = {}
-        self._wakeup: WakeupFd | None = None
+        self.wakeup: WakeupFd | None = None
         self._mask = threading.local()
         self._is_leaving = False
         self._ignored: set[int] = set()
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._after_fork_in_parent,
+            after_in_child=self._after_fork_in_child,
+        )
 
     def subscribe(self, signum: int, listener: Listener) -> None:
         """Calls `listener` for each such signal, in a thread. Main thread."""
-        _register_fork_hooks()
         with self._lock:
-            if self._wakeup is None:
-                self._wakeup = WakeupFd(self._dispatch)
-                self._wakeup.install()
+            if self.wakeup is None:
+                self.wakeup = WakeupFd(self._dispatch)
+                self.wakeup.install()
             watch = self._watches.get(signum)
             if watch is None:
-                watch = self._watches[signum] = _Watch(signum, self._record)
+                watch = self._watches[signum] = _Watch(signum, self)
             watch.listeners = (*watch.listeners, listener)
             self.rearm(signum)
 
     def rearm(self, signum: int) -> None:
         """Installs handler and wake-up fd anew, over what came since. Main thread."""
         with self._lock:
-            if self._wakeup is None or signum not in self._watches:
+            if self.wakeup is None or signum not in self._watches:
                 return
-            if self._wakeup.probe() not in (self._wakeup.fd, -1):
+            if self.wakeup.probe() not in (self.wakeup.fd, -1):
                 # Somebody else's fd is in. He may forward to ours, so we go over him
                 # with another pair and stop reading the old one: no byte runs in
                 # circles.
-                retired, self._wakeup = self._wakeup, WakeupFd(self._dispatch)
-                self._wakeup.install()
+                retired, self.wakeup = self.wakeup, WakeupFd(self._dispatch)
+                self.wakeup.install()
                 retired.stop()
             self._watches[signum].arm()
 
@@ -139,9 +130,8 @@ class SignalRegistry:
             watch = self._watches.get(signum)
             if watch is None or listener not in watch.listeners:
                 return  # a forked child inherited the source, but not its watch
-            watch.listeners = tuple(
-                kept for kept in watch.listeners if kept != listener
-            )
+            remaining = [each for each in watch.listeners if each != listener]
+            watch.listeners = tuple(remaining)
             if watch.listeners:
                 return
             if threading.current_thread() is not threading.main_thread():
@@ -151,14 +141,11 @@ class SignalRegistry:
                     signal.Signals(signum).name,
                 )
                 return
-            if not self._is_leaving:
-                watch.restore()
-            elif watch.restore(signal.SIG_IGN):
-                self._ignored.add(signum)
+            watch.disarm()
             del self._watches[signum]
-            if not self._watches and self._wakeup is not None:
-                self._wakeup.put_back()
-                done, self._wakeup = self._wakeup, None
+            if not self._watches and self.wakeup is not None:
+                self.wakeup.put_back()
+                done, self.wakeup = self.wakeup, None
         if done is not None:
             done.stop()  # outside the lock: it waits for listeners that may want it
 
@@ -169,9 +156,12 @@ class SignalRegistry:
     def put_back(self, signum: int, handler: _Handler) -> None:
         """Installs the handler that was there before. Main thread.
 
-        On the way out it is ignored in place of raising KeyboardInterrupt.
+        On the way out the signal is ignored in place of what would end the process.
         """
-        if self._is_leaving and handler is signal.default_int_handler:
+        # None: it was installed from C before Python came; it can't be put back.
+        handler = signal.SIG_DFL if handler is None else handler
+        ends = handler is signal.SIG_DFL or handler is signal.default_int_handler
+        if ends and self._is_leaving:
             self._ignored.add(signum)
             handler = signal.SIG_IGN
         signal.signal(signum, handler)
@@ -205,50 +195,31 @@ class SignalRegistry:
         for listener in () if watch is None else watch.listeners:
             listener()
 
-    def _record(self, signum: int) -> None:
-        """In the signal handler: nothing to do unless the byte went elsewhere."""
-        wakeup = self._wakeup
-        if wakeup is not None and wakeup.probe() != wakeup.fd:
-            wakeup.put(signum)
-
-    def before_fork(self) -> None:
+    def _before_fork(self) -> None:
         """Holds watched signals back in the forking thread.
 
         A child that is signalled before it has let go of our socket would write its
         signal into it, and the parent would take it for its own.
         """
-        self._mask.before = None
-        if self._watches:
-            watched = tuple(self._watches)
-            self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+        watched = tuple(self._watches)
+        self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
 
-    def after_fork_in_parent(self) -> None:
+    def _after_fork_in_parent(self) -> None:
         """Lets them through again."""
-        before = getattr(self._mask, "before", None)
-        if before is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Makes the child as if nobody had watched: it dies of SIGTERM as it would."""
         self._lock = threading.RLock()
+        self._stay()  # without a word to the parent's other children
         for watch in self._watches.values():
             watch.listeners = ()
-            watch.restore()
-        if self._wakeup is not None:
-            self._wakeup.put_back()
-            self._wakeup.abandon()
-        self._watches, self._wakeup = {}, None
-        self._stay()  # without a word to the parent's other children
-        self.after_fork_in_parent()
+            watch.disarm()
+        if self.wakeup is not None:
+            self.wakeup.put_back()
+            self.wakeup.abandon()
+        self._watches, self.wakeup = {}, None
+        self._after_fork_in_parent()
 
 
 REGISTRY = SignalRegistry()
-
-
-@functools.cache
-def _register_fork_hooks() -> None:
-    os.register_at_fork(
-        before=REGISTRY.before_fork,
-        after_in_parent=REGISTRY.after_fork_in_parent,
-        after_in_child=REGISTRY.after_fork_in_child,
-    )

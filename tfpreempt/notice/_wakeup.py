@@ -9,6 +9,7 @@ needs the signal blocked in every thread, and TensorFlow has threads before we c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -63,10 +64,9 @@ class WakeupFd:
 
     def put(self, signum: int) -> None:
         """Reports a signal whose byte went to somebody else's fd. Never blocks."""
-        try:
+        # Full: the thread has signals enough to read; closed: nobody cares.
+        with contextlib.suppress(OSError):
             self._write_end.send(bytes([_OURS | signum]))
-        except OSError:
-            pass  # full: the thread has signals enough to read; closed: nobody cares
 
     def put_back(self) -> None:
         """Installs the wake-up fd that was there before, if ours is still installed."""
@@ -80,10 +80,8 @@ class WakeupFd:
     def stop(self) -> None:
         """Ends the thread after the bytes that are there already; frees the pair."""
         self._thread.stop()
-        try:
+        with contextlib.suppress(OSError):  # full: the stop event is looked at too
             self._write_end.send(_STOP)
-        except OSError:
-            pass  # full: the thread looks at its stop event after each read
         if not self._thread.join(_JOIN_LIMIT_SECONDS):
             _logger.warning("a listener of signals has not returned; it is left behind")
         elif self._is_shared:
@@ -103,18 +101,14 @@ class WakeupFd:
             data = self._read_end.recv(4096)
             foreign = bytes(byte for byte in data if 0 < byte < _OURS)
             if foreign and self._forward_to != -1:
-                self._forward(foreign)
+                # Full or closed, as it could be without us: not ours to report.
+                with contextlib.suppress(OSError):
+                    os.write(self._forward_to, foreign)
             for byte in data:
                 if byte:
                     self._on_signal(byte & ~_OURS)
             if not data or 0 in data or self._thread.stop_event.is_set():
                 return
-
-    def _forward(self, data: bytes) -> None:
-        try:
-            os.write(self._forward_to, data)
-        except OSError:
-            pass  # full or closed, as it could be without us; not ours to report
 
 
 def _set_wakeup_fd(fd: int) -> int:

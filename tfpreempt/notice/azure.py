@@ -16,12 +16,8 @@ from collections.abc import Iterable, Mapping
 from typing import Unpack
 
 from tfpreempt import errors
-from tfpreempt.core.arguments import check_seconds
-from tfpreempt.core.clock import Clock
 from tfpreempt.notice.metadata import (
     Answer,
-    MetadataSession,
-    checked_base_url,
     epoch_seconds,
     printable,
     readable,
@@ -44,8 +40,6 @@ REQUEST_SECONDS = 10.0
 # Three questions, of a grace of 30 s.
 ACKNOWLEDGE_SECONDS = 3.0
 
-_UP = ("Scheduled", "Started")  # other states are over
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -55,105 +49,70 @@ class Event:
         id: by which it is acknowledged.
         kind: such as "Preempt".
         is_started: whether it goes on already.
-        resources: the machines that it is for.
-        not_before: when it starts at the earliest, for people; "" once it has started.
-        starts_at: the same in seconds since the Unix epoch; None if it is not known.
+        machines: those that it is for, case-folded: Azure's names ignore the case.
+        detail: one line for people.
+        starts_at: when it starts at the earliest, in seconds since the Unix epoch; None
+            if it is not known.
     """
 
     id: str
     kind: str
     is_started: bool
-    resources: tuple[str, ...]
-    not_before: str
+    machines: tuple[str, ...]
+    detail: str
     starts_at: float | None
 
-    def names(self, machine: str) -> bool:
-        """Whether it is for this machine; Azure's names ignore the case."""
-        return machine.casefold() in self._folded()
 
-    def is_led_by(self, machine: str) -> bool:
-        """Whether this machine is the first of those that it is for."""
-        return machine.casefold() in self._folded()[:1]
-
-    def goes_at(self, now: float) -> float | None:
-        """When the machine goes; one that has started leaves nothing.
-
-        Args:
-            now: in seconds since the Unix epoch, as is what is returned.
-        """
-        return now if self.is_started else self.starts_at
-
-    def describe(self) -> str:
-        """One line for people."""
-        state = "has started" if self.is_started else "is scheduled"
-        when = f", not before {self.not_before}" if self.not_before else ""
-        return printable(f"{self.kind} {state}{when} (event {self.id})")
-
-    def _folded(self) -> tuple[str, ...]:
-        return tuple(each.casefold() for each in self.resources)
-
-
-def read_events(
-    document: object, url: str
-) -> tuple[tuple[Event, ...], errors.NoticeError | None]:
-    """The events of a document that are scheduled or started.
-
-    Args:
-        document: as it came from JSON.
-        url: where from, for messages.
+def read_events(answer: Answer) -> tuple[list[Event], errors.NoticeError | None]:
+    """The events of an answer that are scheduled or started.
 
     Returns:
         The events, and what is wrong with the first one that was passed over, if any.
 
     Raises:
-        NoticeError: it is no such document.
+        NoticeError: it is no list of events.
     """
-    listed = document.get("Events") if isinstance(document, dict) else None
+    expected = "an object with a list of Events"
+    listed = answer.fields(expected).get("Events")
     if not isinstance(listed, list):
-        said = printable(repr(document))
-        raise errors.NoticeError(
-            f"{url} answered {said}, expected an object with a list of Events; it is "
-            "taken for no notice",
-            said=said,
-        )
+        raise answer.refused(expected)
     events: list[Event] = []
     odd: errors.NoticeError | None = None
     for fields in listed:
-        event = _read_event(fields)
-        if event is not None:
-            events.append(event)
-        elif not isinstance(fields, dict) or fields.get("EventStatus") in _UP:
-            said = printable(repr(fields))
-            odd = odd or errors.NoticeError(
-                f"{url} has an event {said}, expected one with EventId, EventType and "
-                "Resources; it is taken for no notice",
-                said=said,
-            )
-    return tuple(events), odd
+        match fields:
+            case {
+                "EventStatus": "Scheduled" | "Started" as status,
+                "EventId": str(identity),
+                "EventType": str(kind),
+                "Resources": [*resources],
+            }:
+                told = fields.get("NotBefore")
+                starts_at = epoch_seconds(told)
+                when = told if starts_at is None else readable(starts_at)
+                state = "has started" if status == "Started" else "is scheduled"
+                ahead = f", not before {when}" if when else ""
+                event = Event(
+                    id=identity,
+                    kind=kind,
+                    is_started=status == "Started",
+                    machines=tuple(str(each).casefold() for each in resources),
+                    detail=printable(f"{kind} {state}{ahead} (event {identity})"),
+                    starts_at=starts_at,
+                )
+                events.append(event)
+            case dict() if fields.get("EventStatus") not in ("Scheduled", "Started"):
+                pass  # it is over
+            case _:
+                said = printable(repr(fields))
+                odd = odd or errors.NoticeError(
+                    f"{answer.url} has an event {said}, expected one with EventId, "
+                    "EventType and Resources; it is taken for no notice",
+                    said=said,
+                )
+    return events, odd
 
 
-def _read_event(fields: object) -> Event | None:
-    if not isinstance(fields, dict) or fields.get("EventStatus") not in _UP:
-        return None
-    identity, kind = fields.get("EventId"), fields.get("EventType")
-    resources = fields.get("Resources")
-    if not isinstance(identity, str) or not isinstance(kind, str):
-        return None
-    if not isinstance(resources, list):
-        return None
-    told = fields.get("NotBefore")
-    starts_at = epoch_seconds(told)
-    return Event(
-        id=identity,
-        kind=kind,
-        is_started=fields["EventStatus"] == "Started",
-        resources=tuple(str(each) for each in resources),
-        not_before=str(told or "") if starts_at is None else readable(starts_at),
-        starts_at=starts_at,
-    )
-
-
-def metadata_url(environment: Mapping[str, str] | None = None) -> str:
+def metadata_url(environment: Mapping[str, str]) -> str:
     """The service's address: that in TFPREEMPT_AZURE_METADATA, or the usual one.
 
     Raises:
@@ -174,10 +133,8 @@ class AzureWatch(TopicWatch):
             by default.
         vm_name: the name by which events mean this machine; by default what the
             service says that it is.
-        url: host, host:port or http://host:port of the service; by default from
-            the environment variable TFPREEMPT_AZURE_METADATA, or 169.254.169.254.
         interval: seconds between two looks.
-        **options: clock, wait, jitter and close_limit, see `WatchOptions`.
+        **options: url, clock and wait, see `WatchOptions`.
 
     Raises:
         ConfigurationError: a kind is unknown, the address is none, or the interval is
@@ -189,20 +146,16 @@ class AzureWatch(TopicWatch):
         kinds: Iterable[str] = DEFAULT_KINDS,
         *,
         vm_name: str | None = None,
-        url: str | None = None,
         interval: float = INTERVAL_SECONDS,
         **options: Unpack[WatchOptions],
     ) -> None:
-        super().__init__("azure", kinds, KINDS, argument="kinds", **options)
+        super().__init__(
+            "azure", kinds, KINDS, metadata_url, interval, argument="kinds", **options
+        )
         self._vm_name = vm_name
-        self._url = metadata_url() if url is None else checked_base_url(url, "url")
-        self._interval = check_seconds("the interval of AzureWatch", interval)
 
     def poller(self) -> AzurePoller:
-        session = MetadataSession(self._url)
-        return AzurePoller(
-            session, self.topics, self._vm_name, self.clock, self._interval
-        )
+        return AzurePoller(self, self._vm_name)
 
     def acknowledge(self) -> tuple[str, ...]:
         """Tells Azure not to wait any longer with the events that are scheduled now.
@@ -226,29 +179,18 @@ class AzurePoller(Poller):
     """Asks for the events of one machine; the kinds are its topics.
 
     Args:
-        session: its own, closed with it.
-        kinds: which events count.
+        watch: says where to ask for what.
         vm_name: this machine, or None to ask who it is.
-        clock: where times come from.
-        interval: seconds between two looks.
     """
 
-    def __init__(
-        self,
-        session: MetadataSession,
-        kinds: Iterable[str],
-        vm_name: str | None,
-        clock: Clock,
-        interval: float,
-    ) -> None:
-        super().__init__(session, "azure", kinds, interval)
-        self._kinds = tuple(kinds)
+    def __init__(self, watch: TopicWatch, vm_name: str | None) -> None:
+        super().__init__(watch)
+        self._kinds = watch.topics
         self._vm_name = vm_name
-        self._clock = clock
         # One event that can't be read must not hide the others, nor slow the looks.
-        self._oddities = FailureLog("azure:events", lambda failures: interval)
+        self._oddities = FailureLog("azure:events")
         self._seconds = FIRST_REQUEST_SECONDS
-        self._known: frozenset[str] = frozenset()
+        self._known: set[str] = set()
 
     def poll(self, report: Report) -> float:
         """Asks once, and reports what is scheduled for this machine."""
@@ -261,65 +203,63 @@ class AzurePoller(Poller):
                 # Another event while one is up is another change from quiet to notice.
                 report(kind, None)
             if events:
-                told = "; ".join(event.describe() for event in events[:5])
-                times = [at for each in events if (at := each.goes_at(now)) is not None]
-                report(kind, Told(told, min(times, default=None)))
-        self._known = frozenset(event.id for event in listed)
+                told = "; ".join(event.detail for event in events[:5])
+                # One that has started leaves nothing.
+                times = [
+                    now if event.is_started else event.starts_at for event in events
+                ]
+                known = [time for time in times if time is not None]
+                report(kind, Told(told, min(known, default=None)))
+        self._known = {event.id for event in listed}
         return self._interval
 
     def acknowledge(self) -> tuple[str, ...]:
         """As that of the watch."""
         seconds = ACKNOWLEDGE_SECONDS
-        name = self._name(seconds)
         ids = tuple(
             event.id
             for event in self._ask_events(seconds)
-            if event.is_led_by(name) and not event.is_started
+            if event.machines[0] == self._machine(seconds) and not event.is_started
         )
         if ids:
             body = {"StartRequests": [{"EventId": each} for each in ids]}
             self._request(EVENTS_TARGET, seconds, json.dumps(body).encode())
         return ids
 
-    def _ask_events(self, seconds: float) -> tuple[Event, ...]:
+    def _ask_events(self, seconds: float) -> list[Event]:
         """The events of these kinds for this machine."""
-        name = self._name(seconds)
-        answer = self._request(EVENTS_TARGET, seconds)
-        url = f"{self._session.base_url}{EVENTS_TARGET.partition('?')[0]}"
-        listed, odd = read_events(answer.json(url), url)
+        machine = self._machine(seconds)
+        listed, odd = read_events(self._request(EVENTS_TARGET, seconds))
         if odd is not None:
-            self._oddities.note_failure(odd)
+            self._oddities.note_failure(odd, self._interval)
         else:
             self._oddities.note_success()
-        return tuple(
-            event for event in listed if event.kind in self._kinds and event.names(name)
-        )
+        return [
+            event
+            for event in listed
+            if event.kind in self._kinds and machine in event.machines
+        ]
 
-    def _name(self, seconds: float) -> str:
+    def _machine(self, seconds: float) -> str:
+        """This machine's name, case-folded."""
         if self._vm_name is None:
             answer = self._request(NAME_TARGET, seconds)
-            name = answer.text()
-            if not is_vm_name(name):
-                expected = "this machine's name"
-                raise _refused(self._session.base_url, NAME_TARGET, answer, expected)
-            self._vm_name = name
-        return self._vm_name
+            if not is_vm_name(answer.text()):
+                raise _refused(answer, "this machine's name")
+            self._vm_name = answer.text()
+        return self._vm_name.casefold()
 
-    def _request(
-        self, target: str, seconds: float, body: bytes | None = None
-    ) -> Answer:
+    def _request(self, target: str, seconds: float, body: bytes = b"") -> Answer:
         """A GET; a POST of a body, if there is one."""
-        json_type = {"Content-Type": "application/json"}
         answer = self._session.request(
             target,
-            method="GET" if body is None else "POST",
-            headers=HEADERS if body is None else {**HEADERS, **json_type},
-            body=body,
+            method="POST" if body else "GET",
+            headers=HEADERS | ({"Content-Type": "application/json"} if body else {}),
+            body=body or None,
             seconds=seconds,
         )
         if answer.status != 200:
-            expected = "200" if body is None else "200 for StartRequests"
-            raise _refused(self._session.base_url, target, answer, expected)
+            raise _refused(answer, "200 for StartRequests" if body else "200")
         return answer
 
 
@@ -328,13 +268,8 @@ def is_vm_name(text: str) -> bool:
     return re.fullmatch(r"[\w.()-]{1,128}", text) is not None
 
 
-def _refused(
-    base: str, target: str, answer: Answer, expected: str
-) -> errors.NoticeError:
-    said = repr(printable(answer.text(), 80))
-    return errors.NoticeError(
-        f"{base}{target.partition('?')[0]} answered with status {answer.status} and "
-        f"{said}, expected {expected}; elsewhere than on Azure leave this source out "
-        f"or set {HOST_VARIABLE}",
-        said=said,
+def _refused(answer: Answer, expected: str) -> errors.NoticeError:
+    return answer.refused(
+        f"{expected}; elsewhere than on Azure leave this source out or set "
+        f"{HOST_VARIABLE}"
     )

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import reprlib
+import threading
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt.notice.polling import (
-    CLOSE_LIMIT_SECONDS,
-    PollingSource,
-    Wait,
-    wait_event,
-)
+from tfpreempt.notice.polling import PollingSource, Wait
 
 
 class CallableSource(PollingSource):
@@ -25,7 +21,6 @@ class CallableSource(PollingSource):
         fn: takes no arguments. Called in the source's thread.
         interval: seconds between two calls.
         wait: how to wait between calls; tests pass that of a fake clock.
-        close_limit: seconds for which `close()` waits for a running call.
 
     Raises:
         ConfigurationError: `fn` is not callable or the interval is not positive.
@@ -36,8 +31,7 @@ class CallableSource(PollingSource):
         fn: Callable[[], object],
         interval: float = 1.0,
         *,
-        wait: Wait = wait_event,
-        close_limit: float = CLOSE_LIMIT_SECONDS,
+        wait: Wait = threading.Event.wait,
     ) -> None:
         if not callable(fn):
             raise errors.ConfigurationError(
@@ -46,7 +40,7 @@ class CallableSource(PollingSource):
             )
         self._fn = fn
         self._label = str(getattr(fn, "__qualname__", type(fn).__qualname__))
-        super().__init__(f"callable:{self._label}", interval, wait, close_limit)
+        super().__init__(f"callable:{self._label}", interval, wait)
 
     def look(self) -> str | None:
         value = self._fn()

@@ -10,6 +10,8 @@ import os
 import signal
 from pathlib import Path
 
+_NAMES = {each.value: each.name for each in signal.Signals}
+
 
 def killed_children() -> list[str]:
     """Each as "4711 (python, SIGTERM)"; any thread. Reaps nobody."""
@@ -24,7 +26,8 @@ def killed_children() -> list[str]:
             signum = _killed_by(int(stat.parent.name))
             if signum:
                 command = name.partition("(")[2]
-                found.append(f"{stat.parent.name} ({command}, {_name(signum)})")
+                by = _NAMES.get(signum, f"signal {signum}")  # a real-time one has none
+                found.append(f"{stat.parent.name} ({command}, {by})")
     return sorted(found)
 
 
@@ -36,10 +39,3 @@ def _killed_by(pid: int) -> int:
         return 0
     is_killed = end is not None and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
     return end.si_status if end is not None and is_killed else 0
-
-
-def _name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"  # a real-time one

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 
 from tfpreempt import errors
 from tfpreempt.notice.metadata import printable
-from tfpreempt.notice.polling import (
-    CLOSE_LIMIT_SECONDS,
-    PollingSource,
-    Wait,
-    wait_event,
-)
+from tfpreempt.notice.polling import PollingSource, Wait
 
 DETAIL_LIMIT_BYTES = 1024
 
@@ -28,7 +24,6 @@ class FileSource(PollingSource):
         path: the path to look for; its directory need not exist yet.
         interval: seconds between two looks.
         wait: how to wait between looks; tests pass that of a fake clock.
-        close_limit: seconds for which `close()` waits for a look that hangs.
 
     Raises:
         ConfigurationError: the path is empty or the interval is not positive.
@@ -39,11 +34,10 @@ class FileSource(PollingSource):
         path: str | os.PathLike[str],
         interval: float = 1.0,
         *,
-        wait: Wait = wait_event,
-        close_limit: float = CLOSE_LIMIT_SECONDS,
+        wait: Wait = threading.Event.wait,
     ) -> None:
         self._path = checked_path(path)
-        super().__init__(f"file:{self._path}", interval, wait, close_limit)
+        super().__init__(f"file:{self._path}", interval, wait)
 
     def look(self) -> str | None:
         try:

@@ -10,20 +10,17 @@ Protocol: https://cloud.google.com/compute/docs/metadata/querying-metadata
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Unpack
 from urllib.parse import quote
 
 from tfpreempt import errors
-from tfpreempt.core.clock import Clock
 from tfpreempt.notice.metadata import (
     BODY_BYTES,
     Answer,
-    MetadataSession,
     SessionClosedError,
-    checked_base_url,
     epoch_seconds,
     printable,
     url_from,
@@ -55,8 +52,6 @@ ABSENT = object()
 Read = Callable[[object, float], Told | None]
 """Takes the entry's value and the wall time; returns the notice if any."""
 
-_NO_MAINTENANCE = {"COMPLETED", "CANCELED", "CANCELLED", "NONE", "UNKNOWN", ""}
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
@@ -73,29 +68,25 @@ class Topic:
     quiet: frozenset[int] = frozenset()
 
 
-def read_preempted(value: object, now: float) -> Told | None:
-    """instance/preempted: FALSE, then TRUE for good."""
-    return _read_word("preempted", value, up={"TRUE"}, quiet={"FALSE", "NONE", ""})
+def read_word(
+    topic: str, up: set[str], quiet: set[str], value: object, now: float
+) -> Told | None:
+    """A notice if the entry's word is among `up`; NONE is a quiet one everywhere.
 
-
-def read_maintenance_event(value: object, now: float) -> Told | None:
-    """instance/maintenance-event: a migration is no end."""
-    return _read_word(
-        "maintenance-event",
-        value,
-        up={"TERMINATE_ON_HOST_MAINTENANCE"},
-        quiet={"NONE", "MIGRATE_ON_HOST_MAINTENANCE", ""},
-    )
-
-
-def read_stop_state(value: object, now: float) -> Told | None:
-    """instance/shutdown-details/stop-state: a graceful shutdown."""
-    return _read_word(
-        "stop-state",
-        value,
-        up={"PENDING_STOP", "STOPPING"},
-        quiet={"UNSPECIFIED", "STOP_STATE_UNSPECIFIED", "NONE", ""},
-    )
+    Raises:
+        NoticeError: it is no word that is known.
+    """
+    word = "" if value is None else str(value).strip().upper()
+    if word in up:
+        return Told(f"{topic} is {word}")
+    if word not in quiet | {"NONE", ""}:
+        said = repr(printable(str(value)))
+        raise errors.NoticeError(
+            f"the metadata server says {said} for {topic}, expected one of "
+            f"{sorted(up | quiet | {'NONE'})}; it is taken for no notice",
+            said=said,
+        )
+    return None
 
 
 def read_upcoming_maintenance(value: object, now: float) -> Told | None:
@@ -108,15 +99,14 @@ def read_upcoming_maintenance(value: object, now: float) -> Told | None:
     Raises:
         NoticeError: the status is none that is known.
     """
+    topic = "upcoming-maintenance"
     if not isinstance(value, dict):
-        _read_word("upcoming-maintenance", value, up=set(), quiet={"NONE", ""})
-        return None
+        return read_word(topic, set(), set(), value, now)
     fields = {_squash(str(name)): each for name, each in value.items()}
     status = str(fields.get("maintenancestatus") or "").strip().upper()
     start, end = (fields.get(f"window{side}time") for side in ("start", "end"))
-    told = _read_word(
-        "upcoming-maintenance", status, up={"PENDING", "ONGOING"}, quiet=_NO_MAINTENANCE
-    )
+    over = {"COMPLETED", "CANCELED", "CANCELLED", "UNKNOWN"}
+    told = read_word(topic, {"PENDING", "ONGOING"}, over, status, now)
     begins, ends = epoch_seconds(start), epoch_seconds(end)
     if told is None:
         if status not in {"UNKNOWN", ""} or not start:
@@ -126,16 +116,27 @@ def read_upcoming_maintenance(value: object, now: float) -> Told | None:
         return None
     kind = fields.get("maintenancetype") or fields.get("type") or "UNKNOWN"
     detail = (
-        f"upcoming-maintenance is {status or 'PENDING'}, type {kind}, "
+        f"{topic} is {status or 'PENDING'}, type {kind}, "
         f"window {start or '?'} to {end or '?'}"
     )
     return Told(printable(detail), now if status == "ONGOING" else begins)
 
 
+def _words(topic: str, up: set[str], quiet: set[str]) -> Read:
+    return functools.partial(read_word, topic, up, quiet)
+
+
 TOPICS: Mapping[str, Topic] = {
-    "preempted": Topic(path="instance/preempted", read=read_preempted),
+    "preempted": Topic(
+        path="instance/preempted", read=_words("preempted", {"TRUE"}, {"FALSE"})
+    ),
     "maintenance-event": Topic(
-        path="instance/maintenance-event", read=read_maintenance_event
+        path="instance/maintenance-event",
+        read=_words(
+            "maintenance-event",
+            up={"TERMINATE_ON_HOST_MAINTENANCE"},
+            quiet={"MIGRATE_ON_HOST_MAINTENANCE"},  # which is no end
+        ),
     ),
     "upcoming-maintenance": Topic(
         path="instance/upcoming-maintenance/",
@@ -144,13 +145,17 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "stop-state": Topic(
         path="instance/shutdown-details/stop-state",
-        read=read_stop_state,
+        read=_words(
+            "stop-state",
+            up={"PENDING_STOP", "STOPPING"},
+            quiet={"UNSPECIFIED", "STOP_STATE_UNSPECIFIED"},
+        ),
         quiet=frozenset({404}),
     ),
 }
 
 
-def pick(tree: Mapping[str, object], path: str) -> object:
+def pick(tree: object, path: str) -> object:
     """An entry of a recursive answer, whose names may be in camelCase.
 
     Args:
@@ -160,14 +165,11 @@ def pick(tree: Mapping[str, object], path: str) -> object:
     Returns:
         Its value, or `ABSENT`.
     """
-    at: object = tree
+    at = tree
     for name in path.strip("/").split("/"):
-        if not isinstance(at, Mapping):
-            return ABSENT
-        spelled = {_squash(str(key)): key for key in at}
-        if _squash(name) not in spelled:
-            return ABSENT
-        at = at[spelled[_squash(name)]]
+        entries = at.items() if isinstance(at, Mapping) else ()
+        squashed = {_squash(str(key)): value for key, value in entries}
+        at = squashed.get(_squash(name), ABSENT)
     return at
 
 
@@ -176,37 +178,16 @@ def _squash(name: str) -> str:
     return name.replace("-", "").replace("_", "").lower()
 
 
-def _read_word(
-    topic: str, value: object, *, up: set[str], quiet: set[str]
-) -> Told | None:
-    """A notice if the word is among `up`.
-
-    Raises:
-        NoticeError: it is no word that is known.
-    """
-    word = "" if value is None else str(value).strip().upper()
-    if word in up:
-        return Told(f"{topic} is {word}")
-    if word not in quiet:
-        said = repr(printable(str(value)))
-        raise errors.NoticeError(
-            f"the metadata server says {said} for {topic}, expected one of "
-            f"{sorted(up | quiet - {''})}; it is taken for no notice",
-            said=said,
-        )
-    return None
-
-
-def is_excluded(environment: Mapping[str, str] | None = None) -> bool:
+def is_excluded(environment: Mapping[str, str]) -> bool:
     """Whether NO_GCE_CHECK says that this is not a machine of Google's.
 
     For detection; whoever makes a `GceWatch` means it.
     """
-    variables = os.environ if environment is None else environment
-    return variables.get(NO_CHECK_VARIABLE, "").strip().lower() in {"true", "1", "yes"}
+    said = environment.get(NO_CHECK_VARIABLE, "").strip().lower()
+    return said in {"true", "1", "yes"}
 
 
-def metadata_url(environment: Mapping[str, str] | None = None) -> str:
+def metadata_url(environment: Mapping[str, str]) -> str:
     """The metadata server's address as the environment names it, or the usual one.
 
     GCE_METADATA_HOST comes first, then GCE_METADATA_ROOT, then GCE_METADATA_IP.
@@ -229,12 +210,10 @@ class GceWatch(TopicWatch):
 
     Args:
         topics: which of them to watch.
-        url: host, host:port or http://host:port of the server; by default from the
-            environment, see `metadata_url()`.
         maintenance_lead_seconds: an upcoming maintenance is a notice only once its
             window begins within so many seconds. It is announced up to seven days
             ahead. None: as soon as it is announced.
-        **options: clock, wait, jitter and close_limit, see `WatchOptions`.
+        **options: url, clock and wait, see `WatchOptions`.
 
     Raises:
         ConfigurationError: a topic is unknown, or the address is none.
@@ -244,44 +223,31 @@ class GceWatch(TopicWatch):
         self,
         topics: Iterable[str] = tuple(TOPICS),
         *,
-        url: str | None = None,
         maintenance_lead_seconds: float | None = None,
         **options: Unpack[WatchOptions],
     ) -> None:
-        super().__init__("gce", topics, TOPICS, **options)
-        self._url = metadata_url() if url is None else checked_base_url(url, "url")
+        between = HANG_BETWEEN_SINGLES_SECONDS
+        super().__init__("gce", topics, TOPICS, metadata_url, between, **options)
         self._lead_seconds = maintenance_lead_seconds
 
     def poller(self) -> Poller:
-        topics = {name: TOPICS[name] for name in self.topics}
-        session = MetadataSession(self._url)
-        return GcePoller(session, topics, self.clock, self._lead_seconds)
+        return GcePoller(self, self._lead_seconds)
 
 
 class GcePoller(Poller):
     """One hanging GET after the other.
 
     Args:
-        session: its own, closed with it.
-        topics: what to look for.
-        clock: where times come from.
+        watch: says where to ask for what.
         lead_seconds: as `maintenance_lead_seconds` of the watch.
     """
 
-    def __init__(
-        self,
-        session: MetadataSession,
-        topics: Mapping[str, Topic],
-        clock: Clock,
-        lead_seconds: float | None,
-    ) -> None:
-        super().__init__(session, "gce", topics, HANG_BETWEEN_SINGLES_SECONDS)
-        self._topics = topics
-        self._clock = clock
+    def __init__(self, watch: TopicWatch, lead_seconds: float | None) -> None:
+        super().__init__(watch)
+        self._topics = {name: TOPICS[name] for name in watch.topics}
         self._lead_seconds = lead_seconds
-        only = next(iter(topics.values())).path
-        self._preferred = only if len(topics) == 1 else DIRECTORY
-        self._target = self._preferred
+        self._first = watch.topics[0]
+        self._hangs_on_all = len(watch.topics) > 1
         self._etag: str | None = None
         self._hang_seconds = HANG_SECONDS
         self._due: dict[str, float] = {}  # when what is announced becomes a notice
@@ -293,20 +259,28 @@ class GcePoller(Poller):
         except errors.NoticeError:
             # A wait for the next change would miss those that came meanwhile, and a
             # server that was refusing things as it started may refuse them no more.
-            self._etag, self._target = None, self._preferred
+            self._etag, self._hangs_on_all = None, len(self._topics) > 1
             raise
 
     def _poll(self, report: Report) -> float:
         began, before = self._clock.monotonic(), self._etag
-        answer = self._get(self._target, self._hang_query())
-        if self._target == DIRECTORY and answer.status in {400, *HIDDEN}:
+        first = self._topics[self._first].path
+        target = DIRECTORY if self._hangs_on_all else first
+        answer = self._get(target, hangs=True)
+        if target == DIRECTORY and answer.status in {400, *HIDDEN}:
             # A proxy that hides the directory (GKE): hang on the first topic alone.
-            self._target = next(iter(self._topics.values())).path
-            before = None
-            answer = self._get(self._target, "")
-        missing = self._report_target(answer, report)
+            self._hangs_on_all, before = False, None
+            answer = self._get(first)
+        if self._hangs_on_all:
+            values = self._carried(answer)
+        else:
+            values = {self._first: self._single_value(self._first, answer)}
+        for name, value in values.items():
+            if value is not ABSENT:
+                self._tell(name, report, value)
+        missing = [name for name in self._topics if name not in values]
         for name in missing:
-            self._report_single(name, report)
+            self._tell(name, report)
         self._etag = answer.headers.get("etag") if answer.status == 200 else None
         self._hang_seconds = self._next_hang(missing)
         is_early = self._clock.monotonic() - began < POLL_SECONDS
@@ -314,47 +288,35 @@ class GcePoller(Poller):
             return POLL_SECONDS
         return PAUSE_SECONDS
 
-    def _hang_query(self) -> str:
-        if self._etag is None:
-            return ""
-        return (
-            f"&wait_for_change=true&timeout_sec={self._hang_seconds}"
-            f"&last_etag={quote(self._etag, safe='')}"
-        )
-
-    def _report_target(self, answer: Answer, report: Report) -> list[str]:
-        """Reports what the answer carries; returns the topics that it does not."""
-        if self._target != DIRECTORY:
-            paths = {topic.path: name for name, topic in self._topics.items()}
-            name = paths[self._target]
-            self._report_value(name, self._single_value(name, answer), report)
-            return [other for other in self._topics if other != name]
-        self._check_status(DIRECTORY, answer)
-        tree = answer.json(self._url(DIRECTORY))
-        if not isinstance(tree, dict):
-            said = repr(printable(answer.text()))
-            raise errors.NoticeError(
-                f"{self._url(DIRECTORY)} answered {said}, expected a JSON object with "
-                "the instance's entries",
-                said=said,
-            )
-        values = {
+    def _carried(self, answer: Answer) -> dict[str, object]:
+        """What the directory's answer says, by topic."""
+        if answer.status != 200:
+            raise answer.refused("200")
+        tree = answer.fields("a JSON object with the instance's entries")
+        found = {
             name: pick(tree, topic.path.removeprefix(DIRECTORY))
             for name, topic in self._topics.items()
         }
-        for name, value in values.items():
-            self._report_value(name, value, report)
-        return [name for name, value in values.items() if value is ABSENT]
+        return {name: value for name, value in found.items() if value is not ABSENT}
 
-    def _report_single(self, name: str, report: Report) -> None:
-        """Asks for one entry. Its failures are its own: the others are still seen."""
+    def _tell(self, name: str, report: Report, value: object = ABSENT) -> None:
+        """Reports one entry, and asks for it if its value did not come with others.
+
+        Its failures are its own: the others are still seen.
+        """
+        topic, now = self._topics[name], self._clock.wall()
         try:
-            answer = self._get(self._topics[name].path, "")
-            self._report_value(name, self._single_value(name, answer), report)
+            if value is ABSENT:
+                value = self._single_value(name, self._get(topic.path))
+            told = None if value is ABSENT else topic.read(value, now)
         except SessionClosedError:
             raise
         except errors.NoticeError as error:
-            self._failures[name].note_failure(error)
+            self._failures[name].note_failure(error, self._interval)
+        else:
+            if value is not ABSENT:
+                self._failures[name].note_success()
+                report(name, self._within_lead(name, told, now))
 
     def _single_value(self, name: str, answer: Answer) -> object:
         """An entry's value; None where there is none, `ABSENT` if nothing is known."""
@@ -362,35 +324,22 @@ class GcePoller(Poller):
         if answer.status in topic.quiet:
             return None if answer.status == 404 else ABSENT
         if answer.status in HIDDEN:
-            hidden = errors.NoticeError(
-                f"{self._url(topic.path)} answered with status {answer.status}, "
-                "expected 200: every machine of Google's has this entry, so a proxy "
-                f"hides it; let it through, or set {HOST_VARIABLES[0]} to a server "
-                "that is not hidden"
+            hidden = answer.refused(
+                "200: every machine of Google's has this entry, so a proxy hides it; "
+                f"let it through, or set {HOST_VARIABLES[0]} to a server that is not "
+                "hidden"
             )
             # Not raised: the other topics are asked for all the same.
-            self._failures[name].note_failure(hidden)
+            self._failures[name].note_failure(hidden, self._interval)
             return ABSENT
-        self._check_status(topic.path, answer)
+        if answer.status != 200:
+            raise answer.refused("200")
         try:
-            return answer.json(self._url(topic.path))
+            return answer.json()
         except errors.NoticeError:
             # A word alone is what the server sends where it knows no alt=json; what
             # it means, if anything, is for the topic to say.
             return answer.text()
-
-    def _report_value(self, name: str, value: object, report: Report) -> None:
-        if value is ABSENT:
-            return
-        topic, now = self._topics[name], self._clock.wall()
-        try:
-            told = topic.read(value, now)
-        except errors.NoticeError as error:
-            # A word that we do not know must not cost us the others' hanging GET.
-            self._failures[name].note_failure(error)
-        else:
-            self._failures[name].note_success()
-            report(name, self._within_lead(name, told, now))
 
     def _within_lead(self, name: str, told: Told | None, now: float) -> Told | None:
         """The notice, if it is one already; else it is kept in mind when it will be."""
@@ -412,31 +361,25 @@ class GcePoller(Poller):
         until_due = min(self._due.values(), default=math.inf) - self._clock.wall()
         return max(1, math.ceil(min(longest, until_due)))
 
-    def _get(self, path: str, query: str) -> Answer:
-        is_directory = path.endswith("/")
-        recursive = "recursive=true&" if is_directory else ""
-        hang = self._hang_seconds + HANG_EXTRA_SECONDS
+    def _get(self, path: str, *, hangs: bool = False) -> Answer:
+        """The answer; if it hangs, once it is another one than the last that hung."""
+        query, seconds = "alt=json", PLAIN_SECONDS
+        if path.endswith("/"):
+            query += "&recursive=true"
+        if hangs and self._etag is not None:
+            seconds = self._hang_seconds + HANG_EXTRA_SECONDS
+            query += f"&wait_for_change=true&timeout_sec={self._hang_seconds}"
+            query += f"&last_etag={quote(self._etag, safe='')}"
         answer = self._session.request(
-            f"{ROOT}{path}?{recursive}alt=json{query}",
+            f"{ROOT}{path}?{query}",
             headers={"Metadata-Flavor": "Google"},
-            seconds=hang if query else PLAIN_SECONDS,
+            seconds=seconds,
             body_bytes=DIRECTORY_BYTES if path == DIRECTORY else BODY_BYTES,
         )
         if answer.headers.get("metadata-flavor") != "Google":
-            raise errors.NoticeError(
-                f"{self._url(path)} answered without the header "
-                f"'Metadata-Flavor: Google' (status {answer.status}), so it is not the "
-                "metadata server and is not listened to; on a machine of Google's look "
-                f"for a proxy, elsewhere leave the GCE sources out or set "
-                f"{HOST_VARIABLES[0]}"
+            raise answer.refused(
+                "the header 'Metadata-Flavor: Google', so it is not the metadata "
+                "server and is not listened to; on a machine of Google's look for a "
+                f"proxy, elsewhere leave the GCE sources out or set {HOST_VARIABLES[0]}"
             )
         return answer
-
-    def _check_status(self, path: str, answer: Answer) -> None:
-        if answer.status != 200:
-            raise errors.NoticeError(
-                f"{self._url(path)} answered with status {answer.status}, expected 200"
-            )
-
-    def _url(self, path: str) -> str:
-        return f"{self._session.base_url}{ROOT}{path}"

@@ -8,12 +8,12 @@ socket: head, body, chunk sizes and trailers count alike.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import email.utils
 import http.client
 import json
-import os
 import socket
 import threading
 import time
@@ -46,11 +46,13 @@ class Answer:
     """What came back, whatever its status.
 
     Attributes:
+        url: what was asked for, without the query.
         status: the HTTP status.
         headers: by lower-case names.
         body: as sent, not decoded.
     """
 
+    url: str
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -59,7 +61,7 @@ class Answer:
         """The body as text without white space around it."""
         return self.body.decode("utf-8", errors="replace").strip()
 
-    def json(self, url: str) -> object:
+    def json(self) -> object:
         """The body as JSON.
 
         Raises:
@@ -68,13 +70,31 @@ class Answer:
         try:
             value: object = json.loads(self.body)
         except (ValueError, RecursionError) as error:
-            said = repr(printable(self.text()))
-            raise errors.NoticeError(
-                f"{url} answered {said}, expected JSON; something else than the "
-                "metadata server listens there, or a proxy changed it",
-                said=said,
+            raise self.refused(
+                "JSON; something else than the metadata server listens there, or a "
+                "proxy changed it"
             ) from error
         return value
+
+    def fields(self, expected: str) -> dict[str, object]:
+        """The body as an object of JSON.
+
+        Raises:
+            NoticeError: it is none; it says that `expected` was.
+        """
+        value = self.json()
+        if not isinstance(value, dict):
+            raise self.refused(expected)
+        return value
+
+    def refused(self, expected: str) -> errors.NoticeError:
+        """An error: this came, and what was expected is something else."""
+        said = repr(printable(self.text()))
+        return errors.NoticeError(
+            f"{self.url} answered {said} with status {self.status}, expected "
+            f"{expected}",
+            said=said,
+        )
 
 
 class MetadataSession:
@@ -90,7 +110,7 @@ class MetadataSession:
         self.base_url = base_url
         self._lock = threading.Lock()
         self._is_closed = False
-        self._current: _Connection | None = None
+        self._current: _BoundedSocket | None = None
 
     def request(
         self,
@@ -119,30 +139,31 @@ class MetadataSession:
             SessionClosedError: the session is closed, or was closed meanwhile.
             NoticeError: there is no complete answer within the limits.
         """
-        connection = _Connection(self.base_url, seconds, HEAD_BYTES + body_bytes)
-        with self._lock:
-            if self._is_closed:
-                raise self._closed()
-            self._current = connection
+        connection = http.client.HTTPConnection(self.base_url.removeprefix("http://"))
+        url = f"{self.base_url}{target.partition('?')[0]}"
         try:
+            self._check_open()
+            sock = connection.sock = _BoundedSocket(
+                (connection.host, connection.port), seconds, HEAD_BYTES + body_bytes
+            )
+            with self._lock:
+                self._current = sock
+            self._check_open()
             connection.request(method, target, body, dict(headers or {}))
             with connection.getresponse() as response:
                 content = response.read(body_bytes + 1)
-            if self._is_closed:  # which is the end of an answer without a length
-                raise self._closed()
+            self._check_open()  # a cut is the end of an answer without a length
             if len(content) > body_bytes:
                 raise ConnectionAbortedError(_TOO_LONG)
             if response.length:
                 raise ConnectionAbortedError(_CUT_SHORT)
         except (http.client.HTTPException, OSError, ValueError) as error:
-            if self._is_closed:
-                raise self._closed() from error
-            why = connection.verdict or _reason(error)
-            url = f"{self.base_url}{target.partition('?')[0]}"
-            raise errors.NoticeError(f"{method} {url}: {why}") from error
+            self._check_open()
+            raise errors.NoticeError(f"{method} {url}: {_reason(error)}") from error
         finally:
             connection.close()
         return Answer(
+            url=url,
             status=response.status,
             headers={name.lower(): text for name, text in response.headers.items()},
             body=content,
@@ -152,104 +173,52 @@ class MetadataSession:
         """Ends a request that waits, and refuses the next. Any thread, idempotent."""
         with self._lock:
             self._is_closed = True
-            connection = self._current
-        if connection is not None:
-            connection.cut()
+            if self._current is not None:
+                # It wakes who reads, as close() would not. The other side may have been
+                # first, or the request be over.
+                with contextlib.suppress(OSError):
+                    self._current.shutdown(socket.SHUT_RDWR)
 
-    def _closed(self) -> SessionClosedError:
-        return SessionClosedError(
-            f"a request to {self.base_url} after its session was closed; make a new one"
-        )
-
-
-class _Connection(http.client.HTTPConnection):
-    """A connection for one request, within a budget.
-
-    Args:
-        base_url: whom to ask.
-        seconds: until the last byte of the answer.
-        most_bytes: of the answer, head and body together.
-
-    Attributes:
-        verdict: why the answer was cut off; "" if it was not.
-    """
-
-    def __init__(self, base_url: str, seconds: float, most_bytes: int) -> None:
-        parts = urlsplit(base_url)
-        assert parts.hostname is not None  # checked_base_url() has seen to it
-        # Without a port the end of an IPv6 address is taken for one.
-        super().__init__(
-            parts.hostname, parts.port or 80, timeout=min(seconds, CONNECT_SECONDS)
-        )
-        self.verdict = ""
-        self._until = time.monotonic() + seconds
-        self._bytes_left = most_bytes
-        self._lock = threading.Lock()
-        self._is_cut = False
-        # Not `sock`, which is let go of before an answer without a length is read.
-        self._bounded: _BoundedSocket | None = None
-
-    def connect(self) -> None:
-        super().connect()
-        bounded = self.sock = _BoundedSocket(self.sock, self)
-        with self._lock:
-            self._bounded = bounded
-            if self._is_cut:
-                raise ConnectionAbortedError("the session was closed")
-
-    def cut(self) -> None:
-        """Ends the request, which may wait for an answer, at once. Any thread."""
-        with self._lock:
-            self._is_cut = True
-            if self._bounded is not None:
-                try:
-                    # It wakes who reads; close() would not.
-                    self._bounded.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # the other side was first, or the request is over
-
-    def remaining_seconds(self) -> float:
-        """The seconds that are left, more than 0.
-
-        Raises:
-            TimeoutError: none are.
-        """
-        remaining = self._until - time.monotonic()
-        if remaining <= 0:
-            self.verdict = _TOO_LATE
-            raise TimeoutError(self.verdict)
-        return remaining
-
-    def spend(self, count: int) -> None:
-        """So many bytes have come.
-
-        Raises:
-            ConnectionAbortedError: more than an answer may have.
-        """
-        self._bytes_left -= count
-        if self._bytes_left < 0:
-            self.verdict = _TOO_LONG
-            raise ConnectionAbortedError(self.verdict)
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise SessionClosedError(
+                f"a request to {self.base_url} after its session was closed; make a "
+                "new one"
+            )
 
 
 class _BoundedSocket(socket.socket):
-    """A socket that reads within a connection's budget."""
+    """A connection that reads for so long and so much, head and body together.
 
-    def __init__(self, plain: socket.socket, budget: _Connection) -> None:
-        family, kind, protocol = plain.family, plain.type, plain.proto
-        super().__init__(family, kind, protocol, fileno=plain.detach())
-        self.settimeout(budget.remaining_seconds())
-        self._budget = budget
+    Args:
+        address: whom to connect to.
+        seconds: from now to the last byte.
+        most_bytes: the most that are read.
+    """
+
+    def __init__(
+        self, address: tuple[str, int], seconds: float, most_bytes: int
+    ) -> None:
+        self._until = time.monotonic() + seconds
+        self._bytes_left = most_bytes
+        connect_seconds = min(seconds, CONNECT_SECONDS)
+        plain = socket.create_connection(address, connect_seconds)
+        super().__init__(fileno=plain.detach())
+        self.settimeout(connect_seconds)
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Reads as any socket, until the time or the bytes are used up."""
-        self.settimeout(self._budget.remaining_seconds())
+        left = self._until - time.monotonic()
         try:
+            if left <= 0:
+                raise TimeoutError
+            self.settimeout(left)
             count = super().recv_into(buffer, nbytes, flags)
-        except TimeoutError:
-            self._budget.verdict = _TOO_LATE
-            raise
-        self._budget.spend(count)
+        except TimeoutError as error:
+            raise ConnectionAbortedError(_TOO_LATE) from error
+        self._bytes_left -= count
+        if self._bytes_left < 0:
+            raise ConnectionAbortedError(_TOO_LONG)
         return count
 
 
@@ -263,41 +232,36 @@ def checked_base_url(text: str, origin: str) -> str:
     Raises:
         ConfigurationError: it is none of these.
     """
-    with_scheme = text if "://" in text else f"http://{text}"
+    host = text.lower().removeprefix("http://").rstrip("/")
     try:
-        parts = urlsplit(with_scheme)
-        host, port = parts.hostname, parts.port
-        is_plain = (parts.scheme, parts.path.strip("/")) == ("http", "")
+        parts = urlsplit(f"http://{host}")
+        is_host = parts.netloc == host and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        host, port, is_plain = None, None, False
-    extra = "" if host is None else parts.query + parts.fragment
-    is_word = text.isprintable() and " " not in text
-    if not host or not is_plain or extra or "@" in text or not is_word:
+        is_host = False
+    if not is_host or "@" in host or " " in host or not host.isprintable():
         raise errors.ConfigurationError(
             f"{origin}={text!r}: expected the host of a metadata server, such as "
             "'169.254.169.254' or 'localhost:8080'; it is only asked by plain http, "
             "without user names and paths"
         )
-    host = f"[{host}]" if ":" in host else host
-    return f"http://{host}" if port is None else f"http://{host}:{port}"
+    return f"http://{host}"
 
 
 def url_from(
     variables: Sequence[str],
-    environment: Mapping[str, str] | None,
+    environment: Mapping[str, str],
     default: str = DEFAULT_URL,
 ) -> str:
     """A server's address as the first of some variables that is set names it.
 
     Args:
         variables: their names.
-        environment: to read them from; None: the process's.
+        environment: to read them from.
         default: where none is set.
 
     Raises:
         ConfigurationError: the variable holds no host.
     """
-    environment = os.environ if environment is None else environment
     for name in variables:
         text = environment.get(name, "").strip()
         if text:
@@ -318,16 +282,14 @@ def epoch_seconds(text: object) -> float | None:
     """
     if not isinstance(text, str):
         return None
-    try:
-        when = datetime.datetime.fromisoformat(text)
-    except ValueError:
+    for parse in (datetime.datetime.fromisoformat, email.utils.parsedate_to_datetime):
         try:
-            when = email.utils.parsedate_to_datetime(text)
+            when = parse(text)
         except ValueError:
-            return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=datetime.UTC)
-    return when.timestamp()
+            continue
+        is_local = when.tzinfo is None
+        return (when.replace(tzinfo=datetime.UTC) if is_local else when).timestamp()
+    return None
 
 
 def readable(seconds: float) -> str:

@@ -8,12 +8,13 @@ joined, and serves whoever is subscribed when the value comes.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Hashable
 
 from tfpreempt.core.threads import OwnedThread
-from tfpreempt.notice.source import OnNotice, Source
+from tfpreempt.notice.source import Source
 
 _logger = logging.getLogger(__name__)
 
@@ -43,27 +44,23 @@ class NativeKeySource(Source):
         is_alone: bool = False,
     ) -> None:
         super().__init__("tensorflow:preemption-notice")
+        self.is_alone = is_alone
         self._read_key = read_key
         self._identity = read_key if identity is None else identity
-        self._is_alone = is_alone
 
     def _begin(self) -> None:
         with _lock:
-            reader = _readers.get(self._identity)
-            if reader is None or reader.has_failed:
-                reader = _KeyReader(self._read_key, self._is_alone)
-                _readers[self._identity] = reader
-                reader.thread.start()
-            reader.subscribers.append(self.send)
+            reader = _readers.setdefault(self._identity, _KeyReader(self._read_key))
+            reader.sources.append(self)
+            if not reader.is_reading and not reader.has_delivered:
+                reader.read()
             detail, reader.undelivered = reader.undelivered, None
         if detail is not None:
             self.send(detail)
 
     def _end(self) -> None:
         with _lock:
-            reader = _readers[self._identity]
-            if self.send in reader.subscribers:  # no new reader has come since
-                reader.subscribers.remove(self.send)
+            _readers[self._identity].sources.remove(self)
 
 
 def read_again(identity: Hashable) -> None:
@@ -74,32 +71,32 @@ def read_again(identity: Hashable) -> None:
     """
     with _lock:
         reader = _readers.get(identity)
-        if reader is None or not reader.has_ended:
-            return
-        renewed = _readers[identity] = _KeyReader(reader.read_key, reader.is_alone)
-        renewed.subscribers = reader.subscribers
-        renewed.thread.start()
+        if reader is not None and not reader.is_reading:
+            reader.read()
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _KeyReader:
     """The one blocked get of an identity, and who is waiting for it."""
 
-    def __init__(self, read_key: Callable[[], str], is_alone: bool) -> None:
-        self.read_key = read_key
-        self.is_alone = is_alone
-        self.subscribers: list[OnNotice] = []
-        self.undelivered: str | None = None
-        self.has_failed = False
-        self.has_ended = False  # failed, or delivered
-        self.thread = OwnedThread("tfpreempt-native-key", self._run)
+    read_key: Callable[[], str]
+    sources: list[NativeKeySource] = dataclasses.field(default_factory=list)
+    undelivered: str | None = None
+    is_reading: bool = False
+    has_delivered: bool = False
+
+    def read(self) -> None:
+        """Begins a get; under the lock."""
+        self.undelivered, self.is_reading, self.has_delivered = None, True, False
+        OwnedThread("tfpreempt-native-key", self._run).start()
 
     def _run(self) -> None:
         try:
-            value: object = self.read_key()
+            detail = str(self.read_key())
         except Exception as error:  # noqa: BLE001 - any failure means: no more notices
             with _lock:
-                self.has_failed = self.has_ended = True
-                is_missed = self.is_alone and bool(self.subscribers)
+                self.is_reading = False
+                is_missed = any(each.is_alone for each in self.sources)
             _logger.log(
                 logging.WARNING if is_missed else logging.INFO,
                 "the watch of TensorFlow's preemption key ended (%s: %s); the cluster "
@@ -108,15 +105,12 @@ class _KeyReader:
                 error,
             )
             return
-        detail = (
-            value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-        )
         with _lock:
-            receivers = tuple(self.subscribers)
+            receivers = tuple(self.sources)
             self.undelivered = None if receivers else detail
-            self.has_ended = True
-        for send in receivers:
-            send(detail)
+            self.is_reading, self.has_delivered = False, True
+        for each in receivers:
+            each.send(detail)
 
 
 _lock = threading.Lock()

@@ -17,25 +17,14 @@ _logger = logging.getLogger(__name__)
 Wait = Callable[[threading.Event, float], bool]
 """Waits at most that many seconds for the event; returns whether it is set."""
 
-Retry = Callable[[int], float]
-"""The pause in seconds after so many failures in a row (1 is the first)."""
-
 CLOSE_LIMIT_SECONDS = 2.0
-FIRST_RETRY_SECONDS = 1.0
-LONGEST_RETRY_SECONDS = 30.0
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
-def wait_event(event: threading.Event, seconds: float) -> bool:
-    """Waits on the real clock."""
-    return event.wait(seconds)
-
-
-def retry_seconds(failures: int, first: float = FIRST_RETRY_SECONDS) -> float:
+def retry_seconds(failures: int, first: float = 1.0, longest: float = 30.0) -> float:
     """The pause after the given number of failures in a row (1 is the first)."""
-    doublings = min(failures - 1, 16)
-    return min(first * 2.0**doublings, LONGEST_RETRY_SECONDS)
+    return min(first * 2.0 ** min(failures - 1, 16), longest)
 
 
 class FailureLog:
@@ -47,27 +36,29 @@ class FailureLog:
 
     Args:
         name: the source's name, for messages.
-        retry: when it is tried again.
 
     Attributes:
-        text: what the last failure said; "" if there was none since it last worked.
+        count: of the failures since it last worked.
+        text: what the last one of them said; "" if there was none.
     """
 
-    def __init__(self, name: str, retry: Retry) -> None:
+    def __init__(self, name: str) -> None:
+        self.count = 0
         self.text = ""
         self._name = name
-        self._retry = retry
-        self._failures = 0
         self._last: tuple[type[BaseException], str] | None = None
 
-    def note_failure(self, error: BaseException) -> float:
-        """Logs it unless the last failure was the same; returns the pause."""
-        self._failures += 1
-        pause = self._retry(self._failures)
+    def note_failure(self, error: BaseException, pause: float) -> None:
+        """Logs it unless the last failure was the same.
+
+        Args:
+            error: what it was.
+            pause: seconds until it is tried again.
+        """
+        self.count += 1
         self.text = str(error)
         ours = error if isinstance(error, errors.NoticeError) else None
-        kind = _NUMBER.sub("", self.text) if ours is None else ours.kind
-        this = (type(error), kind)
+        this = type(error), ours.kind if ours else _NUMBER.sub("", self.text)
         if this != self._last:
             # The traceback comes with the first of a row; what follows it is one line,
             # and the same again says nothing. Our own errors say in words what happened
@@ -82,15 +73,12 @@ class FailureLog:
                 exc_info=None if is_told else error,
             )
             self._last = this
-        return pause
 
     def note_success(self) -> None:
         """Says that it works again, if it had failed."""
         if self._last is not None:
-            _logger.warning(
-                "%s works again after %d failures", self._name, self._failures
-            )
-        self._failures, self._last, self.text = 0, None, ""
+            _logger.warning("%s works again after %d failures", self._name, self.count)
+        self.count, self._last, self.text = 0, None, ""
 
 
 class PollingLoop:
@@ -100,9 +88,8 @@ class PollingLoop:
         name: of the thread, and for messages.
         poll: asks once; returns the seconds until the next time. It may raise: that is
             logged once per fault and retried. It may hang: then only this thread hangs.
-        retry: the pauses after failures.
+        retry: the pause in seconds after so many failures in a row (1 is the first).
         wait: how to wait; tests pass that of a fake clock.
-        close_limit: seconds for which `close()` waits for the thread.
         cut_off: makes a poll that waits return, or raise, at once; any thread.
     """
 
@@ -111,17 +98,16 @@ class PollingLoop:
         name: str,
         poll: Callable[[], float],
         *,
-        retry: Retry,
+        retry: Callable[[int], float],
         wait: Wait,
-        close_limit: float,
         cut_off: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
         self._poll = poll
+        self._retry = retry
         self._cut_off = cut_off
         self._wait = wait
-        self._close_limit = close_limit
-        self._failures = FailureLog(name, retry)
+        self._failures = FailureLog(name)
         self._thread = OwnedThread(f"tfpreempt-{name}", self._run)
 
     def start(self) -> None:
@@ -132,13 +118,14 @@ class PollingLoop:
         """Stops; waits for the thread with a limit and warns if it is still there."""
         self._thread.stop()
         self._cut_off()
-        if not self._thread.end(self._close_limit):
+        is_own = self._thread is threading.current_thread()  # and ends by itself
+        if not self._thread.join(CLOSE_LIMIT_SECONDS) and not is_own:
             _logger.warning(
                 "%s: its call has not returned within %.1f s of closing; its daemon "
                 "thread is left behind and nothing that it finds will be reported. A "
                 "watcher function should return at once",
                 self._name,
-                self._close_limit,
+                CLOSE_LIMIT_SECONDS,
             )
 
     def _run(self) -> None:
@@ -149,7 +136,8 @@ class PollingLoop:
             except BaseException as error:  # noqa: BLE001 - a poll's sys.exit() is one
                 if stop.is_set():
                     return  # it was cut off
-                pause = self._failures.note_failure(error)
+                pause = self._retry(self._failures.count + 1)
+                self._failures.note_failure(error, pause)
             else:
                 self._failures.note_success()
             if self._wait(stop, pause):
@@ -165,21 +153,16 @@ class PollingSource(Source):
         name: the source's name.
         interval: seconds between two looks that went well.
         wait: how to wait between looks; tests pass that of a fake clock.
-        close_limit: seconds for which `close()` waits for a look that hangs.
 
     Raises:
         ConfigurationError: the interval is not positive.
     """
 
-    def __init__(
-        self, name: str, interval: float, wait: Wait, close_limit: float
-    ) -> None:
+    def __init__(self, name: str, interval: float, wait: Wait) -> None:
         super().__init__(name)
         self._interval = check_seconds(f"the interval of {name}", interval)
         self._is_up = False
-        self._loop = PollingLoop(
-            name, self._poll, retry=retry_seconds, wait=wait, close_limit=close_limit
-        )
+        self._loop = PollingLoop(name, self._poll, retry=retry_seconds, wait=wait)
 
     def look(self) -> str | None:
         """Looks once: a detail while the notice is up, None while it is not."""

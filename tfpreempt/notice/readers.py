@@ -16,7 +16,6 @@ them, unblocks SIGTERM in who starts it.
 
 from __future__ import annotations
 
-import functools
 import mmap
 import multiprocessing
 import os
@@ -34,25 +33,29 @@ _WAKE = signal.SIGURG  # for nothing but to interrupt the main thread; else igno
 _STARTS_PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec")
 _BY_TERMINAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # to the whole group
 _guarded: set[signal.Signals] = set()
+_leaving = mmap.mmap(-1, 1)  # one byte that is shared with the children
+_parents = _leaving  # that of the process that forked this one
+
+
+def _look_at_the_parent() -> None:
+    """A forked child that trains itself has children of its own, and its own byte."""
+    global _leaving, _parents
+    _parents, _leaving = _leaving, mmap.mmap(-1, 1)
+
+
+os.register_at_fork(after_in_child=_look_at_the_parent)
 
 
 def guard_children(signum: signal.Signals) -> None:
     """From now on, children that multiprocessing forks are guarded against a signal."""
     if not _guarded:
-        _leaving()  # before the first fork
         util.register_after_fork(guard_children, _begin)
     _guarded.add(signum)
 
 
 def release_children(is_leaving: bool) -> None:
     """The parent is on its way out, or stays after all; any thread."""
-    _leaving()[0] = is_leaving
-
-
-@functools.cache
-def _leaving() -> mmap.mmap:
-    """One byte that is shared with the children."""
-    return mmap.mmap(-1, 1)
+    _leaving[0] = is_leaving
 
 
 def _begin(_: object) -> None:
@@ -107,7 +110,7 @@ def _wait_for_the_end(parent: int) -> int:
             ignored = info.si_signo
         if os.getppid() != parent:
             return signal.SIGTERM
-        if ignored and _leaving()[0]:
+        if ignored and _parents[0]:
             return ignored
 
 

@@ -10,24 +10,14 @@ import threading
 from tfpreempt import errors
 from tfpreempt.notice._signal_registry import REGISTRY
 from tfpreempt.notice.readers import guard_children
-from tfpreempt.notice.source import OnNotice, Source
+from tfpreempt.notice.source import Source
 
 _logger = logging.getLogger(__name__)
 
 # A list of what is safe, not of what is not: SIGSEGV and its like mean a bug, SIGCHLD
 # and SIGPIPE come in every healthy run, SIGKILL and SIGSTOP cannot be caught.
-WATCHABLE = (
-    "TERM",
-    "INT",
-    "USR1",
-    "USR2",
-    "HUP",
-    "QUIT",
-    "ALRM",
-    "CONT",
-    "XCPU",
-    "PWR",
-)
+_NAMES = "TERM", "INT", "USR1", "USR2", "HUP", "QUIT", "ALRM", "CONT", "XCPU", "PWR"
+WATCHABLE = {name: signal.Signals[f"SIG{name}"] for name in _NAMES}
 
 _ELSEWHERE = (
     "make the handler on the main thread; or pass a termination_watcher_fn or a "
@@ -51,6 +41,7 @@ class SignalSource(Source):
 
     Raises:
         ConfigurationError: there is no such signal or it cannot mean a notice.
+        NotMainThreadError: by `start()`, off the main thread.
     """
 
     def __init__(self, signum: signal.Signals | int | str) -> None:
@@ -59,22 +50,13 @@ class SignalSource(Source):
         self._listener = functools.partial(self.send, self._signal.name)
         self._has_warned = False
 
-    def start(self, on_notice: OnNotice) -> None:
-        """Starts to watch; `on_notice` is called in a thread, with the signal's name.
-
-        Raises:
-            NotMainThreadError: called off the main thread.
-            UsageError: the source was started or closed before.
-        """
+    def _begin(self) -> None:
         if not _is_main_thread():
             raise errors.NotMainThreadError(
                 f"{self.name} was started on the thread "
                 f"{threading.current_thread().name!r}; Python lets only the main "
                 f"thread watch signals: {_ELSEWHERE}"
             )
-        super().start(on_notice)
-
-    def _begin(self) -> None:
         guard_children(self._signal)
         REGISTRY.subscribe(self._signal, self._listener)
 
@@ -106,13 +88,12 @@ def parse_signal(value: signal.Signals | int | str) -> signal.Signals:
     Raises:
         ConfigurationError: there is no such signal or it cannot mean a notice.
     """
-    found: signal.Signals | None = None
     if isinstance(value, str):
-        short = value.strip().upper().removeprefix("SIG")
-        found = signal.Signals.__members__.get(f"SIG{short}")
-    elif isinstance(value, int) and not isinstance(value, bool):
-        found = next((known for known in signal.Signals if known == value), None)
-    if found is None or found.name.removeprefix("SIG") not in WATCHABLE:
+        found = WATCHABLE.get(value.strip().upper().removeprefix("SIG"))
+    else:
+        same = (each for each in WATCHABLE.values() if each == value)
+        found = None if value is True else next(same, None)
+    if found is None:
         raise errors.ConfigurationError(
             f"signal {value!r}: expected one of {', '.join(WATCHABLE)} (with or "
             "without 'SIG', or a member of signal.Signals); others do not exist, "

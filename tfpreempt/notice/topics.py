@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypedDict
 
 from tfpreempt import errors
+from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.clock import Clock, SystemClock
-from tfpreempt.notice.metadata import MetadataSession
-from tfpreempt.notice.polling import (
-    CLOSE_LIMIT_SECONDS,
-    FailureLog,
-    PollingLoop,
-    Wait,
-    retry_seconds,
-    wait_event,
-)
+from tfpreempt.notice.metadata import MetadataSession, checked_base_url
+from tfpreempt.notice.polling import FailureLog, PollingLoop, Wait, retry_seconds
 from tfpreempt.notice.source import NoticeSource, Source
 from tfpreempt.notice.watcher import WatchedSource
 
-FIRST_RETRY_SECONDS = 0.1
-# A Spot preemption leaves 30 s: the first look after an outage must not be late too.
-LONGEST_RETRY_SECONDS = 2.0
-
-Jitter = Callable[[], float]
-"""Returns a number from 0 to below 1."""
+# Of its own: a failure must not draw from the program's generator, which is restored.
+_jitter = random.Random()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,43 +38,35 @@ class Told:
     since: float | None = None
 
 
+_Levels = dict[str, Told | None]
+
 Report = Callable[[str, Told | None], None]
 """Takes a topic and its level: what is told while the notice is up, None while not."""
 
 
-def quick_retry_seconds(failures: int, jitter: Jitter) -> float:
+def quick_retry_seconds(failures: int) -> float:
     """The pause after so many failures in a row (1 is the first).
 
     It begins short, because servers are away for less than a second at times, stays
-    short, because a notice may come during an outage, and is spread, because all
-    workers see the same server fail.
+    short, because a Spot preemption that comes during an outage leaves 30 s, and is
+    spread, because all workers see the same server fail.
     """
-    pause = min(retry_seconds(failures, FIRST_RETRY_SECONDS), LONGEST_RETRY_SECONDS)
-    return pause * (0.5 + 0.5 * jitter())
+    return retry_seconds(failures, 0.1, 2.0) * _jitter.uniform(0.5, 1.0)
 
 
 class Poller:
-    """Asks one service for all topics, from one thread.
+    """Asks one service for all topics of a watch, from one thread.
 
     Args:
-        session: its own, closed with it.
-        name: of the service.
-        topics: what it is asked for.
-        interval: seconds after which a topic that failed alone is asked for again.
+        watch: says where to ask for what.
     """
 
-    def __init__(
-        self,
-        session: MetadataSession,
-        name: str,
-        topics: Iterable[str],
-        interval: float,
-    ) -> None:
-        self._session = session
-        self._interval = interval
+    def __init__(self, watch: TopicWatch) -> None:
+        self._session = MetadataSession(watch.url)
+        self._clock = watch.clock
+        self._interval = watch.interval
         self._failures = {
-            topic: FailureLog(f"{name}:{topic}", lambda failures: interval)
-            for topic in topics
+            topic: FailureLog(f"{watch.name}:{topic}") for topic in watch.topics
         }
 
     def poll(self, report: Report) -> float:
@@ -115,16 +98,15 @@ class WatchOptions(TypedDict, total=False):
     """Keyword arguments of every watch.
 
     Attributes:
+        url: host, host:port or http://host:port of the service; by default from the
+            environment, see the cloud's `metadata_url()`.
         clock: where times come from.
         wait: how to wait between requests; tests pass that of a fake clock.
-        jitter: spreads the pauses after failures; returns 0 to below 1.
-        close_limit: seconds for which the last `close()` waits for the thread.
     """
 
+    url: str | None
     clock: Clock
     wait: Wait
-    jitter: Jitter
-    close_limit: float
 
 
 class TopicWatch:
@@ -137,11 +119,14 @@ class TopicWatch:
         name: of the service, for the thread and for messages.
         topics: what is watched; a single string counts as one topic.
         known: all topics that there are.
-        argument: by what name it was given them, for the message.
+        find_url: takes the environment; where the service is, if `url` does not say.
+        interval: seconds between two looks.
+        argument: by what name it was given the topics, for the message.
         **options: see `WatchOptions`.
 
     Raises:
-        ConfigurationError: there are no topics, or one is unknown.
+        ConfigurationError: there are no topics, one is unknown, the address is none, or
+            the interval is not positive.
     """
 
     def __init__(
@@ -149,29 +134,30 @@ class TopicWatch:
         name: str,
         topics: Iterable[str],
         known: Iterable[str],
+        find_url: Callable[[Mapping[str, str]], str],
+        interval: float,
         *,
         argument: str = "topics",
+        url: str | None = None,
         clock: Clock | None = None,
-        wait: Wait = wait_event,
-        jitter: Jitter = random.random,
-        close_limit: float = CLOSE_LIMIT_SECONDS,
+        wait: Wait = threading.Event.wait,
     ) -> None:
+        kind = type(self).__name__
         chosen = tuple(dict.fromkeys([topics] if isinstance(topics, str) else topics))
         if not chosen or not {*chosen} <= {*known}:
             raise errors.ConfigurationError(
-                f"{argument}={chosen!r} for {type(self).__name__}: expected some of "
-                f"{sorted(known)}"
+                f"{argument}={chosen!r} for {kind}: expected some of {sorted(known)}"
             )
+        self.name = name
         self.topics = chosen
+        self.url = find_url(os.environ) if url is None else checked_base_url(url, "url")
+        self.interval = check_seconds(f"the interval of {kind}", interval)
         self.clock = SystemClock() if clock is None else clock
-        self._name = name
         self._wait = wait
-        self._jitter = jitter
-        self._close_limit = close_limit
         self._lock = threading.Lock()
         self._members: tuple[_TopicSource, ...] = ()
         self._loop: PollingLoop | None = None
-        self._levels: dict[str, Told | None] = {}  # of this thread; a new one's own
+        self._levels: _Levels = {}  # of this thread; a new one's own
 
     def poller(self) -> Poller:
         """A new one; a thread has its own."""
@@ -186,9 +172,9 @@ class TopicWatch:
         if topic not in self.topics:
             raise errors.ConfigurationError(
                 f"topic {topic!r}: expected one of {sorted(self.topics)}, the topics "
-                f"that this watch of {self._name} was made with"
+                f"that this watch of {self.name} was made with"
             )
-        return _TopicSource(self, topic, f"{self._name}:{topic}")
+        return _TopicSource(self, topic)
 
     def watched_sources(
         self, graces: Mapping[str, float | None]
@@ -196,14 +182,26 @@ class TopicWatch:
         """A new source of each topic, with the grace that its notices leave."""
         return tuple(WatchedSource(self.source(name), graces[name]) for name in graces)
 
+    def told(self, topic: str) -> Told | None:
+        """What is up now."""
+        return self._levels.get(topic)
+
     def join(self, member: _TopicSource) -> None:
         """A source was started. The first one starts the thread."""
         with self._lock:
             self._members = (*self._members, member)
             if self._loop is None:
-                self._loop = self._new_loop()
+                poller = self.poller()
+                report = functools.partial(self._report, self._levels)
+                self._loop = PollingLoop(
+                    self.name,
+                    lambda: poller.poll(report),
+                    retry=quick_retry_seconds,
+                    wait=self._wait,
+                    cut_off=poller.close,
+                )
                 self._loop.start()
-            told = member.told = self._levels.get(member.topic)
+            told = self.told(member.topic)
         if told is not None:
             member.send(told.detail)
 
@@ -216,45 +214,28 @@ class TopicWatch:
             ended, self._loop, self._levels = self._loop, None, {}
         ended.close()
 
-    def _new_loop(self) -> PollingLoop:
-        poller = self.poller()
-        report = functools.partial(self._report, self._levels)
-        return PollingLoop(
-            self._name,
-            lambda: poller.poll(report),
-            retry=lambda failures: quick_retry_seconds(failures, self._jitter),
-            wait=self._wait,
-            close_limit=self._close_limit,
-            cut_off=poller.close,
-        )
-
-    def _report(
-        self, levels: dict[str, Told | None], topic: str, told: Told | None
-    ) -> None:
+    def _report(self, levels: _Levels, topic: str, told: Told | None) -> None:
         with self._lock:
             if self._levels is not levels:
                 return  # closed meanwhile
+            is_news = levels.get(topic) is None
             levels[topic] = told
             members = [each for each in self._members if each.topic == topic]
-            new = [each for each in members if each.told is None]
+        if told is not None and is_news:
             for each in members:
-                each.told = told
-        if told is not None:
-            for each in new:
                 each.send(told.detail)
 
 
 class _TopicSource(Source):
     """One topic's source."""
 
-    def __init__(self, watch: TopicWatch, topic: str, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, watch: TopicWatch, topic: str) -> None:
+        super().__init__(f"{watch.name}:{topic}")
         self._watch = watch
         self.topic = topic
-        self.told: Told | None = None  # while it is up; written under the watch's lock
 
     def seconds_left(self) -> float | None:
-        told = self.told
+        told = self._watch.told(self.topic)
         if told is None or told.goes_at is None:
             return None
         return told.goes_at - self._watch.clock.wall()

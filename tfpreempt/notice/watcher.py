@@ -73,7 +73,6 @@ class Watcher:
         self._on_notice = on_notice
         self._clock = SystemClock() if clock is None else clock
         self._started: list[NoticeSource] = []
-        self._is_used = False
         self._is_closed = False
         # Held while on_notice runs. Re-entrant: on_notice may close the watcher.
         self._delivery = threading.RLock()
@@ -85,12 +84,11 @@ class Watcher:
             UsageError: it was started or closed before.
             TfpreemptError: a source cannot work here; those before it were closed.
         """
-        if self._is_used or self._is_closed:
+        if self._started or self._is_closed:
             raise errors.UsageError(
                 "start() of a watcher that was started or closed before; a watcher is "
                 "started once: make a new one with new sources"
             )
-        self._is_used = True
         try:
             for watched in self._sources:
                 watched.source.start(functools.partial(self._receive, watched))

@@ -79,10 +79,10 @@ class AzureTerminationConfig(TerminationConfig):
         try:
             for event in AzureWatch(self._graces).acknowledge():
                 _logger.warning("tfpreempt: acknowledged Azure's event %s", event)
-        except NoticeError as error:
-            _logger.error("tfpreempt: %s. The event comes at its own time", error)
-        except Exception:
+        except Exception as error:
             # The exit code must go on.
-            _logger.exception(
-                "tfpreempt: acknowledging has failed. The event comes at its own time"
+            _logger.error(
+                "tfpreempt: acknowledging failed (%s). The event comes at its own time",
+                error,
+                exc_info=not isinstance(error, NoticeError),
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import datetime
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypedDict
@@ -28,6 +27,9 @@ NOTICE_FILE_VARIABLE = "TFPREEMPT_NOTICE_FILE"
 
 Grace = float | datetime.timedelta | None
 SourceMaker = Callable[[], NoticeSource | WatchedSource]
+
+_FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
+"""As TensorFlow's config calls them too."""
 
 
 class Options(TypedDict, total=False):
@@ -73,6 +75,11 @@ class TerminationConfig:
         unmirrored_exit_code: the same for a commit whose copy in
             `remote_checkpoint_dir` was not whole in time.
 
+    Attributes:
+        termination_watcher_fn: the argument, as are `exit_fn` and `save_fn`.
+        grace_seconds: the grace period in seconds; None where nobody knows.
+        grace_period: the same, under TensorFlow's name.
+
     Raises:
         ConfigurationError: an argument cannot work.
     """
@@ -103,20 +110,16 @@ class TerminationConfig:
             "unmirrored_exit_code": unmirrored_exit_code,
         }
         for name, code in special.items():
-            check_code(name, code)
-            if exit_fn is None and code == self.exit_code:
-                raise ConfigurationError(
-                    f"{name} is {code}, which is the exit code after a commit too, so "
-                    "nobody could tell the two apart; expected another one, or None "
-                    "for no difference"
-                )
+            if code is not None:
+                check_code(name, code, self.exit_code if exit_fn is None else None)
         if isinstance(signals, str | int):
             signals = (signals,)
-        self._termination_watcher_fn = termination_watcher_fn
-        self._exit_fn = exit_fn
-        self._grace_seconds = check_grace(grace_period)
-        self._save_fn = save_fn
-        self._signals = tuple(parse_signal(signum) for signum in signals)
+        grace = check_grace(grace_period)
+        self.termination_watcher_fn = termination_watcher_fn
+        self.exit_fn = exit_fn
+        self.grace_period = self.grace_seconds = grace
+        self.save_fn = save_fn
+        self._signals = [(parse_signal(signum), grace) for signum in signals]
         if notice_file is None:
             notice_file = os.environ.get(NOTICE_FILE_VARIABLE) or None
         self._notice_file = None if notice_file is None else checked_path(notice_file)
@@ -135,77 +138,52 @@ class TerminationConfig:
             return GenericTerminationConfig()
         if isinstance(value, TerminationConfig):
             return value
-        names = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
         # A class has the names too, as properties: the call was forgotten.
         is_class = isinstance(value, type)
-        if not is_class and all(hasattr(value, name) for name in names):
-            return GenericTerminationConfig(*(getattr(value, name) for name in names))
+        if not is_class and all(hasattr(value, name) for name in _FIELDS):
+            return GenericTerminationConfig(*(getattr(value, name) for name in _FIELDS))
         raise ConfigurationError(
             f"termination_config is {value!r}; expected a tfpreempt.TerminationConfig "
             "(or a variant), a tf.distribute.experimental.TerminationConfig, or None"
         )
 
-    @property
-    def termination_watcher_fn(self) -> Callable[[], Any] | None:
-        """The polled function, or None."""
-        return self._termination_watcher_fn
-
-    @property
-    def exit_fn(self) -> Callable[[], Any] | None:
-        """The user's way out, or None."""
-        return self._exit_fn
-
-    @property
-    def grace_seconds(self) -> float | None:
-        """The grace period in seconds; None where nobody knows."""
-        return self._grace_seconds
-
-    @property
-    def grace_period(self) -> float | None:
-        """The same, under TensorFlow's name."""
-        return self._grace_seconds
-
-    @property
-    def save_fn(self) -> Callable[..., Any] | None:
-        """The user's way to save, or None."""
-        return self._save_fn
-
-    @property
-    def signals(self) -> tuple[signal.Signals, ...]:
-        """The watched signals."""
-        return self._signals
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in (*_FIELDS, "grace_seconds") and name in vars(self):
+            raise AttributeError(
+                f"{name} of a {type(self).__name__} cannot be changed; make a new one"
+            )
+        super().__setattr__(name, value)
 
     def guard_children(self) -> None:
         """Keeps children that multiprocessing forks from now on from these signals."""
-        for signum in self._signals:
+        for signum, _ in self._signals:
             guard_children(signum)
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
         """What is to be watched; new sources at each call."""
-        grace = self._grace_seconds
-        found: list[NoticeSource] = [SignalSource(signum) for signum in self._signals]
-        if self._termination_watcher_fn is not None:
-            found.append(CallableSource(self._termination_watcher_fn))
+        found: list[NoticeSource | WatchedSource] = [
+            WatchedSource(SignalSource(signum), grace)
+            for signum, grace in self._signals
+        ]
+        if self.termination_watcher_fn is not None:
+            found.append(CallableSource(self.termination_watcher_fn))
         if self._notice_file is not None:
             found.append(FileSource(self._notice_file))
-        watched = [WatchedSource(source, grace) for source in found]
-        for make in self._sources:
-            made = make()
-            if not isinstance(made, WatchedSource):
-                made = WatchedSource(made, grace)
-            watched.append(made)
-        return tuple(watched)
+        found += [make() for make in self._sources]
+        return tuple(
+            each
+            if isinstance(each, WatchedSource)
+            else WatchedSource(each, self.grace_seconds)
+            for each in found
+        )
 
     def code(self, committed: bool, mirrored: bool = True) -> int | None:
         """The exit code of `leave`; None where an `exit_fn` decides."""
-        special = None
-        if not committed:
-            special = self._uncommitted_exit_code
-        elif not mirrored:
-            special = self._unmirrored_exit_code
-        if special is not None:
-            return special
-        return None if self._exit_fn is not None else self.exit_code
+        if not committed and self._uncommitted_exit_code is not None:
+            return self._uncommitted_exit_code
+        if committed and not mirrored and self._unmirrored_exit_code is not None:
+            return self._unmirrored_exit_code
+        return None if self.exit_fn is not None else self.exit_code
 
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
@@ -222,8 +200,8 @@ class TerminationConfig:
             SystemExit: unless an `exit_fn` returns.
         """
         code = self.code(committed, mirrored)
-        if code is None and self._exit_fn is not None:
-            self._exit_fn()
+        if code is None and self.exit_fn is not None:
+            self.exit_fn()
             return
         sys.exit(code)
 
@@ -238,10 +216,11 @@ class TerminationConfig:
         # Of a copy without what users make: that is not made for this.
         probe = copy.copy(self)
         probe._sources = ()
-        texts = [
-            f"{each.source.name} {_grace_text(each.grace_seconds)}"
-            for each in probe.watched_sources()
-        ]
+        texts = []
+        for each in probe.watched_sources():
+            grace = each.grace_seconds
+            left = f"{grace:g} s" if grace else "with unknown grace"
+            texts.append(f"{each.source.name} {left}")
         if self._sources:
             texts.append(f"{len(self._sources)} of sources=")
         return ", ".join(texts) or "watches nothing"
@@ -253,7 +232,7 @@ class TerminationConfig:
             texts.append(f"{lost} where nothing was committed")
         if self._unmirrored_exit_code is not None:
             texts.append(f"{self._unmirrored_exit_code} where the copy was not in time")
-        for name, function in (("exit_fn", self._exit_fn), ("save_fn", self._save_fn)):
+        for name, function in (("exit_fn", self.exit_fn), ("save_fn", self.save_fn)):
             if function is not None:
                 called = getattr(function, "__qualname__", type(function).__name__)
                 texts.append(f"{name}={called}")
@@ -270,10 +249,6 @@ class BorgTerminationConfig(TerminationConfig):
     exit_code: ClassVar[int] = 42
 
 
-def _grace_text(seconds: float | None) -> str:
-    return "with unknown grace" if not seconds else f"{seconds:g} s"
-
-
 def check_callable(name: str, value: Any) -> None:
     """Checks an optional function."""
     if value is not None and not callable(value):
@@ -282,12 +257,14 @@ def check_callable(name: str, value: Any) -> None:
         )
 
 
-def check_code(name: str, code: Any) -> None:
-    """Checks an optional exit code."""
+def check_code(name: str, code: Any, restart_code: int | None) -> None:
+    """Checks an exit code that tells something apart from `restart_code`, if given."""
     whole = isinstance(code, int) and not isinstance(code, bool) and 0 < code < 256
-    if code is not None and not whole:
+    if not whole or code == restart_code:
+        but = f" other than {restart_code}, with which a commit is left"
         raise ConfigurationError(
-            f"{name} is {code!r}; expected an exit code from 1 to 255, or None"
+            f"{name} is {code!r}; expected an exit code from 1 to 255"
+            f"{'' if restart_code is None else but}"
         )
 
 

@@ -121,20 +121,16 @@ def detect_platform(
     """
     environment = os.environ if environment is None else environment
     machine = read_machine(root)
-    if is_excluded(environment):
-        probes = {name: probe for name, probe in probes.items() if name != "gce"}
-        if machine.cloud == "gce":
-            machine = dataclasses.replace(machine, cloud=None, evidence=())
-    known = _by_variables(environment)
-    if known is not None:
-        name, evidence = known
+    if machine.cloud == "gce" and is_excluded(environment):
+        machine = Finding(kinds=machine.kinds)
+    named = _by_variables(environment)
+    if named is not None:
+        name, evidence = named
         return _platform(name, (evidence, *machine.evidence), machine.cloud)
-    if machine.cloud is not None:
-        probes = {machine.cloud: probes[machine.cloud]}
-    found = None
-    if machine.cloud in (None, "gce"):  # else there is nothing left to ask
-        found = probing.probe_all(probes, environment, limit_seconds)
-    return _by_machine(machine, found)
+    if machine.cloud is not None:  # only of GCE is something left to ask
+        probes = {"gce": probes["gce"]} if machine.cloud == "gce" else {}
+    found = probing.probe_all(probes, environment, limit_seconds)
+    return _by_machine(machine, found or Finding(cloud=machine.cloud))
 
 
 def _by_variables(environment: Mapping[str, str]) -> tuple[str, str] | None:
@@ -154,20 +150,19 @@ def _by_variables(environment: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
-def _by_machine(machine: Finding, found: Finding | None) -> Platform:
-    cloud = found.cloud if found is not None else machine.cloud
-    evidence = (*machine.evidence, *(found.evidence if found is not None else ()))
-    if cloud is None:
+def _by_machine(machine: Finding, found: Finding) -> Platform:
+    evidence = machine.evidence + found.evidence
+    if found.cloud is None:
         nothing = "no variable, no file and no metadata server names a platform"
         return _platform("generic", (nothing,), None)
-    if cloud != "gce":
-        return _platform(cloud, evidence, cloud)
-    told = frozenset() if found is None else found.kinds
+    if found.cloud != "gce":
+        return _platform(found.cloud, evidence, found.cloud)
+    kinds = found.kinds | machine.kinds
     # Spot also with a GPU: it is preempted, not maintained.
-    kind = next((k for k in ("tpu", "spot", "gpu") if k in told | machine.kinds), "cpu")
+    kind = next((each for each in ("tpu", "spot", "gpu") if each in kinds), "cpu")
     if kind == "gpu" and "gpu" in machine.kinds:
         evidence = (*evidence, "a PCI device is a GPU of NVIDIA")
-    return _platform(f"gce-{kind}", evidence, cloud)
+    return _platform(f"gce-{kind}", evidence, found.cloud)
 
 
 def _platform(name: str, evidence: tuple[str, ...], cloud: str | None) -> Platform:
@@ -186,25 +181,18 @@ def read_machine(root: Path = Path("/")) -> Finding:
         ("aws", "bios_version", lambda text: "amazon" in text.lower()),
         ("azure", "chassis_asset_tag", lambda text: text == _AZURE_ASSET_TAG),
     )
-    kinds = frozenset({"gpu"} if _has_gpu(root / _PCI) else ())
+    has_gpu = any(
+        _read(vendor) == _NVIDIA
+        and _read(vendor.with_name("class")).startswith(_DISPLAY_CLASSES)
+        for vendor in (root / _PCI).glob("*/vendor")
+    )
+    kinds = frozenset({"gpu"} if has_gpu else ())
     for cloud, name, says_so in checks:
         text = _read(root / _DMI / name)
         if says_so(text):
             evidence = (f"/{_DMI}/{name} is {text!r}",)
             return Finding(cloud=cloud, evidence=evidence, kinds=kinds)
-    return Finding(cloud=None, evidence=(), kinds=kinds)
-
-
-def _has_gpu(devices: Path) -> bool:
-    try:
-        found = sorted(devices.iterdir())
-    except OSError:
-        return False
-    return any(
-        _read(device / "vendor") == _NVIDIA
-        and _read(device / "class").startswith(_DISPLAY_CLASSES)
-        for device in found
-    )
+    return Finding(kinds=kinds)
 
 
 def _read(path: Path) -> str:

@@ -54,20 +54,28 @@ class GceTerminationConfig(TerminationConfig):
         shutdown = None if preempted is None else min(preempted, SHUTDOWN_SECONDS)
         super().__init__(grace_period=shutdown, **options)
         self._graces = {"preempted": preempted}
-        maintenance = check_grace(maintenance_grace_period, "maintenance_grace_period")
         if maintenance_grace_period is None:
-            maintenance = self.maintenance_seconds
-        if maintenance is not None or maintenance_grace_period is not None:
-            self._graces["maintenance-event"] = maintenance
+            maintenance_grace_period = self.maintenance_seconds
+        if maintenance_grace_period is not None:
+            self._graces["maintenance-event"] = check_grace(
+                maintenance_grace_period, "maintenance_grace_period"
+            )
         graceful = check_grace(graceful_shutdown_period, "graceful_shutdown_period")
         if graceful is not None:
             # No part of what the server tells in a hanging GET until it is there.
             graceful = after_travel(graceful, HANG_BETWEEN_SINGLES_SECONDS)
         if graceful_shutdown_period is not None:
             self._graces["stop-state"] = graceful
-        self._lead = _checked_lead(upcoming_maintenance_period)
+        period = upcoming_maintenance_period
+        self._lead = check_grace(period, "upcoming_maintenance_period")
         if self._lead is not None:
             self._graces["upcoming-maintenance"] = self._lead
+        elif period is not None:
+            raise ConfigurationError(
+                f"upcoming_maintenance_period is {period!r}; expected the seconds "
+                "ahead of the maintenance at which the job is to leave, more than 0, "
+                "or None not to watch announcements"
+            )
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
         """The base's, and the topics, which share one thread."""
@@ -103,15 +111,3 @@ class GceSpotTerminationConfig(GceTerminationConfig):
     For maintenance such a VM is preempted, so that is not watched unless
     `maintenance_grace_period` is given.
     """
-
-
-def _checked_lead(period: Grace) -> float | None:
-    """How far ahead an announced maintenance is a notice; None: not watched."""
-    lead = check_grace(period, "upcoming_maintenance_period")
-    if period is not None and lead is None:
-        raise ConfigurationError(
-            f"upcoming_maintenance_period is {period!r}; expected the seconds ahead of "
-            "the maintenance at which the job is to leave, more than 0, or None not to "
-            "watch announcements"
-        )
-    return lead

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Unpack
 
 from tfpreempt.errors import ConfigurationError
@@ -32,20 +31,13 @@ class KubernetesTerminationConfig(TerminationConfig):
     def __init__(
         self, *, grace_period: Grace = None, **options: Unpack[Options]
     ) -> None:
-        if grace_period is None:
-            grace_period = _grace_of(os.environ)
+        text = os.environ.get(GRACE_VARIABLE, "").strip()
+        if grace_period is None and text:
+            try:
+                grace_period = check_grace(float(text))
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"the environment variable {GRACE_VARIABLE} is {text!r}; expected "
+                    "the seconds of the pod's terminationGracePeriodSeconds, such as 30"
+                ) from error
         super().__init__(grace_period=grace_period, **options)
-
-
-def _grace_of(environment: Mapping[str, str]) -> float | None:
-    """What the environment says, in seconds; None where it says nothing."""
-    text = environment.get(GRACE_VARIABLE, "").strip()
-    if not text:
-        return None
-    try:
-        return check_grace(float(text))
-    except ValueError as error:
-        raise ConfigurationError(
-            f"the environment variable {GRACE_VARIABLE} is {text!r}; expected the "
-            "seconds of the pod's terminationGracePeriodSeconds, such as 30"
-        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import queue
@@ -27,8 +28,8 @@ class Finding:
         kinds: "tpu", "spot" and "gpu", as far as they are known to hold.
     """
 
-    cloud: str | None
-    evidence: tuple[str, ...]
+    cloud: str | None = None
+    evidence: tuple[str, ...] = ()
     kinds: frozenset[str] = frozenset()
 
 
@@ -38,19 +39,17 @@ Probe = Callable[[Mapping[str, str], float], Finding | None]
 
 def probe_gce(environment: Mapping[str, str], limit: float) -> Finding | None:
     """Asks for what GCE knows about this instance."""
-    if gce.is_excluded(environment):
-        return None
     base = gce.metadata_url(environment)
     answer = MetadataSession(base).request(
-        "/computeMetadata/v1/instance/?recursive=true&alt=json",
+        f"{gce.ROOT}{gce.DIRECTORY}?recursive=true&alt=json",
         headers={"Metadata-Flavor": "Google"},
         seconds=limit,
         body_bytes=gce.DIRECTORY_BYTES,
     )
     if answer.status != 200 or answer.headers.get("metadata-flavor") != "Google":
         return None
-    instance = answer.json(base)
-    if not isinstance(instance, dict) or pick(instance, "id") is ABSENT:
+    instance = answer.json()
+    if pick(instance, "id") is ABSENT:
         return None
     kinds: dict[str, str] = {}
     for name in ("accelerator-type", "agent-worker-number"):
@@ -67,8 +66,6 @@ def probe_gce(environment: Mapping[str, str], limit: float) -> Finding | None:
 
 def probe_aws(environment: Mapping[str, str], limit: float) -> Finding | None:
     """Asks EC2 for a token."""
-    if aws.is_excluded(environment):
-        return None
     base = aws.metadata_url(environment)
     answer = MetadataSession(base).request(
         aws.TOKEN_TARGET, method="PUT", headers={aws.TTL_HEADER: "60"}, seconds=limit
@@ -90,6 +87,9 @@ def probe_azure(environment: Mapping[str, str], limit: float) -> Finding | None:
     return Finding(cloud="azure", evidence=(f"{base} calls this VM {name!r}",))
 
 
+IS_EXCLUDED = {"gce": gce.is_excluded, "aws": aws.is_excluded}
+"""Whether the environment forbids to ask."""
+
 PROBES: Mapping[str, Probe] = {
     "gce": probe_gce,
     "aws": probe_aws,
@@ -108,7 +108,7 @@ def probe_all(
 
     Args:
         probes: by name.
-        environment: overrides of addresses.
+        environment: overrides of addresses, and which clouds it is not.
         limit_seconds: for all of them together.
     """
     deadline = time.monotonic() + limit_seconds
@@ -116,15 +116,18 @@ def probe_all(
 
     def ask(probe: Probe) -> None:
         finding = None
-        try:
+        with contextlib.suppress(Exception):  # a server of another kind, or none
             finding = probe(environment, limit_seconds)
-        except Exception:  # noqa: BLE001 - a server of another kind, or none
-            pass
         answers.put(finding)
 
-    for name, probe in probes.items():
+    asked = {
+        name: probe
+        for name, probe in probes.items()
+        if name not in IS_EXCLUDED or not IS_EXCLUDED[name](environment)
+    }
+    for name, probe in asked.items():
         OwnedThread(f"tfpreempt-probe-{name}", functools.partial(ask, probe)).start()
-    for _ in probes:
+    for _ in asked:
         try:
             finding = answers.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from typing import Literal, Unpack
 
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.restarts import read_count
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.notice.signals import SignalSource, parse_signal
-from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.notice.signals import parse_signal
 from tfpreempt.platforms.config import (
     Grace,
     Options,
@@ -84,31 +81,15 @@ class SlurmTerminationConfig(TerminationConfig):
                 "given that it could belong to; expected that of sbatch's --signal "
                 "too, such as early_signal='SIGUSR1', or neither"
             )
-        self._early_signal = (
-            None if early_signal is None else parse_signal(early_signal)
-        )
-        self._early_grace = check_grace(early_grace_period, "early_grace_period")
+        early_grace = check_grace(early_grace_period, "early_grace_period")
+        if early_signal is not None:
+            self._signals.append((parse_signal(early_signal), early_grace))
         self._environment = os.environ if environment is None else environment
         self._is_exhausted = _is_exhausted(max_restarts, self._environment)
-        self._exhausted_code = _checked_exhausted_code(
-            exhausted_exit_code, self.exit_code
-        )
+        check_code("exhausted_exit_code", exhausted_exit_code, self.exit_code)
+        self._exhausted_code = exhausted_exit_code
         self._requeued_job = _job_to_requeue(requeue, self._environment)
         self._run_command = run_scontrol if run_command is None else run_command
-
-    @property
-    def signals(self) -> tuple[signal.Signals, ...]:
-        """The base's, and the early one."""
-        early = self._early_signal
-        return super().signals if early is None else (*super().signals, early)
-
-    def watched_sources(self) -> tuple[WatchedSource, ...]:
-        """The base's, and the early signal with a grace of its own."""
-        found = super().watched_sources()
-        if self._early_signal is None:
-            return found
-        early = SignalSource(self._early_signal)
-        return (*found, WatchedSource(early, self._early_grace))
 
     def code(self, committed: bool, mirrored: bool = True) -> int | None:
         """As the base's; once the restarts are used up, the code that ends the job."""
@@ -128,22 +109,20 @@ class SlurmTerminationConfig(TerminationConfig):
                 self._environment.get("SLURM_RESTART_COUNT"),
                 self._exhausted_code,
             )
-            sys.exit(self._exhausted_code)
         try:
             super().leave(committed, cluster, mirrored=mirrored)
         except SystemExit:
             # Not before: it kills the job, and an exit_fn that returns trains on.
-            if self._requeued_job and self._speaks_for(cluster):
-                self._requeue(self._requeued_job, self.code(committed, mirrored))
+            job = None if self._is_exhausted else self._requeued_job
+            task = self._environment.get("SLURM_PROCID", "").strip()
+            speaks = cluster.is_chief if cluster.world > 1 else task in {"", "0"}
+            if job is not None and speaks:
+                self._requeue(job, self.code(committed, mirrored))
             raise
-
-    def _speaks_for(self, cluster: Cluster) -> bool:
-        if cluster.world > 1:
-            return cluster.is_chief
-        return self._environment.get("SLURM_PROCID", "").strip() in {"", "0"}
 
     def _requeue(self, job: str, code: int | None) -> None:
         command = ["scontrol", "requeue", job]
+        shown = " ".join(command)
         if code not in (None, self.exit_code):  # None: exit_fn's own, to restart on
             _logger.warning(
                 "tfpreempt: nothing was committed, or its copy was not in time; "
@@ -151,10 +130,10 @@ class SlurmTerminationConfig(TerminationConfig):
                 "nothing. To go on from the last commit submit the job again, or call "
                 "`%s` if Slurm still knows it",
                 code,
-                " ".join(command),
+                shown,
             )
             return
-        _logger.warning("tfpreempt: %s", " ".join(command))
+        _logger.warning("tfpreempt: %s", shown)
         try:
             said = self._run_command(command, SCONTROL_SECONDS)
         except Exception as error:  # noqa: BLE001 - the exit code must go on
@@ -164,10 +143,10 @@ class SlurmTerminationConfig(TerminationConfig):
             _logger.error(
                 "tfpreempt: `%s` failed (%s). The job leaves with its exit code, "
                 "which requeues it only where slurm.conf lists that in RequeueExit; "
-                "otherwise call `scontrol requeue %s` by hand",
-                " ".join(command),
+                "otherwise call `%s` by hand",
+                shown,
                 said,
-                job,
+                shown,
             )
 
 
@@ -182,16 +161,6 @@ def _is_exhausted(max_restarts: int | None, environment: Mapping[str, str]) -> b
         )
     count = read_count("SLURM_RESTART_COUNT", environment)
     return count is not None and count >= max_restarts
-
-
-def _checked_exhausted_code(code: int, restart_code: int) -> int:
-    check_code("exhausted_exit_code", code)
-    if code is None or code == restart_code:
-        raise ConfigurationError(
-            f"exhausted_exit_code is {code!r}; expected an exit code from 1 to 255 "
-            f"other than {restart_code}, on which the job is requeued"
-        )
-    return code
 
 
 def _job_to_requeue(requeue: object, environment: Mapping[str, str]) -> str | None:

@@ -8,62 +8,74 @@ from collections.abc import Sequence
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.payload import Contents
 from tfpreempt.checkpoint.saver import CheckpointSaver
-from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry, sync_states
+from tfpreempt.checkpoint.state import REGISTRY, State, sync_states
+from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.states.copies import Copies
 from tfpreempt.states.values import StepCounter
 from tfpreempt.storage import failure
-from tfpreempt.storage.files import Files, files_for
+from tfpreempt.storage.files import files_for
+from tfpreempt.storage.interface import ObjectStore
 
 
 class StatesAlone:
-    """Commits the registered States; main thread.
+    """The named States in one directory; main thread.
 
     All workers sync them, the chief writes them: nobody waits for anybody, so nothing
-    that differs between workers can be in the commit.
+    that differs between workers can be in a commit.
 
     Args:
-        directory: the checkpoint directory, which exists.
+        directory: the checkpoint directory; made by the first save, if need be.
         cluster: who the workers are.
-        registry: the States.
-        copies: what has the commits copied; None where they are not.
-        files: the file operations.
+        store: where commits are copied to, and looked for; None without one.
     """
 
     def __init__(
-        self,
-        directory: str,
-        cluster: Cluster,
-        *,
-        registry: StateRegistry = REGISTRY,
-        copies: Copies | None = None,
-        files: Files | None = None,
+        self, directory: str, cluster: Cluster, store: ObjectStore | None = None
     ) -> None:
         self._directory = directory
         self._cluster = cluster
-        self._registry = registry
-        contents = Contents(cluster=cluster, registry=registry)
-        loader = CheckpointLoader(
-            contents, directory, files=files or files_for(directory)
-        )
-        self._saver = CheckpointSaver(loader, copies=copies)
-        self._copies = copies
+        self._loader = StateLoader(directory, cluster)
+        self._copies: Copies | None = None
+        if store is not None:
+            self._copies = Copies(store, directory, cluster, self._loader.newest)
+        self._saver: CheckpointSaver | None = None  # from the first save on
         self._is_started = False
 
-    def save(self) -> str:
+    def load(self, state: State) -> bool:
+        """Loads a State from the newest whole commit; whether there was something.
+
+        Raises:
+            CheckpointError: see `load_state`.
+        """
+        if self._copies is not None:
+            self._copies.begin()
+        return self._loader.load(state)
+
+    def save(self, named: str) -> str:
         """Commits the States; every worker calls it at the same place.
+
+        Args:
+            named: the directory as the user names it: made absolute, a URL that has
+                lost a slash is a path like any other.
 
         Returns:
             The commit's directory on the chief; elsewhere the checkpoint directory.
 
         Raises:
             SaveError: nothing was committed, and nothing older was touched.
-            ConfigurationError: there are several workers, and a State of each.
+            ConfigurationError: the directory cannot work; or there are several workers,
+                and a State of each.
             UsageError: there is no State.
         """
-        states = self._registry.in_order()
+        if self._saver is None:
+            failure.check_directory(named)  # later it must be the same one
+        if self._copies is not None:
+            self._copies.begin()
+        if self._saver is None:
+            self._saver = self._make_saver()
+        states = REGISTRY.in_order()
         if not states:
             raise errors.UsageError(
                 "save_all_states() was called and there is no registered State. A "
@@ -90,6 +102,14 @@ class StatesAlone:
         if self._copies is not None:
             self._copies.committed(commit.path)
         return commit.path
+
+    def _make_saver(self) -> CheckpointSaver:
+        loader = CheckpointLoader(
+            directory=self._directory,
+            cluster=self._cluster,
+            files=files_for(self._directory),
+        )
+        return CheckpointSaver(loader, copies=self._copies)
 
     def _step(self, states: Sequence[State]) -> int:
         counters = [state for state in states if isinstance(state, StepCounter)]

@@ -7,11 +7,12 @@ that nobody agrees with anybody: each worker looks for itself, by the same rule.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import filelock
 
@@ -26,7 +27,7 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
 from tfpreempt.handler.process_end import on_interpreter_end
 from tfpreempt.storage import failure
-from tfpreempt.storage.files import Files, LocalFiles
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ _END_SECONDS = 60.0  # that the end of the program waits for the last copy
 _MAX_TO_KEEP = 2  # as many as in the directory
 
 
+@dataclasses.dataclass(eq=False)
 class Copies:
     """One worker's part; main thread.
 
@@ -44,29 +46,19 @@ class Copies:
         directory: the checkpoint directory, which exists.
         cluster: who the workers are.
         newest: finds the newest commit in the directory that is whole.
-        files: the file operations.
         seconds: how long the end of the program may wait for the last copy.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        directory: str,
-        cluster: Cluster,
-        newest: Callable[[], Entry | None],
-        *,
-        files: Files | None = None,
-        seconds: float = _END_SECONDS,
-    ) -> None:
-        self._store = store
-        self._mirror = Mirror(store, max_to_keep=_MAX_TO_KEEP)
-        self._directory = directory
-        self._is_chief = cluster.is_chief
-        self._newest = newest
-        self._files = files or LocalFiles()
-        self._seconds = seconds
-        self._has_looked = False
-        self._process = 0  # the one whose end waits; not that of a forked child
+    store: ObjectStore
+    directory: str
+    cluster: Cluster
+    newest: Callable[[], Entry | None]
+    seconds: float = _END_SECONDS
+    _has_looked: bool = False
+    _process: int = 0  # the one whose end waits; not that of a forked child
+
+    def __post_init__(self) -> None:
+        self._mirror = Mirror(self.store, max_to_keep=_MAX_TO_KEEP)
 
     def begin(self) -> None:
         """Before anything is loaded or saved: once, the newest commit is brought here.
@@ -82,12 +74,12 @@ class Copies:
             with self._locked():
                 self._bring()
             self._has_looked = True
-        if self._is_chief and not self._mirror.is_open:
+        if self.cluster.is_chief and not self._mirror.is_open:
             taken = self._mirror.highest_sequence
-            self._mirror = Mirror(self._store, max_to_keep=_MAX_TO_KEEP, taken=taken)
-            self._mirror.begin(self._directory, self._newest(), self._record)
+            self._mirror = Mirror(self.store, max_to_keep=_MAX_TO_KEEP, taken=taken)
+            self._mirror.begin(self.directory, self.newest(), self._record)
             none = uuid.uuid4().hex  # there are no shards under way here
-            self._mirror.task(functools.partial(clear_others, self._store, none))
+            self._mirror.task(functools.partial(clear_others, self.store, none))
             if self._process != os.getpid():
                 self._process = os.getpid()
                 on_interpreter_end(self._end)
@@ -109,38 +101,32 @@ class Copies:
             _log.warning("tfpreempt: %s is not copied: %s", path, error)
 
     def _bring(self) -> None:
-        local = self._newest()
+        local = self.newest()
         skipped: list[str] = []
         fetch.look_for_newer(
             self._mirror,
             local,
             lambda: fetch.newest_first(
-                self._files, self._store, local, self._directory, skipped.append
+                LocalFiles(), self.store, local, self.directory, skipped.append
             ),
             instead=f"unset {REMOTE_VARIABLE}",
         )
         for problem in skipped:
             _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> contextlib.AbstractContextManager[object]:
         """Of workers that share the directory one fetches; the others find it there."""
-        path = os.path.join(self._directory, layout.FETCH_LOCK)
-        lock = filelock.FileLock(path)
-        with failure.translated("lock a file", self._directory):
+        path = os.path.join(self.directory, layout.FETCH_LOCK)
+        with failure.translated("lock a file", self.directory):
             try:
-                lock.acquire(timeout=_FETCH_SECONDS)
+                return filelock.FileLock(path).acquire(timeout=_FETCH_SECONDS)
             except filelock.Timeout as error:
                 raise errors.CheckpointError(
                     f"{path!r} was held for {_FETCH_SECONDS:g} s by another process, "
-                    f"which fetches from {self._store.uri}. End it."
+                    f"which fetches from {self.store.uri}. End it."
                 ) from error
             except NotImplementedError as error:
                 raise OSError(str(error)) from error
-        try:
-            yield
-        finally:
-            lock.release()
 
     def _record(self, fault: Fault) -> None:
         """Nothing: the mirror logs it, and there is no journal without a handler."""
@@ -149,6 +135,6 @@ class Copies:
         """The program is over: the copy of its last commit gets some time."""
         if self._process != os.getpid() or not self._mirror.is_open:
             return
-        if not self._mirror.wait(self._seconds):
+        if not self._mirror.wait(self.seconds):
             self._mirror.finish(0.0)  # says what is not there
         self._mirror.close()

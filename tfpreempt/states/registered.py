@@ -12,21 +12,15 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import state_file
 from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE, chosen_store
 from tfpreempt.checkpoint.state import State, check_state, sync_states
-from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.handler import session
 from tfpreempt.states.alone import StatesAlone
-from tfpreempt.states.copies import Copies
 from tfpreempt.storage import failure, paths
 from tfpreempt.storage.files import files_for
 
 _VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
-# By directory and cluster: what is made once in a process. Copies are None where there
-# is no object store.
-_alone: dict[tuple[str, Cluster], StatesAlone] = {}
-_loaders: dict[tuple[str, Cluster], StateLoader] = {}
-_copies: dict[tuple[str, Cluster], Copies | None] = {}
+_alone: dict[tuple[str, Cluster], StatesAlone] = {}  # by directory and cluster
 
 
 def save_all_states() -> str:
@@ -54,7 +48,6 @@ def save_all_states() -> str:
     """
     if (current := session.current()) and current.members:
         return [current.save(member) for member in current.members][-1]
-    cluster = _cluster()
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
         raise errors.ConfigurationError(
@@ -63,13 +56,7 @@ def save_all_states() -> str:
             "--checkpoint-dir DIR` sets it; or set it to a directory that all workers "
             "share; or make a PreemptionCheckpointHandler first."
         )
-    key = (paths.absolute(directory), cluster)
-    if key not in _alone:
-        failure.check_directory(directory)  # made once: later it must be the same one
-    copies = _begin(key)
-    if key not in _alone:
-        _alone[key] = StatesAlone(*key, copies=copies)
-    return _alone[key].save()
+    return _alone_in(directory).save(directory)
 
 
 def save_state(
@@ -132,30 +119,15 @@ def load_state(state: State) -> bool:
     if "://" in directory or os.environ.get(REMOTE_VARIABLE):
         # It says where such a place can be used, and what is fetched needs a directory.
         directory = failure.check_directory(directory)
+    return _alone_in(directory).load(state)
+
+
+def _alone_in(directory: str) -> StatesAlone:
+    """What is there once in a process for a directory."""
     key = (paths.absolute(directory), _cluster())
-    _begin(key)
-    return _state_loader(key).load(state)
-
-
-def _state_loader(key: tuple[str, Cluster]) -> StateLoader:
-    directory, cluster = key
-    if key not in _loaders:
-        _loaders[key] = StateLoader(directory, cluster.worker, cluster.world)
-    return _loaders[key]
-
-
-def _begin(key: tuple[str, Cluster]) -> Copies | None:
-    """Before the first load or save: a newer commit may lie in an object store."""
-    directory, cluster = key
-    if key not in _copies:
-        store = chosen_store(None, directory)
-        _copies[key] = None
-        if store is not None:
-            _copies[key] = Copies(store, directory, cluster, _state_loader(key).newest)
-    copies = _copies[key]
-    if copies is not None:
-        copies.begin()
-    return copies
+    if key not in _alone:
+        _alone[key] = StatesAlone(*key, store=chosen_store(None, key[0]))
+    return _alone[key]
 
 
 def _cluster() -> Cluster:

@@ -13,14 +13,12 @@ Object stores:
     bucket              what gs:// and s3:// have in common
     gcs                 gs://, by google-cloud-storage
     gcs_download        an object's bytes, in pieces
-    gcs_failure         its errors, as ours
-    gcs_client          its client and credentials
-    gcs_upload          a large file in one request
+    gcs_client          its client and credentials, and what its errors mean
+    gcs_upload          a file on its way, a large one in one request
     s3                  s3://, by obstore
-    s3_client           its client and options
-    s3_failure          its errors, as ours
-    filesystem          a file system of fsspec, or of pyarrow by fsspec
-    url                 reads what TensorFlow's file system reads
+    s3_client           its client and options, and what its errors mean
+    filesystem          files in a file system of fsspec, or of pyarrow by fsspec
+    url                 files that TensorFlow reaches by a URL
     prefixed            a part of another store
 
 What they share:

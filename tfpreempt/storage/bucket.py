@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
+import time
 from collections.abc import Iterator
-from typing import IO, ClassVar, Protocol, cast
+from typing import ClassVar, NamedTuple, Protocol
 
 from tfpreempt import errors
+from tfpreempt.core.threads import OutOfTimeError
 from tfpreempt.storage import checksum, pieces
 from tfpreempt.storage.deadline import Deadline
 from tfpreempt.storage.interface import (
@@ -16,11 +17,26 @@ from tfpreempt.storage.interface import (
     ObjectStat,
     check_name,
 )
+from tfpreempt.storage.pieces import Source, Target
 
 CONTENT_TYPE = "application/octet-stream"
 # Attached to what is created. A request whose answer got lost is sent again, and is
 # then refused because of itself: so each writer looks whose object is in the way.
 TOKEN = "tfpreempt-writer"
+
+
+class Advice(NamedTuple):
+    """What errors of some kinds mean.
+
+    Attributes:
+        kinds: what the client raises.
+        text: what the user can do; "{bucket}" and "{tried}" (seconds) are put in.
+        is_permanent: only a person can mend it.
+    """
+
+    kinds: tuple[type[Exception], ...]
+    text: str
+    is_permanent: bool = False
 
 
 class MissingError(Exception):
@@ -44,43 +60,43 @@ class Download(Protocol):
 class BucketStore(abc.ABC):
     """Objects below a prefix of a bucket. Any thread.
 
-    What a subclass raises of its client's is translated by its `_edge`.
-
     Args:
         bucket: name of the bucket.
         prefix: what all names begin with, without the "/" behind it; "" for none.
+
+    Attributes:
+        scheme: of its URI.
+        advice: on all that its client raises; the first row of a kind counts.
     """
 
     scheme: ClassVar[str]
+    advice: ClassVar[tuple[Advice, ...]]
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         self._name = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-
-    @property
-    def uri(self) -> str:
-        return f"{self.scheme}://{self._name}/{self._prefix}".rstrip("/")
+        self.uri = f"{self.scheme}://{bucket}/{prefix}".rstrip("/")
 
     def put_if_absent(
-        self, name: str, source: IO[bytes], *, timeout: float | None = None
+        self, name: str, source: Source, *, timeout: float | None = None
     ) -> bool:
         key, deadline = self._key(name), Deadline(timeout)
-        size, guarded = pieces.size_of(source), cast(IO[bytes], _Guarded(source))
+        size, guarded = pieces.size_of(source), _Guarded(source)
         try:
-            with self._edge(f"upload {name!r}", deadline, errors.SaveError):
+            with self._edge(f"upload {name!r}", errors.SaveError):
                 return deadline.run(lambda: self._put(key, guarded, size, deadline))
         except _SourceError as error:
             raise error.failure from None
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
         key, deadline = self._key(name), Deadline(timeout)
-        with self._edge(f"write {name!r}", deadline, errors.SaveError):
+        with self._edge(f"write {name!r}", errors.SaveError):
             deadline.run(lambda: self._replace(key, data, deadline))
 
     def get(
         self,
         name: str,
-        target: IO[bytes],
+        target: Target,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -88,13 +104,13 @@ class BucketStore(abc.ABC):
     ) -> int:
         key, deadline, doing = self._key(name), Deadline(timeout), f"read {name!r}"
         end = None if length is None else offset + length
-        with self._edge(doing, deadline, errors.CheckpointError):
+        with self._edge(doing, errors.CheckpointError):
             download = self._download(key, offset, end)
         arriving = download.pieces(deadline)
         copied = crc = 0
         while True:
             try:
-                with self._edge(doing, deadline, errors.CheckpointError):
+                with self._edge(doing, errors.CheckpointError):
                     piece = next(arriving, None)
             except MissingError as error:
                 raise ObjectMissingError(
@@ -114,40 +130,52 @@ class BucketStore(abc.ABC):
 
     def list(self, prefix: str = "") -> Iterator[str]:
         deadline = Deadline(None)
-        with self._edge("list objects", deadline, errors.CheckpointError):
+        with self._edge("list objects", errors.CheckpointError):
             for key in self._keys(self._prefix + prefix, deadline):
                 yield key[len(self._prefix) :]
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
         deadline = Deadline(timeout)
-        with self._edge("list objects", deadline, errors.CheckpointError):
+        with self._edge("list objects", errors.CheckpointError):
             for key in self._folders(deadline):
                 yield key[len(self._prefix) :].rstrip("/")
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         key, deadline = self._key(name), Deadline(timeout)
-        with self._edge(f"look at {name!r}", deadline, errors.CheckpointError):
-            found = deadline.run(lambda: self._stat(key, deadline))
-        return None if found is None else dataclasses.replace(found, name=name)
+        with self._edge(f"look at {name!r}", errors.CheckpointError):
+            return deadline.run(lambda: self._stat(key, deadline))
 
-    def delete(self, name: str, *, timeout: float | None = None) -> bool:
+    def delete(self, name: str, *, timeout: float | None = None) -> None:
         key, deadline = self._key(name), Deadline(timeout)
-        with self._edge(f"delete {name!r}", deadline, errors.SaveError):
-            return deadline.run(lambda: self._delete(key, deadline))
+        with self._edge(f"delete {name!r}", errors.SaveError):
+            deadline.run(lambda: self._delete(key, deadline))
 
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)
 
-    @abc.abstractmethod
-    def _edge(
-        self, doing: str, deadline: Deadline, kind: type[errors.CheckpointError]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Turns what the client raises in the body into errors of a kind."""
+    @contextlib.contextmanager
+    def _edge(self, doing: str, kind: type[errors.CheckpointError]) -> Iterator[None]:
+        """Turns what the client raises in the body into an error of a kind."""
+        began = time.monotonic()
+        try:
+            yield
+        except tuple(each for row in self.advice for each in row.kinds) as error:
+            tried, cause = time.monotonic() - began, self._cause(error)
+            row = next(row for row in self.advice if isinstance(cause, row.kinds))
+            said = str(cause).strip().rstrip(".")[:300]
+            if not isinstance(cause, OutOfTimeError):
+                said = f"{type(cause).__name__}: {said}"
+            todo = row.text.format(bucket=self._name, tried=tried)
+            raised = kind(f"Could not {doing} in {self.uri}: {said}. {todo}")
+            raised.is_permanent = row.is_permanent
+            raise raised from error
 
     @abc.abstractmethod
-    def _put(
-        self, key: str, source: IO[bytes], size: int, deadline: Deadline
-    ) -> bool: ...
+    def _cause(self, error: Exception) -> Exception:
+        """What went wrong, however the client has wrapped it; in `advice` too."""
+
+    @abc.abstractmethod
+    def _put(self, key: str, source: Source, size: int, deadline: Deadline) -> bool: ...
 
     @abc.abstractmethod
     def _replace(self, key: str, data: bytes, deadline: Deadline) -> None: ...
@@ -165,7 +193,7 @@ class BucketStore(abc.ABC):
     def _stat(self, key: str, deadline: Deadline) -> ObjectStat | None: ...
 
     @abc.abstractmethod
-    def _delete(self, key: str, deadline: Deadline) -> bool: ...
+    def _delete(self, key: str, deadline: Deadline) -> None: ...
 
 
 class _SourceError(Exception):
@@ -179,7 +207,7 @@ class _SourceError(Exception):
 class _Guarded:
     """A file whose failures no client wraps, and none tries again."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: Source) -> None:
         self._file = file
         self.seek, self.tell = file.seek, file.tell
 

@@ -26,7 +26,7 @@ class Deadline:
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self.seconds = seconds
+        self._seconds = seconds
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def run(self, act: Callable[[], _T]) -> _T:
@@ -37,7 +37,11 @@ class Deadline:
         """
         if self._end is None:
             return act()
-        return call_within(self.left(0.0), act)
+        left = self.left(0.0)
+        try:
+            return call_within(left, act)
+        except OutOfTimeError as error:
+            raise self._is_over() from error
 
     def left(self, unlimited: float) -> float:
         """Seconds until then; so many if there is no end.
@@ -48,5 +52,8 @@ class Deadline:
         if self._end is None:
             return unlimited
         if (left := self._end - time.monotonic()) <= 0:
-            raise OutOfTimeError(f"{self.seconds:g} s are over")
+            raise self._is_over()
         return left
+
+    def _is_over(self) -> OutOfTimeError:
+        return OutOfTimeError(f"it was not done within {self._seconds:g} s")

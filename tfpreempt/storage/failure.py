@@ -95,28 +95,29 @@ def check_directory(
     paths.check_text(os.path.abspath(text))
     if name is not None:
         paths.check_restorable(os.path.join(paths.absolute(text), name))
-    if paths.is_url(text):
-        return _check_url(text, is_flat)
-    if "://" in text or _DAMAGED_URL.match(text):
+    is_url = paths.is_url(text)
+    if not is_url and ("://" in text or _DAMAGED_URL.match(text)):
         raise errors.ConfigurationError(
             f"checkpoint_dir={text!r} is neither a local path nor a URL. pathlib and "
             "os.path.abspath make 'gs:/bucket' of 'gs://bucket': pass a URL as the str "
             "that it was."
         )
-    path = os.path.abspath(text)
-    if os.path.exists(path) and not os.path.isdir(path):
-        raise errors.ConfigurationError(
-            f"checkpoint_dir={path!r} is a file; expected a directory. Remove the "
-            "file or choose another directory."
-        )
+    path = _checked_url(text, is_flat) if is_url else os.path.abspath(text)
     try:
-        os.makedirs(path, exist_ok=True)
+        is_file = reading.is_file(path)
+        if not is_file:
+            files_for(path).make_dirs(path)
     except OSError as error:
         advice = ADVICE.get(error.errno or 0, "choose another directory")
         raise errors.ConfigurationError(
             f"checkpoint_dir={path!r} cannot be made: {error}; {advice}."
         ) from error
-    if not os.access(path, os.W_OK | os.X_OK | os.R_OK):
+    if is_file:
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={path!r} is a file; expected a directory. Remove the "
+            "file or choose another directory."
+        )
+    if not is_url and not os.access(path, os.W_OK | os.X_OK | os.R_OK):
         raise errors.ConfigurationError(
             f"checkpoint_dir={path!r} is not writable for this user (uid "
             f"{os.getuid()}). Change its permissions or choose another directory."
@@ -124,8 +125,8 @@ def check_directory(
     return path
 
 
-def _check_url(url: str, is_flat: bool) -> str:
-    """The same of a URL, without its last "/"."""
+def _checked_url(url: str, is_flat: bool) -> str:
+    """A URL that can be a checkpoint directory, without its last "/"."""
     scheme, _, rest = url.partition("://")
     rest = rest.rstrip("/")
     if scheme == "file":
@@ -146,25 +147,7 @@ def _check_url(url: str, is_flat: bool) -> str:
             f"checkpoint_dir={url!r} (it finds what a manager saved there), or a local "
             f"directory with remote_checkpoint_dir={url!r}."
         )
-    return _make_url(f"{scheme}://{rest}")
-
-
-def _make_url(directory: str) -> str:
-    try:
-        is_file = reading.is_file(directory)
-        if not is_file:
-            files_for(directory).make_dirs(directory)
-    except OSError as error:
-        advice = ADVICE.get(error.errno or 0, "choose another directory")
-        raise errors.ConfigurationError(
-            f"checkpoint_dir={directory!r} cannot be made: {error}; {advice}."
-        ) from error
-    if is_file:
-        raise errors.ConfigurationError(
-            f"checkpoint_dir={directory!r} is a file; expected a directory. Remove the "
-            "file or choose another directory."
-        )
-    return directory
+    return f"{scheme}://{rest}"
 
 
 def _check_served(scheme: str, url: str) -> None:

@@ -6,23 +6,19 @@ interpreter, or all at once, which memory has to hold.
 
 from __future__ import annotations
 
-import base64
 import functools
 import re
 from collections.abc import Iterator
 
 import requests
-import urllib3
 
 from tfpreempt import errors
 from tfpreempt.core.threads import OutOfTimeError
+from tfpreempt.storage import gcs_client
 from tfpreempt.storage.bucket import MissingError
 from tfpreempt.storage.deadline import REQUEST_SECONDS, Deadline
-from tfpreempt.storage.gcs_client import policy
-from tfpreempt.storage.gcs_failure import is_about_the_bucket, refusal
 
 _PIECE = 1 << 20
-_BROKEN = (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError)
 
 
 class GcsDownload:
@@ -61,8 +57,7 @@ class GcsDownload:
         """
         while self._end is None or self._at < self._end:
             asked = self._at
-            begin = policy(deadline)(self._begin)
-            answer, piece = deadline.run(begin)
+            answer, piece = deadline.run(gcs_client.policy(deadline)(self._begin))
             more = functools.partial(self._read, answer)
             try:
                 while piece:
@@ -71,7 +66,7 @@ class GcsDownload:
                     piece = deadline.run(more)
             except OutOfTimeError:
                 raise  # the read is under way, and closing would wait for its end
-            except _BROKEN:
+            except gcs_client.BROKEN:
                 answer.close()  # with something to show for it, so there is no pause
             except BaseException:
                 answer.close()
@@ -98,9 +93,9 @@ class GcsDownload:
         if answer.status_code == 416:
             return answer, b""  # nothing is there, so nothing is copied
         if answer.status_code not in (200, 206):
-            error = refusal(answer)
-            is_missing = answer.status_code == 404 and not is_about_the_bucket(error)
-            raise MissingError if is_missing else error
+            error = gcs_client.refusal(answer)
+            is_refused = gcs_client.is_about_the_bucket(error)
+            raise error if answer.status_code != 404 or is_refused else MissingError
         part = answer.headers.get("Content-Range", "")
         is_part = answer.status_code == 206
         if is_part and not part.startswith(f"bytes {self._at}-"):
@@ -113,7 +108,7 @@ class GcsDownload:
         self._size = int(size) if is_part and size.isdecimal() else None
         self._generation = answer.headers.get("X-Goog-Generation")
         if found := re.search(r"crc32c=([^,]+)", answer.headers.get("X-Goog-Hash", "")):
-            self.crc32c = decoded(found[1])
+            self.crc32c = gcs_client.decoded(found[1])
         ahead = 0 if is_part else self._at  # it sends all, as it may
         while ahead and (passed := answer.raw.read(min(ahead, _PIECE))):
             ahead -= len(passed)
@@ -124,8 +119,3 @@ class GcsDownload:
         wanted = _PIECE if self._end is None else min(_PIECE, self._end - self._at)
         piece: bytes = answer.raw.read(wanted)
         return piece
-
-
-def decoded(crc32c: str) -> int:
-    """A checksum as the service writes it: base64 of four bytes, big end first."""
-    return int.from_bytes(base64.b64decode(crc32c), "big")

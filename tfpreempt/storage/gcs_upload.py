@@ -1,35 +1,38 @@
-"""A file on its way to Google Cloud Storage, in one request of bounded memory.
+"""A file on its way to Google Cloud Storage, in bounded memory.
 
 The client's own resumable upload makes a request for each chunk and holds the chunk:
-either the memory or the waiting for answers grows. Here the file itself is the body.
-Where it breaks off the service is asked how much it has, and the rest follows.
+either the memory or the waiting for answers grows. Here a large file itself is the body
+of one request. Where it breaks off the service is asked how much it has, and the rest
+follows.
 """
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Callable, Iterator
-from typing import IO, Any
+from collections.abc import Iterator
+from typing import Any
 
-import google_crc32c
-import requests
 from google.api_core import exceptions as api
 
 from tfpreempt import errors
-from tfpreempt.storage import pieces
+from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage.bucket import CONTENT_TYPE
 from tfpreempt.storage.deadline import REQUEST_SECONDS
-from tfpreempt.storage.gcs_failure import refusal
+from tfpreempt.storage.gcs_client import decoded, refusal
+from tfpreempt.storage.pieces import Source
 
 _PIECE = 1 << 20
+# Up to here the client uploads, in one request; it then holds the bytes twice.
+_SINGLE = 1 << 20
 _RECEIVED = re.compile(r"bytes=0-(\d+)")
 
 
-class ResumableUpload:
-    """One object on its way.
+class GcsUpload:
+    """One object on its way; as a request's body, the bytes that are missing there.
 
     Args:
-        session: makes the requests.
-        begin: makes an upload and gives its URL.
+        blob: what the client knows of the object that is to be.
         source: a file at its beginning.
         size: its bytes.
         retry: how a request that breaks off is made again.
@@ -38,17 +41,9 @@ class ResumableUpload:
         crc32c: of all bytes of the file that were ever read; each counts once.
     """
 
-    def __init__(
-        self,
-        session: requests.Session,
-        begin: Callable[[], str],
-        source: IO[bytes],
-        size: int,
-        retry: Any,
-    ) -> None:
+    def __init__(self, blob: Any, source: Source, size: int, retry: Any) -> None:
         self.crc32c = 0
-        self._session = session
-        self._begin = begin
+        self._blob = blob
         self._source = source
         self._start = source.tell()
         self._size = size
@@ -56,13 +51,44 @@ class ResumableUpload:
         self._url = ""
         self._received = self._summed = 0
 
-    def run(self) -> dict[str, Any]:
-        """Sends all there is; returns the object's resource.
+    def run(self) -> None:
+        """Sends all there is.
 
         Raises:
+            SaveError: it arrived changed, and was deleted again.
+            google.api_core.exceptions.PreconditionFailed: there is one of this name.
             google.api_core.exceptions.GoogleAPICallError: the service refuses.
             google.api_core.exceptions.RetryError: it fails for too long.
         """
+        if self._size <= _SINGLE:
+            self._send_at_once()
+            return
+        resource = self._send_resumably()
+        announced = resource.get("crc32c")
+        if announced is None or decoded(announced) == self.crc32c:
+            return
+        generation = int(resource["generation"])
+        self._blob.delete(if_generation_match=generation, retry=self._retry)
+        raise errors.SaveError(
+            f"gs://{self._blob.bucket.name}/{self._blob.name} arrived with another "
+            "crc32c than it was sent with, and was deleted again. Something on the "
+            "way, or this machine's memory, changes bytes; upload it again."
+        )
+
+    def _send_at_once(self) -> None:
+        data = pieces.read(self._source, self._size)
+        self.crc32c = checksum.of_bytes(data)
+        self._blob.upload_from_file(
+            io.BytesIO(data),
+            size=self._size,
+            content_type=CONTENT_TYPE,
+            if_generation_match=0,
+            checksum="crc32c",
+            retry=self._retry,
+        )
+
+    def _send_resumably(self) -> dict[str, Any]:
+        """Returns the object's resource."""
         while True:
             farthest = self._received
             try:
@@ -79,22 +105,29 @@ class ResumableUpload:
         Raises:
             ConnectionError: it did not all arrive, which passes by itself.
         """
+        resource = None
         if self._url:
             resource = self._put(f"bytes */{self._size}")
         else:
-            self._url, self._received, resource = self._begin(), 0, None
+            self._received = 0
+            self._url = self._blob.create_resumable_upload_session(
+                content_type=CONTENT_TYPE,
+                size=self._size,
+                if_generation_match=0,
+                retry=None,
+            )
         if resource is None:
-            first, last = self._received, self._size - 1
-            resource = self._put(f"bytes {first}-{last}/{self._size}", self._rest())
+            missing = f"bytes {self._received}-{self._size - 1}/{self._size}"
+            resource = self._put(missing, body=self)
         if resource is None:
             raise ConnectionError(f"{self._received} of {self._size} bytes arrived")
         return resource
 
     def _put(
-        self, content_range: str, body: _Body | None = None
+        self, content_range: str, body: GcsUpload | None = None
     ) -> dict[str, Any] | None:
         """One request; None if the service waits for more."""
-        answer = self._session.request(
+        answer = self._blob.client._http.request(
             "PUT",
             self._url,
             data=body,
@@ -113,11 +146,11 @@ class ResumableUpload:
         self._received = int(match[1]) + 1 if match else 0
         return None
 
-    def _rest(self) -> _Body:
-        at = self._received
-        return _Body(lambda: self._read(at), self._size - at)
+    def __len__(self) -> int:
+        return self._size - self._received
 
-    def _read(self, at: int) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[bytes]:
+        at = self._received
         self._source.seek(self._start + at)
         while at < self._size:
             piece = pieces.read(self._source, min(_PIECE, self._size - at))
@@ -127,21 +160,7 @@ class ResumableUpload:
                     "uploaded; something else writes to it. Upload it again."
                 )
             new = max(self._summed - at, 0)
-            self.crc32c = google_crc32c.extend(self.crc32c, piece[new:])
+            self.crc32c = checksum.extended(self.crc32c, piece[new:])
             at += len(piece)
             self._summed = max(self._summed, at)
             yield piece
-
-
-class _Body:
-    """Pieces and how many bytes they are together, as `requests` wants a body."""
-
-    def __init__(self, read: Callable[[], Iterator[bytes]], size: int) -> None:
-        self._read = read
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._read()

@@ -129,23 +129,10 @@ class _Reader(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
-    def readall(self) -> bytes:
-        with _translated(self._path):
-            return bytes(self._file.read())
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         with _translated(self._path):
             self._file.seek(offset, whence)
             return int(self._file.tell())
-
-    def tell(self) -> int:
-        with _translated(self._path):
-            return int(self._file.tell())
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import IO, Protocol, cast
+from typing import Protocol
 
 from tfpreempt import errors
 from tfpreempt.storage import checksum, paths
+from tfpreempt.storage.pieces import Source, Target
 
 
 class ObjectMissingError(errors.CheckpointError):
@@ -24,16 +25,12 @@ class ObjectStat:
     """What a store knows of an object.
 
     Attributes:
-        name: relative to the store's root, "/" between parts.
         size: bytes.
         crc32c: of all its bytes, unsigned 32 bits; None where the place keeps none.
-        generation: differs between two objects that had the same name in turn.
     """
 
-    name: str
     size: int
-    crc32c: int | None
-    generation: str
+    crc32c: int | None = None
 
 
 class ObjectStore(Protocol):
@@ -52,7 +49,7 @@ class ObjectStore(Protocol):
         ...
 
     def put_if_absent(
-        self, name: str, source: IO[bytes], *, timeout: float | None = None
+        self, name: str, source: Source, *, timeout: float | None = None
     ) -> bool:
         """Creates an object, durable when this returns; all of it or nothing.
 
@@ -74,7 +71,7 @@ class ObjectStore(Protocol):
     def get(
         self,
         name: str,
-        target: IO[bytes],
+        target: Target,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -84,7 +81,7 @@ class ObjectStore(Protocol):
 
         Args:
             name: of the object.
-            target: written to from its position on, in pieces.
+            target: only written to, in pieces, from its position on.
             offset: first byte that is wanted.
             length: bytes wanted; None: all that follow.
             timeout: see above.
@@ -109,12 +106,8 @@ class ObjectStore(Protocol):
         """What is known of an object without reading it; None if there is none."""
         ...
 
-    def delete(self, name: str, *, timeout: float | None = None) -> bool:
-        """Deletes an object.
-
-        Returns:
-            Whether there was one.
-        """
+    def delete(self, name: str, *, timeout: float | None = None) -> None:
+        """Deletes an object; one that is not there is fine."""
         ...
 
 
@@ -127,10 +120,10 @@ def summed(
         return found
     read = checksum.Sum()
     try:
-        store.get(name, cast(IO[bytes], read), timeout=timeout)
+        store.get(name, read, timeout=timeout)
     except ObjectMissingError:
         return None
-    return dataclasses.replace(found, size=read.size, crc32c=read.crc32c)
+    return ObjectStat(size=read.size, crc32c=read.crc32c)
 
 
 def check_name(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.storage import paths
-from tfpreempt.storage.filesystem import FilesystemStore, as_fsspec
+from tfpreempt.storage.filesystem import FsspecStore, as_fsspec
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.prefixed import PrefixedStore
@@ -24,6 +24,11 @@ _STORE = ("uri", "put_if_absent", "replace", "get", "list", "folders", "stat", "
 def is_uri(text: str) -> bool:
     """Whether a place is named by a URI; a local path otherwise."""
     return "://" in text
+
+
+def is_store(given: object) -> bool:
+    """Whether it is an ObjectStore."""
+    return all(hasattr(given, name) for name in _STORE)
 
 
 def local_path(place: str) -> str | None:
@@ -164,12 +169,12 @@ def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
             f"Got the URI {place!r} together with filesystem={filesystem!r}; expected "
             "one of the two. Pass the path in that file system, or leave it out."
         )
-    if all(hasattr(filesystem, name) for name in _STORE):
+    if is_store(filesystem):
         prefix = _checked(place, place)
         return PrefixedStore(filesystem, prefix) if prefix else filesystem
     if (theirs := as_fsspec(filesystem)) is not None:
         _checked(place, place)
-        return FilesystemStore(theirs, place)
+        return FsspecStore(theirs, place)
     raise errors.ConfigurationError(
         f"Got filesystem={filesystem!r}; expected one of tfpreempt's stores, or a file "
         "system object of pyarrow or fsspec."

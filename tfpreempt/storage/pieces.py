@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import Protocol
 
 
-def size_of(source: IO[bytes]) -> int:
+class Source(Protocol):
+    """A file that is read; it may be gone back in."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def seek(self, offset: int, whence: int = ..., /) -> int: ...
+
+    def tell(self) -> int: ...
+
+
+class Target(Protocol):
+    """A file that is only written to, in order."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+
+def size_of(source: Source) -> int:
     """Bytes from the position to the end; the position stays.
 
     Raises:
@@ -19,7 +35,7 @@ def size_of(source: IO[bytes]) -> int:
     return end - start
 
 
-def read(source: IO[bytes], size: int) -> bytes:
+def read(source: Source, size: int) -> bytes:
     """So many bytes; fewer only at the end of the file."""
     first = source.read(size)
     if len(first) == size or not first:
@@ -32,15 +48,22 @@ def read(source: IO[bytes], size: int) -> bytes:
     return b"".join(pieces)
 
 
-def of(source: IO[bytes], size: int) -> Iterator[bytes]:
+def of(source: Source, size: int) -> Iterator[bytes]:
     """All that is left, so many bytes at a time; an empty file has no piece."""
     while piece := read(source, size):
         yield piece
 
 
+def write(file: io.FileIO, data: bytes) -> None:
+    """All of it: a disk that is nearly full, or a signal, may take a part only."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
 def copy(
     read: Callable[[int, int], bytes],
-    target: IO[bytes],
+    target: Target,
     *,
     offset: int,
     length: int | None,

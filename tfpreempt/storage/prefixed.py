@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from typing import IO
 
 from tfpreempt.storage.interface import ObjectStat, ObjectStore, check_name
+from tfpreempt.storage.pieces import Source, Target
 
 
 class PrefixedStore:
@@ -23,13 +22,10 @@ class PrefixedStore:
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
         self._prefix = check_name(prefix) + "/"
-
-    @property
-    def uri(self) -> str:
-        return f"{self._store.uri.rstrip('/')}/{self._prefix.rstrip('/')}"
+        self.uri = f"{store.uri.rstrip('/')}/{prefix}"
 
     def put_if_absent(
-        self, name: str, source: IO[bytes], *, timeout: float | None = None
+        self, name: str, source: Source, *, timeout: float | None = None
     ) -> bool:
         return self._store.put_if_absent(self._full(name), source, timeout=timeout)
 
@@ -39,7 +35,7 @@ class PrefixedStore:
     def get(
         self,
         name: str,
-        target: IO[bytes],
+        target: Target,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -55,20 +51,14 @@ class PrefixedStore:
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
         """As a store's; it lists all that is below the path, and has no limit."""
-        del timeout
-        seen = None
-        for name in self.list():
-            folder, slash, _ = name.partition("/")
-            if slash and folder != seen:
-                seen = folder
-                yield folder
+        folders = (n.partition("/")[0] for n in self.list() if "/" in n)
+        yield from dict.fromkeys(folders)
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
-        found = self._store.stat(self._full(name), timeout=timeout)
-        return None if found is None else dataclasses.replace(found, name=name)
+        return self._store.stat(self._full(name), timeout=timeout)
 
-    def delete(self, name: str, *, timeout: float | None = None) -> bool:
-        return self._store.delete(self._full(name), timeout=timeout)
+    def delete(self, name: str, *, timeout: float | None = None) -> None:
+        self._store.delete(self._full(name), timeout=timeout)
 
     def _full(self, name: str) -> str:
         return self._prefix + check_name(name)

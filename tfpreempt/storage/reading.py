@@ -130,12 +130,11 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
         OSError: as the storage says; what could not be listed must not pass for empty.
     """
     try:
-        found = sorted(names(path))
+        found = sorted(_entries(path))
     except (FileNotFoundError, NotADirectoryError):
         return
-    folders = [name for name in found if is_dir(os.path.join(path, name))]
-    inner = set(folders)
-    yield path, folders, [name for name in found if name not in inner]
+    folders = [name for name, is_folder in found if is_folder]
+    yield path, folders, [name for name, is_folder in found if not is_folder]
     for name in folders:
         below = os.path.join(path, name)
         if not is_link(below):
@@ -154,6 +153,24 @@ def tree(root: str) -> list[str]:
         for folder, _, names in walk(root)
         for name in names
     )
+
+
+def _entries(path: str) -> list[tuple[str, bool]]:
+    """The names in a directory, and which are directories or links to one.
+
+    `os.path.isdir` says no of what it may not look at, and a directory would pass for a
+    file; what a listing itself tells does not depend on that.
+
+    Raises:
+        OSError: as the storage says.
+    """
+    if paths.is_url(path):
+        return [(name, is_dir(os.path.join(path, name))) for name in names(path)]
+    with os.scandir(path) as entries:
+        return [
+            (each.name, is_dir(each.path) if each.is_symlink() else each.is_dir())
+            for each in entries
+        ]
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -12,23 +12,21 @@ S3 has no crc32c of what it did not get one for, so writers attach it to the obj
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
 import secrets
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import obstore
 import obstore.exceptions as said
 from obstore.store import S3Store as Client
 
-from tfpreempt import errors
-from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage import checksum, pieces, s3_client
 from tfpreempt.storage.bucket import CONTENT_TYPE, TOKEN, BucketStore, MissingError
 from tfpreempt.storage.deadline import Deadline
 from tfpreempt.storage.interface import ObjectStat
-from tfpreempt.storage.s3_client import connect
-from tfpreempt.storage.s3_failure import is_about_the_bucket, translated
+from tfpreempt.storage.pieces import Source
 
 PIECE = 8 << 20
 _MOST_PARTS = 9_000  # S3 takes 10,000
@@ -50,12 +48,13 @@ class S3Store(BucketStore):
     """
 
     scheme = "s3"
+    advice = s3_client.ADVICE
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         super().__init__(bucket, prefix)
-        self._store = connect(bucket)
+        self._store = s3_client.connect(bucket)
 
-    def _put(self, key: str, source: IO[bytes], size: int, deadline: Deadline) -> bool:
+    def _put(self, key: str, source: Source, size: int, deadline: Deadline) -> bool:
         if size <= PIECE:
             return self._create(key, pieces.read(source, size))
         if _head(self._store, key) is not None:
@@ -120,65 +119,51 @@ class S3Store(BucketStore):
         found = _head(self._store, key)
         if found is None:
             return None
-        token, meta = found.attributes.get(TOKEN, ""), found.meta
-        return ObjectStat(
-            name=key,
-            size=meta["size"],
-            crc32c=_crc_of(found),
-            generation=f"{meta['e_tag']}-{meta['last_modified'].isoformat()}-{token}",
-        )
+        return ObjectStat(size=found.meta["size"], crc32c=_crc_of(found))
 
-    def _delete(self, key: str, deadline: Deadline) -> bool:
-        if _head(self._store, key) is None:
-            return False
+    def _delete(self, key: str, deadline: Deadline) -> None:
         obstore.delete(self._store, key)
-        return True
 
-    def _edge(
-        self, doing: str, deadline: Deadline, kind: type[errors.CheckpointError]
-    ) -> contextlib.AbstractContextManager[None]:
-        return translated(deadline, doing, self.uri, kind)
+    def _cause(self, error: Exception) -> Exception:
+        return s3_client.cause(error)
 
 
+@dataclasses.dataclass(slots=True)
 class _Download:
     """Some bytes of an object, of the version that is looked at first."""
 
-    def __init__(self, store: Client, key: str, start: int, end: int | None) -> None:
-        self.crc32c: int | None = None
-        self._store = store
-        self._key = key
-        self._start = start
-        self._end = end
-        self._version: Any = {}
+    store: Client
+    key: str
+    start: int
+    end: int | None
+    crc32c: int | None = None
 
     def pieces(self, deadline: Deadline) -> Iterator[bytes]:
-        found = deadline.run(lambda: _head(self._store, self._key))
+        found = deadline.run(lambda: _head(self.store, self.key))
         if found is None:
             raise MissingError
         self.crc32c = _crc_of(found)
-        if tag := found.meta["e_tag"]:
-            self._version = {"if_match": tag}
+        tag = found.meta["e_tag"]
+        version = {"if_match": tag} if tag else {}
         size = int(found.meta["size"])
-        end = size if self._end is None else min(size, self._end)
-        for at in range(self._start, end, PIECE):
+        end = size if self.end is None else min(size, self.end)
+        for at in range(self.start, end, PIECE):
             part = (at, min(at + PIECE, end))
-            yield deadline.run(functools.partial(self._range, *part))
+            yield deadline.run(functools.partial(self._range, *part, version))
 
-    def _range(self, start: int, end: int) -> bytes:
+    def _range(self, start: int, end: int, version: Any) -> bytes:
         """A range of an object; a connection that breaks in it is made anew."""
-        options: Any = {"range": (start, end), **self._version}
+        options: Any = {"range": (start, end), **version}
         for left in reversed(range(_ATTEMPTS)):
             try:
-                return bytes(
-                    obstore.get(self._store, self._key, options=options).bytes()
-                )
+                return bytes(obstore.get(self.store, self.key, options=options).bytes())
             except said.GenericError as error:
                 if _IGNORED in str(error):
                     break
                 if not left:
                     raise
         # A server that sends all, whatever part is asked for.
-        whole = obstore.get(self._store, self._key, options=self._version).stream(PIECE)
+        whole = obstore.get(self.store, self.key, options=version).stream(PIECE)
         at, found = 0, b""
         while at < end and (piece := bytes(next(whole, b""))):
             found += piece[max(start - at, 0) : end - at]
@@ -191,7 +176,7 @@ def _head(store: Client, key: str) -> Any:
     try:
         return obstore.get(store, key, options={"head": True})
     except (FileNotFoundError, said.NotFoundError) as error:
-        if is_about_the_bucket(error):
+        if s3_client.is_about_the_bucket(error):
             raise
         return None
 

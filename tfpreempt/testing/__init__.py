@@ -6,5 +6,5 @@ store      a key-value store that fails, or takes its time, where the test says
 storage    fakes for what checkpoints are written to
 metadata/  the clouds' metadata servers, and servers that are none
 gcs/       a server of Google Cloud Storage
-_loopback  what all fake servers are: servers on a port of the loopback interface
+_server    what all fake servers are: requests, replies, and failures on demand
 """

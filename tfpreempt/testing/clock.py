@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 
 _LOOK_SECONDS = 0.001  # how often a waiter looks at an event that somebody else sets
@@ -98,7 +97,6 @@ class FakeClock:
     def _wait_until(
         self, is_met: Callable[[], bool], describe: Callable[[], str]
     ) -> None:
-        limit = time.monotonic() + _LIMIT_SECONDS
         with self._changed:
-            if not self._changed.wait_for(is_met, limit - time.monotonic()):
+            if not self._changed.wait_for(is_met, _LIMIT_SECONDS):
                 raise TimeoutError(f"{describe()}, after {_LIMIT_SECONDS} real seconds")

@@ -8,11 +8,10 @@ contract test of the real ones while no fault is asked for.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from tfpreempt.storage import checksum, pieces
 from tfpreempt.storage.files import Files, LocalFiles
@@ -29,15 +28,51 @@ class SimulatedCrash(BaseException):
     """The process is dead from here on; not an Exception, so nothing handles it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Operation:
-    """One file operation: its name in `Files` and its path, a rename's new one."""
+class Operation(NamedTuple):
+    """One operation: its name, and of what; of a rename, the new name.
+
+    Attributes:
+        name: of the method.
+        path: the file, or the object.
+    """
 
     name: str
     path: str
 
 
-class FaultyFiles:
+class _Faulty:
+    """Operations that are recorded, and that fail where the test says.
+
+    Attributes:
+        operations: what was asked for, in order. Thread-safe.
+    """
+
+    def __init__(self, faults: Mapping[int, BaseException], when: str) -> None:
+        self.operations: list[Operation] = []
+        self._fault_at: Callable[[int], BaseException | None] = dict(faults).get
+        self._when = when
+        self._crash: BaseException | None = None
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def _step(self, name: str, path: str) -> Iterator[bool]:
+        """One operation; gives whether only half of it is to be done."""
+        with self._lock:
+            if self._crash is not None:
+                raise self._crash
+            fault = self._fault_at(len(self.operations))
+            self.operations.append(Operation(name, path))
+            if isinstance(fault, SimulatedCrash):
+                self._crash = fault
+        is_torn = fault is not None and self._when == "torn" and name == "write"
+        if fault is not None and self._when != "after" and not is_torn:
+            raise fault
+        yield is_torn
+        if fault is not None:
+            raise fault
+
+
+class FaultyFiles(_Faulty):
     """File operations that are recorded, and that fail where the test says.
 
     Args:
@@ -46,9 +81,6 @@ class FaultyFiles:
         error: what is raised: a SimulatedCrash (after it, every operation raises), or
             an OSError such as `OSError(errno.ENOSPC, "No space left on device")`.
         when: "before" the operation, "after" it, or "torn": a write that leaves half.
-
-    Attributes:
-        operations: what was asked for, in order. Thread-safe.
     """
 
     def __init__(
@@ -59,66 +91,40 @@ class FaultyFiles:
         error: BaseException | None = None,
         when: str = "before",
     ) -> None:
-        self.operations: list[Operation] = []
+        error = error or SimulatedCrash("simulated crash")
+        super().__init__({} if fail_at is None else {fail_at: error}, when)
         self._inner = inner or LocalFiles()
-        self._fail_at = fail_at
-        self._error = error or SimulatedCrash("simulated crash")
-        self._when = when
-        self._dead = False
-        self._lock = threading.Lock()
 
     def make_dirs(self, path: str) -> None:
-        self._do("make_dirs", path)
+        with self._step("make_dirs", path):
+            self._inner.make_dirs(path)
 
     def write(self, path: str, data: bytes) -> None:
-        self._do("write", path, data)
+        with self._step("write", path) as is_torn:
+            self._inner.write(path, data[: len(data) // 2] if is_torn else data)
 
     def sync_file(self, path: str) -> None:
-        self._do("sync_file", path)
+        with self._step("sync_file", path):
+            self._inner.sync_file(path)
 
     def sync_dir(self, path: str) -> None:
-        self._do("sync_dir", path)
+        with self._step("sync_dir", path):
+            self._inner.sync_dir(path)
 
     def rename(self, source: str, target: str) -> None:
-        with self._lock:
-            fails = self._count("rename", target)
-        if fails and self._when != "after":
-            raise self._error
-        self._inner.rename(source, target)
-        if fails:
-            raise self._error
+        with self._step("rename", target):
+            self._inner.rename(source, target)
 
     def remove(self, path: str) -> None:
-        self._do("remove", path)
+        with self._step("remove", path):
+            self._inner.remove(path)
 
     def remove_dir(self, path: str) -> None:
-        self._do("remove_dir", path)
-
-    def _do(self, name: str, path: str, data: bytes | None = None) -> None:
-        with self._lock:
-            fails = self._count(name, path)
-        if fails and self._when == "torn" and data is not None:
-            self._inner.write(path, data[: len(data) // 2])
-        if fails and self._when != "after":
-            raise self._error
-        if data is not None:
-            self._inner.write(path, data)
-        else:
-            getattr(self._inner, name)(path)
-        if fails:
-            raise self._error
-
-    def _count(self, name: str, path: str) -> bool:
-        if self._dead:
-            raise self._error
-        index = len(self.operations)
-        self.operations.append(Operation(name, path))
-        fails = index == self._fail_at
-        self._dead = fails and isinstance(self._error, SimulatedCrash)
-        return fails
+        with self._step("remove_dir", path):
+            self._inner.remove_dir(path)
 
 
-class FaultyStore:
+class FaultyStore(_Faulty):
     """An object store in memory whose operations fail where the test says.
 
     Args:
@@ -126,28 +132,19 @@ class FaultyStore:
             SimulatedCrash every operation raises, until `revive()`.
         when: "before" the operation, or "after" it: it was done, the answer is lost.
         uri: what it says of itself.
-
-    Attributes:
-        operations: (name of the operation, name of the object), in order.
     """
 
     def __init__(
         self,
-        faults: dict[int, BaseException] | None = None,
+        faults: Mapping[int, BaseException] | None = None,
         *,
         when: str = "before",
         uri: str = "memory://",
     ) -> None:
-        self.operations: list[tuple[str, str]] = []
-        self._faults = dict(faults or {})
-        self._when = when
+        super().__init__(faults or {}, when)
         self._uri = uri
-        self._crash: BaseException | None = None
-        self._fails_from = 0
-        self._error: BaseException | None = None
-        self._objects: dict[str, tuple[bytes, int]] = {}
-        self._generation = 0
-        self._lock = threading.Lock()
+        self._objects: dict[str, bytes] = {}
+        self._held = threading.Lock()  # for the objects
 
     @property
     def uri(self) -> str:
@@ -156,35 +153,36 @@ class FaultyStore:
     def fail_from(self, index: int, error: BaseException) -> None:
         """From this operation on every one fails, until `revive()`."""
         with self._lock:
-            self._fails_from, self._error = index, error
+            before = self._fault_at
+            self._fault_at = lambda at: error if at >= index else before(at)
 
     def revive(self) -> None:
         """The next process: no fault is left, the objects are."""
         with self._lock:
-            self._faults, self._crash, self._error = {}, None, None
+            self._fault_at, self._crash = lambda at: None, None
 
     def put_if_absent(
-        self, name: str, source: IO[bytes], *, timeout: float | None = None
+        self, name: str, source: pieces.Source, *, timeout: float | None = None
     ) -> bool:
         del timeout
         check_name(name)
         data = b"".join(pieces.of(source, _PIECE))
-        with self._step("put_if_absent", name):
+        with self._step("put_if_absent", name), self._held:
             if name in self._objects:
                 return False
-            self._put(name, data)
+            self._objects[name] = data
             return True
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
         del timeout
         check_name(name)
-        with self._step("replace", name):
-            self._put(name, data)
+        with self._step("replace", name), self._held:
+            self._objects[name] = data
 
     def get(
         self,
         name: str,
-        target: IO[bytes],
+        target: pieces.Target,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -192,17 +190,17 @@ class FaultyStore:
     ) -> int:
         del timeout
         check_name(name)
-        with self._step("get", name):
+        with self._step("get", name), self._held:
             if name not in self._objects:
                 raise ObjectMissingError(f"There is no object {name!r}.")
-            data = self._objects[name][0]
+            data = self._objects[name]
         end = len(data) if length is None else min(offset + length, len(data))
         for start in range(offset, end, _PIECE):
             target.write(data[start : min(start + _PIECE, end)])
         return max(end - offset, 0)
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        with self._step("list", prefix):
+        with self._step("list", prefix), self._held:
             names = sorted(name for name in self._objects if name.startswith(prefix))
         yield from names
 
@@ -214,51 +212,24 @@ class FaultyStore:
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         del timeout
         check_name(name)
-        with self._step("stat", name):
+        with self._step("stat", name), self._held:
             if name not in self._objects:
                 return None
-            data, generation = self._objects[name]
-        return ObjectStat(
-            name=name,
-            size=len(data),
-            crc32c=checksum.of_bytes(data),
-            generation=str(generation),
-        )
+            data = self._objects[name]
+        return ObjectStat(size=len(data), crc32c=checksum.of_bytes(data))
 
-    def delete(self, name: str, *, timeout: float | None = None) -> bool:
+    def delete(self, name: str, *, timeout: float | None = None) -> None:
         del timeout
         check_name(name)
-        with self._step("delete", name):
-            return self._objects.pop(name, None) is not None
+        with self._step("delete", name), self._held:
+            self._objects.pop(name, None)
 
     def damage(self, name: str) -> None:
         """Flips one bit of an object, as a broken transfer does."""
-        with self._lock:
-            data = bytearray(self._objects[name][0])
+        with self._held:
+            data = bytearray(self._objects[name])
             data[-1] ^= 1
-            self._put(name, bytes(data))
-
-    def _put(self, name: str, data: bytes) -> None:
-        self._generation += 1
-        self._objects[name] = (data, self._generation)
-
-    @contextlib.contextmanager
-    def _step(self, operation: str, name: str) -> Iterator[None]:
-        """One operation, under the lock."""
-        with self._lock:
-            if self._crash is not None:
-                raise self._crash
-            fault = self._faults.pop(len(self.operations), None)
-            if self._error is not None and len(self.operations) >= self._fails_from:
-                fault = self._error
-            self.operations.append((operation, name))
-            if isinstance(fault, SimulatedCrash):
-                self._crash = fault
-            if fault is not None and self._when == "before":
-                raise fault
-            yield
-            if fault is not None:
-                raise fault
+            self._objects[name] = bytes(data)
 
 
 def damage(path: str, *, offset: int = -1) -> None:

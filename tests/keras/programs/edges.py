@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from tfpreempt.handler import session
 from tfpreempt.keras import PreemptionCallback
-from tfpreempt.keras.fit import earlier_fits
-from tfpreempt.keras.fit.snapshot import OwnState
+from tfpreempt.keras.callback import new_process
+from tfpreempt.keras.record import Record
 
 ROOT = sys.argv[1]
 ROWS = np.random.default_rng(0).random((64, 4), dtype=np.float32)
@@ -79,7 +79,7 @@ def model() -> keras.Model:
 
 def fit(name: str, *others: Any, epochs: int = 3) -> tuple[keras.Model, Any]:
     """A fit as a program that was started again makes it."""
-    earlier_fits._histories.clear()
+    new_process()
     made = model()
     callbacks = [PreemptionCallback(os.path.join(ROOT, name)), *others]
     history = made.fit(
@@ -101,14 +101,14 @@ def replicas() -> None:
         fit("whole", epochs=1)
     except Exception as error:
         tell(name="fewer devices", error=str(error))
-    load = OwnState.load
-    OwnState.load = lambda self, fileobj: None  # as with another number of workers
+    load = Record.load  # of a commit by another number of workers, say
+    Record.load = lambda self, file: None if self.per_worker else load(self, file)
     try:
         _, history = fit("replicas")
         tell(name="other workers", epochs=history.epoch)
     except Exception as error:
         tell(name="other workers", error=str(error))
-    OwnState.load = load
+    Record.load = load
 
 
 def plain(made: keras.Model) -> list[int]:

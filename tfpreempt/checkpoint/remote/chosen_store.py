@@ -9,7 +9,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.opening import check_apart, is_uri, open_store
+from tfpreempt.storage.opening import check_apart, is_store, is_uri, open_store
 
 _log = logging.getLogger(__name__)
 
@@ -36,25 +36,22 @@ def chosen_store(given: Any, checkpoint_dir: Any) -> ObjectStore | None:
         place = _from_environment(os.fsdecode(checkpoint_dir))
     if place is None or place == "":
         return None
-    if hasattr(place, "put_if_absent"):
-        store: ObjectStore = place
-        if checkpoint_dir and isinstance(store, LocalStore):
-            check_apart(store.uri, os.fsdecode(checkpoint_dir))
-        return store
-    if not isinstance(place, str | os.PathLike):
-        raise errors.ConfigurationError(
-            f"remote_checkpoint_dir is {place!r}; expected a URI such as "
-            '"gs://bucket/run", or an ObjectStore of tfpreempt'
-        )
-    if is_uri(os.fsdecode(checkpoint_dir or "")):
+    directory = os.fsdecode(checkpoint_dir or "")
+    if is_uri(directory):
         raise errors.ConfigurationError(
             f"checkpoint_dir is {checkpoint_dir!r} and remote_checkpoint_dir is "
             f"{place!r}; commits of a local directory can be copied, those of a URI "
             "are in object storage already. Leave one of the two out."
         )
-    if checkpoint_dir:
-        check_apart(os.fspath(place), os.fsdecode(checkpoint_dir))
-    return open_store(os.fspath(place))
+    if not is_store(place) and not isinstance(place, str | os.PathLike):
+        raise errors.ConfigurationError(
+            f"remote_checkpoint_dir is {place!r}; expected a URI such as "
+            '"gs://bucket/run", or an ObjectStore of tfpreempt'
+        )
+    store: ObjectStore = place if is_store(place) else open_store(place)
+    if directory and isinstance(store, LocalStore):
+        check_apart(store.uri, directory)
+    return store
 
 
 def _from_environment(checkpoint_dir: str) -> str | None:

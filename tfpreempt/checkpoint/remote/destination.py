@@ -9,113 +9,81 @@ a range.
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import functools
+import io
 import json
 import os
+import shutil
 import stat
-import threading
 from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.manifest import FileEntry, Manifest
+from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.remote.ranges import Range, of_range
 from tfpreempt.storage import checksum, paths
 from tfpreempt.storage.files import Files, write_durably
 
 PROGRESS = ".tfpreempt-download"
-_CONTROL = (
-    layout.MANIFEST,
-    layout.MANIFEST + ".tmp",
-    layout.MARKER,
-    layout.MARKER + ".tmp",
-    layout.METADATA,
-    layout.METADATA + ".tmp",
-    PROGRESS,
-)
+_FILES = (layout.MANIFEST, layout.MARKER, layout.METADATA)
+_CONTROL = (*_FILES, *(f"{name}.tmp" for name in _FILES), PROGRESS)
 _MAX_NAME_BYTES = 255
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Destination:
-    """A directory into which the files of a manifest come.
+    """A directory into which the files of a checkpoint come.
 
     Args:
-        target: its path; made by `prepare` if need be.
-        manifest: names the files.
-        source: where the manifest comes from, for errors.
+        target: its path; made by `filling` if need be.
+        checkpoint: whose manifest names the files.
         files: the file operations.
     """
 
-    def __init__(
-        self, target: str, manifest: Manifest, source: str, files: Files
-    ) -> None:
+    def __init__(self, target: str, checkpoint: Entry, files: Files) -> None:
+        assert checkpoint.manifest is not None
         self.path = os.path.abspath(target)
-        self._manifest = manifest
-        self._source = source
+        self._checkpoint = checkpoint
+        self._source = checkpoint.path
+        self._manifest = checkpoint.manifest
         self._files = files
         self._recorded: dict[str, dict[Range, int]] = {}
-        self._progress: int | None = None
-        self._lock = threading.Lock()
 
-    def prepare(self, marker: bytes | None, manifest_data: bytes | None = None) -> None:
-        """Checks everything, then makes the directories.
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[None]:
+        """Checks everything, then makes the directories; the body brings the files.
 
-        Args:
-            marker: of the commit that comes, None if it is none; one that lies here
-                must be the same.
-            manifest_data: the bytes of its MANIFEST.json, None if there is to be none.
+        When it ends all is made durable, and a commit's MANIFEST.json comes last.
 
         Raises:
             CheckpointDamagedError: the manifest names what cannot or must not be.
             SaveError: there is no room.
-            CheckpointError: the directory holds something else, or a file of the same
+            CheckpointError: the directory holds another commit, or a file of the same
                 name that no download has written.
             OSError: as the file system says.
         """
         self._check_names()
-        present = self._check_target(marker)
-        self._check_room(present)
-        if not self._is_begun(manifest_data):
-            self._check_nothing_is_taken(manifest_data)
-        for folder in sorted({self.path, *self._folders()}):
+        self._check_target()
+        if not self._is_begun():
+            self._check_nothing_is_taken()
+        for folder in self._folders:
             self._files.make_dirs(folder)
-        path = os.path.join(self.path, PROGRESS)
-        self._recorded = _read_progress(path)
-        self._progress = os.open(path, _OPEN | os.O_APPEND, 0o666)
-        os.write(self._progress, b"\n")  # ends a line that was torn
-        self._files.sync_dir(self.path)  # what comes next is told to be ours by it
-
-    def close(self) -> None:
-        """Closes what `prepare` opened."""
-        if self._progress is not None:
-            os.close(self._progress)
-            self._progress = None
-
-    def finish(self, manifest_data: bytes | None) -> None:
-        """Makes the directories durable and writes MANIFEST.json, the last thing.
-
-        Args:
-            manifest_data: its bytes; None where there is no such file.
-
-        Raises:
-            OSError: as the file system says.
-        """
-        self.close()
+        with self._opened(PROGRESS, os.O_APPEND) as self._progress:
+            self._recorded = _ranges(self._progress.readall())
+            self._progress.write(b"\n")  # ends a line that was torn
+            self._files.sync_dir(self.path)  # what comes next is told to be ours by it
+            yield
         self._files.remove(os.path.join(self.path, PROGRESS))
-        for folder in sorted({self.path, *self._folders()}, reverse=True):
+        for folder in reversed(self._folders):
             self._files.sync_dir(folder)
-        if manifest_data is not None:
-            path = os.path.join(self.path, layout.MANIFEST)
-            write_durably(self._files, path, manifest_data)
+        if data := self._checkpoint.data:
+            write_durably(self._files, os.path.join(self.path, layout.MANIFEST), data)
 
-    def _path(self, entry: FileEntry) -> str:
-        """Where a file goes."""
-        return os.path.join(self.path, entry.name)
-
-    def open(self, entry: FileEntry) -> int:
-        """A descriptor of a file that can be read and written; made if need be."""
-        return os.open(self._path(entry), _OPEN, 0o666)
+    def open(self, entry: FileEntry) -> io.FileIO:
+        """A file, to be read and written; made if need be."""
+        return self._opened(entry.name)
 
     def is_whole(self, entry: FileEntry) -> bool:
         """Whether the file is there with its checksum; makes room for it if it isn't.
@@ -123,41 +91,50 @@ class Destination:
         Raises:
             OSError: as the file system says.
         """
-        path = self._path(entry)
-        try:
+        path, is_same = self._path(entry), self._is_same(entry)
+        if is_same is False:
             status = os.lstat(path)
-        except FileNotFoundError:
-            return False
-        expected = (entry.size, entry.crc32c)
-        if status.st_size == entry.size and checksum.of_file(path) == expected:
-            return True
-        if status.st_nlink > 1:
-            self._files.remove(path)  # its other name may be somebody else's
-        elif status.st_size > entry.size:
-            os.truncate(path, entry.size)
-        return False
+            if status.st_nlink > 1:
+                self._files.remove(path)  # its other name may be somebody else's
+            elif status.st_size > entry.size:
+                os.truncate(path, entry.size)
+        return is_same is True
 
     def kept(self, entry: FileEntry, part: Range) -> int | None:
         """The checksum of a range that a predecessor has fetched; None if none has."""
         expected = self._recorded.get(entry.name, {}).get(part)
         if expected is None:
             return None
-        descriptor = self.open(entry)
-        try:
-            return expected if of_range(descriptor, part) == expected else None
-        finally:
-            os.close(descriptor)
+        with self.open(entry) as file:
+            return expected if of_range(file, part) == expected else None
 
     def record(self, entry: FileEntry, part: Range, crc: int) -> None:
         """Remembers a range for a successor. Any thread."""
         line = json.dumps([entry.name, *part, crc]) + "\n"
-        with self._lock:
-            if self._progress is not None:
-                os.write(self._progress, line.encode())
+        self._progress.write(line.encode())
 
     def sync(self, entry: FileEntry) -> None:
         """Makes a file durable."""
         self._files.sync_file(self._path(entry))
+
+    def _path(self, entry: FileEntry) -> str:
+        return os.path.join(self.path, entry.name)
+
+    def _opened(self, name: str, flags: int = 0) -> io.FileIO:
+        def opener(path: str, _: int) -> int:
+            return os.open(path, _OPEN | flags, 0o666)
+
+        return io.FileIO(os.path.join(self.path, name), "r+", opener=opener)
+
+    def _is_same(self, entry: FileEntry) -> bool | None:
+        """Whether the file is the manifest's; None if there is none."""
+        path = self._path(entry)
+        try:
+            size = os.lstat(path).st_size
+        except FileNotFoundError:
+            return None
+        expected = (entry.size, entry.crc32c)
+        return size == entry.size and checksum.of_file(path) == expected
 
     def _check_names(self) -> None:
         names = {entry.name for entry in self._manifest.files}
@@ -173,9 +150,9 @@ class Destination:
                     "damaged or wasn't written by tfpreempt; nothing was written."
                 )
 
-    def _check_target(self, marker: bytes | None) -> int:
-        """Refuses planted things; returns the bytes that are there already."""
-        for folder in (self.path, *self._folders()):
+    def _check_target(self) -> None:
+        """Refuses planted things, another commit, and too small a disk."""
+        for folder in self._folders:
             self._check_kind(folder, stat.S_ISDIR, "a directory")
         for name in _CONTROL:
             path = os.path.join(self.path, name)
@@ -184,38 +161,37 @@ class Destination:
         for entry in self._manifest.files:
             status = self._check_kind(self._path(entry), stat.S_ISREG, "a file")
             present += min(entry.size, status.st_blocks * 512) if status else 0
-        try:
-            with open(os.path.join(self.path, layout.MARKER), "rb") as file:
-                found = file.read(len(marker or b"") + 1)
-        except FileNotFoundError:
-            return present
-        if found != marker:
+        checkpoint = self._checkpoint
+        marker = checkpoint.marker if checkpoint.is_committed else None
+        if self._has(layout.MARKER, marker) is False:
             raise errors.CheckpointError(
                 f"{self.path!r} is a committed checkpoint of another save; expected "
                 "a directory of its own for each. Choose another one."
             )
-        return present
+        self._check_room(self._manifest.bytes - present)
 
-    def _is_begun(self, manifest_data: bytes | None) -> bool:
+    def _is_begun(self) -> bool:
         """Whether an earlier download of this began here: the files are ours then.
 
         Its record is there from its first byte to its last, then MANIFEST.json is.
         """
         if os.path.lexists(os.path.join(self.path, PROGRESS)):
             return True
-        return manifest_data is not None and self._has(layout.MANIFEST, manifest_data)
+        return self._has(layout.MANIFEST, self._checkpoint.data or None) is True
 
-    def _has(self, name: str, data: bytes) -> bool:
+    def _has(self, name: str, data: bytes | None) -> bool | None:
+        """Whether a file holds just these bytes; None if there is none."""
         try:
             with open(os.path.join(self.path, name), "rb") as file:
-                return file.read(len(data) + 1) == data
+                return data is not None and file.read(len(data) + 1) == data
         except FileNotFoundError:
-            return False
+            return None
 
-    def _check_nothing_is_taken(self, manifest_data: bytes | None) -> None:
+    def _check_nothing_is_taken(self) -> None:
         """Refuses to write over what somebody else keeps here; equal files may stay."""
-        taken = [entry.name for entry in self._manifest.files if self._differs(entry)]
-        if manifest_data is not None:  # a note of others would pass for this commit's
+        files = self._manifest.files
+        taken = [entry.name for entry in files if self._is_same(entry) is False]
+        if self._checkpoint.data:  # a note of others would pass for this commit's
             for name in (layout.MANIFEST, layout.METADATA):
                 if os.path.lexists(os.path.join(self.path, name)):
                     taken.append(name)
@@ -226,14 +202,6 @@ class Destination:
                 f"that of {self._source}. Nothing was written; remove it or choose "
                 "another directory."
             )
-
-    def _differs(self, entry: FileEntry) -> bool:
-        try:
-            size = os.lstat(self._path(entry)).st_size
-        except FileNotFoundError:
-            return False
-        expected = (entry.size, entry.crc32c)
-        return size != entry.size or checksum.of_file(self._path(entry)) != expected
 
     def _check_kind(
         self, path: str, is_kind: Callable[[int], bool], kind: str
@@ -250,13 +218,11 @@ class Destination:
             "to be written. Nothing was written; remove it or choose another directory."
         )
 
-    def _check_room(self, present: int) -> None:
+    def _check_room(self, need: int) -> None:
         existing = self.path
         while not os.path.isdir(existing):
             existing = os.path.dirname(existing)
-        room = os.statvfs(existing)
-        free = room.f_bavail * room.f_frsize
-        need = self._manifest.bytes - present
+        free = shutil.disk_usage(existing).free
         if need > free:
             raise errors.SaveError(
                 f"{self._source} claims to have {self._manifest.bytes:,} bytes, "
@@ -265,16 +231,17 @@ class Destination:
                 "written."
             )
 
-    def _folders(self) -> Iterator[str]:
-        """Every directory below the target in which a file lies."""
-        seen = set()
+    @functools.cached_property
+    def _folders(self) -> list[str]:
+        """The directory, and every one below it in which a file lies."""
+        found = {""}
         for entry in self._manifest.files:
             name = os.path.dirname(entry.name)
-            while name and name not in seen:
-                seen.add(name)
+            while name not in found:
+                found.add(name)
                 name = os.path.dirname(name)
-        for name in sorted(seen):
-            yield os.path.join(self.path, name)
+        below = sorted(found - {""})
+        return [self.path, *(os.path.join(self.path, name) for name in below)]
 
 
 def _why_impossible(name: str) -> str | None:
@@ -289,20 +256,11 @@ def _why_impossible(name: str) -> str | None:
     return paths.why_unsafe(name)
 
 
-def _read_progress(path: str) -> dict[str, dict[Range, int]]:
+def _ranges(record: bytes) -> dict[str, dict[Range, int]]:
     """What a predecessor has recorded; lines that make no sense are passed over."""
     found: dict[str, dict[Range, int]] = {}
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return found
-        raise
-    with open(descriptor, "rb") as file:
-        for line in file:
-            try:
-                name, offset, length, crc = json.loads(line)
-                found.setdefault(name, {})[Range(offset, length)] = crc
-            except (ValueError, TypeError):
-                continue
+    for line in record.splitlines():
+        with contextlib.suppress(ValueError, TypeError):
+            name, offset, length, crc = json.loads(line)
+            found.setdefault(name, {})[Range(offset, length)] = crc
     return found

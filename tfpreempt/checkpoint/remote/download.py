@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import IO, cast
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.catalog import Entry
@@ -26,7 +24,6 @@ from tfpreempt.storage import checksum, failure
 from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.interface import ObjectMissingError
 
-_ATTEMPTS = 2
 _STALL_SECONDS = 900.0  # no byte for so long: a store tries again for minutes at most
 _PATIENCE_SECONDS = 5.0  # that the threads have to leave after an error
 
@@ -62,17 +59,14 @@ def download(
     """
     manifest = checkpoint.manifest
     assert manifest is not None
-    marker = checkpoint.marker if checkpoint.is_committed else None
-    destination = Destination(target, manifest, checkpoint.path, files or LocalFiles())
-    with failure.translated(f"download {checkpoint.path}", destination.path):
-        try:
-            destination.prepare(marker, checkpoint.data or None)
-            with ByteBar(checkpoint.path, manifest.bytes if progress else 0) as bar:
-                work = _Download(checkpoint, destination, timeout, bar)
-                work.run(manifest.files, threads)
-            destination.finish(checkpoint.data or None)
-        finally:
-            destination.close()
+    destination = Destination(target, checkpoint, files or LocalFiles())
+    with (
+        failure.translated(f"download {checkpoint.path}", destination.path),
+        destination.filling(),
+        ByteBar(checkpoint.path, manifest.bytes if progress else 0) as bar,
+    ):
+        work = _Download(checkpoint, destination, timeout, bar)
+        work.run(manifest.files, threads)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -83,8 +77,7 @@ class _File:
         entry: what the manifest says.
         parts: its ranges.
         sums: the checksums of those that are there.
-        fault: of a range's length, in this attempt.
-        found: what was wrong with the whole, in the last one.
+        fault: what is wrong with it, in this attempt or the last one.
         is_whole: it is there, verified and durable.
     """
 
@@ -92,7 +85,6 @@ class _File:
     parts: list[Range]
     sums: dict[Range, int] = dataclasses.field(default_factory=dict)
     fault: str = ""
-    found: str = ""
     is_whole: bool = False
 
 
@@ -127,26 +119,25 @@ class _Download:
         )
         files = [_File(entry=each, parts=split(each.size)) for each in entries]
         in_threads(self._look, files)
-        for _ in range(_ATTEMPTS):
+        for bring in (self._keep_or_bring, self._bring):
             missing = [each for each in files if not each.is_whole]
             parts = [(each, part) for each in missing for part in each.parts]
-            in_threads(lambda job: self._bring(*job), parts)
+            in_threads(bring, parts)
             in_threads(self._check, missing)
         for each in files:
             if not each.is_whole:
-                raise self._damaged(each.entry, each.found)
+                raise self._damaged(each.entry, each.fault)
 
     def _watch(self) -> None:
-        now, source = time.monotonic(), self._checkpoint.path
+        now, why = time.monotonic(), ""
         if self._timeout is not None and now - self._began > self._timeout:
+            why = f"took more than {self._timeout:g} s"
+        elif now - self._moved > _STALL_SECONDS:
+            why = f"stands still: no byte came for {_STALL_SECONDS:g} s"
+        if why:
             raise errors.CheckpointError(
-                f"Downloading {source} took more than {self._timeout:g} s. What was "
-                "fetched is kept; call again to go on."
-            )
-        if now - self._moved > _STALL_SECONDS:
-            raise errors.CheckpointError(
-                f"Downloading {source} stands still: no byte came for "
-                f"{_STALL_SECONDS:g} s. What was fetched is kept; call again to go on."
+                f"Downloading {self._checkpoint.path} {why}. What was fetched is kept; "
+                "call again to go on."
             )
         self._bar.show(self._bytes)
 
@@ -158,61 +149,63 @@ class _Download:
             self._destination.sync(entry)
             file.is_whole = True
             return
-        os.close(self._destination.open(entry))
+        self._destination.open(entry).close()
         # What fits into one range needs no look at its size: asking for one byte more
         # than it should have tells as much, with one request less.
         if len(file.parts) > 1:
             name = self._checkpoint.object(entry.name)
             found = self._checkpoint.store.stat(name, timeout=self._time_left())
             if found is None:
-                raise self._missing(entry)
+                raise self._damaged(entry, "is missing")
             if found.size != entry.size:
                 raise self._damaged(entry, f"has {found.size} bytes")
 
-    def _bring(self, file: _File, part: Range) -> None:
+    def _keep_or_bring(self, job: tuple[_File, Range]) -> None:
         """One range: kept from a predecessor, or fetched."""
-        entry = file.entry
-        crc = None if file.found else self._destination.kept(entry, part)
-        if crc is not None:
+        file, part = job
+        crc = self._destination.kept(file.entry, part)
+        if crc is None:
+            self._bring(job)
+        else:
             file.sums[part] = crc
             self._advance(part.length)
-            return
+
+    def _bring(self, job: tuple[_File, Range]) -> None:
+        file, part = job
+        entry = file.entry
         is_last = part.offset + part.length == entry.size  # is there more than that?
-        descriptor = self._destination.open(entry)
-        try:
-            writer = RangeWriter(descriptor, part, self._piece)
-            self._checkpoint.store.get(
-                self._checkpoint.object(entry.name),
-                cast(IO[bytes], writer),
-                offset=part.offset,
-                length=part.length + is_last,
-                timeout=self._time_left(),
-            )
-            crc = writer.checksum()
-        except ObjectMissingError as error:
-            raise self._missing(entry) from error
-        finally:
-            os.close(descriptor)
-        if crc is None:
-            file.fault = writer.fault()
+        with self._destination.open(entry) as opened:
+            writer = RangeWriter(opened, part, self._piece)
+            try:
+                self._checkpoint.store.get(
+                    self._checkpoint.object(entry.name),
+                    writer,
+                    offset=part.offset,
+                    length=part.length + is_last,
+                    timeout=self._time_left(),
+                )
+            except ObjectMissingError as error:
+                raise self._damaged(entry, "is missing") from error
+        if writer.fault:
+            file.fault = writer.fault
             return
-        file.sums[part] = crc
+        file.sums[part] = writer.crc32c
         if len(file.parts) > 1:
-            self._destination.record(entry, part, crc)
+            self._destination.record(entry, part, writer.crc32c)
 
     def _check(self, file: _File) -> None:
         """All ranges are there: are they the file?"""
-        crc = 0
-        for part in file.parts:
-            crc = checksum.joined(crc, file.sums.get(part, 0), part.length)
-        if not file.fault and crc == file.entry.crc32c:
-            self._destination.sync(file.entry)
-            file.is_whole = True
+        crc, entry = 0, file.entry
+        if len(file.sums) == len(file.parts):
+            for part in file.parts:
+                crc = checksum.joined(crc, file.sums[part], part.length)
+            file.fault = "" if crc == entry.crc32c else f"has crc32c {crc:08x}"
+        file.is_whole = not file.fault
+        if file.is_whole:
+            self._destination.sync(entry)
             return
-        file.found = file.fault or f"has crc32c {crc:08x}"
-        file.fault = ""
         file.sums.clear()
-        self._advance(-file.entry.size)
+        self._advance(-entry.size)
 
     def _piece(self, count: int) -> None:
         if self._failed.is_set():
@@ -228,12 +221,6 @@ class _Download:
         if self._timeout is None:
             return None
         return max(0.1, self._began + self._timeout - time.monotonic())
-
-    def _missing(self, entry: FileEntry) -> Exception:
-        return errors.CheckpointDamagedError(
-            f"{self._checkpoint.path}/{entry.name} is missing, though the manifest "
-            "names it. Use another checkpoint."
-        )
 
     def _damaged(self, entry: FileEntry, found: str) -> Exception:
         return errors.CheckpointDamagedError(

@@ -1,31 +1,32 @@
 """Shards of workers that have another disk than the chief, by way of the object store.
 
 Where the checkpoint directory is not shared, a worker puts its shard of a save below
-`shards/<attempt>/` before it says that it is done, a list of its files last; the chief
-takes them from there into its staging directory, so that the commit holds all of them,
-like one on shared storage. They are small: what differs between workers.
+`shards/<attempt>/` before it says that it is done, a manifest of its files last; the
+chief takes them from there into its staging directory, so that the commit holds all of
+them, like one on shared storage. They are small: what differs between workers.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import claims, layout, retention
+from tfpreempt.checkpoint.catalog import Entry, Kind
+from tfpreempt.checkpoint.manifest import FileEntry, Manifest, from_json, to_json
 from tfpreempt.checkpoint.payload import Staged
-from tfpreempt.storage import checksum, failure, paths
+from tfpreempt.checkpoint.remote.download import download
+from tfpreempt.storage import checksum, failure
 from tfpreempt.storage.files import Files
-from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 
 FOLDER = "shards"
-LIST = "FILES.json"
-_MAX_LIST_BYTES = 16 << 20
+_MAX_MANIFEST_BYTES = 16 << 20
 _SECONDS = 20.0  # for one request, however often it is tried again
 
 
@@ -70,14 +71,22 @@ class ShardExchange:
         folder = os.path.join(staged.directory, layout.worker_name(self._worker))
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         place = self._place(staged.attempt, self._worker)
-        sums: dict[str, list[int]] = {}
+        entries = []
         for name in names:
             path = os.path.join(folder, name)
-            sums[name] = list(checksum.of_file(path))
+            size, crc32c = checksum.of_file(path)
+            entries.append(FileEntry(name=name, size=size, crc32c=crc32c))
             with open(path, "rb") as file:
                 self._store.put_if_absent(f"{place}/{name}", file, timeout=_SECONDS)
-        data = json.dumps(sums).encode()
-        self._store.put_if_absent(f"{place}/{LIST}", io.BytesIO(data), timeout=_SECONDS)
+        manifest = Manifest(
+            step=staged.step,
+            sequence=1,
+            world_size=self._worker + 1,
+            workers=(self._worker,),
+            files=tuple(entries),
+        )
+        name, data = f"{place}/{layout.MANIFEST}", io.BytesIO(to_json(manifest))
+        self._store.put_if_absent(name, data, timeout=_SECONDS)
 
     def _drop(self, directory: str) -> None:
         """The chief commits elsewhere, and clears up only there."""
@@ -140,44 +149,19 @@ class ShardExchange:
             self._store.delete(name)
 
     def _take(self, staged: Staged, worker: int, seconds: float) -> None:
-        place = self._place(staged.attempt, worker)
+        place, target = self._place(staged.attempt, worker), io.BytesIO()
+        name = f"{place}/{layout.MANIFEST}"
+        self._store.get(name, target, length=_MAX_MANIFEST_BYTES, timeout=seconds)
+        manifest = from_json(target.getvalue(), f"{self._store.uri}/{name}")
+        shard = Entry(
+            store=self._store, name=place, kind=Kind.REMOTE, manifest=manifest
+        )
         folder = os.path.join(staged.directory, layout.worker_name(worker))
-        sums = self._sums(f"{place}/{LIST}", seconds)
-        self._files.make_dirs(folder)
-        for name, (size, crc) in sums.items():
-            path = os.path.join(folder, name)
-            with open(path, "xb") as file:
-                self._store.get(
-                    f"{place}/{name}", file, length=size + 1, timeout=seconds
-                )
-            if checksum.of_file(path) != (size, crc):
-                raise errors.CheckpointDamagedError(
-                    f"{self._store.uri}/{place}/{name} is not what worker {worker} "
-                    "sent: size or checksum differ."
-                )
-
-    def _sums(self, name: str, seconds: float) -> dict[str, tuple[int, int]]:
-        """The list of a shard's files, checked: names become paths here."""
-        target = io.BytesIO()
         try:
-            self._store.get(name, target, length=_MAX_LIST_BYTES, timeout=seconds)
-            found = json.loads(target.getvalue())
-            sums = {
-                str(key): (int(size), int(crc)) for key, (size, crc) in found.items()
-            }
-        except ObjectMissingError:
+            download(shard, folder, timeout=seconds, files=self._files)
+        except errors.CheckpointError:
+            retention.delete_staging(self._files, folder)  # half of it is no part
             raise
-        except (ValueError, TypeError, AttributeError) as error:
-            raise errors.CheckpointDamagedError(
-                f"{self._store.uri}/{name} is no list of files: {error}"
-            ) from error
-        for key in sums:
-            if "/" in key or paths.why_unsafe(key):
-                raise errors.CheckpointDamagedError(
-                    f"{self._store.uri}/{name} names the file {key!r}; expected the "
-                    "plain name of a State's file."
-                )
-        return sums
 
     @staticmethod
     def _place(attempt: str, worker: int) -> str:

@@ -98,6 +98,9 @@ def newest_first(
 ) -> bool:
     """Brings the newest remote commit that is whole, if it is newer than the local one.
 
+    Commits rank by their sequence. Where a machine and the store each have another one
+    of the same sequence, and against checkpoints of others, the time of the save ranks.
+
     Args:
         files: the file operations.
         store: the store.
@@ -114,7 +117,13 @@ def newest_first(
         CheckpointError: the store cannot be read.
         SaveError: the disk.
     """
-    for commit in _newer_than(store, local, on_skip):
+    newer = []
+    for commit in catalog.commits(store, on_skip):
+        if local is None or _is_newer(commit, local):
+            newer.append(commit)
+        elif commit.sequence != local.sequence:
+            break
+    for commit in catalog.in_order(newer):
         if needs_prefix and commit.prefix is None:
             on_skip(
                 f"{commit.path} has no TensorFlow checkpoint, only named "
@@ -130,40 +139,13 @@ def newest_first(
     return False
 
 
-def _newer_than(
-    store: ObjectStore,
-    local: Entry | None,
-    on_skip: Callable[[str], None],
-) -> list[Entry]:
-    """The commits of a store that are newer than the newest local one, newest first.
-
-    Commits rank by their sequence. Where a machine and the store each have another one
-    of the same sequence, and against checkpoints of others, the time of the save ranks.
-
-    Args:
-        store: the store.
-        local: the newest local checkpoint that is whole; None without one.
-        on_skip: called with a description of each damaged one.
-
-    Raises:
-        CheckpointError: the store cannot be read.
-    """
-    found = []
-    for commit in catalog.commits(store, on_skip):
-        if _is_newer(commit, local):
-            found.append(commit)
-        elif local is None or commit.sequence != local.sequence:
-            break
-    return catalog.in_order(found)
-
-
 def bring(
     files: Files,
     commit: Entry,
     directory: str,
     *,
     max_to_keep: int | None = None,
-) -> str:
+) -> None:
     """Downloads a commit and publishes it in a directory.
 
     Args:
@@ -171,9 +153,6 @@ def bring(
         commit: the copy in the store.
         directory: the checkpoint directory.
         max_to_keep: commits to keep there, and this one; None keeps all.
-
-    Returns:
-        Its path there.
 
     Raises:
         CheckpointDamagedError: a file is not what the manifest says.
@@ -194,7 +173,7 @@ def bring(
         download(commit, staged, progress=True)
         for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
-                retention.delete(files, entry.path)  # damaged, or it were not fetched
+                retention.delete(files, entry)  # damaged, or it were not fetched
         target = committing.free_target(files, SystemClock(), directory, step, sequence)
         files.rename(staged, target)
         files.sync_dir(directory)
@@ -202,11 +181,12 @@ def bring(
         if commit.saved_at is not None:  # checkpoints of others rank by this time
             times = commit.saved_at, commit.saved_at
             os.utime(os.path.join(target, layout.MARKER), times)
-        committing.finish(files, directory, max_to_keep, is_pinned=target.__eq__)
+        with committing.tidying(directory):
+            found, keep = catalog.scan(directory), max_to_keep
+            committing.finish(files, directory, found, keep, is_pinned=target.__eq__)
         claims.forget(files, staged)
         if claim is not None:
             claim.release()
-    return target
 
 
 def find(store: ObjectStore, token: str) -> Entry | None:
@@ -224,9 +204,7 @@ def find(store: ObjectStore, token: str) -> Entry | None:
     return None
 
 
-def _is_newer(commit: Entry, local: Entry | None) -> bool:
-    if local is None:
-        return True
+def _is_newer(commit: Entry, local: Entry) -> bool:
     if local.token == commit.token:
         return False
     if local.manifest is not None:

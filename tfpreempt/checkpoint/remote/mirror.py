@@ -10,8 +10,10 @@ the newest commit comes before all else, and nothing waits longer than it is tol
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -22,7 +24,7 @@ from tfpreempt.checkpoint.remote import upload
 from tfpreempt.checkpoint.remote.retention import Retention, delete
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.remote.tries import Tries
-from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Fault
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.storage.interface import ObjectStore
@@ -46,10 +48,10 @@ class Mirror:
         store: where to.
         max_to_keep: commits to keep there; None keeps all.
         taken: the highest sequence there, as far as is known; see `look`.
-        clock: for durations.
 
     Attributes:
         store: the store.
+        status: how far it is now.
     """
 
     def __init__(
@@ -58,24 +60,20 @@ class Mirror:
         *,
         max_to_keep: int | None,
         taken: int = 0,
-        clock: Clock | None = None,
     ) -> None:
         self.store = store
         self._directory = ""
         self._record: Callable[[], Callable[[Fault], None] | None] = lambda: None
         self._retention = Retention(store, max_to_keep, taken)
-        self._clock = clock or SystemClock()
         self._changed = threading.Condition()
-        self._status = MirrorStatus(uri=store.uri)
-        self._pending: list[Entry] = []  # oldest first
-        self._tasks: list[Callable[[], None]] = []
-        self._current: Entry | None = None
-        self._upload: upload.Upload | None = None
+        self.status = MirrorStatus(uri=store.uri)
+        self._pending: list[Entry] = []  # oldest first; each until it is over
+        self._tasks: list[Callable[[], None]] = []  # likewise
+        self._upload: upload.Upload | None = None  # of one of the pending
         self._newest: Entry | None = None
-        self._is_busy = False
         self._is_hurried = False
         self._is_awaited = False  # a pause is to end, and the next try to begin
-        self._tries = Tries(self._clock)
+        self._tries = Tries(SystemClock())
         self._pointed_at = 0  # the sequence that the store's state file names
         self._thread = OwnedThread("tfpreempt-mirror", self._run)
 
@@ -131,21 +129,14 @@ class Mirror:
         return _in_use.get(self.store.uri) is self
 
     @property
-    def status(self) -> MirrorStatus:
-        """How far it is now."""
-        with self._changed:
-            pending = len(self._pending) + (self._current is not None)
-            return dataclasses.replace(self._status, pending=pending)
-
-    @property
     def highest_sequence(self) -> int:
         """The highest sequence seen in the store; new commits must be above it."""
         return self._retention.highest_sequence
 
     def is_pinned(self, path: str) -> bool:
         """Whether retention must leave a local commit alone: it is being read."""
-        with self._changed:
-            return self._current is not None and self._current.path == path
+        under_way = self._upload
+        return under_way is not None and under_way.commit.path == path
 
     def add(self, entry: Entry) -> None:
         """A local commit is to be copied, unless it is gone; the newest one so far."""
@@ -171,18 +162,14 @@ class Mirror:
         """
         with self._changed:
             self._pending = [each for each in self._pending if each.path != path]
-            ended = None
-            if self._current is not None and self._current.path == path:
-                self._current, ended = None, self._upload
-                self._cancel()
+            self._tell()
             if self._newest is not None and self._newest.path == path:
-                rest = [each for each in (*self._pending, self._current) if each]
-                rest.sort(key=catalog.rank)
-                self._newest = rest[-1] if rest else None
-                step = rest[-1].step if rest else None
-                self._tell(newest=step, is_complete=not rest)
-            self._changed.notify_all()
-            if ended is not None:  # else it would write into what is deleted
+                self._newest = max(self._pending, key=catalog.rank, default=None)
+                step = None if self._newest is None else self._newest.step
+                self._tell(newest=step, is_complete=self._newest is None)
+            ended = self._upload
+            if ended is not None and ended.commit.path == path:
+                ended.cancel()  # else it would write into what is deleted
                 self._changed.wait_for(lambda: self._upload is not ended, LETTING_GO)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -195,24 +182,24 @@ class Mirror:
             Whether the newest one is there.
         """
         with self._changed:
-            began = self._clock.monotonic()
+            began = time.monotonic()
             self._tries.await_again()
             is_said = False
             self._is_awaited = timeout is None
             self._changed.notify_all()
-            while self._pending or self._tasks or self._is_busy:
-                now = self._clock.monotonic()
+            while self._pending or self._tasks:
+                now = time.monotonic()
                 end = self._tries.gives_up_at if timeout is None else began + timeout
-                if now >= end or not self._thread.is_alive or self._is_hurried:
+                if now >= end or not self._thread.is_alive() or self._is_hurried:
                     break
                 if not is_said and now >= began + SILENT:
                     is_said = True
                     self._say_waiting(timeout)
-                self._changed.wait((end if is_said else min(end, began + SILENT)) - now)
-            return self._status.is_complete
+                self._changed.wait(min(end - now, SILENT))
+            return self.status.is_complete
 
     def _say_waiting(self, timeout: float | None) -> None:
-        status = self._status
+        status = self.status
         if status.is_complete:
             return  # only old copies are cleared away
         limit = f"until {self._tries.patience:g} s bring nothing new"
@@ -245,18 +232,16 @@ class Mirror:
         Returns:
             Whether the newest commit is in the store; it says so, or what is.
         """
-        end = self._clock.monotonic() + seconds
+        end = time.monotonic() + seconds
         with self._changed:
-            self._is_hurried = True
-            self._make_way()
-            self._changed.notify_all()
-            while self._current is self._newest or self._is_newest_waiting():
-                left = end - self._clock.monotonic()
-                if self._status.is_complete or left <= 0 or not self._thread.is_alive:
+            self.hurry()
+            while self._is_newest_pending():
+                left = end - time.monotonic()
+                if self.status.is_complete or left <= 0 or not self._thread.is_alive():
                     break
                 self._changed.wait(left)
             self._is_hurried = False
-            status = self._status
+            status = self.status
         self._say_finished(status)
         return status.is_complete
 
@@ -326,7 +311,8 @@ class Mirror:
             del _in_use[self.store.uri]
         with self._changed:
             self._thread.stop()
-            self._cancel()
+            if self._upload is not None:
+                self._upload.cancel()
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -345,10 +331,16 @@ class Mirror:
             self._changed.notify_all()  # it runs already
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
-            self._do(job)
+        while (act := self._next()) is not None:
+            try:
+                act()
+            except upload.UploadCancelledError:
+                pass  # it comes again, unless it was forgotten
+            except Exception as error:  # noqa: BLE001 - training goes on whatever it is
+                self._fault(error)
+                self._rest()
 
-    def _next(self) -> Entry | Callable[[], None] | None:
+    def _next(self) -> Callable[[], None] | None:
         """A task, or the newest commit; None to end.
 
         Tasks are short, and would never come if commits were made faster than they
@@ -356,58 +348,66 @@ class Mirror:
         """
         with self._changed:
             while not self._thread.stop_event.is_set():
-                self._is_busy = bool(self._pending or self._tasks)
                 if self._tasks and not self._is_newest_first():
-                    return self._tasks.pop(0)
+                    return self._do_task
                 if self._pending:
-                    self._current = self._pending.pop()
-                    return self._current
+                    newest = self._pending[-1]
+                    self._upload = upload.Upload(
+                        self.store, newest, on_bytes=self._sent
+                    )
+                    return functools.partial(self._copy, self._upload)
                 self._changed.notify_all()
                 self._changed.wait(3600.0)
             return None
 
-    def _do(self, job: Entry | Callable[[], None]) -> None:
+    def _do_task(self) -> None:
         try:
-            if isinstance(job, Entry):
-                self._copy(job)
-            else:
-                job()
-        except upload.UploadCancelledError:
-            self._put_back(job)
+            self._tasks[0]()
+        finally:
+            del self._tasks[0]
+
+    def _copy(self, under_way: upload.Upload) -> None:
+        entry = under_way.commit
+        try:
+            self._check_rank(entry)
+            self._tell(uploading=entry.step or 0, total_bytes=entry.size or 0)
+            under_way.run()
+            self._tell_copied(entry)
         except upload.CommitGoneError as error:
-            self._drop(job, str(error))
+            self._drop(entry, error)
         except upload.CommitDamagedError as error:
             self._fault(error, "is given up for this commit")
-            self._drop(job, str(error))
-        except Exception as error:  # noqa: BLE001 - training goes on whatever it is
-            self._fault(error)
-            self._put_back(job)
-            self._rest()
+            self._drop(entry, error)
+        finally:
+            with self._changed:
+                self._upload = None
+                self._tell(uploading=None, sent_bytes=0, total_bytes=0)
 
-    def _copy(self, entry: Entry) -> None:
-        self._check_rank(entry)
-        with self._changed:
-            self._upload = upload.Upload(self.store, entry, on_bytes=self._sent)
-            if self._current is not entry or self._is_newest_first():
-                self._upload.cancel()  # it was forgotten; or there is a newer one
-            self._tries.begin(entry)
-            step, size = entry.step or 0, entry.size or 0
-            self._tell(uploading=step, sent_bytes=0, total_bytes=size)
-        self._upload.run()
+    def _tell_copied(self, entry: Entry) -> None:
+        step = entry.step or 0
         _log.info("tfpreempt: step %d is in %s", step, self.store.uri)
         with self._changed:
-            if self._status.fault is not None:
+            if self.status.fault is not None:
                 _log.warning("tfpreempt: the mirror in %s works again", self.store.uri)
             self._tries.succeeded()
+            self._tasks.append(functools.partial(self._keep_order, entry))
+            self._take_out(entry)
             is_newest = entry is self._newest
-            mirrored = max(step, self._status.mirrored or 0)
+            mirrored = max(step, self.status.mirrored or 0)
             self._tell(
                 mirrored=step if is_newest else mirrored,
-                is_complete=is_newest or self._status.is_complete,
+                is_complete=is_newest or self.status.is_complete,
                 fault=None,
             )
-        self._tasks.append(lambda: self._keep_order(entry))
-        self._end_current()
+
+    def _drop(self, entry: Entry, why: Exception) -> None:
+        _log.info("tfpreempt: a commit is not copied to the mirror: %s", why)
+        with self._changed:
+            self._take_out(entry)
+            self._tell(dropped=self.status.dropped + 1)
+
+    def _take_out(self, entry: Entry) -> None:
+        self._pending = [each for each in self._pending if each is not entry]
 
     def _check_rank(self, entry: Entry) -> None:
         """A start that could not look may have made commits that rank below the
@@ -434,34 +434,17 @@ class Mirror:
 
     def _sent(self, count: int) -> None:
         with self._changed:
-            sent = self._status.sent_bytes + count
+            sent = self.status.sent_bytes + count
             self._tell(sent_bytes=sent)
-            self._tries.sent(sent)
-
-    def _put_back(self, job: Entry | Callable[[], None]) -> None:
-        with self._changed:
-            if job is self._current and isinstance(job, Entry):
-                self._pending.append(job)
-                self._pending.sort(key=catalog.rank)
-        self._end_current()
-
-    def _drop(self, job: Entry | Callable[[], None], why: str) -> None:
-        _log.info("tfpreempt: a commit is not copied to the mirror: %s", why)
-        with self._changed:
-            self._tell(dropped=self._status.dropped + isinstance(job, Entry))
-        self._end_current()
-
-    def _end_current(self) -> None:
-        with self._changed:
-            self._current = self._upload = None
-            self._tell(uploading=None, sent_bytes=0, total_bytes=0)
+            if self._upload is not None:
+                self._tries.sent(self._upload.commit, sent)
 
     def _fault(self, error: Exception, then: str = "is tried again") -> None:
         text = f"{type(error).__name__}: {error}"
         with self._changed:
-            before = self._status.fault
+            before = self.status.fault
             self._tries.failed(error)
-            self._tell(fault=text, faults=self._status.faults + 1)
+            self._tell(fault=text, faults=self.status.faults + 1)
         if before is not None and before.split(":")[0] == type(error).__name__:
             return  # said already
         _log.warning(
@@ -475,34 +458,31 @@ class Mirror:
 
     def _rest(self) -> None:
         """Waits after a fault; a machine that goes away shortens it."""
-        until = self._clock.monotonic() + self._tries.next_pause()
-        began = self._clock.monotonic()
+        began, pause = time.monotonic(), self._tries.next_pause()
         with self._changed:
-            while not self._thread.stop_event.is_set():
-                if self._is_awaited:  # there may be no later try
-                    self._is_awaited = False
-                    return
-                if self._is_hurried:
-                    until = min(until, began + HURRIED_PAUSE)
-                left = until - self._clock.monotonic()
+            while not (self._thread.stop_event.is_set() or self._is_awaited):
+                longest = min(pause, HURRIED_PAUSE) if self._is_hurried else pause
+                left = began + longest - time.monotonic()
                 if left <= 0:
                     return
                 self._changed.wait(left)
+            self._is_awaited = False  # there may be no later try
 
     def _make_way(self) -> None:
+        """What is under way ends, where the newest commit comes before all else."""
+        if self._upload is None or self._upload.commit is self._newest:
+            return
         if self._is_newest_first():
-            self._cancel()
-
-    def _is_newest_first(self) -> bool:
-        return self._is_hurried and self._is_newest_waiting()
-
-    def _is_newest_waiting(self) -> bool:
-        return any(each is self._newest for each in self._pending)
-
-    def _cancel(self) -> None:
-        if self._upload is not None:
             self._upload.cancel()
 
+    def _is_newest_first(self) -> bool:
+        return self._is_hurried and self._is_newest_pending()
+
+    def _is_newest_pending(self) -> bool:
+        return any(each is self._newest for each in self._pending)
+
     def _tell(self, **changes: object) -> None:
-        self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]  # names of its fields
-        self._changed.notify_all()
+        with self._changed:
+            changes["pending"] = len(self._pending)
+            self.status = dataclasses.replace(self.status, **changes)  # type: ignore[arg-type]  # names of its fields
+            self._changed.notify_all()

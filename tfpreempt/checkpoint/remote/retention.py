@@ -42,7 +42,9 @@ class Retention:
             CheckpointError: the store cannot be listed.
         """
         folders = catalog.copies(self._store, timeout=timeout)
-        self.highest_sequence = max(self.highest_sequence, _highest(folders))
+        self.highest_sequence = max(
+            self.highest_sequence, catalog.highest_sequence(folders)
+        )
         return folders
 
     def outranks(self, commit: Entry) -> bool:
@@ -54,35 +56,29 @@ class Retention:
         if self._found is None:
             folders = self.look()
             names = frozenset(each.name for each in folders)
-            self._found = _highest(folders), names
+            self._found = catalog.highest_sequence(folders), names
         highest, names = self._found
         name = catalog.folder_name(commit.step or 0, commit.token)
         return (commit.sequence or 0) < highest and name not in names
 
-    def run(self) -> list[str]:
-        """Deletes; returns the folders that went.
+    def run(self) -> None:
+        """Deletes.
 
         Raises:
             CheckpointError: the store.
         """
         folders = self.look()
         committed = [each for each in folders if self._is_committed(each)]
-        if not committed:
-            return []
-        kept = (
-            committed if self._max_to_keep is None else committed[: self._max_to_keep]
-        )
-        gone = [each for each in committed if each not in kept]
-        newest = _highest(committed)
+        keep = len(committed) if self._max_to_keep is None else self._max_to_keep
+        newest = catalog.highest_sequence(committed)
         dead = [
             each
             for each in folders
             if each not in committed and (each.sequence or 0) < newest
         ]
-        for each in (*gone, *dead):
+        for each in committed[keep:] + dead:
             self._committed.discard(each.name)
             delete(each)
-        return [each.name for each in (*gone, *dead)]
 
     def _is_committed(self, folder: Entry) -> bool:
         if folder.name not in self._committed:
@@ -92,11 +88,6 @@ class Retention:
                     return False
             self._committed.add(folder.name)
         return True
-
-
-def _highest(copies: list[Entry]) -> int:
-    """The highest sequence that the names of copies say; 0 without one."""
-    return max([0, *(each.sequence or 0 for each in copies)])
 
 
 def delete(copy: Entry) -> None:

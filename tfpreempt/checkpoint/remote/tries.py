@@ -26,13 +26,10 @@ class Tries:
         self._commit: Entry | None = None  # of the newest try
         self._most_sent = 0  # by any try of that one
 
-    def begin(self, commit: Entry) -> None:
-        """A try to copy this one begins."""
+    def sent(self, commit: Entry, count: int) -> None:
+        """So many bytes by now; what an earlier try had sent is no progress."""
         if self._commit is not commit:
             self._commit, self._most_sent = commit, 0
-
-    def sent(self, count: int) -> None:
-        """So many bytes by now; what an earlier try had sent is no progress."""
         if count > self._most_sent:
             self._most_sent, self._is_refused = count, False
             self.await_again()

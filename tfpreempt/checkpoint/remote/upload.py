@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import threading
 from collections.abc import Callable
-from typing import IO, cast
+from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, pointer
@@ -46,6 +45,9 @@ class Upload:
         commit: which local commit.
         threads: how many files at a time.
         on_bytes: called with the number of bytes that a thread has just read.
+
+    Attributes:
+        commit: see above.
     """
 
     def __init__(
@@ -56,8 +58,8 @@ class Upload:
         threads: int = THREADS,
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
+        self.commit = commit
         self._store = store
-        self._commit = commit
         self._folder = catalog.folder_name(commit.step or 0, commit.token)
         self._threads = threads
         self._on_bytes = on_bytes
@@ -76,54 +78,59 @@ class Upload:
             CommitDamagedError: a local file is not what the manifest says.
             CheckpointError: the store, whatever is wrong with it.
         """
-        folder = self._folder
-        there = set(self._store.list(folder + "/"))
-        if catalog.joined(folder, layout.MARKER) in there:
+        manifest, commit = self.commit.manifest, self.commit
+        assert manifest is not None
+        there = self._names()
+        if catalog.joined(self._folder, layout.MARKER) in there:
             return
-        self._put_files(there)
-        name = catalog.joined(folder, layout.MANIFEST)
-        self._put_bytes(name, self._commit.data)
-        self._check_names()
-        name = catalog.joined(folder, layout.MARKER)
-        self._put_bytes(name, self._commit.marker)
-
-    def _put_files(self, there: set[str]) -> None:
-        """Largest first."""
-        entries = sorted(self._files(), key=lambda entry: -entry.size)
         map_in_threads(
-            functools.partial(self._put_file, there),
-            entries,
+            functools.partial(self._put, there),
+            sorted(manifest.files, key=lambda entry: -entry.size),
             threads=self._threads,
             name="tfpreempt-upload",
             watch=self._check,
             patience=PATIENCE_SECONDS,
         )
+        self._put(there, _entry(layout.MANIFEST, commit.data), commit.data)
+        names = [layout.MANIFEST, *(entry.name for entry in manifest.files)]
+        self._check_names(names)
+        self._put(there, _entry(layout.MARKER, commit.marker), commit.marker)
 
-    def _files(self) -> tuple[FileEntry, ...]:
-        assert self._commit.manifest is not None
-        return self._commit.manifest.files
+    def _names(self) -> set[str]:
+        return set(self._store.list(self._folder + "/"))
+
+    def _check_names(self, names: list[str]) -> None:
+        """All is there still: somebody may have cleaned up behind an old run."""
+        gone = {catalog.joined(self._folder, name) for name in names} - self._names()
+        if gone:
+            raise errors.SaveError(
+                f"{self._store.uri}/{min(gone)} was deleted while its commit was "
+                "uploaded; does another run use this place?"
+            )
 
     def _check(self) -> None:
         if self._cancelled.is_set():
             raise UploadCancelledError
 
-    def _put_file(self, there: set[str], entry: FileEntry) -> None:
+    def _put(
+        self, there: set[str], entry: FileEntry, data: bytes | None = None
+    ) -> None:
+        """One object: of a file of the commit, or of some bytes."""
+        self._check()
         name = catalog.joined(self._folder, entry.name)
-        is_there = name in there
-        if is_there and self._is_whole(name, entry.size, entry.crc32c):
-            self._on_bytes(entry.size)
-            return
-        if is_there:
+        if name in there:
+            if self._is_whole(name, entry):
+                self._on_bytes(entry.size if data is None else 0)
+                return
             self._store.delete(name)  # what a broken transfer left
-        path = self._commit.file(entry.name)
-        with _opened(path) as file:
-            reader = cast(IO[bytes], _Reader(file, self._cancelled, self._on_bytes))
-            self._store.put_if_absent(name, reader)
-        if self._is_whole(name, entry.size, entry.crc32c):
+        path = self.commit.file(entry.name)
+        with self._opened(path) if data is None else io.BytesIO(data) as source:
+            self._store.put_if_absent(name, source)
+        if self._is_whole(name, entry):
             return
         self._store.delete(name)
-        found = checksum.of_file(path)
-        if found != (entry.size, entry.crc32c):
+        expected = (entry.size, entry.crc32c)
+        if data is None and (found := checksum.of_file(path)) != expected:
             raise CommitDamagedError(
                 f"{path!r} has {found[0]} bytes and crc32c {found[1]:08x}; its "
                 f"manifest says {entry.size} and {entry.crc32c:08x}. It is not "
@@ -134,34 +141,16 @@ class Upload:
             "with; it was deleted, to be sent again."
         )
 
-    def _put_bytes(self, name: str, data: bytes) -> None:
-        self._check()
-        expected = len(data), checksum.of_bytes(data)
-        for _ in range(2):
-            self._store.put_if_absent(name, io.BytesIO(data))
-            if self._is_whole(name, *expected):
-                return
-            self._store.delete(name)
-        raise errors.SaveError(
-            f"{self._store.uri}/{name} arrived twice with another checksum than it "
-            "was sent with."
-        )
+    def _opened(self, path: str) -> _CountedFile:
+        try:
+            return _CountedFile(path, self._check, self._on_bytes)
+        except FileNotFoundError as error:
+            raise CommitGoneError(f"{path} was deleted before it was copied") from error
 
-    def _is_whole(self, name: str, size: int, crc32c: int) -> bool:
+    def _is_whole(self, name: str, entry: FileEntry) -> bool:
         found = summed(self._store, name)
-        return found is not None and (found.size, found.crc32c) == (size, crc32c)
-
-    def _check_names(self) -> None:
-        """All is there still: somebody may have cleaned up behind an old run."""
-        folder = self._folder
-        there = set(self._store.list(folder + "/"))
-        names = [entry.name for entry in self._files()]
-        for name in (*names, layout.MANIFEST):
-            if catalog.joined(folder, name) not in there:
-                raise errors.SaveError(
-                    f"{self._store.uri}/{catalog.joined(folder, name)} was deleted "
-                    "while its commit was uploaded; does another run use this place?"
-                )
+        expected = (entry.size, entry.crc32c)
+        return found is not None and (found.size, found.crc32c) == expected
 
 
 def point(store: ObjectStore, commit: Entry) -> None:
@@ -178,45 +167,26 @@ def point(store: ObjectStore, commit: Entry) -> None:
         store.replace(layout.POINTER, pointer.to_bytes(found))
 
 
-def _opened(path: str) -> IO[bytes]:
-    try:
-        return open(path, "rb")
-    except FileNotFoundError as error:
-        raise CommitGoneError(f"{path} was deleted before it was copied") from error
+def _entry(name: str, data: bytes) -> FileEntry:
+    return FileEntry(name=name, size=len(data), crc32c=checksum.of_bytes(data))
 
 
-class _Reader(io.RawIOBase):
+class _CountedFile(io.FileIO):
     """A file that counts what is read, and that stops when it is told to."""
 
     def __init__(
-        self,
-        file: IO[bytes],
-        cancelled: threading.Event,
-        on_bytes: Callable[[int], None],
+        self, path: str, check: Callable[[], None], on_bytes: Callable[[int], None]
     ) -> None:
-        self._file = file
-        self._cancelled = cancelled
+        super().__init__(path)
+        self._check = check
         self._on_bytes = on_bytes
         self._seen = 0  # a store that tries again reads the same bytes twice
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if self._cancelled.is_set():
-            raise UploadCancelledError
-        data = self._file.read(size)
-        position = self._file.tell()
+    def read(self, size: int | None = -1, /) -> Any:
+        self._check()
+        data = super().read(size)
+        position = self.tell()
         if position > self._seen:
             self._on_bytes(position - self._seen)
             self._seen = position
         return data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()

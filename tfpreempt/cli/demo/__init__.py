@@ -1,7 +1,7 @@
 """`tfpreempt demo`: a small model survives real preemptions.
 
 command  the options, the two jobs one after the other, and the table at the end
-job      a training job: a supervisor's process, watched, and preempted as planned
+job      a training job: `tfpreempt run` of the program, preempted as planned
 result   what was trained and committed, counted and compared
 worker   the program that the demo trains with: a loop of one's own, or `model.fit`
 """

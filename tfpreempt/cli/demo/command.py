@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import importlib.util
 import json
 import random
@@ -14,29 +14,20 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
-from tfpreempt.cli.demo.job import (
-    Plan,
-    Trained,
-    draw_plan,
-    supervised,
-    train,
-)
+from tfpreempt.cli.demo.job import EPOCH_STEPS, draw_preemptions, supervised, train
 from tfpreempt.cli.demo.result import Result, assess
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 
 
 @click.command()
 @click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("demo-out"),
+    "--out", type=click.Path(file_okay=False, path_type=Path), default="demo-out",
     show_default=True,
     help="Directory for logs, journals, checkpoints and weights; each call makes a "
     "folder of its own in it.",
-)
+)  # fmt: skip
 @click.option(
     "--workers", type=click.IntRange(1, 16), default=2, show_default=True,
     help="Worker processes.",
@@ -46,7 +37,7 @@ from tfpreempt.errors import ConfigurationError, TfpreemptError
     help="Preemptions, at random steps, of a random worker or of all.",
 )  # fmt: skip
 @click.option(
-    "--seed", type=click.IntRange(0), default=None,
+    "--seed", type=click.IntRange(0), default=lambda: random.randrange(2**31),
     help="Draws steps, victims and weights; a new one each time if not given.",
 )  # fmt: skip
 @click.option(
@@ -57,12 +48,12 @@ from tfpreempt.errors import ConfigurationError, TfpreemptError
     "--keras", is_flag=True,
     help="Train by model.fit with the callback; otherwise a loop of one's own.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 def demo(
     out: Path,
     workers: int,
     preemptions: int,
-    seed: int | None,
+    seed: int,
     steps: int,
     keras: bool,
     as_json: bool,
@@ -75,52 +66,51 @@ def demo(
     trained once without interruption, and the final weights are compared byte for
     byte. Exit status 1 if anything was lost or differs.
     """
-    if seed is None:
-        seed = random.SystemRandom().randrange(2**31)
-    began = time.monotonic()
-    console = Console(stderr=True, quiet=as_json)
-    try:
-        plan = draw_plan(
-            way="fit" if keras else "loop",
-            workers=workers,
-            steps=steps,
-            seed=seed,
-            preemptions=preemptions,
+    began, way = time.monotonic(), "fit" if keras else "loop"
+    if keras and steps % EPOCH_STEPS:
+        raise click.ClickException(
+            f"--steps {steps} with --keras: model.fit trains whole epochs, of "
+            f"{EPOCH_STEPS} steps here. Give a multiple of {EPOCH_STEPS}."
         )
-        _require_scikit_learn()
+    try:
+        drawn = draw_preemptions(preemptions, workers=workers, steps=steps, seed=seed)
         directory = _fresh_directory(out)
-        console.print(f"seed {seed}, files in {directory}", highlight=False)
         # SIGTERM ends the demo as Ctrl-C does, with its supervisor and workers.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        result = _train_twice(console, directory, plan)
+        click.echo(f"seed {seed}, files in {directory}", err=True)
+        folders = [directory / name for name in ("interrupted", "uninterrupted")]
+        for folder, planned in zip(folders, (drawn, ()), strict=True):
+            command = supervised(folder, workers, len(planned), way, steps, seed)
+            train(folder, command, planned)
+        result = assess(folders, workers, steps)
     except TfpreemptError as error:
         raise click.ClickException(str(error)) from error
     seconds = round(time.monotonic() - began, 1)
-    failures = result.failures()
+    faults = result.faults(preemptions)
     if as_json:
         more = {"seed": seed, "directory": str(directory), "seconds": seconds}
-        click.echo(json.dumps({**result.to_json(), **more}))
+        click.echo(json.dumps({**dataclasses.asdict(result), **more}))
     else:
         Console().print(_table(result))
-        verdict = "Nothing was lost." if not failures else "Something was lost."
+        verdict = "Something was lost." if faults else "Nothing was lost."
         click.echo(f"{verdict} {seconds} s, seed {seed}, files in {directory}")
-    for failure in failures:
-        click.echo(f"Error: {failure}", err=True)
-    sys.exit(bool(failures))
+    for fault in faults:
+        click.echo(f"Error: {fault}", err=True)
+    sys.exit(bool(faults))
 
 
-def _require_scikit_learn() -> None:
-    """Says what is missing before any process is started."""
+def _fresh_directory(out: Path) -> Path:
+    """A new folder in `out`: a demo neither resumes nor deletes an earlier one.
+
+    Raises:
+        ConfigurationError: none can be made, or there is nothing to train on.
+    """
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigurationError(
             "The demo trains on the handwritten digits that come with scikit-learn, "
             "which is not installed. Install it with: pip install 'tfpreempt[demo]', "
             "or, in a clone, pip install '.[demo]'"
         )
-
-
-def _fresh_directory(out: Path) -> Path:
-    """A new folder in `out`: a demo neither resumes nor deletes an earlier one."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         name = time.strftime("%m%d-%H%M-")
@@ -132,39 +122,14 @@ def _fresh_directory(out: Path) -> Path:
         ) from error
 
 
-def _train_twice(console: Console, directory: Path, plan: Plan) -> Result:
-    """Trains with preemptions and without, and compares."""
-    folders = [directory / name for name in ("interrupted", "uninterrupted")]
-    trained: dict[Path, list[Trained]] = {}
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress("{task.description}", *columns, console=console) as bar:
-        for folder, planned in zip(folders, (plan.preemptions, ()), strict=True):
-            command = supervised(folder, plan, max_preemptions=len(planned))
-            task = bar.add_task(folder.name, total=plan.steps)
-            trained[folder] = []
-            job = train(folder, command, plan.workers, planned)
-            with contextlib.closing(job):
-                for new in job:
-                    trained[folder] += new
-                    last = max(new, key=lambda each: each.step)
-                    told = f"loss {last.loss:.4f}, restarts {last.restart}"
-                    text = f"{folder.name:<13} {told}"
-                    bar.update(task, completed=last.step + 1, description=text)
-    return assess(folders, trained[folders[0]], plan)
-
-
 def _table(result: Result) -> Table:
     """The closing table."""
     table = Table("", "", title="What the preemptions cost", show_header=False)
-    for number, each in enumerate(result.preemptions, start=1):
-        names = ", ".join(map(str, each.notified))
-        table.add_row(
-            f"preemption {number}: worker(s) {names}, committed step {each.step}",
-            f"notice to commit {each.notice_to_commit_seconds:.3f} s",
-        )
+    for number, seconds in enumerate(result.notice_to_commit_seconds, start=1):
+        table.add_row(f"preemption {number}: notice to commit", f"{seconds:.3f} s")
     table.add_row("steps lost", str(result.steps_lost))
     table.add_row("restarts", str(result.restarts))
     table.add_row("final accuracy", f"{result.final_accuracy:.1%}")
-    identical = "yes" if result.bit_identical else "NO"
-    table.add_row("final weights byte-identical", identical)
+    is_same = "yes" if result.bit_identical else "NO"
+    table.add_row("final weights byte-identical", is_same)
     return table

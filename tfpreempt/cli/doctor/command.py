@@ -20,7 +20,7 @@ from tfpreempt.cli.doctor.storage import try_save
 from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess
 from tfpreempt.cli.sizes import Seconds, Size
 from tfpreempt.errors import ConfigurationError, TfpreemptError
-from tfpreempt.platforms.detect import VARIABLE, VARIANTS, Platform, detect_platform
+from tfpreempt.platforms.detect import VARIABLE, VARIANTS, detect_platform
 
 _STYLES = {Level.OK: "green", Level.ADVICE: "yellow", Level.PROBLEM: "red"}
 
@@ -46,14 +46,7 @@ _STYLES = {Level.OK: "green", Level.ADVICE: "yellow", Level.PROBLEM: "red"}
     help="On Slurm: how the job is requeued, as requeue= of the config (exit).",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
-def doctor(
-    directory: str | None,
-    size: int,
-    name: str | None,
-    grace: float | None,
-    requeue: Requeue | None,
-    as_json: bool,
-) -> None:
+def doctor(as_json: bool, **given: Any) -> None:
     """Look whether a preemption would lose work here.
 
     Prints which platform this is and why, which notices can be seen here and how long
@@ -63,24 +56,15 @@ def doctor(
     would lose work or end the job.
     """
     try:
-        facts = _gather(directory, size, name, grace, requeue)
+        facts = _gather(**given)
+        findings = assess(facts)
     except TfpreemptError as error:
         raise click.ClickException(str(error)) from error
-    findings = assess(facts)
     if as_json:
         click.echo(json.dumps(_to_json(facts, findings), default=str))
     else:
         _show(Console(highlight=False), facts, findings)
     raise SystemExit(any(each.level is Level.PROBLEM for each in findings))
-
-
-def _detect(name: str | None) -> Platform:
-    """The platform of that name; by default the one that this is."""
-    if name is None:
-        return detect_platform()
-    platform = detect_platform(environment={**os.environ, VARIABLE: name})
-    evidence = (f"--platform is {name!r}", *platform.evidence[1:])
-    return dataclasses.replace(platform, evidence=evidence)
 
 
 def _gather(
@@ -96,15 +80,19 @@ def _gather(
             "directory that the training commits to, such as /mnt/ckpt, or none if it "
             "commits to object storage itself"
         )
-    platform = _detect(name)
+    named = {} if name is None else {VARIABLE: name}
+    platform = detect_platform(environment={**os.environ, **named})
+    if name is not None:
+        evidence = (f"--platform is {name!r}", *platform.evidence[1:])
+        platform = dataclasses.replace(platform, evidence=evidence)
     is_slurm = platform.name == "slurm"
     if requeue is not None and not is_slurm:
         raise ConfigurationError(
             f"--requeue {requeue} is for Slurm, and this is {platform.name}. Leave it "
             "out, or name the platform: --platform slurm"
         )
-    given = {"grace_period": grace, "requeue": requeue}
-    options = {name: value for name, value in given.items() if value is not None}
+    told = {"grace_period": grace, "requeue": requeue}
+    options = {name: value for name, value in told.items() if value is not None}
     config = platform.termination_config(**options)
     return Facts(
         platform=platform,

@@ -43,7 +43,7 @@ class SlurmState:
 
 
 def ask_slurm(
-    environment: Mapping[str, str], requeue: Requeue, run: RunCommand | None = None
+    environment: Mapping[str, str], requeue: Requeue, run: RunCommand = run_scontrol
 ) -> SlurmState:
     """What the controller says of requeues, and of this job.
 
@@ -52,7 +52,6 @@ def ask_slurm(
         requeue: as the config has it.
         run: runs scontrol, twice at most.
     """
-    run = run_scontrol if run is None else run
     job = environment.get("SLURM_JOB_ID", "").strip()
     try:
         config = _fields(run(["scontrol", "show", "config"], ANSWER_SECONDS), "\n")

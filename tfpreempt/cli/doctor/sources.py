@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import os
@@ -9,12 +10,11 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tfpreempt.core.threads import OwnedThread
-from tfpreempt.errors import TfpreemptError
+from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.gce import GceWatch
-from tfpreempt.notice.topics import Poller, Told
+from tfpreempt.notice.topics import Told, TopicWatch
 from tfpreempt.notice.watcher import WatchedSource
 
 ANSWER_SECONDS = 8.0
@@ -46,26 +46,26 @@ class SourceState:
     detail: str = ""
 
 
-PollerMaker = Callable[[list[str]], Poller]
+WatchMaker = Callable[[list[str]], TopicWatch]
 Verdict = tuple[Liveness, str]
 
-POLLERS: Mapping[str, PollerMaker] = {
-    "gce": lambda topics: GceWatch(topics).poller(),
-    "aws": lambda topics: AwsWatch(topics).poller(),
-    "azure": lambda topics: AzureWatch(topics).poller(),
+WATCHES: Mapping[str, WatchMaker] = {
+    "gce": GceWatch,
+    "aws": AwsWatch,
+    "azure": AzureWatch,
 }
 
 
 def probe_sources(
     sources: Iterable[WatchedSource],
-    pollers: Mapping[str, PollerMaker] = POLLERS,
+    watches: Mapping[str, WatchMaker] = WATCHES,
     limit_seconds: float = ANSWER_SECONDS,
 ) -> tuple[SourceState, ...]:
     """The state of each source; none of them is started.
 
     Args:
         sources: as a config names them.
-        pollers: for each cloud, how to ask its metadata server for topics.
+        watches: for each cloud, what asks its metadata server for topics.
         limit_seconds: for each cloud.
     """
     watched = [(each.source.name, each.grace_seconds) for each in sources]
@@ -73,7 +73,7 @@ def probe_sources(
     topics: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for name, _ in watched):
         kind, _, rest = name.partition(":")
-        if kind in pollers:
+        if kind in watches:
             topics.setdefault(kind, []).append(rest)
         elif kind == "signal":
             verdicts[name] = _signal(rest)
@@ -82,7 +82,7 @@ def probe_sources(
         else:
             verdicts[name] = Liveness.LIVE, "not asked: it is a function of the program"
     for kind, names in topics.items():
-        verdicts |= _cloud(kind, names, pollers[kind], limit_seconds)
+        verdicts |= _cloud(kind, names, watches[kind], limit_seconds)
     return tuple(SourceState(name, grace, *verdicts[name]) for name, grace in watched)
 
 
@@ -104,35 +104,25 @@ def _file(path: Path) -> Verdict:
 
 
 def _cloud(
-    kind: str, topics: list[str], make: PollerMaker, limit: float
+    kind: str, topics: list[str], make: WatchMaker, limit: float
 ) -> dict[str, Verdict]:
     """Asks one metadata server for all its topics."""
     levels: dict[str, Told | None] = {}
-    faults: list[str] = []
+    state, why = Liveness.DEAD, ""  # of what it said nothing of
     try:
-        poller = make(topics)
-    except TfpreemptError as error:
-        return {f"{kind}:{topic}": (Liveness.DEAD, str(error)) for topic in topics}
-
-    def ask() -> None:
-        try:
-            poller.poll(levels.__setitem__)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
-            faults.append(str(error))
-
-    thread = OwnedThread(f"tfpreempt-doctor-{kind}", ask)
-    thread.start()
-    is_done = thread.join(limit)
-    poller.close()
+        with contextlib.closing(make(topics).poller()) as poller:
+            call_within(limit, lambda: poller.poll(levels.__setitem__))
+    except OutOfTimeError:
+        state, why = Liveness.SLOW, f"no answer within {limit:g} s"
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+        why = str(error)
 
     def verdict(topic: str) -> Verdict:
-        if (told := levels.get(topic)) is not None:
+        if topic not in levels:
+            text = why or poller.failure(topic) or "its answer cannot be read"
+            return state, text
+        if (told := levels[topic]) is not None:
             return Liveness.NOTICE, told.detail
-        if topic in levels:
-            return Liveness.LIVE, "answers; no notice now"
-        if not is_done:
-            return Liveness.SLOW, f"no answer within {limit:g} s"
-        why = faults[0] if faults else poller.failure(topic)
-        return Liveness.DEAD, why or "its answer cannot be read"
+        return Liveness.LIVE, "answers; no notice now"
 
     return {f"{kind}:{topic}": verdict(topic) for topic in topics}

@@ -102,16 +102,14 @@ def mount_of(path: Path, mounts: Path = _MOUNTS) -> Mount | None:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    best: Mount | None = None
+    kinds = {}  # the later one covers an earlier one at the same place
     for line in lines:
         _, escaped, kind, *_ = line.split()
         text = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), escaped)
-        mount = Mount(point=Path(text), kind=kind)
-        # The later one covers an earlier one at the same place.
-        is_deeper = best is None or len(mount.point.parts) >= len(best.point.parts)
-        if is_deeper and path.resolve().is_relative_to(mount.point):
-            best = mount
-    return best
+        kinds[Path(text)] = kind
+    real = path.resolve()
+    point = next((each for each in (real, *real.parents) if each in kinds), None)
+    return None if point is None else Mount(point=point, kind=kinds[point])
 
 
 def _time_save(directory: Path, size: int) -> float:

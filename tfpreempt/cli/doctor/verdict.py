@@ -12,26 +12,14 @@ from tfpreempt.cli.doctor.slurm import SlurmState
 from tfpreempt.cli.doctor.sources import Liveness, SourceState
 from tfpreempt.cli.doctor.storage import Storage
 from tfpreempt.cli.sizes import size_text
-from tfpreempt.core.deadline import SAFETY, after_travel
-from tfpreempt.notice.aws import INTERVAL_SECONDS
-from tfpreempt.platforms import aws, azure, gce
-from tfpreempt.platforms.detect import Platform
+from tfpreempt.core.deadline import SAFETY
+from tfpreempt.platforms.detect import VARIANTS, Platform
 
 WAIT_SECONDS = 30.0  # the handler's save_timeout, where nobody knows the grace
 # What lies there goes with the machine, or with the container.
 VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 # Their machines are a cloud's, but that cloud's notices do not reach the jobs.
 MANAGED = frozenset({"vertex-ai", "sagemaker"})
-# The first notice of each cloud: its watch, its topic, and what it leaves.
-CLOUD_SOURCES = {
-    "gce": ("GceWatch", "preempted", gce.SHUTDOWN_SECONDS),
-    "aws": (
-        "AwsWatch",
-        "spot-interruption",
-        after_travel(aws.INTERRUPTION_SECONDS, INTERVAL_SECONDS),
-    ),
-    "azure": ("AzureWatch", azure.PREEMPT, azure.PREEMPT_SECONDS),
-}
 
 
 class Level(enum.StrEnum):
@@ -127,8 +115,14 @@ def _assess_cloud(facts: Facts) -> Iterator[Finding]:
     is_watched = any(each.name.startswith(f"{cloud}:") for each in facts.sources)
     if cloud is None or is_watched or platform.name in MANAGED:
         return
-    watch, topic, grace = CLOUD_SOURCES[cloud]
-    source = f'{watch}(["{topic}"]).source("{topic}"), {grace}'
+    variant = VARIANTS["gce-spot" if cloud == "gce" else cloud]
+    first = next(
+        each
+        for each in variant().watched_sources()
+        if each.source.name.startswith(f"{cloud}:")
+    )
+    watch, topic = f"{cloud.capitalize()}Watch", first.source.name.partition(":")[2]
+    source = f'{watch}(["{topic}"]).source("{topic}"), {first.grace_seconds}'
     yield Finding(
         Level.ADVICE,
         f"cloud {cloud}",

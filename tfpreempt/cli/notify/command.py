@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
-from tfpreempt.cli.notify.follow import Ending, Follower
-from tfpreempt.cli.notify.workers import hold_worker
+from tfpreempt.cli.notify.workers import Worker, held_workers
 from tfpreempt.cli.signals import ENDS, held_signals
 from tfpreempt.cli.sizes import Seconds
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.notice.file import checked_path
 from tfpreempt.notice.signals import parse_signal
 
-_FILE_SECONDS = 5.0
-_ASK_SECONDS = 30.0  # the slowest client looks every 5 s
-_POLL_SECONDS = 0.1
-_WAYS = ("DIRECTORY", "--file", "--serve", "--metadata")
-# Which way each option says more of.
-_BELONGS = {
-    "--worker": ("DIRECTORY",),
-    "--signal": ("DIRECTORY",),
-    "--follow": ("DIRECTORY",),
-    "--port": ("--serve",),
-    "--topic": ("--metadata",),
-    "--hold": ("--file", "--metadata"),
+_FILE_SECONDS = 5.0  # a job looks more often, and a restarted one takes longer to look
+_LINES = {
+    "notice": "worker {worker} has the notice of {source}",
+    "commit": "step {step} is committed in {path}",
+    "exit": "worker {worker} leaves with code {code} at step {step}: {outcome}",
 }
 
 
@@ -40,20 +30,22 @@ _BELONGS = {
     "directory", required=False, type=click.Path(file_okay=False, path_type=Path)
 )
 @click.option(
-    "--worker", "workers", type=click.IntRange(min=0), multiple=True, default=(0,),
+    "--worker", "workers", type=click.IntRange(min=0), multiple=True,
     help="With DIRECTORY: the worker to signal (default 0); may be given many times.",
 )  # fmt: skip
 @click.option(
-    "--signal", "signal_name", default="SIGTERM", show_default=True,
-    help="With DIRECTORY: the signal to send.",
+    "--signal", "signal_name",
+    help="With DIRECTORY: the signal to send (default SIGTERM).",
 )  # fmt: skip
 @click.option(
-    "--follow", "follow_seconds", type=Seconds(), default=0.0,
-    help="With DIRECTORY: tell for so many seconds what the job makes of it; exit "
-    "status 1 unless the step was committed.",
+    "--follow", "follow_seconds", type=Seconds(),
+    help="With DIRECTORY: wait so many seconds for the worker to leave, and tell what "
+    "it made of it; exit status 1 unless the step was committed.",
 )  # fmt: skip
 @click.option(
-    "--file", "file", help="Create this notice file, which the job must watch."
+    "--file",
+    help="Create this notice file, which the job must watch; it is removed after "
+    f"{_FILE_SECONDS:g} s, so that the restarted job does not find it.",
 )
 @click.option(
     "--serve", "cloud", type=click.Choice(["gce", "aws", "azure"]),
@@ -61,40 +53,24 @@ _BELONGS = {
     "environment needs.",
 )  # fmt: skip
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0,
+    "--port", type=click.IntRange(0, 65535),
     help="With --serve: listen there, so that what was exported still holds for a "
     "server that is started again; by default any free port.",
 )  # fmt: skip
 @click.option(
     "--metadata", "url",
-    help="Have the server of --serve, at this address, give a notice.",
+    help="Have the server of --serve, at this address, announce a preemption until the "
+    "job has asked, for 30 s at most; exit status 1 if it has not.",
 )  # fmt: skip
-@click.option(
-    "--topic",
-    help="With --metadata: which notice; the first one by default. gce: preempted, "
-    "maintenance-event, upcoming-maintenance, stop-state. aws: spot-interruption, "
-    "rebalance, lifecycle. azure: Preempt, Terminate, Reboot, Redeploy, Freeze.",
-)
-@click.option(
-    "--hold", type=Seconds(),
-    help="With --file and --metadata: take it back after so many seconds, so that the "
-    "restarted job does not find it; 0 leaves it there. By default a file goes after "
-    f"{_FILE_SECONDS:g} s, and a metadata server is quiet again as soon as the job has "
-    f"asked, or exit status 1 if it does not within {_ASK_SECONDS:g} s.",
-)  # fmt: skip
-@click.pass_context
 def notify(
-    ctx: click.Context,
     directory: Path | None,
     workers: tuple[int, ...],
-    signal_name: str,
-    follow_seconds: float,
+    signal_name: str | None,
+    follow_seconds: float | None,
     file: str | None,
     cloud: str | None,
-    port: int,
+    port: int | None,
     url: str | None,
-    topic: str | None,
-    hold: float | None,
 ) -> None:
     """Tell a running job that its machine goes away, although it doesn't.
 
@@ -108,121 +84,112 @@ def notify(
     real notice: all workers commit one step and leave, and `tfpreempt run` starts them
     again.
     """
-    _check_options(ctx)
-    try:
-        if directory is not None:
-            code = _signal(directory, workers, signal_name, follow_seconds)
-        elif file is not None:
-            code = _give_file(file, _FILE_SECONDS if hold is None else hold)
-        elif cloud is not None:
-            code = _serve(cloud, port)
-        else:
-            assert url is not None  # one of the four was given
-            code = _give_metadata(url, topic, hold)
-    except (TfpreemptError, OSError) as error:  # OSError: a journal of another user
-        raise click.ClickException(str(error)) from error
-    ctx.exit(code)
-
-
-def _check_options(ctx: click.Context) -> None:
-    """Refuses what would have no effect.
-
-    Raises:
-        UsageError: none or many ways were named, or an option of another one.
-    """
-    given = [
-        "DIRECTORY" if isinstance(each, click.Argument) else each.opts[0]
-        for each in ctx.command.params
-        if ctx.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
-    ]
-    ways = [each for each in given if each in _WAYS]
-    if len(ways) != 1:
+    if [directory, file, cloud, url].count(None) != 3:
         raise click.UsageError(
             "Give one of DIRECTORY (with --worker), --file, --serve and --metadata: "
             "tfpreempt notify --worker 1 ckpt"
         )
-    for option, belongs in _BELONGS.items():
-        if option in given and ways[0] not in belongs:
-            raise click.UsageError(
-                f"{option} means nothing with {ways[0]}; it belongs to "
-                f"{' and '.join(belongs)}. Leave it out, or name that instead."
+    if directory is None and (workers, signal_name, follow_seconds) != ((), None, None):
+        raise click.UsageError("--worker, --signal and --follow belong to DIRECTORY.")
+    if cloud is None and port is not None:
+        raise click.UsageError("--port belongs to --serve.")
+    try:
+        if directory is not None:
+            _signal(directory, workers or (0,), signal_name or "TERM", follow_seconds)
+        elif file is not None:
+            _give_file(file)
+        elif cloud is not None:
+            _serve(cloud, port or 0)
+        elif url is not None:
+            from tfpreempt.cli.notify.server import ASK_SECONDS, announce
+
+            click.echo(
+                f"telling {url} to announce a preemption until the job has asked, for "
+                f"{ASK_SECONDS:g} s at most"
             )
+            announce(url)
+            click.echo(f"the job was told; {url} is quiet again")
+    except (TfpreemptError, OSError) as error:  # OSError: a journal of another user
+        raise click.ClickException(str(error)) from error
 
 
 def _signal(
-    directory: Path, workers: tuple[int, ...], name: str, seconds: float
-) -> int:
-    """Signals each worker, or none; tells what follows; returns the exit status."""
+    directory: Path, workers: tuple[int, ...], name: str, seconds: float | None
+) -> None:
+    """Signals each worker, or none, and tells what follows."""
     number = parse_signal(name)
-    with contextlib.ExitStack() as ends:
-        held = [
-            ends.enter_context(hold_worker(directory, index))
-            for index in dict.fromkeys(workers)
-        ]
-        follower = Follower(directory)
+    with held_workers(directory, workers) as held:
+        began, limit = time.time(), time.monotonic() + (seconds or 0.0)
         for worker in held:
             worker.send(number)
             click.echo(
                 f"sent {number.name} to worker {worker.index}, process {worker.pid}"
             )
-        if not seconds:
-            return 0
-        ending = follower.follow(seconds, click.echo, held)
-    if ending is Ending.NOBODY:
-        click.echo(
-            f"Nobody has left within {seconds:g} s. With a known grace period a job "
-            "commits, trains on and leaves near its end: give --follow more than that.",
-            err=True,
+        for worker in held if seconds else ():
+            has_ended = worker.wait_ended(max(0.0, limit - time.monotonic()))
+            _tell(worker, began, has_ended)
+
+
+def _tell(worker: Worker, began: float, has_ended: bool) -> None:
+    """Tells what a worker has made of its notice.
+
+    Raises:
+        ClickException: it is not known to have committed.
+    """
+    for record in worker.records():
+        event = str(record.get("event"))
+        if event in _LINES:
+            line = _LINES[event].format_map(collections.defaultdict(str, record))
+            click.echo(f"{record['wall'] - began:6.2f} s  {line}")
+        if event == "exit":
+            if record.get("outcome") == "committed":
+                return
+            raise click.ClickException(f"worker {worker.index} left uncommitted")
+    if not has_ended:
+        raise click.ClickException(
+            f"worker {worker.index} has not left in time. With a known grace period a "
+            "job commits, trains on and leaves near its end: give --follow more than "
+            "that. Where no notice is told above, its config does not watch this signal"
         )
-    if ending is Ending.UNTOLD:
-        click.echo(
-            f"A worker has ended, and nothing of its exit is in {follower.journal}: "
-            f"see its log. Perhaps its config does not watch {number.name}.",
-            err=True,
-        )
-    return 0 if ending is Ending.COMMITTED else 1
+    raise click.ClickException(
+        f"worker {worker.index} has ended, and nothing of its exit is in its journal: "
+        "see its log. Perhaps its config does not watch this signal."
+    )
 
 
-def _give_file(given: str, hold: float) -> int:
-    """Creates a notice file, and takes it away again however this is ended."""
-    path = checked_path(given)
-    with held_signals(*ENDS) as wait:
-        _create(path)
-        if not hold:
-            click.echo(f"created {path}; remove it before the job is started again")
-            return 0
-        click.echo(f"created {path}; it goes in {hold:g} s")
-
-        def remove() -> None:
-            with contextlib.suppress(FileNotFoundError):  # somebody was first
-                os.remove(path)
-
-        return _take_back_after(lambda: wait(hold), remove, f"removed {path}")
-
-
-def _create(path: str) -> None:
-    """Makes a notice file.
+def _give_file(given: str) -> None:
+    """Creates a notice file, and takes it away again however this is ended.
 
     Raises:
         ConfigurationError: it is there already, or cannot be made.
+        SystemExit: a signal has ended it; the status is what a shell gives then.
     """
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write("tfpreempt notify\n")
-    except FileExistsError as error:
-        raise ConfigurationError(
-            f"--file {path} is there already, so nobody would notice anything new. "
-            "Remove it, or name another"
-        ) from error
-    except OSError as error:
-        raise ConfigurationError(
-            f"--file {path} cannot be created ({error.strerror}). Name a file in a "
-            "directory that exists and can be written to, the one that the job watches "
-            "(notice_file=, or TFPREEMPT_NOTICE_FILE)"
-        ) from error
+    path = checked_path(given)
+    with held_signals(*ENDS) as wait:
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write("tfpreempt notify\n")
+        except FileExistsError as error:
+            raise ConfigurationError(
+                f"--file {path} is there already, so nobody would notice anything new. "
+                "Remove it, or name another"
+            ) from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"--file {path} cannot be created ({error.strerror}). Name a file in a "
+                "directory that exists and can be written to, the one that the job "
+                "watches (notice_file=, or TFPREEMPT_NOTICE_FILE)"
+            ) from error
+        click.echo(f"created {path}; it goes in {_FILE_SECONDS:g} s")
+        told = wait(_FILE_SECONDS)
+        with contextlib.suppress(FileNotFoundError):  # somebody was first
+            os.remove(path)
+    click.echo(f"ended by {told.name}: removed {path}" if told else f"removed {path}")
+    if told:
+        raise SystemExit(128 + told)
 
 
-def _serve(cloud: str, port: int) -> int:
+def _serve(cloud: str, port: int) -> None:
     """Is a metadata server until it is told to end."""
     from tfpreempt.cli.notify.server import SERVERS
 
@@ -232,61 +199,4 @@ def _serve(cloud: str, port: int) -> int:
             click.echo(f"export {name}={value}")
         click.echo("# In another terminal, while the job runs:")
         click.echo(f"#   tfpreempt notify --metadata {server.url}")
-        if not port:
-            _, _, free = server.url.rpartition(":")
-            click.echo(f"# The same address next time: --port {free}")
         wait(None)
-    return 0
-
-
-def _give_metadata(url: str, topic: str | None, hold: float | None) -> int:
-    """Has a server of `--serve` give a notice, and take it back."""
-    from tfpreempt.cli.notify.server import control
-
-    with held_signals(*ENDS) as wait:
-        said = control(url, topic=topic, is_up=1)
-        if hold == 0:
-            click.echo(f"{url} says {said}; it says so to the restarted job too")
-            return 0
-        how_long = "until the job has asked" if hold is None else f"for {hold:g} s"
-        click.echo(f"{url} says {said}, {how_long}")
-
-        def wait_heard() -> signal.Signals | None:
-            """Until somebody was told, so that a client which polls cannot miss it."""
-            deadline = time.monotonic() + _ASK_SECONDS
-            while control(url) != "1":
-                if time.monotonic() >= deadline:
-                    raise ConfigurationError(
-                        f"nobody has asked {url} for {said} within {_ASK_SECONDS:g} s. "
-                        "Start the job with the variables that `tfpreempt notify "
-                        "--serve` printed, and with a config that watches this cloud"
-                    )
-                if (told := wait(_POLL_SECONDS)) is not None:
-                    return told
-            click.echo(f"the job was told {said}")
-            return None
-
-        return _take_back_after(
-            wait_heard if hold is None else lambda: wait(hold),
-            lambda: control(url, topic=topic, is_up=0),
-            f"{url} is quiet again",
-        )
-
-
-def _take_back_after(
-    wait: Callable[[], signal.Signals | None],
-    take_back: Callable[[], object],
-    said: str,
-) -> int:
-    """Takes a notice back however the wait ends.
-
-    Returns:
-        The exit status: as a shell gives it of what a signal has ended.
-    """
-    told = None
-    try:
-        told = wait()
-    finally:
-        take_back()
-        click.echo(said if told is None else f"ended by {told.name}: {said}")
-    return 0 if told is None else 128 + told

@@ -5,24 +5,18 @@ It is the public fake with one more entry, by which another process tells it.
 
 from __future__ import annotations
 
-import datetime
-import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
-from urllib.parse import urlencode
+from collections.abc import Mapping
+from typing import ClassVar
 
 from tfpreempt.errors import ConfigurationError, NoticeError
 from tfpreempt.notice.metadata import MetadataSession, checked_base_url
+from tfpreempt.testing._server import FakeServer
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce, Reply, Request
-from tfpreempt.testing.metadata._server import FakeServer
 
 _CONTROL = "/tfpreempt/notice"
-
-TakeBack = Callable[[], object]
-Topic = tuple[Callable[[Any], TakeBack], str]
-"""Has a server give the notice, and a regular expression that is found in the answers
-which carry it, and in no others."""
+ASK_SECONDS = 30.0  # the slowest client looks every 5 s
+_ANSWER_SECONDS = 5.0
 
 
 class Rehearsal(FakeServer):
@@ -35,14 +29,12 @@ class Rehearsal(FakeServer):
         ConfigurationError: nobody can listen there.
     """
 
-    topics: ClassVar[Mapping[str, Topic]]
-    """What it can be told to say, the usual one first."""
+    mark: ClassVar[bytes]
+    """A regular expression, found in the answers that carry the notice alone."""
 
     def __init__(self, port: int = 0) -> None:
         self._port = port
-        self._carried: re.Pattern[bytes] | None = None
         self._is_heard = False
-        self._take_back: TakeBack | None = None
         try:
             super().__init__()
         except OSError as error:
@@ -51,115 +43,59 @@ class Rehearsal(FakeServer):
                 "one, or leave it out for any that is free"
             ) from error
 
+    def announce(self, is_up: bool) -> None:
+        """Gives the notice, or takes it back."""
+        raise NotImplementedError
+
     def answer(self, request: Request) -> Reply:
-        """As the fake, and obeys."""
+        """As the fake; or it gives a notice until a client has heard it."""
         if request.path == _CONTROL:
-            return self._obey(request)
+            self._is_heard = False
+            self.announce(True)
+            with self.changed:
+                self.wait(lambda: self._is_heard, ASK_SECONDS)
+            self.announce(False)
+            return Reply(body=b"heard" if self._is_heard else b"")
         reply = super().answer(request)
-        if self._carried is not None and self._carried.search(reply.body):
-            self._is_heard = True
+        if re.search(self.mark, reply.body):
+            with self.changed:
+                self._is_heard = True
+                self.changed.notify_all()
         return reply
-
-    def _obey(self, request: Request) -> Reply:
-        if request.method == "GET":
-            return Reply(body=b"1" if self._is_heard else b"0")
-        topic = request.query.get("topic", next(iter(self.topics)))
-        if topic not in self.topics:
-            known = ", ".join(self.topics)
-            text = f"--topic {json.dumps(topic)}: expected one of {known}"
-            return Reply(status=400, body=text.encode())
-        if self._take_back is not None:
-            self._take_back()
-        self._take_back, self._carried, self._is_heard = None, None, False
-        if request.query.get("is_up") == "1":
-            give, mark = self.topics[topic]
-            self._carried = re.compile(mark.encode())
-            self._take_back = give(self)
-        return Reply(body=topic.encode())
-
-
-def _entry(
-    path: str, notice: object, mark: str = "", quiet: str | None = None
-) -> Topic:
-    """An entry of the server; without a quiet value it is not there in quiet times.
-
-    The mark of a text is that text.
-    """
-
-    def give(fake: FakeGce | FakeAws) -> TakeBack:
-        fake.set(path, notice() if callable(notice) else notice)
-        return lambda: fake.remove(path) if quiet is None else fake.set(path, quiet)
-
-    return give, mark or str(notice)
-
-
-def _event(kind: str) -> Topic:
-    """A scheduled event of Azure."""
-
-    def give(fake: FakeAzure) -> TakeBack:
-        identity = fake.schedule(kind)
-        return lambda: fake.withdraw(identity)
-
-    return give, f'"EventType": "{kind}"'
-
-
-def _in(minutes: int) -> str:
-    when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=minutes)
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _window() -> dict[str, str]:
-    return {
-        "maintenance_type": "SCHEDULED",
-        "maintenance_status": "PENDING",
-        "can_reschedule": "FALSE",
-        "window_start_time": _in(minutes=1),
-        "window_end_time": _in(minutes=60),
-    }
 
 
 class RehearsalGce(Rehearsal, FakeGce):
     """GCE's, quiet until it is told otherwise."""
 
-    topics = {
-        "preempted": _entry(
-            "instance/preempted", "TRUE", '^"?TRUE"?$|"preempted": "TRUE"', "FALSE"
-        ),
-        "maintenance-event": _entry(
-            "instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE", "", "NONE"
-        ),
-        "upcoming-maintenance": _entry(
-            "instance/upcoming-maintenance", _window, "window_start_time"
-        ),
-        "stop-state": _entry("instance/shutdown-details/stop-state", "PENDING_STOP"),
-    }
+    mark = rb'^"?TRUE"?$|"preempted": "TRUE"'
+
+    def announce(self, is_up: bool) -> None:
+        self.set("instance/preempted", "TRUE" if is_up else "FALSE")
 
 
 class RehearsalAws(Rehearsal, FakeAws):
     """EC2's, quiet until it is told otherwise."""
 
-    topics = {
-        "spot-interruption": _entry(
-            "spot/instance-action",
-            lambda: {"action": "terminate", "time": _in(minutes=2)},
-            '"action"',
-        ),
-        "rebalance": _entry(
-            "events/recommendations/rebalance",
-            lambda: {"noticeTime": _in(minutes=0)},
-            "noticeTime",
-        ),
-        "lifecycle": _entry("autoscaling/target-lifecycle-state", "Terminated"),
-    }
+    mark = rb'"action"'
+
+    def announce(self, is_up: bool) -> None:
+        if is_up:
+            self.interrupt()
+        else:
+            self.remove("spot/instance-action")
+            self.remove("spot/termination-time")
 
 
 class RehearsalAzure(Rehearsal, FakeAzure):
     """Azure's, quiet until it is told otherwise."""
 
-    topics = {
-        kind: _event(kind)
-        for kind in ("Preempt", "Terminate", "Reboot", "Redeploy", "Freeze")
-    }
+    mark = rb'"EventType": "Preempt"'
+    _event = ""  # that is scheduled
+
+    def announce(self, is_up: bool) -> None:
+        self.withdraw(self._event)
+        if is_up:
+            self._event = self.schedule()
 
 
 SERVERS: Mapping[str, type[Rehearsal]] = {
@@ -169,39 +105,33 @@ SERVERS: Mapping[str, type[Rehearsal]] = {
 }
 
 
-def control(url: str, **fields: object) -> str:
-    """Talks to a server of another process.
+def announce(url: str) -> None:
+    """Has a server of another process give its notice until a client has heard it.
 
     Args:
         url: where it listens, as it has printed it.
-        **fields: `is_up`, 1 or 0, has it say a notice or take it back, `topic` which
-            one; without any it is asked whether an answer has carried what is up.
-
-    Returns:
-        The topic, or "1" or "0".
 
     Raises:
-        ConfigurationError: nothing listens there, or it does not obey.
+        ConfigurationError: nothing listens there, it does not obey, or nobody asks it.
     """
-    method = "POST" if fields else "GET"
-    told = {name: value for name, value in fields.items() if value is not None}
-    target = f"{_CONTROL}?{urlencode(told)}"
     session = MetadataSession(checked_base_url(url, "--metadata"))
+    seconds = ASK_SECONDS + _ANSWER_SECONDS
     try:
-        answer = session.request(target, method=method)
+        answer = session.request(_CONTROL, method="POST", seconds=seconds)
+        fault = "" if answer.status == 200 else f"it answers {answer.status}"
     except NoticeError as error:
-        raise ConfigurationError(
-            f"no rehearsal server listens at --metadata {url} ({error}). Start one "
-            "with `tfpreempt notify --serve gce` and take the address that it prints"
-        ) from error
+        fault = str(error)
     finally:
         session.close()
-    if answer.status == 400:
-        raise ConfigurationError(answer.text())
-    if answer.status != 200:
+    if fault:
         raise ConfigurationError(
-            f"--metadata {url} answered with status {answer.status}; expected a server "
-            "of `tfpreempt notify --serve`. A real metadata server cannot be told to "
-            "give a notice"
+            f"no rehearsal server listens at --metadata {url} ({fault}). Start one "
+            "with `tfpreempt notify --serve gce` and take the address that it prints; "
+            "a real metadata server cannot be told to give a notice"
         )
-    return answer.text()
+    if not answer.text():
+        raise ConfigurationError(
+            f"nobody has asked {url} within {ASK_SECONDS:g} s, and it is quiet again. "
+            "Start the job with the variables that `tfpreempt notify --serve` printed, "
+            "and with a config that watches this cloud"
+        )

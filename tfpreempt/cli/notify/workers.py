@@ -12,12 +12,13 @@ import collections
 import contextlib
 import os
 import re
+import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any
 
-from tfpreempt.core.journal import journal_directory
+from tfpreempt.core.journal import journal_directory, parse_record
 from tfpreempt.errors import TfpreemptError
 
 
@@ -28,28 +29,25 @@ class NothingRunsError(TfpreemptError, RuntimeError):
 class Worker:
     """A worker that runs; its process id is given to no other process meanwhile.
 
-    A context manager. A select finds it readable when it has ended.
-
     Args:
         index: of the worker.
         pid: its process id.
-        pidfd: belongs to this object from now on.
+        journal: where its records lie.
+
+    Raises:
+        ProcessLookupError: there is no such process.
     """
 
-    def __init__(self, index: int, pid: int, pidfd: int) -> None:
+    def __init__(self, index: int, pid: int, journal: Path) -> None:
         self.index = index
         self.pid = pid
-        self._pidfd = pidfd
+        self._records = journal / f"worker-{index}.jsonl"
+        self._offset = self._records.stat().st_size
+        self._pidfd = os.pidfd_open(pid)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Lets it go."""
         os.close(self._pidfd)
-
-    def fileno(self) -> int:
-        """For a select."""
-        return self._pidfd
 
     def send(self, number: signal.Signals) -> None:
         """Signals it.
@@ -65,57 +63,60 @@ class Worker:
                 "could be signalled. Start the job again"
             ) from error
 
+    def wait_ended(self, seconds: float) -> bool:
+        """Waits for its end; returns whether that has come."""
+        ended, _, _ = select.select([self._pidfd], [], [], seconds)
+        return bool(ended)
 
-def hold_worker(directory: Path, index: int) -> Worker:
-    """Finds a worker that runs.
+    def records(self) -> list[dict[str, Any]]:
+        """What it has recorded since it was found, by position and not by time.
+
+        Raises:
+            OSError: its journal cannot be read.
+        """
+        with self._records.open("rb") as file:
+            file.seek(self._offset)
+            return [record for line in file if (record := parse_record(line))]
+
+
+@contextlib.contextmanager
+def held_workers(directory: Path, indexes: Iterable[int]) -> Iterator[list[Worker]]:
+    """Finds workers that run, and holds them.
 
     Args:
-        directory: its checkpoint directory.
-        index: of the worker.
+        directory: their checkpoint directory.
+        indexes: of the workers.
 
     Raises:
-        NothingRunsError: there is no such worker on this machine.
+        NothingRunsError: one of them does not run on this machine.
     """
     journal = journal_directory(directory).resolve()
     if not journal.is_dir():
-        raise NothingRunsError(_no_journal_text(directory))
-    running = _find_workers(journal)
-    if index in running:
-        pid = running[index]
-        with contextlib.suppress(ProcessLookupError):
-            worker = Worker(index, pid, os.pidfd_open(pid))
-            if index in _journals_of(pid, journal):
-                return worker
-            os.close(worker.fileno())
-    raise NothingRunsError(
-        f"worker {index} of {directory} does not run on this machine, belongs to "
-        f"another user, or has not come to its first step. {_others_text(running)}"
-    )
-
-
-def _no_journal_text(directory: Path) -> str:
-    text = f"{directory} has no journal, so nothing is known to run there. "
-    parent = directory.absolute().parent
-    if journal_directory(parent).is_dir():
-        return f"{text}{parent} has one: name that"
-    return (
-        f"{text}Expected the checkpoint directory of a job; start the job first, or "
-        "check the path"
-    )
-
-
-def _others_text(running: dict[int, int]) -> str:
-    """Who runs there instead, and what to do."""
-    if not running:
-        return (
-            "No worker of that job does: it has ended, is starting, or runs elsewhere. "
-            "Start it, wait for its first step, or run this command where the worker is"
+        above = directory.absolute().parent
+        where = "Expected a job's checkpoint directory; start it, or check the path"
+        if journal_directory(above).is_dir():
+            where = f"{above} has one: name that"
+        raise NothingRunsError(
+            f"{directory} has no journal, so nothing is known to run there. {where}"
         )
-    names = ", ".join(map(str, sorted(running)))
-    return (
-        f"Here runs, by its index: {names}. Name one of these with --worker (workers "
-        "count from 0), or run this command where the worker is"
-    )
+    running = _find_workers(journal)
+    held: list[Worker] = []
+    with contextlib.ExitStack() as ends:
+        for index in dict.fromkeys(indexes):
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                held.append(Worker(index, running[index], journal))
+                ends.callback(held[-1].close)
+                if index in _journals_of(running[index], journal):
+                    continue
+            names = ", ".join(map(str, sorted(running))) or "nobody"
+            raise NothingRunsError(
+                f"worker {index} of {directory} does not run on this machine, belongs "
+                "to another user, or has not come to its first step. Here runs, by its "
+                f"index: {names}. Name one of these with --worker (workers count from "
+                "0), start the job and wait for its first step, or run this command "
+                "where the worker is"
+            )
+        yield held
 
 
 def _find_workers(journal: Path) -> dict[int, int]:

@@ -72,14 +72,11 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
     help="Seconds that workers get to leave after another one failed."
 )  # fmt: skip
 @click.option(
-    "--restart-code",
-    "restart_codes",
-    type=click.IntRange(1, 255),
-    multiple=True,
+    "--restart-code", "restart_codes", type=click.IntRange(1, 255), multiple=True,
     default=_LIMITS.restart_codes,
     help="Exit code that means a preemption; may be given many times. The first is "
     "the supervisor's own where no worker left with one.",
-)
+)  # fmt: skip
 @click.option(
     "--backoff", type=Seconds(), default=_LIMITS.backoff,
     help="Seconds before the first restart after a failure; doubles with each. So it "
@@ -106,10 +103,7 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
     help="Copy worker 0's output to the console, or don't.",
 )  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
     command: tuple[str, ...],
     workers: int | None,
     checkpoint_dir: str | None,
@@ -163,8 +157,8 @@ def run(
         )
         code = supervise(options)
     except ConfigurationError as error:
-        raise click.UsageError(str(error), ctx) from error
-    ctx.exit(code)
+        raise click.UsageError(str(error)) from error
+    raise SystemExit(code)
 
 
 def _check_command(command: tuple[str, ...]) -> None:
@@ -174,12 +168,9 @@ def _check_command(command: tuple[str, ...]) -> None:
             "tfpreempt run --workers 2 -- python train.py"
         )
     if shutil.which(command[0]) is None:
-        is_script = command[0].endswith(".py") and Path(command[0]).exists()
-        hint = (
-            f"It is no executable file; write: python {command[0]}"
-            if is_script
-            else "Check its spelling and PATH."
-        )
+        hint = "Check its spelling and PATH."
+        if command[0].endswith(".py") and Path(command[0]).exists():
+            hint = f"It is no executable file; write: python {command[0]}"
         raise ConfigurationError(f"The command {command[0]!r} was not found. {hint}")
 
 

@@ -14,7 +14,7 @@ import itertools
 import os
 import select
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfpreempt.cli.run.console import Console
@@ -176,31 +176,30 @@ class WorkerLog:
                 newer.replace(older)
 
 
-class Pump:
-    """The thread that empties the workers' pipes, however slow the disk is.
+@contextlib.contextmanager
+def pumped(logs: Sequence[WorkerLog]) -> Iterator[None]:
+    """Empties the workers' pipes in a thread, however slow the disk is.
 
-    Args:
-        logs: whose pipes.
+    At the end a disk that hangs is not waited for.
     """
+    readers = {log.reading: log for log in logs}
+    woken, waker = os.pipe()
+    poll = select.poll()
+    for descriptor in (*readers, woken):
+        poll.register(descriptor, select.POLLIN)
 
-    def __init__(self, logs: Sequence[WorkerLog]) -> None:
-        self._logs = {log.reading: log for log in logs}
-        self._woken, self._waker = os.pipe()
-        self._thread = OwnedThread("tfpreempt-logs", self._run)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread; a disk that hangs is not waited for."""
-        self._thread.stop()
-        os.close(self._waker)
-        if self._thread.join(_JOIN_SECONDS):
-            os.close(self._woken)
-
-    def _run(self) -> None:
-        poll = select.poll()
-        for descriptor in (*self._logs, self._woken):
-            poll.register(descriptor, select.POLLIN)
-        while not self._thread.stop_event.is_set():
+    def pump() -> None:
+        while True:
             for descriptor, _ in poll.poll():
-                if descriptor in self._logs:
-                    self._logs[descriptor].take()
+                if descriptor == woken:
+                    os.close(woken)
+                    return
+                readers[descriptor].take()
+
+    thread = OwnedThread("tfpreempt-logs", pump)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.close(waker)
+        thread.join(_JOIN_SECONDS)

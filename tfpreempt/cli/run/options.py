@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tfpreempt.cli.run.cluster import make_tf_config
 from tfpreempt.cli.run.policy import Limits
+from tfpreempt.storage import paths
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,12 @@ class RunOptions:
     def label(self, worker: int) -> str:
         """What a worker is called in files and on the console."""
         return self.task or f"worker-{worker}"
+
+    @property
+    def local_dir(self) -> str | None:
+        """The checkpoint directory where it is one; a URL is the workers' matter."""
+        given = self.checkpoint_dir
+        return None if given is None or paths.is_url(given) else given
 
     @property
     def journal_path(self) -> Path:

@@ -114,7 +114,7 @@ class Situation:
         stop_at: when the supervisor was told to leave.
         asked_at: when those still running were sent SIGTERM.
         killed_at: when they were sent SIGKILL.
-        is_urged: whoever told the supervisor to leave waits no longer.
+        urges: each Ctrl-C that came after the signal to leave.
         has_progressed: the run has committed another step than it began with.
         spent: what earlier runs have spent.
     """
@@ -126,9 +126,14 @@ class Situation:
     stop_at: float | None = None
     asked_at: float | None = None
     killed_at: float | None = None
-    is_urged: bool = False
+    urges: int = 0
     has_progressed: bool = False
     spent: Spent = Spent()
+
+    @property
+    def is_urged(self) -> bool:
+        """Whether to wait no longer: the first urge only asks what is waited for."""
+        return self.urges > 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +185,8 @@ def decide(limits: Limits, seen: Situation) -> Action:
 def first_failure(limits: Limits, seen: Situation) -> WorkerExit | None:
     """The failure that the others' ends follow from, if there is one."""
     fine = (0, *limits.restart_codes)
-    unasked = (e for e in seen.exits if not e.was_asked)
-    return next((e for e in unasked if e.code not in fine), None)
+    failed = (e for e in seen.exits if not e.was_asked and e.code not in fine)
+    return next(failed, None)
 
 
 def leave_between_runs(limits: Limits, spent: Spent) -> Leave:

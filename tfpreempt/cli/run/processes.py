@@ -25,27 +25,29 @@ _GUARD_EXIT_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def adopt_orphans() -> None:
-    """Makes this process the parent of what its workers leave behind.
+class Fleet:
+    """The workers of one incarnation, by index. Main thread only: it is their parent.
 
-    Otherwise process 1 is, which in a container may reap late or never, and a dead
-    child that is not reaped looks like a living one.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-class Guard:
-    """The process that outlives the supervisor where the supervisor is killed.
+    A guard process is told of each of their groups, and ends what is left of them when
+    this process is gone, however that was.
 
     Args:
-        grace_seconds: what it then gives the workers to commit and leave.
-        outputs: the reading ends of their pipes, and the files to empty them into then.
+        leave_seconds: what children of an ended worker get between SIGTERM and SIGKILL,
+            and what the guard gives the workers to commit and leave.
+        outputs: the reading ends of the workers' pipes, and the files that the guard
+            empties them into.
     """
 
-    def __init__(self, grace_seconds: float, outputs: Mapping[int, Path]) -> None:
+    def __init__(self, leave_seconds: float, outputs: Mapping[int, Path]) -> None:
+        self._leave_seconds = leave_seconds
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._left_behind: dict[int, float] = {}  # group -> when it is killed
+        # Else what the workers leave behind goes to process 1, which in a container may
+        # reap late or never, and a dead child looks like a living one until then.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pairs = [str(each) for pair in outputs.items() for each in pair]
-        self._process = subprocess.Popen(
-            [*_SCRIPT, str(_HERE / "guard.py"), str(grace_seconds), *pairs],
+        self._guard = subprocess.Popen(
+            [*_SCRIPT, str(_HERE / "guard.py"), str(leave_seconds), *pairs],
             pass_fds=tuple(outputs),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -53,40 +55,12 @@ class Guard:
             start_new_session=True,
         )
 
-    def add(self, group: int) -> None:
-        """A process group has started."""
-        self._tell(f"+{group}\n")
-
-    def remove(self, group: int) -> None:
-        """A process group is gone."""
-        self._tell(f"-{group}\n")
-
     def close(self) -> None:
         """The supervisor ends; the guard ends what is left and follows."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GUARD_EXIT_SECONDS)
-
-    def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # without it, only a killed one is unguarded
-            os.write(self._process.stdin.fileno(), line.encode("ascii"))
-
-
-class Fleet:
-    """The workers of one incarnation, by index. Main thread only: it is their parent.
-
-    Args:
-        guard: is told of every group.
-        leave_seconds: what children of an ended worker get between SIGTERM and SIGKILL.
-    """
-
-    def __init__(self, guard: Guard, leave_seconds: float) -> None:
-        self._guard = guard
-        self._leave_seconds = leave_seconds
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._left_behind: dict[int, float] = {}  # group -> when it is killed
+            self._guard.wait(_GUARD_EXIT_SECONDS)
 
     def start(
         self,
@@ -109,7 +83,7 @@ class Fleet:
             start_new_session=True,
         )
         self._running[worker] = process
-        self._guard.add(process.pid)
+        self._tell_guard(f"+{process.pid}\n")
         return process.pid
 
     def reap(self, now: float) -> list[tuple[int, ReturnCode]]:
@@ -125,7 +99,7 @@ class Fleet:
         for group, killed_at in list(self._left_behind.items()):
             if not _is_group_alive(group):
                 del self._left_behind[group]
-                self._guard.remove(group)
+                self._tell_guard(f"-{group}\n")
             elif now >= killed_at:
                 _signal_group(group, signal.SIGKILL)
         return ended
@@ -149,6 +123,11 @@ class Fleet:
         """Sends SIGKILL to the workers that still run, and to all children."""
         for group in [p.pid for p in self._running.values()] + list(self._left_behind):
             _signal_group(group, signal.SIGKILL)
+
+    def _tell_guard(self, line: str) -> None:
+        assert self._guard.stdin is not None
+        with contextlib.suppress(OSError):  # without it, only a killed one is unguarded
+            os.write(self._guard.stdin.fileno(), line.encode("ascii"))
 
 
 def _is_group_alive(group: int) -> bool:

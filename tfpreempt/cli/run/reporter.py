@@ -9,7 +9,6 @@ from typing import Any
 
 from tfpreempt.cli.run.console import Console
 from tfpreempt.cli.run.policy import Cause, Leave, Limits, Restart, WorkerExit
-from tfpreempt.core.clock import Clock
 from tfpreempt.core.journal import JsonLines
 
 _CAUSES = {
@@ -22,50 +21,38 @@ _CAUSES = {
 }
 
 
+@dataclasses.dataclass(eq=False)
 class Reporter:
     """Writes what happens to `supervisor.jsonl` and to the console. Any thread.
 
     Args:
         journal: the file.
-        clock: where the journal's times come from.
         supervisor: id of this supervisor's life; goes into every record.
         console: where lines for people go; one that is closed or stands still ends and
             delays nothing.
     """
 
-    def __init__(
-        self, journal: Path, clock: Clock, supervisor: str, console: Console
-    ) -> None:
-        self._lines = JsonLines(journal, clock)
-        self._supervisor = supervisor
-        self._console = console
-        self._has_told_loss = False
+    journal: JsonLines
+    supervisor: str
+    console: Console
+    _incarnation: str = ""
+    _has_told_loss: bool = False
 
     def started(
         self, incarnation: str, restart: int, pids: Sequence[int | None]
     ) -> None:
         """All workers were started, for the first time or again."""
-        self._add(
-            "restarted" if restart else "started",
-            incarnation=incarnation,
-            restart=restart,
-            workers=len(pids),
-            pids=list(pids),
-        )
-        self._say(f"started {len(pids)} worker(s), restart {restart} ({incarnation})")
+        self._incarnation = incarnation
+        count, event = len(pids), "restarted" if restart else "started"
+        told = {"incarnation": incarnation, "restart": restart, "workers": count}
+        self._add(event, **told, pids=list(pids))
+        self._say(f"started {count} worker(s), restart {restart} ({incarnation})")
 
-    def worker_ended(
-        self, incarnation: str, ended: WorkerExit, log: Path | None
-    ) -> None:
+    def worker_ended(self, ended: WorkerExit, log: Path | None) -> None:
         """One worker has ended; where it failed, its log says more."""
-        self._add(
-            "worker_ended",
-            incarnation=incarnation,
-            worker=ended.worker,
-            code=ended.code,
-            returncode=ended.returncode,
-            was_asked=ended.was_asked,
-        )
+        told = dataclasses.asdict(ended) | {"code": ended.code}
+        del told["at"]
+        self._add("worker_ended", incarnation=self._incarnation, **told)
         hint = "" if log is None else f", see {log}"
         self._say(f"worker {ended.worker} ended: {ended.describe()}{hint}")
 
@@ -77,7 +64,7 @@ class Reporter:
 
     def urged(self, workers: Sequence[int], seconds: float | None) -> None:
         """A Ctrl-C that came after the signal to leave."""
-        self._add("urged", workers=list(workers), seconds=seconds)
+        self._add("urged", workers=workers, seconds=seconds)
         whom = _names(workers) if workers else "what the workers left behind"
         limit = "" if seconds is None else f", up to {seconds:.0f} s"
         self._say(
@@ -87,7 +74,7 @@ class Reporter:
 
     def ended_others(self, signal_name: str, workers: Sequence[int]) -> None:
         """The supervisor sent a signal to the workers that still ran."""
-        self._add("ended_others", signal=signal_name, workers=list(workers))
+        self._add("ended_others", signal=signal_name, workers=workers)
         self._say(f"sent {signal_name} to {_names(workers)}")
 
     def failed(self, failure: WorkerExit, lines: Sequence[str], log: Path) -> None:
@@ -134,13 +121,9 @@ class Reporter:
     def left(self, verdict: Leave, incarnations: int, seconds: float) -> None:
         """The end: the last record, and a summary."""
         spent = verdict.spent
+        told = {"code": verdict.code, "incarnations": incarnations, "seconds": seconds}
         self._add(
-            "left",
-            cause=verdict.cause.value,
-            code=verdict.code,
-            incarnations=incarnations,
-            seconds=seconds,
-            **dataclasses.asdict(spent),
+            "left", cause=verdict.cause.value, **told, **dataclasses.asdict(spent)
         )
         self._say(
             f"outcome: {_CAUSES[verdict.cause]}, exit code: {verdict.code}, "
@@ -160,19 +143,19 @@ class Reporter:
 
     def close(self) -> None:
         """Ends the journal, and the printing once all is shown."""
-        self._lines.close()
-        self._console.close()
+        self.journal.close()
+        self.console.close()
 
     def _add(self, event: str, **values: Any) -> None:
-        self._lines.append(
-            {"event": event, "supervisor": self._supervisor, **values},
+        self.journal.append(
+            {"event": event, "supervisor": self.supervisor, **values},
             durable=event == "left",
         )
 
     def _say(self, text: str, *more: str) -> None:
         # The deciding thread says what it does before it does it, and must not wait.
         lines = "".join(f"{line}\n" for line in (f"tfpreempt: {text}", *more))
-        self._console.feed(lines.encode(errors="backslashreplace"))
+        self.console.feed(lines.encode(errors="backslashreplace"))
 
 
 def _names(workers: Sequence[int]) -> str:

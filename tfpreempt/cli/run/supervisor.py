@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.home import Home
@@ -20,17 +21,17 @@ from tfpreempt.cli.run import policy
 from tfpreempt.cli.run.cluster import claimed_ports
 from tfpreempt.cli.run.console import Console, unbuffered
 from tfpreempt.cli.run.launch import HELD
-from tfpreempt.cli.run.logs import Pump, WorkerLog
+from tfpreempt.cli.run.logs import WorkerLog, pumped
 from tfpreempt.cli.run.options import RunOptions
-from tfpreempt.cli.run.policy import Leave, Restart, Situation, Spent, WorkerExit
-from tfpreempt.cli.run.processes import Fleet, Guard, adopt_orphans
+from tfpreempt.cli.run.policy import Leave, Restart, ReturnCode, Situation, WorkerExit
+from tfpreempt.cli.run.processes import Fleet
 from tfpreempt.cli.run.reporter import Reporter
 from tfpreempt.cli.signals import Wait, held_signals
 from tfpreempt.core.clock import Clock, SystemClock
-from tfpreempt.storage import paths
+from tfpreempt.core.journal import JsonLines
 
 _LEFTOVER_SECONDS = 0.05  # nobody tells when the last child of a dead worker goes
-_CANNOT_START = policy.ReturnCode(126)
+_CANNOT_START = ReturnCode(126)
 
 
 def supervise(options: RunOptions) -> int:
@@ -42,42 +43,40 @@ def supervise(options: RunOptions) -> int:
     Raises:
         ConfigurationError: a log file cannot be written, or there are not enough ports.
     """
-    clock, name = SystemClock(), secrets.token_hex(4)
+    clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose caller may ignore it
     with held_signals(*HELD) as wait, contextlib.ExitStack() as ends:
         console = Console("", unbuffered(sys.__stderr__))
-        reporter = Reporter(options.journal_path, clock, name, console)
+        journal = JsonLines(options.journal_path, clock)
+        reporter = Reporter(journal, name, console)
         ends.callback(reporter.close)
         echo = None
         if options.has_echo:
             echo = Console(f"[{options.label(0)}] ", unbuffered(sys.__stdout__))
             ends.callback(echo.close)
-        logs = []
-        for worker in range(options.workers):
-            log = WorkerLog(
+        logs = [
+            WorkerLog(
                 options.log_dir / f"{options.label(worker)}.log",
                 size=options.log_size,
                 files=options.log_files,
                 lost=reporter.log_lost,
-                console=echo if worker == 0 else None,
+                console=None if worker else echo,
             )
+            for worker in range(options.workers)
+        ]
+        for log in logs:
             ends.callback(log.close)
-            logs.append(log)
-        ends.callback(Pump(logs).close)
-        adopt_orphans()
-        # However this ends, the guard ends the workers that are left.
-        outputs = {log.reading: log.path for log in logs}
-        guard = Guard(options.limits.leave_grace, outputs)
-        ends.callback(guard.close)
-        fleet = Fleet(guard, options.limits.leave_grace)
-        return Supervisor(name, options, reporter, logs, fleet, wait, clock).run()
+        ends.enter_context(pumped(logs))
+        fleet = Fleet(grace, {log.reading: log.path for log in logs})
+        ends.callback(fleet.close)
+        return Supervisor(options, reporter, logs, fleet, wait, clock).run(name)
 
 
+@dataclasses.dataclass(eq=False)
 class Supervisor:
     """Starts all workers, follows them to the end, and again. Main thread only.
 
     Args:
-        name: of this supervisor's life.
         options: what to run, and within which limits.
         reporter: is told what happens.
         logs: one per worker.
@@ -86,157 +85,125 @@ class Supervisor:
         clock: for durations.
     """
 
-    def __init__(
-        self,
-        name: str,
-        options: RunOptions,
-        reporter: Reporter,
-        logs: Sequence[WorkerLog],
-        fleet: Fleet,
-        wait: Wait,
-        clock: Clock,
-    ) -> None:
-        self._name = name
-        self._options = options
-        self._limits = options.limits
-        self._reporter = reporter
-        self._logs = logs
-        self._fleet = fleet
-        self._signals = wait
-        self._clock = clock
-        self._directory: str | None = None  # a URL is the workers' matter
-        if options.checkpoint_dir and not paths.is_url(options.checkpoint_dir):
-            self._directory = options.checkpoint_dir
-        self._stop_at: float | None = None
-        self._urges = 0  # each Ctrl-C that came after the signal to leave
+    options: RunOptions
+    reporter: Reporter
+    logs: Sequence[WorkerLog]
+    fleet: Fleet
+    wait: Wait
+    clock: Clock
+    seen: Situation = dataclasses.field(init=False)
+    """What the next decision depends on."""
 
-    def run(self) -> int:
-        """Runs to the end; returns the exit code."""
-        began = self._clock.monotonic()
-        home = Home(self._directory) if self._directory else None
-        spent, restart = Spent(), 0
+    def run(self, name: str) -> int:
+        """Runs to the end; returns the exit code.
+
+        Args:
+            name: of this supervisor's life.
+        """
+        began = self.clock.monotonic()
+        self.seen = Situation(now=began, workers=0)
+        home = Home(self.options.local_dir) if self.options.local_dir else None
+        restart = 0
         while True:
-            verdict = self._run_once(restart, spent, home)
+            verdict = self._run_once(f"{name}-{restart}", restart, home)
             if isinstance(verdict, Leave):
                 break
-            spent, restart = verdict.spent, restart + 1
-        seconds = self._clock.monotonic() - began
-        self._reporter.left(verdict, restart + 1, seconds)
+            restart += 1
+        seconds = self.clock.monotonic() - began
+        self.reporter.left(verdict, restart + 1, seconds)
         return verdict.code
 
-    def _run_once(
-        self, restart: int, spent: Spent, home: Home | None
-    ) -> Restart | Leave:
+    def _run_once(self, name: str, restart: int, home: Home | None) -> Restart | Leave:
         """One incarnation, and the pause after it."""
-        name = f"{self._name}-{restart}"
-        ports = 0 if self._options.task else self._options.workers
-        with claimed_ports(ports) as numbers:
+        limits = self.options.limits
+        with claimed_ports(0 if self.options.task else self.options.workers) as ports:
             first_step = self._newest_step()
-            seen = self._start(name, restart, spent, numbers)
-            seen, verdict = self._follow(name, seen, first_step)
+            self._start(name, restart, ports)
+            verdict = self._follow(first_step)
             if isinstance(verdict, Restart) and home and not home.is_same():
                 verdict = policy.leave_without_directory(verdict.spent)
-            self._reporter.decided(verdict, self._limits)
-            failure = policy.first_failure(self._limits, seen)
-            if failure:
-                log = self._logs[failure.worker]
-                self._reporter.failed(failure, log.error_lines(), log.path)
+            self.reporter.decided(verdict, limits)
+            if failure := policy.first_failure(limits, self.seen):
+                log = self.logs[failure.worker]
+                self.reporter.failed(failure, log.error_lines(), log.path)
             self._clear(verdict.delay if isinstance(verdict, Restart) else 0.0)
-        if isinstance(verdict, Restart) and self._stop_at is not None:
-            return policy.leave_between_runs(self._limits, verdict.spent)
+        if isinstance(verdict, Restart) and self.seen.stop_at is not None:
+            verdict = policy.leave_between_runs(limits, verdict.spent)
+        self._note(spent=verdict.spent)
         return verdict
 
-    def _start(
-        self, name: str, restart: int, spent: Spent, ports: tuple[int, ...]
-    ) -> Situation:
+    def _start(self, name: str, restart: int, ports: tuple[int, ...]) -> None:
         """Starts all workers; who cannot be started has ended."""
-        started_at = self._clock.monotonic()
-        options, exits = self._options, []
+        now = self.clock.monotonic()
+        options = self.options
         pids: list[int | None] = []
-        for worker, log in enumerate(self._logs):
+        for worker, log in enumerate(self.logs):
             log.begin(f"{options.label(worker)} starts, restart {restart}, {name}")
             told = options.worker_environment(worker, name, restart, ports)
+            pid = None
             try:
-                pids.append(
-                    self._fleet.start(worker, options.command, told, log.writing)
-                )
+                pid = self.fleet.start(worker, options.command, told, log.writing)
             except OSError as error:
                 log.say(f"{options.label(worker)} cannot be started: {error}")
-                pids.append(None)
-                exits.append(
-                    WorkerExit(worker=worker, returncode=_CANNOT_START, at=started_at)
-                )
-        self._reporter.started(name, restart, pids)
-        for each in exits:
-            self._reporter.worker_ended(name, each, self._logs[each.worker].path)
-        return Situation(
-            now=started_at,
-            workers=options.workers,
-            started_at=started_at,
-            exits=tuple(exits),
-            spent=spent,
+            pids.append(pid)
+        self.reporter.started(name, restart, pids)
+        self.seen = Situation(
+            now=now, workers=options.workers, started_at=now, spent=self.seen.spent
         )
+        for worker, started in enumerate(pids):
+            if started is None:
+                self._add_exit(worker, _CANNOT_START, now)
 
-    def _follow(
-        self, name: str, seen: Situation, first_step: int | None
-    ) -> tuple[Situation, Restart | Leave]:
-        """Does what the policy says until it has a verdict; also what that is on."""
+    def _follow(self, first_step: int | None) -> Restart | Leave:
+        """Does what the policy says until it has a verdict."""
         while True:
-            seen = self._look(name, seen, first_step)
-            match policy.decide(self._limits, seen):
+            now = self.clock.monotonic()
+            for worker, code in self.fleet.reap(now):
+                self._add_exit(worker, code, now)
+            is_over = len(self.seen.exits) == self.seen.workers
+            step = self._newest_step() if is_over else None
+            self._note(now=now, has_progressed=step not in (None, first_step))
+            match policy.decide(self.options.limits, self.seen):
                 case policy.Wait(until=until):
-                    self._wait(None if until is None else until - seen.now)
+                    self._wait(None if until is None else until - now)
                 case policy.Ask():
-                    self._reporter.ended_others("SIGTERM", self._fleet.running)
-                    self._fleet.ask()
-                    seen = dataclasses.replace(seen, asked_at=seen.now)
+                    self.reporter.ended_others("SIGTERM", self.fleet.running)
+                    self.fleet.ask()
+                    self._note(asked_at=now)
                 case policy.Kill():
-                    self._reporter.ended_others("SIGKILL", self._fleet.running)
-                    self._fleet.kill()
-                    seen = dataclasses.replace(seen, killed_at=seen.now)
+                    self.reporter.ended_others("SIGKILL", self.fleet.running)
+                    self.fleet.kill()
+                    self._note(killed_at=now)
                 case verdict:
-                    return seen, verdict
+                    return verdict
 
-    def _look(self, name: str, seen: Situation, first_step: int | None) -> Situation:
-        """Adds the workers that have ended, and a stop, to what was seen."""
-        now = self._clock.monotonic()
-        exits = list(seen.exits)
-        for worker, code in self._fleet.reap(now):
-            asked = seen.asked_at is not None
-            one = WorkerExit(worker=worker, returncode=code, at=now, was_asked=asked)
-            log = self._logs[worker]
-            log.end(f"{self._options.label(worker)} ended: {one.describe()}")
-            is_fine = one.code in (0, *self._limits.restart_codes)
-            self._reporter.worker_ended(name, one, None if is_fine else log.path)
-            exits.append(one)
-        is_over = len(exits) == seen.workers
-        step = self._newest_step() if is_over else None
-        return dataclasses.replace(
-            seen,
-            now=now,
-            exits=tuple(exits),
-            stop_at=self._stop_at,
-            is_urged=self._is_urged,
-            has_progressed=step not in (None, first_step),
-        )
+    def _add_exit(self, worker: int, code: ReturnCode, now: float) -> None:
+        """Notes and tells that a worker has ended, or could not be started."""
+        asked = self.seen.asked_at is not None
+        one = WorkerExit(worker=worker, returncode=code, at=now, was_asked=asked)
+        self._note(exits=(*self.seen.exits, one))
+        log = self.logs[worker]
+        log.end(f"{self.options.label(worker)} ended: {one.describe()}")
+        is_fine = one.code in (0, *self.options.limits.restart_codes)
+        self.reporter.worker_ended(one, None if is_fine else log.path)
 
     def _clear(self, delay: float) -> None:
         """Waits for a delay, and until no child of a worker is left.
 
         A stop ends the delay. What the workers leave behind gets its time too.
         """
-        now = self._clock.monotonic()
-        due, gone_by = now + delay, now + self._limits.leave_grace
-        gone_by += self._limits.unkillable
+        now = self.clock.monotonic()
+        due, gone_by = now + delay, now + self.options.limits.leave_grace
+        gone_by += self.options.limits.unkillable
         while True:
-            self._fleet.reap(now)
-            if self._is_urged:
-                self._fleet.kill()
-            is_due = now >= due or self._stop_at is not None
-            if is_due and (not self._fleet.has_leftovers or now >= gone_by):
+            self.fleet.reap(now)
+            if self.seen.is_urged:
+                self.fleet.kill()
+            is_due = now >= due or self.seen.stop_at is not None
+            if is_due and (not self.fleet.has_leftovers or now >= gone_by):
                 break
             self._wait((gone_by if is_due else due) - now)
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
 
     def _wait(self, seconds: float | None) -> None:
         """Waits for a worker's end or a signal to leave, and remembers that.
@@ -245,32 +212,30 @@ class Supervisor:
         platforms repeat SIGTERM, which asks for nothing new.
         """
         times = [] if seconds is None else [max(0.0, seconds)]
-        if self._fleet.has_leftovers:
+        if self.fleet.has_leftovers:
             times.append(_LEFTOVER_SECONDS)
-        told = self._signals(min(times, default=None))
+        told = self.wait(min(times, default=None))
         if told is None or told == signal.SIGCHLD:
             return
-        now, grace = self._clock.monotonic(), self._limits.grace
-        if self._stop_at is None:
-            self._stop_at = now
-            self._reporter.told_to_stop(told.name, grace)
+        now, grace = self.clock.monotonic(), self.options.limits.grace
+        if self.seen.stop_at is None:
+            self._note(stop_at=now)
+            self.reporter.told_to_stop(told.name, grace)
         elif told == signal.SIGINT:
-            self._urges += 1
-            if self._urges == 1:
-                left = None if grace is None else max(0.0, self._stop_at + grace - now)
-                self._reporter.urged(self._fleet.running, left)
+            self._note(urges=self.seen.urges + 1)
+            if not self.seen.is_urged:
+                left = grace and max(0.0, self.seen.stop_at + grace - now)
+                self.reporter.urged(self.fleet.running, left)
 
-    @property
-    def _is_urged(self) -> bool:
-        """Whether to wait no longer: the first urge only asks what is waited for."""
-        return self._urges >= 2
+    def _note(self, **values: Any) -> None:
+        self.seen = dataclasses.replace(self.seen, **values)
 
     def _newest_step(self) -> int | None:
         """The step of the newest commit; None where none is seen."""
-        if self._directory is None:
-            return None
         try:
-            found = catalog.scan(self._directory)
+            found = (
+                catalog.scan(self.options.local_dir) if self.options.local_dir else ()
+            )
+            return next((each.step for each in found if each.is_committed), None)
         except OSError:
             return None
-        return next((entry.step for entry in found if entry.is_committed), None)

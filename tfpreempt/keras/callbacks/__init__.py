@@ -1,8 +1,7 @@
 """The other callbacks of a fit: what they remember, kept and given back.
 
-check   callbacks that do not go together with ours, told before the training begins
 files   the file of a CSVLogger: its whole text is kept, and written back on restore
 known   what the callbacks of Keras 3 and tf_keras remember, class by class
-others  the other callbacks of a fit: checked, and held back at times
+others  the other callbacks: checked before the training begins, held back at times
 state   the state of the other callbacks of a fit: captured at a commit
 """

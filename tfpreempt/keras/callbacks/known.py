@@ -15,7 +15,7 @@ ROOTS = ("keras", "tf_keras")
 
 REMEMBERED: dict[str, tuple[str, ...]] = {
     "BackupAndRestore": (),  # keeps the place of its own backup; left alone
-    "CSVLogger": (),  # remembers a file: callbacks_files.py
+    "CSVLogger": (),  # remembers a file: files.py
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     "History": ("epoch", "history"),
     "LambdaCallback": (),  # what its functions remember cannot be seen
@@ -90,7 +90,9 @@ def capture(callback: Any) -> dict[str, Any]:
     name = kind(callback)
     state = _attributes(callback, REMEMBERED[name] if name else ())
     if hasattr(callback, "_set_monitor_op") and callback.monitor_op is not None:
-        state["direction"] = _direction(callback)
+        # What counts as better; Keras 3 decides it at the end of the first epoch.
+        is_more = "greater" in callback.monitor_op.__name__
+        state["direction"] = "max" if is_more else "min"
     if name == "TensorBoard":
         state["elapsed"] = _elapsed(callback, ("_epoch_start_time",))
         for writer in callback._writers.values():
@@ -111,7 +113,13 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
     """
     name = kind(callback)
     state = dict(state)
-    _restore_direction(callback, state.pop("direction", None))
+    direction = state.pop("direction", None)
+    if direction is not None and callback.monitor_op is None:
+        # A best value cannot be compared before. The metrics, which Keras would ask,
+        # may be unknown before the first step.
+        mode, callback.mode = callback.mode, direction
+        callback._set_monitor_op()
+        callback.mode = mode
     if name == "ProgbarLogger":
         _restore_bar(callback, state, extends)
     elif name == "TensorBoard":
@@ -120,23 +128,6 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
         pass  # an epoch has begun, which has the weights themselves in the model
     else:
         _set(callback, state)
-
-
-def _direction(callback: Any) -> str:
-    """What counts as better; Keras 3 decides it at the end of the first epoch."""
-    return "max" if "greater" in callback.monitor_op.__name__ else "min"
-
-
-def _restore_direction(callback: Any, direction: str | None) -> None:
-    """Decides it again, where Keras has not: a best value cannot be compared before.
-
-    The metrics, which Keras would ask, may be unknown before the first step.
-    """
-    if direction is None or callback.monitor_op is not None:
-        return
-    mode, callback.mode = callback.mode, direction
-    callback._set_monitor_op()
-    callback.mode = mode
 
 
 def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
@@ -154,9 +145,8 @@ def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
         _set_elapsed(bar, state["elapsed"])
 
 
-def _restore_board(board: Any, state: dict[str, Any], extends: bool) -> None:
+def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
     """The counters go on; speeds count the time of training only."""
-    counters = dict(state)
     elapsed = counters.pop("elapsed")
     if extends:
         # The next batch has begun, and been counted from zero, before the restore.

@@ -1,13 +1,40 @@
-"""The other callbacks of a fit: checked, and held back at times."""
+"""The other callbacks of a fit: checked before it begins, and held back at times."""
 
 from __future__ import annotations
 
 import logging
+import os
+import types
+from collections.abc import Sequence
 from typing import Any
 
-from tfpreempt.keras.callbacks import check
+from tfpreempt import errors
+from tfpreempt.checkpoint.state import State
+from tfpreempt.core.reach import set_by
+from tfpreempt.keras.callbacks import known
+from tfpreempt.keras.callbacks.known import class_name, has_hooks
 
 log = logging.getLogger(__name__)
+
+_DIRECTORIES = {
+    "BackupAndRestore": "backup_dir",
+    "ModelCheckpoint": "filepath",
+    "OrbaxCheckpoint": "directory",
+}
+"""The attribute that says where a callback writes checkpoints."""
+
+_OF_KERAS = frozenset(
+    {
+        "_chief_worker_only",
+        "_model",
+        "_supports_tf_logs",
+        "async_safe",
+        "model",
+        "params",
+        "validation_data",
+    }
+)
+"""Attributes that Keras gives to every callback, or reads from it."""
 
 
 class OtherCallbacks:
@@ -30,11 +57,10 @@ class OtherCallbacks:
         self.callbacks = [one for one in holder.callbacks if one is not ours]
         self._all = [*self.callbacks, ours]
         self._ours = [ours]
-        check.conflicts(self.callbacks, checkpoint_dir)
-        check.warn_of_backup(self.callbacks)
+        conflicts(self.callbacks, checkpoint_dir)
         # One more of our kind is refused when its turn comes.
         theirs = [one for one in self.callbacks if not isinstance(one, type(ours))]
-        if lost := check.unsupported(theirs):
+        if lost := unsupported(theirs):
             log.warning(
                 "tfpreempt: the state of these callbacks is not saved, so they begin "
                 "anew after a restart: %s. Give them get_state() and set_state(state), "
@@ -56,3 +82,103 @@ class OtherCallbacks:
         """Calls a hook of the others."""
         for callback in self.callbacks:
             getattr(callback, hook)(*args)
+
+
+def unsupported(callbacks: Sequence[Any]) -> list[str]:
+    """Names the callbacks whose state may be lost, with the reason.
+
+    Nothing tells a setting from something remembered, so any attribute that a class of
+    the user has set counts, unless its value cannot change in training: functions,
+    classes, modules, the model. A callback that has a `State` is taken to keep there
+    all that it remembers.
+    """
+    lost = []
+    for callback in callbacks:
+        attributes = getattr(callback, "__dict__", {})
+        has_state = any(isinstance(v, State) for v in (callback, *attributes.values()))
+        hooks = [hook for hook in ("get_state", "set_state") if hasattr(callback, hook)]
+        if has_state or has_hooks(callback):
+            continue
+        if len(hooks) == 1:
+            lost.append(
+                f"{class_name(callback)} (of get_state and set_state only "
+                f"{hooks[0]} is there)"
+            )
+        elif names := _unknown(callback, attributes):
+            lost.append(f"{class_name(callback)} ({', '.join(names)})")
+    return lost
+
+
+def _unknown(callback: Any, attributes: dict[str, Any]) -> list[str]:
+    """Attributes that nobody saves and that could change in training."""
+    # The first class of Keras itself of which all that it remembers is saved.
+    kinds = type(callback).__mro__
+    of_keras = filter(known.is_of_keras, kinds)
+    named = {"Callback", *known.REMEMBERED}
+    anchor = next((kind for kind in of_keras if kind.__name__ in named), None)
+    if anchor is kinds[0]:
+        return []
+    understood = _OF_KERAS | (set_by(anchor) if anchor is not None else set())
+    return [
+        name
+        for name, value in attributes.items()
+        if name not in understood and not _is_fixed(value, callback)
+    ]
+
+
+def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) -> None:
+    """Refuses callbacks that write checkpoints of their own into our directory.
+
+    Of Keras' own BackupAndRestore it warns, and leaves it as it is.
+
+    Args:
+        callbacks: those of the fit, without our own.
+        checkpoint_dir: our directory.
+
+    Raises:
+        ConfigurationError: one writes there or below; or it deletes a directory that
+            ours lies in.
+    """
+    ours = os.path.realpath(checkpoint_dir)
+    for callback in callbacks:
+        kind = known.kind(callback)
+        if kind not in _DIRECTORIES:
+            continue
+        attribute = _DIRECTORIES[kind]
+        given = os.fspath(getattr(callback, attribute))
+        # Of a path with format fields such as {epoch} the directory above.
+        head, field, _ = given.partition("{")
+        theirs = os.path.realpath(os.path.dirname(head) if field else head)
+        is_backup = kind == "BackupAndRestore"
+        if _is_inside(theirs, ours) or (is_backup and _is_inside(ours, theirs)):
+            raise errors.ConfigurationError(
+                f"{class_name(callback)} has {attribute}={given!r}, and the "
+                "checkpoint_dir of PreemptionCallback is "
+                f"{os.fspath(checkpoint_dir)!r}: one lies in the other, so that they "
+                "would overwrite or delete each other's files. Give each a directory "
+                "of its own, side by side."
+            )
+        if is_backup:
+            log.warning(
+                "tfpreempt: %s (backup_dir=%r) is in the same fit. It loads weights "
+                "and sets the first epoch at the start, against what "
+                "PreemptionCallback restores. Remove it: PreemptionCallback does its "
+                "work.",
+                class_name(callback),
+                callback.backup_dir,
+            )
+
+
+def _is_fixed(value: Any, callback: Any) -> bool:
+    """Whether a value cannot be something remembered in training.
+
+    Layers, models and metrics can be called, but hold variables.
+    """
+    if callable(value):
+        model = getattr(callback, "model", None)
+        return value is model or not hasattr(type(value), "variables")
+    return isinstance(value, types.ModuleType)
+
+
+def _is_inside(inner: str, outer: str) -> bool:
+    return inner == outer or inner.startswith(os.path.join(outer, ""))

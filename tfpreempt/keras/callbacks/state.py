@@ -7,31 +7,18 @@ callback on its way.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.encoding import decode, encode
 from tfpreempt.keras.callbacks import files, known
+from tfpreempt.keras.record import Encoded
 
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CallbackStates:
-    """What callbacks remember.
-
-    Attributes:
-        header: JSON, by the name of the callback.
-        arrays: bytes of NumPy arrays and files; the header says what they are.
-    """
-
-    header: Any
-    arrays: tuple[bytes, ...]
-
-
-def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> CallbackStates:
+def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> Encoded:
     """What the callbacks remember in memory; equal on all workers.
 
     Args:
@@ -45,9 +32,14 @@ def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> CallbackSt
     arrays: list[bytes] = []
     header: dict[str, Any] = {}
     for name, callback in _by_name(callbacks).items():
-        before = len(arrays)
+        before, entry = len(arrays), {}
         try:
-            entry = _captured(name, callback, arrays)
+            if found := known.capture(callback):
+                path = f"The callback {name} cannot be saved: its state"
+                entry["keras"] = encode(found, path, arrays, takes_tensors=True)
+            if known.has_hooks(callback):
+                path = f"The callback {name} cannot be saved: get_state()"
+                entry["own"] = encode(callback.get_state(), path, arrays)
         except Exception as error:
             if not leaves_out:
                 raise
@@ -57,22 +49,11 @@ def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> CallbackSt
             )
         else:
             header |= {name: entry} if entry else {}
-    return CallbackStates(header=header, arrays=tuple(arrays))
-
-
-def _captured(name: str, callback: Any, arrays: list[bytes]) -> dict[str, Any]:
-    entry: dict[str, Any] = {}
-    if remembered := known.capture(callback):
-        path = f"The callback {name} cannot be saved: its state"
-        entry["keras"] = encode(remembered, path, arrays, takes_tensors=True)
-    if known.has_hooks(callback):
-        path = f"The callback {name} cannot be saved: get_state()"
-        entry["own"] = encode(callback.get_state(), path, arrays)
-    return entry
+    return Encoded(header=header, arrays=tuple(arrays))
 
 
 def restore(
-    callbacks: Sequence[Any], states: CallbackStates, *, extends: bool = False
+    callbacks: Sequence[Any], states: Encoded, *, extends: bool = False
 ) -> None:
     """Gives the callbacks back what they remembered.
 
@@ -84,11 +65,11 @@ def restore(
         states: what `capture` gave.
         extends: the state is that of the end of a fit, and more epochs follow.
     """
-
-    def is_kept(callback: Any) -> bool:
-        return known.has_state(callback) or known.has_hooks(callback)
-
-    for callback, entry in _matched(callbacks, states.header, is_kept):
+    for callback, entry in _matched(
+        callbacks,
+        states.header,
+        lambda each: known.has_state(each) or known.has_hooks(each),
+    ):
         if "keras" in entry:
             remembered = decode(entry["keras"], states.arrays)
             known.restore(callback, remembered, extends=extends)
@@ -96,7 +77,7 @@ def restore(
             callback.set_state(decode(entry["own"], states.arrays))
 
 
-def capture_files(callbacks: Sequence[Any]) -> CallbackStates:
+def capture_files(callbacks: Sequence[Any]) -> Encoded:
     """What the callbacks of this worker keep in files: the text of each CSVLogger.
 
     It may be called before the training begins, too. For a fit that is not to train,
@@ -104,31 +85,31 @@ def capture_files(callbacks: Sequence[Any]) -> CallbackStates:
     back.
 
     Raises:
-        tf.errors.OpError: a file cannot be read.
+        OSError: a file cannot be read.
     """
     arrays: list[bytes] = []
-    header = {}
-    for name, callback in _by_name(callbacks).items():
-        if files.is_log(callback):
-            state, text = files.capture(callback)
-            log = encode(state, f"The state of the callback {name}", arrays)
-            header[name] = {"log": log, "text": None if text is None else len(arrays)}
-            arrays += [] if text is None else [text]
-    return CallbackStates(header=header, arrays=tuple(arrays))
+    header = {
+        name: encode(
+            files.capture(callback), f"The callback {name}", arrays, takes_bytes=True
+        )
+        for name, callback in _by_name(callbacks).items()
+        if known.kind(callback) == files.KIND
+    }
+    return Encoded(header=header, arrays=tuple(arrays))
 
 
 def restore_files(
-    callbacks: Sequence[Any], states: CallbackStates, *, extends: bool = False
+    callbacks: Sequence[Any], states: Encoded, *, extends: bool = False
 ) -> None:
     """Writes the files back; see `restore`.
 
     Raises:
-        tf.errors.OpError: a file cannot be written.
+        OSError: a file cannot be written.
     """
-    for callback, entry in _matched(callbacks, states.header, files.is_log):
-        state = decode(entry["log"], states.arrays)
-        text = None if entry["text"] is None else states.arrays[entry["text"]]
-        files.restore(callback, state, text, extends=extends)
+    for callback, entry in _matched(
+        callbacks, states.header, lambda each: known.kind(each) == files.KIND
+    ):
+        files.restore(callback, decode(entry, states.arrays), extends=extends)
 
 
 def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:

@@ -4,8 +4,7 @@ counted_dataset  the dataset that `fit` makes its iterators of, in place of its 
 host_iterator    a distributed iterator whose position can be saved
 pipeline         what a tf.data pipeline is built of: generators, shuffles, caches
 pipelines        input pipelines whose position is a few numbers
-position         where training is in its data, saved with the step and found again
-position_choice  which way of keeping the position a pipeline allows
+position         where training is in its data, and how a pipeline lets it be kept
 replica_slices   the slices of global batches that this process's replicas train on
 sequence         the position in a PyDataset (Keras 3) or Sequence (tf_keras): an index
 training_data    the training data of one fit: its iterators, and where training is

@@ -13,7 +13,7 @@ tensor, taken apart and put together by its type spec when a tf.function receive
 
 from __future__ import annotations
 
-import functools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +27,11 @@ _OPTIONS = tf.distribute.InputOptions(
     experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
 )
 """With these, TensorFlow's classes make plain iterators, not prefetching ones."""
+
+_PARTS = operator.attrgetter(
+    *("_worker", "_devices", "_element_spec", "_options", "_canonicalize_devices")
+)
+"""What a type spec of one worker's iterator is made of, of that or of another."""
 
 
 class _WorkerIterator(_input_lib._SingleWorkerOwnedDatasetIterator):  # type: ignore[misc]  # TensorFlow is untyped
@@ -63,13 +68,7 @@ class _WorkerIteratorSpec(_input_lib._SingleWorkerDatasetIteratorSpec):  # type:
 
     @staticmethod
     def from_value(value: Any) -> Any:
-        return _WorkerIteratorSpec(
-            value._worker,
-            value._devices,
-            value._element_spec,
-            value._options,
-            value._canonicalize_devices,
-        )
+        return _WorkerIteratorSpec(*_PARTS(value))
 
 
 class HostIterator(_input_lib.DistributedIterator):  # type: ignore[misc]  # TensorFlow is untyped
@@ -95,19 +94,8 @@ class _HostIteratorSpec(_input_lib.DistributedIteratorSpec):  # type: ignore[mis
 
     @property
     def _component_specs(self) -> list[Any]:
-        pairs = self._input_workers._worker_device_pairs
         return [
-            _WorkerIteratorSpec(
-                worker,
-                devices,
-                tf.nest.map_structure(
-                    functools.partial(_input_lib._replace_per_replica_spec, i=i),
-                    self._element_spec,
-                ),
-                self._options,
-                self._canonicalize_devices,
-            )
-            for i, (worker, devices) in enumerate(pairs)
+            _WorkerIteratorSpec.from_value(each) for each in super()._component_specs
         ]
 
     def _from_components(self, components: Any) -> Any:
@@ -123,21 +111,18 @@ class _HostIteratorSpec(_input_lib.DistributedIteratorSpec):  # type: ignore[mis
         )
 
 
-def is_supported(dataset: Any) -> bool:
-    """Whether this is a distributed dataset that `host_iterator` can read."""
-    kinds = (_input_lib.DistributedDataset, _input_lib.DistributedDatasetsFromFunction)
-    return isinstance(dataset, kinds) and not isinstance(
-        dataset._strategy, tf.distribute.TPUStrategy
-    )
-
-
-def host_iterator(dataset: Any) -> HostIterator:
-    """Makes an iterator over a distributed dataset, as `iter(dataset)` does.
+def make_iterator(dataset: Any) -> Any:
+    """What `iter(dataset)` gives; of a distributed dataset a `HostIterator`.
 
     Args:
-        dataset: what `strategy.experimental_distribute_dataset` or
+        dataset: also what `strategy.experimental_distribute_dataset` or
             `distribute_datasets_from_function` returned.
     """
+    kinds = (_input_lib.DistributedDataset, _input_lib.DistributedDatasetsFromFunction)
+    if not isinstance(dataset, kinds) or isinstance(
+        dataset._strategy, tf.distribute.TPUStrategy
+    ):
+        return iter(dataset)
     workers = dataset._input_workers
     parts = getattr(dataset, "_cloned_datasets", None) or dataset._datasets
     if (slices := replica_slices(dataset)) is not None:

@@ -19,6 +19,7 @@ Found by trying on TensorFlow 2.21; tests/keras/test_position.py tries again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -36,28 +37,18 @@ def roots(dataset: Any) -> list[Any]:
     return [part for part in each_worker if isinstance(part, tf.data.Dataset)]
 
 
-def late_shuffles(dataset: Any) -> list[Any]:
-    """The parts of a pipeline that end in a shuffle which draws once it is read.
-
-    Args:
-        dataset: a tf.data.Dataset, or a distributed one over it.
-    """
-    found: list[Any] = []
-    for root in roots(dataset):
-        _walk(root, False, found)
-    return found
-
-
 def shuffles(dataset: Any) -> bool:
     """Whether a pipeline gives another order each time that it is read."""
     return any(map(_reshuffles, parts(*roots(dataset))))
 
 
 def draw(dataset: Any, count: int) -> None:
-    """Draws seeds in all late shuffles, as reading all of so many iterators did."""
-    for node in late_shuffles(dataset):
-        for _ in range(count):
-            iter(node)
+    """Draws the seeds of shuffles that draw when they are read, not when an iterator is
+    made, as reading all of so many iterators did."""
+    for root in roots(dataset):
+        for node in _late_shuffles(root, is_below=False):
+            for _ in range(count):
+                iter(node)
 
 
 def is_endless(dataset: Any) -> bool:
@@ -102,13 +93,12 @@ def caches_in_memory(dataset: Any) -> bool:
     )
 
 
-def _walk(node: Any, is_below: bool, found: list[Any]) -> None:
-    reshuffles = _reshuffles(node)
-    if reshuffles and is_below:
-        found.append(node)
+def _late_shuffles(node: Any, *, is_below: bool) -> Iterator[Any]:
+    if (reshuffles := _reshuffles(node)) and is_below:
+        yield node
     for number, part in enumerate(node._inputs()):
         is_next = number > 0 and _concatenates(node)
-        _walk(part, is_below or reshuffles or is_next, found)
+        yield from _late_shuffles(part, is_below=is_below or reshuffles or is_next)
 
 
 def _reshuffles(node: Any) -> bool:

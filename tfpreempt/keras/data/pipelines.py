@@ -39,6 +39,7 @@ _ROUNDS = 16
 
 # The op picks its block from a logarithm in floating point, which is exact up to here.
 _LARGEST = 2**48
+_SIZE = "the number of samples, an int from 1 to 2**48"
 
 # Beside the user's seed, so that no seed means "draw one from the entropy pool".
 _SECOND_SEED = 0x7466707265656D
@@ -72,10 +73,8 @@ def from_arrays(
     # Batches are gathered on the host; with a GPU tensors would go there by default.
     with tf.device("CPU:0"):
         tensors = tf.nest.map_structure(_tensor, arrays)
-    size = _check_size(_common_length(tensors))
-    batch_size = _check_batch_size(batch_size, size, drop_remainder)
-
-    count = _batch_count(size, batch_size, drop_remainder)
+    size = _common_length(tensors)
+    batch_size, count = _check_batches(size, batch_size, drop_remainder)
     length = batch_size if count * batch_size <= size else None
 
     def batches(key: tf.Tensor | None) -> tf.data.Dataset:
@@ -92,7 +91,7 @@ def from_arrays(
         starts = tf.data.Dataset.range(0, count * batch_size, batch_size)
         return starts.map(gather, num_parallel_calls=tf.data.AUTOTUNE)
 
-    return _finished(batches, _check_seed(seed, is_shuffled=shuffle), count)
+    return _finished(batches, _check_seed(seed) if shuffle else None, count)
 
 
 def from_index(
@@ -129,8 +128,8 @@ def from_index(
             f"load is of type {type(load).__name__}; expected a function that makes a "
             "sample from its index; pass arrays to from_arrays"
         )
-    size = _check_size(size)
-    batch_size = _check_batch_size(batch_size, size, drop_remainder)
+    size = _check_integer("size", size, 1, _LARGEST, _SIZE)
+    batch_size, count = _check_batches(size, batch_size, drop_remainder)
 
     # Compiled here, because AutoGraph does not look two functions deep.
     compiled = tf.function(load)
@@ -144,8 +143,7 @@ def from_index(
         samples = positions.map(sample, num_parallel_calls=num_parallel_calls)
         return samples.batch(batch_size, drop_remainder)
 
-    count = _batch_count(size, batch_size, drop_remainder)
-    return _finished(batches, _check_seed(seed, is_shuffled=shuffle), count)
+    return _finished(batches, _check_seed(seed) if shuffle else None, count)
 
 
 def _finished(
@@ -244,7 +242,7 @@ def _check_no_list(arrays: Any) -> None:
 def _common_length(tensors: Any) -> int:
     shapes = [each.shape for each in tf.nest.flatten(tensors)]
     if shapes and all(shape.rank and shape[0] == shapes[0][0] for shape in shapes):
-        return int(shapes[0][0])
+        return _check_integer("size", int(shapes[0][0]), 1, _LARGEST, _SIZE)
     raise errors.ConfigurationError(
         f"arrays has the shapes {[tuple(shape) for shape in shapes]}; expected one "
         "array or more, all with the same first dimension, the number of samples"
@@ -269,32 +267,19 @@ def _check_draws_nothing(load: Any) -> None:
         )
 
 
-def _check_size(size: Any) -> int:
-    return _check_integer(
-        "size", size, 1, _LARGEST, "the number of samples, an int from 1 to 2**48"
-    )
-
-
-def _check_batch_size(batch_size: Any, size: int, drop_remainder: bool) -> int:
-    number = _check_integer(
-        "batch_size", batch_size, 1, _LARGEST, "a number of samples, an int from 1 on"
-    )
+def _check_batches(size: int, batch_size: Any, drop_remainder: bool) -> tuple[int, int]:
+    """How large batches are, and how many."""
+    expected = "a number of samples, an int from 1 on"
+    number = _check_integer("batch_size", batch_size, 1, _LARGEST, expected)
     if drop_remainder and number > size:
         raise errors.ConfigurationError(
             f"batch_size is {number} with drop_remainder=True and {size} samples, "
             "which leaves no batch at all; expected no more than there are samples"
         )
-    return number
+    return number, size // number if drop_remainder else -(-size // number)
 
 
-def _batch_count(size: int, batch_size: int, drop_remainder: bool) -> int:
-    return size // batch_size if drop_remainder else -(-size // batch_size)
-
-
-def _check_seed(seed: Any, *, is_shuffled: bool) -> int | None:
-    """The seed; None if there is nothing to shuffle."""
-    if not is_shuffled:
-        return None
+def _check_seed(seed: Any) -> int:
     expected = (
         "an int of 64 bits, the same in every start of the program and on every "
         "worker; or pass shuffle=False"

@@ -1,6 +1,6 @@
 """Where training is in its data, saved with the step and found again.
 
-Within an iterator there are four ways, the best that the data allow:
+Within an iterator there are four ways, the best that the data allow (`choose`):
 
 - the state of the tf.data iterator, put back in time that does not grow with the batch;
 - the index into a PyDataset or Sequence (`sequence.py`);
@@ -13,9 +13,8 @@ What the pipeline draws for epochs to come is in `pipeline.py`.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +23,13 @@ from rich.progress import Progress
 from tensorflow.python.ops import gen_dataset_ops as _gen_dataset_ops
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.iterator_state import pack, unpack
+from tfpreempt.checkpoint.iterator_state import (
+    hidden_state,
+    pack,
+    reads_generator,
+    unpack,
+)
+from tfpreempt.checkpoint.variables import plain_message
 from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.host_iterator import owned_iterators, read_locally
@@ -51,41 +56,34 @@ class Position:
         read: those of them that were trained with.
         batches: batches that training has taken from this one.
         states: states of the local iterators below, now and before the first batch;
-            each a tuple of parts. Empty for the other ways.
-        more: what the way adds; JSON.
+            each a list of parts. Empty for the other ways.
+        more: what the way adds.
     """
 
     kind: str
     made: int
     read: int
     batches: int
-    states: tuple[tuple[bytes, ...], ...] = ()
+    states: Sequence[Sequence[bytes]] = ()
     more: Any = None
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the bytes."""
-        return {**dataclasses.asdict(self), "states": [*map(len, self.states)]}
-
-    @property
-    def parts(self) -> list[bytes]:
-        """The bytes."""
-        return list(itertools.chain.from_iterable(self.states))
-
-    @staticmethod
-    def from_json(record: Any, parts: Iterator[bytes]) -> Position:
-        """What `to_json` and `parts` gave."""
-        states = (tuple(itertools.islice(parts, size)) for size in record["states"])
-        return Position(**{**record, "states": tuple(states)})
 
 
 class Tracker:
     """One way to know where training is, and to get there again. Main thread.
 
+    Args:
+        fit: the fit.
+        data: its data.
+
     Attributes:
         kind: names the way in a `Position`.
     """
 
-    kind: str
+    kind = ""
+
+    def __init__(self, fit: Fit, data: CountedDataset) -> None:
+        self._fit = fit
+        self._data = data
 
     def epoch_begins(self) -> None:
         """An epoch begins, before Keras turns to its data; or training is over."""
@@ -93,16 +91,15 @@ class Tracker:
     def begins(self, iterator: Any) -> None:
         """The fit uses an iterator for the first time; nothing was read of it."""
 
-    def save(self, iterator: Any, made: int, read: int, batches: int) -> Position:
-        """The position to go on from; the arguments are those of `Position`."""
-        return Position(kind=self.kind, made=made, read=read, batches=batches)
+    def save(self, iterator: Any, position: Position) -> Position:
+        """What is known of the position already, with what the way adds."""
+        return position
 
-    def prepare(self, position: Position, first: int) -> None:
-        """Called before the fit makes its iterators, of which `first` is the number of
-        the one that it goes on with."""
+    def prepare(self, position: Position) -> None:
+        """Called before the fit makes its iterators."""
 
     def restore(self, position: Position, iterator: Any) -> None:
-        """Called with that iterator before anything is read of it."""
+        """Called with the iterator that the fit goes on with; nothing was read."""
 
     def extend(self, position: Position, iterator: Any) -> None:
         """Instead of `restore`, at the end of a fit that has more epochs now: the
@@ -110,37 +107,25 @@ class Tracker:
 
 
 class IteratorTracker(Tracker):
-    """By the state of the tf.data iterators below.
-
-    Args:
-        data: the data.
-    """
+    """By the state of the tf.data iterators below."""
 
     kind = "iterator"
-
-    def __init__(self, data: CountedDataset) -> None:
-        self._data = data
-        self._before: tuple[tuple[bytes, ...], ...] = ()
+    _before: Sequence[Sequence[bytes]] = ()
 
     def begins(self, iterator: Any) -> None:
         self._before = _states(iterator)
 
-    def save(self, iterator: Any, made: int, read: int, batches: int) -> Position:
+    def save(self, iterator: Any, position: Position) -> Position:
         try:
-            now = _states(iterator) if batches else ()
+            now = _states(iterator) if position.batches else []
         except tf.errors.OpError as error:  # known only now that it was read
             log.warning("tfpreempt: %s (%s).", AGAIN, error.message)
-            return Position(kind="replay", made=made, read=read, batches=batches)
-        return Position(
-            kind=self.kind,
-            made=made,
-            read=read,
-            batches=batches,
-            states=(*self._before, *now),
-            more=self._data.made - (self._data.number(iterator) or 0),
-        )
+            return dataclasses.replace(position, kind="replay")
+        made_since = self._data.made - self._data.number(iterator)
+        states = [*self._before, *now]
+        return dataclasses.replace(position, states=states, more=made_since)
 
-    def prepare(self, position: Position, first: int) -> None:
+    def prepare(self, position: Position) -> None:
         pipeline.draw(self._data.dataset, position.read + (position.batches > 0))
 
     def extend(self, position: Position, iterator: Any) -> None:
@@ -161,42 +146,24 @@ class IteratorTracker(Tracker):
 
 
 class IndexTracker(Tracker):
-    """By the number of batches in arrays; the iterator is over what is left.
-
-    Args:
-        fit: makes a dataset of what is left.
-        data: the data.
-    """
+    """By the number of batches in arrays; the iterator is over what is left."""
 
     kind = "index"
 
-    def __init__(self, fit: Fit, data: CountedDataset) -> None:
-        self._fit = fit
-        self._data = data
-
-    def prepare(self, position: Position, first: int) -> None:
+    def prepare(self, position: Position) -> None:
         if position.batches:
             rest = self._fit.distribute_arrays(position.batches)
-            self._data.replace(first, rest)
+            self._data.instead = self._fit.first_iterator, rest
 
 
 class ReplayTracker(Tracker):
-    """By reading everything again up to the position.
-
-    Args:
-        fit: the fit.
-        data: its data.
-    """
+    """By reading everything again up to the position."""
 
     kind = "replay"
 
-    def __init__(self, fit: Fit, data: CountedDataset) -> None:
-        self._data = data
-        self._batches_of_step = fit.steps_per_execution
-
-    def prepare(self, position: Position, first: int) -> None:
+    def prepare(self, position: Position) -> None:
         pipeline.draw(self._data.dataset, position.read)
-        for _ in range(position.made - (first - 1)):
+        for _ in range(position.made - (self._fit.first_iterator - 1)):
             self._data.spare()
 
     def restore(self, position: Position, iterator: Any) -> None:
@@ -208,7 +175,7 @@ class ReplayTracker(Tracker):
                 try:
                     read_locally(iterator)
                 except StopIteration:
-                    if index > position.batches - self._batches_of_step:
+                    if index > position.batches - self._fit.steps_per_execution:
                         return  # the last step of an epoch may have had fewer
                     raise errors.CheckpointMismatchError(
                         f"The training data end after {index} batches, and the "
@@ -218,8 +185,18 @@ class ReplayTracker(Tracker):
                     ) from None
 
 
-def _states(iterator: Any) -> tuple[tuple[bytes, ...], ...]:
-    return tuple(tuple(pack(serialize(owned))) for owned in owned_iterators(iterator))
+def _states(iterator: Any) -> list[list[bytes]]:
+    """Those of the ordinary tf.data iterators below; what their ops keep is left out.
+
+    Raises:
+        tf.errors.OpError: one has none.
+    """
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE.value
+    found = []
+    for owned in owned_iterators(iterator):
+        state = _gen_dataset_ops.serialize_iterator(owned._iterator_resource, policy)
+        found.append(pack(state))
+    return found
 
 
 def _set_states(iterator: Any, states: Sequence[Sequence[bytes]]) -> None:
@@ -236,11 +213,90 @@ def _set_states(iterator: Any, states: Sequence[Sequence[bytes]]) -> None:
             ) from error
 
 
-def serialize(iterator: Any) -> Any:
-    """The state of an ordinary tf.data iterator; what ops in it keep is left out.
+# --- which way a pipeline allows -----------------------------------------------------
 
-    Raises:
-        tf.errors.OpError: it has none.
+WAYS: dict[str, type[Tracker]] = {
+    way.kind: way for way in (IteratorTracker, IndexTracker, ReplayTracker)
+}
+"""By the `kind` of a position. A `SequenceTracker` stands from the start."""
+
+
+def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | None]:
+    """The best way for this pipeline, by trying on an iterator that was not read.
+
+    Args:
+        fit: the fit.
+        dataset: of its data.
+        iterator: the first one that it trains with.
+
+    Returns:
+        The way, and what of an exact resume it cannot give, for people.
     """
-    policy = tf.data.experimental.ExternalStatePolicy.IGNORE.value
-    return _gen_dataset_ops.serialize_iterator(iterator._iterator_resource, policy)
+    if fit.array_way == "index":
+        return IndexTracker, None
+    roots = pipeline.roots(dataset)
+    if again := _reason_to_replay(fit, dataset, roots, iterator):
+        return ReplayTracker, f"{AGAIN} ({again})"
+    if fit.array_way is None and (problem := hidden_state(*roots)):
+        return IteratorTracker, f"{_RANDOM} ({problem})"
+    if pipeline.repeated_shuffles(dataset):
+        return IteratorTracker, _REPEATED
+    return IteratorTracker, _CACHED if pipeline.caches_in_memory(dataset) else None
+
+
+def _reason_to_replay(
+    fit: Fit, dataset: Any, roots: Sequence[Any], iterator: Any
+) -> str | None:
+    """Why a state of the iterator cannot be had; None if it can."""
+    if fit.array_way == "replay":
+        return 'shuffle="batch"'
+    if not list(owned_iterators(iterator)):
+        return type(iterator).__name__
+    if reads_generator(*roots):
+        return "a Python generator"
+    if pipeline.concatenated_shuffles(dataset):
+        return "a shuffle within concatenate"
+    try:
+        _states(iterator)
+    except tf.errors.OpError as error:
+        return plain_message(error)
+    return None
+
+
+def validation_problem(data: Any) -> str | None:
+    """Why a resumed validation may differ in the last bits; None if it does not.
+
+    Args:
+        data: `validation_data` of the fit.
+    """
+    if hasattr(data, "__next__"):
+        return _READ_ON
+    is_pipeline = isinstance(data, tf.data.Dataset)
+    return _SHUFFLED if is_pipeline and pipeline.shuffles(data) else None
+
+
+_READ_ON = (
+    "validation_data is a Python generator, which each validation reads on from; a "
+    "restarted run begins it anew, so it validates with other batches than an "
+    "undisturbed run. Pass arrays, a keras.utils.PyDataset or a tf.data.Dataset"
+)
+_SHUFFLED = (
+    "validation_data are shuffled, and the order is not kept: val_loss of a restarted "
+    "run differs in its last bits from an undisturbed run. Leave the shuffle out"
+)
+_RANDOM = (
+    "the input pipeline has an op whose own state cannot be saved: a resumed run takes "
+    "every sample once and in order, but what this op does differs from an undisturbed "
+    "run. Use tf.random.stateless_* with a seed from the element, or augment in layers "
+    "of the model"
+)
+_REPEATED = (
+    "the input pipeline repeats a shuffle a finite number of times: the order of "
+    "epochs after a resumed one may differ from an undisturbed run. Leave out "
+    "repeat(n) and raise epochs, or use repeat() with steps_per_epoch"
+)
+_CACHED = (
+    "the input pipeline caches in memory, and what it has cached becomes part of every "
+    "commit in the middle of an epoch. Cache to a file (cache(path)), or load the data "
+    "before the pipeline, for instance with tfpreempt.keras.data.from_arrays"
+)

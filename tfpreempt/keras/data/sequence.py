@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.encoding import decode, encode
 from tfpreempt.checkpoint.random_state import is_seeded
+from tfpreempt.keras.callbacks.known import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import Position, Tracker
 from tfpreempt.keras.interface import Fit
@@ -42,18 +43,12 @@ _UNSEEDED = (
 
 
 class SequenceTracker(Tracker):
-    """By the index of the batch.
-
-    Args:
-        fit: its sequence's hooks are watched from now on.
-        data: its data.
-    """
+    """By the index of the batch. The hooks of the data are watched from now on."""
 
     kind = "sequence"
 
     def __init__(self, fit: Fit, data: CountedDataset) -> None:
-        self._fit = fit
-        self._data = data
+        super().__init__(fit, data)
         self._sequence = fit.sequence
         if (one_pass := fit.read_one_pass()) is not None:
             data.dataset = one_pass
@@ -62,16 +57,13 @@ class SequenceTracker(Tracker):
         self._again: list[list[Any]] = []  # calls that Keras makes again
         self._has_rest = False  # the next epoch is only what is left of one
         self._before_epoch: tuple[int, Any] = (0, None)  # calls, state by then
-        self._has_state = all(
-            callable(getattr(self._sequence, name, None))
-            for name in ("get_state", "set_state")
-        )
+        self._has_state = has_hooks(self._sequence)
         for hook in HOOKS:
             if hasattr(fit.adapter, hook):
                 self._watch(hook)
-        changes = any(
-            hook in vars(kind) for hook in HOOKS for kind in _own_kinds(self._sequence)
-        )
+        mro = type(self._sequence).__mro__
+        users = [k for k in mro if k.__module__.partition(".")[0] not in _KERAS]
+        changes = any(hook in vars(kind) for hook in HOOKS for kind in users)
         if changes and not self._has_state and not is_seeded():
             log.warning("tfpreempt: %s.", _UNSEEDED)
 
@@ -81,9 +73,9 @@ class SequenceTracker(Tracker):
 
     def begins(self, iterator: Any) -> None:
         if not self._fit.reads_early:
-            self._shuffle_state = encode(random.getstate())
+            self._shuffle_state = random.getstate()
 
-    def save(self, iterator: Any, made: int, read: int, batches: int) -> Position:
+    def save(self, iterator: Any, position: Position) -> Position:
         calls, state = self._before_epoch
         more = {
             "shuffle": self._shuffle_state,
@@ -91,23 +83,22 @@ class SequenceTracker(Tracker):
             "again": self._calls[calls:],
             "state": state,
         }
-        return dataclasses.replace(
-            super().save(iterator, made, read, batches), more=more
-        )
+        return dataclasses.replace(position, more=more)
 
-    def prepare(self, position: Position, first: int) -> None:
-        self._shuffle_state = position.more["shuffle"]
-        self._calls = [list(call) for call in position.more["calls"]]
-        self._again = [list(call) for call in position.more["again"]]
+    def prepare(self, position: Position) -> None:
+        more = position.more
+        self._shuffle_state = more["shuffle"]
+        self._calls, self._again = [*more["calls"]], [*more["again"]]
         if self._has_state:
-            self._sequence.set_state(decode(position.more["state"]))
+            self._sequence.set_state(decode(more["state"]))
         else:
             for hook, generators in self._calls:
                 _set_generators(generators)
                 getattr(self._sequence, hook, lambda: None)()
         if position.batches:
             self._has_rest = True
-            self._data.replace(first, self._rest(position.batches))
+            rest = self._rest(position.batches)
+            self._data.instead = self._fit.first_iterator, rest
 
     def extend(self, position: Position, iterator: Any) -> None:
         self.begins(iterator)
@@ -119,23 +110,20 @@ class SequenceTracker(Tracker):
         def noted() -> None:
             if self._again:
                 _set_generators(self._again.pop(0)[1])
-            before = random.getstate(), np.random.get_state(legacy=False)
+            before = _generators()
             if hook == "on_epoch_begin" and self._fit.reads_early:
                 self._begin_early(inner)
             else:
                 inner()
-            drew = encode(before) != encode(
-                (random.getstate(), np.random.get_state(legacy=False))
-            )
-            generators = [encode(state) for state in before] if drew else None
-            self._calls.append([hook, generators])
+            drew = encode(before) != encode(_generators())
+            self._calls.append([hook, before if drew else None])
 
         setattr(self._fit.adapter, hook, noted)
 
     def _begin_early(self, inner: Callable[[], None]) -> None:
         """Keras' readers start here, and draw the order in a thread of their own."""
         if not self._has_rest:
-            self._shuffle_state = encode(random.getstate())
+            self._shuffle_state = random.getstate()
             inner()
             return
         self._has_rest = False  # this epoch is read by `_rest`
@@ -146,54 +134,48 @@ class SequenceTracker(Tracker):
 
     def _rest(self, batches: int) -> Any:
         """The dataset of what is left of an epoch."""
-        order = self._order(batches)
+        fit, indices = self._fit, None
+        if fit.sequence_length is not None:
+            indices = list(range(fit.sequence_length))
+            if fit.shuffles_sequence:
+                shuffler = random.Random()
+                shuffler.setstate(self._shuffle_state)
+                shuffler.shuffle(indices)
 
         def rest() -> Iterator[Any]:
-            get = self._sequence.__getitem__
-            for batch in _in_order(get, order(), self._fit.workers):
-                yield self._fit.adapter._standardize_batch(batch)
+            left = itertools.count(batches) if indices is None else indices[batches:]
+            for batch in _in_order(self._sequence.__getitem__, left, fit.workers):
+                yield fit.adapter._standardize_batch(batch)
 
-        return self._fit.distribute_sequence(rest)
-
-    def _order(self, batches: int) -> Callable[[], Iterator[int]]:
-        """The indices after so many, each time anew."""
-        length = self._fit.sequence_length
-        if length is None:
-            return lambda: itertools.count(batches)
-        indices = list(range(length))
-        if self._fit.shuffles_sequence:
-            shuffler = random.Random()
-            shuffler.setstate(decode(self._shuffle_state))
-            shuffler.shuffle(indices)
-        return lambda: iter(indices[batches:])
+        return fit.distribute_sequence(rest)
 
 
-def _own_kinds(sequence: Any) -> list[type]:
-    """The user's classes of the data."""
-    kinds = type(sequence).__mro__
-    return [k for k in kinds if k.__module__.partition(".")[0] not in _KERAS]
+def _generators() -> tuple[Any, Any]:
+    """The states of Python's and NumPy's."""
+    return random.getstate(), np.random.get_state(legacy=False)
 
 
 def _set_generators(states: Any) -> None:
-    """Python's and NumPy's, to what was noted; None: nothing was drawn."""
+    """To what was noted; None: nothing was drawn."""
     if states is not None:
-        random.setstate(decode(states[0]))
-        np.random.set_state(decode(states[1]))
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _in_order(
-    get: Callable[[int], Any], indices: Iterator[int], workers: int
+    get: Callable[[int], Any], indices: Iterable[int], workers: int
 ) -> Iterator[Any]:
     """Batches in order, read ahead by threads where Keras would have used workers."""
     if workers <= 1:
         yield from map(get, indices)
         return
+    left = iter(indices)
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        first = itertools.islice(indices, 2 * workers)
+        first = itertools.islice(left, 2 * workers)
         waiting = collections.deque(pool.submit(get, index) for index in first)
         while waiting:
             yield waiting.popleft().result()
-            for index in itertools.islice(indices, 1):
+            for index in itertools.islice(left, 1):
                 waiting.append(pool.submit(get, index))
 
 

@@ -6,8 +6,7 @@ import logging
 from typing import Any
 
 from tfpreempt.keras.data.counted_dataset import CountedDataset
-from tfpreempt.keras.data.position import Position, Tracker
-from tfpreempt.keras.data.position_choice import choose, tracker_of
+from tfpreempt.keras.data.position import WAYS, Position, Tracker, choose
 from tfpreempt.keras.data.sequence import SequenceTracker
 from tfpreempt.keras.interface import Fit
 
@@ -18,55 +17,54 @@ class TrainingData:
     """See above. Main thread.
 
     Args:
-        fit: makes its iterators by this from now on.
+        fit: makes its iterators by `dataset` from now on.
+
+    Attributes:
+        dataset: stands for the fit's own.
+        tracker: the way in which the position is kept.
     """
 
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
-        self._dataset = CountedDataset(fit)
-        self._tracker: Tracker | None = None
-        if fit.sequence is not None:
-            self._tracker = SequenceTracker(fit, self._dataset)
+        self.dataset = CountedDataset(fit)
+        way = Tracker if fit.sequence is None else SequenceTracker
+        self.tracker = way(fit, self.dataset)
         self._iterator: Any = None  # the one that is trained with
         self._read = 0  # iterators that were trained with, this one included
         self._made_before = 0  # iterators made before a restart, and not since
         self._saved: Position | None = None  # where a restart goes on
 
-    def is_mine(self, iterator: Any) -> bool:
-        """Whether this fit made the iterator."""
-        return self._dataset.number(iterator) is not None
-
     def any_iterator(self) -> Any:
         """One to look at, not to read: the one that is trained with, or another."""
-        return self._dataset.spare() if self._iterator is None else self._iterator
-
-    def epoch_begins(self) -> None:
-        """An epoch begins, or training is over."""
-        if self._tracker is not None:
-            self._tracker.epoch_begins()
+        return self.dataset.spare() if self._iterator is None else self._iterator
 
     def begins(self, iterator: Any) -> None:
         """The fit uses an iterator for the first time; nothing was read of it."""
         self._read += 1
         self._iterator = iterator
-        if self._tracker is None:
-            self._tracker = choose(self._fit, self._dataset, iterator)
-        self._tracker.begins(iterator)
+        if type(self.tracker) is Tracker:  # none is chosen yet
+            way, problem = choose(self._fit, self.dataset.dataset, iterator)
+            if problem is not None:
+                log.warning("tfpreempt: %s.", problem)
+            self.tracker = way(self._fit, self.dataset)
+        self.tracker.begins(iterator)
 
     def position(self, batches: int, *, is_at_end: bool) -> Position | None:
-        """Where training is; None before the first step.
+        """Where training is; before the first step, what a restart was to go on with.
 
         Args:
             batches: that were taken from the iterator.
             is_at_end: whether the fit has come to its end.
         """
-        if self._iterator is None or self._tracker is None:
-            return None
-        made = self._made_before + (self._dataset.number(self._iterator) or 0) - 1
+        if self._iterator is None:
+            return self._saved
+        made = self._made_before + self.dataset.number(self._iterator) - 1
         read = self._read - 1
         if is_at_end and not self._fit.keeps_iterator:
-            made, read, batches = self._made_before + self._dataset.made, self._read, 0
-        return self._tracker.save(self._iterator, made, read, batches)
+            made, read, batches = self._made_before + self.dataset.made, self._read, 0
+        kind = self.tracker.kind
+        position = Position(kind=kind, made=made, read=read, batches=batches)
+        return self.tracker.save(self._iterator, position)
 
     # --- the restart -----------------------------------------------------------------
 
@@ -86,10 +84,9 @@ class TrainingData:
                     batches,
                 )
             saved = Position(kind="replay", made=0, read=0, batches=batches)
-        if saved.kind != SequenceTracker.kind:
-            self._tracker = tracker_of(saved.kind, self._fit, self._dataset)
-        assert self._tracker is not None
-        self._tracker.prepare(saved, self._fit.first_iterator)
+        if saved.kind in WAYS:
+            self.tracker = WAYS[saved.kind](self._fit, self.dataset)
+        self.tracker.prepare(saved)
         self._saved = saved
 
     def restore(self, iterator: Any, *, extends: bool) -> int:
@@ -104,12 +101,11 @@ class TrainingData:
         """
         saved = self._saved
         assert saved is not None
-        assert self._tracker is not None
         self._iterator = iterator
         self._read = saved.read + 1
-        self._made_before = saved.made + 1 - (self._dataset.number(iterator) or 0)
+        self._made_before = saved.made + 1 - self.dataset.number(iterator)
         if extends and not self._fit.keeps_iterator:
-            self._tracker.extend(saved, iterator)
+            self.tracker.extend(saved, iterator)
             return 0
-        self._tracker.restore(saved, iterator)
+        self.tracker.restore(saved, iterator)
         return saved.batches

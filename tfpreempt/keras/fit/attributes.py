@@ -12,7 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
-import json
+import itertools
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -21,16 +21,17 @@ from typing import Any
 import numpy as np
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import decode, encode
 from tfpreempt.core import reach
-from tfpreempt.keras.callbacks.state import CallbackStates
+from tfpreempt.keras.record import Encoded
 
 log = logging.getLogger(__name__)
 
-_PLAIN = (bool, int, float, str, type(None), np.generic)
 _CONTAINERS = (dict, list, tuple, collections.deque)
 _WRAPPERS = ("keras", "tf_keras", "tensorflow")
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_PLAIN = (
+    *(bool, int, float, str, type(None), np.generic, np.ndarray),
+    *(random.Random, np.random.Generator, np.random.RandomState),
+)
 _HOLDING = ("variables", "reset_state", "call")  # of layers, metrics and losses
 _LARGE = 1 << 24  # bytes; what has more is taken for data
 _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
@@ -43,22 +44,20 @@ class Value:
     Attributes:
         place: where it lies.
         owner: the path of what holds it.
-        packed: JSON that it can be made of again; of what cannot, how it looks.
-        arrays: the bytes of its arrays.
+        encoded: what it can be made of again; of what cannot, how it looks.
         problem: why it cannot be made again; None if it can.
     """
 
     place: reach.Place
     owner: str
-    packed: str
-    arrays: tuple[bytes, ...]
+    encoded: Encoded
     problem: str | None
 
     @property
     def digest(self) -> bytes:
         """Equal where the values are, bit for bit."""
-        found = hashlib.sha256(repr((self.packed, self.problem)).encode())
-        for array in self.arrays:
+        found = hashlib.sha256(repr((self.encoded.header, self.problem)).encode())
+        for array in self.encoded.arrays:
             found.update(array)
         return found.digest()
 
@@ -71,51 +70,51 @@ class Attributes:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self._roots = {"model": model}
         self._traced: set[str] = set()
         self._named: set[str] = set()
         self._at_start = self._digests()
 
-    def capture(self) -> CallbackStates:
+    def capture(self) -> Encoded:
         """What has changed since the fit began; what cannot be saved is named, once."""
         header: list[Any] = []
         arrays: list[bytes] = []
-        for path, value in self._take():
+        for path, value in self._look():
             if path in self._traced or value.digest == self._at_start.get(path):
                 continue
             if value.problem is not None:
                 self._name(path, value.problem)
                 continue
-            entry = {"owner": value.owner, "key": value.place.key}
-            header.append({**entry, "value": value.packed, "arrays": len(value.arrays)})
-            arrays += value.arrays
-        return CallbackStates(header=header, arrays=tuple(arrays))
+            place, found = [value.owner, value.place.key], value.encoded
+            header.append([*place, found.header, len(found.arrays)])
+            arrays += found.arrays
+        return Encoded(header=header, arrays=tuple(arrays))
 
-    def restore(self, states: CallbackStates) -> None:
+    def restore(self, saved: Encoded) -> None:
         """Sets what `capture` gave."""
-        owners = {place.path: place.value for place in self._walk()}
-        left = iter(states.arrays)
-        for entry in states.header:
-            arrays = [next(left) for _ in range(entry["arrays"])]
+        owners = {place.path: place.value for place in reach.walk(self._roots, _enters)}
+        left = iter(saved.arrays)
+        for owner, key, header, count in saved.header:
+            arrays = tuple(itertools.islice(left, count))
             try:
-                value = decode(json.loads(entry["value"]), arrays)
-                _put(owners[entry["owner"]], entry["key"], value)
+                value = Encoded(header=header, arrays=arrays).value()
+                _put(owners[owner], key, value)
             except _UNPLACED as error:
-                path = f"{entry['key']!r} of {entry['owner']}"
-                self._name(path, f"there is no place for it: {error!r}")
+                why = f"there is no place for it: {error!r}"
+                self._name(f"{key!r} of {owner}", why)
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
         """Takes back what the body, which only traces, does to them."""
-        before = dict(self._take())
+        before = dict(self._look())
         yield
-        for path, value in self._take():
+        for path, value in self._look():
             was = before.get(path)
             if was is None or was.problem is not None or was.digest == value.digest:
                 continue
             owner, key = value.place.owner, value.place.key
             with contextlib.suppress(*_UNPLACED):  # a tuple's item: it is another tuple
-                _put(owner, key, decode(json.loads(was.packed), was.arrays))
+                _put(owner, key, was.encoded.value())
 
     def traced_by(self, step: Callable[..., Any], *args: Any) -> Any:
         """Calls a step for the first time; what it changes is made by its trace."""
@@ -135,24 +134,26 @@ class Attributes:
                 why,
             )
 
-    def _walk(self) -> Iterator[reach.Place]:
-        return reach.walk({"model": self._model}, _enters)
-
     def _digests(self) -> dict[str, bytes]:
-        return {path: value.digest for path, value in self._take()}
+        return {path: value.digest for path, value in self._look()}
 
-    def _take(self) -> Iterator[tuple[str, Value]]:
+    def _look(self) -> Iterator[tuple[str, Value]]:
         paths: dict[int, str] = {}
         dealt_with: set[int] = set()  # containers, whole or not a user's
-        for place in self._walk():
+        for place in reach.walk(self._roots, _enters):
             owner, value = place.owner, place.value
             paths.setdefault(id(value), place.path)
             is_users = id(owner) not in dealt_with and _is_users(owner, place.key)
-            if not is_users or reach.is_data(value) or _is_plain(value):
+            leaves = _leaves(value)
+            if (
+                not is_users
+                or reach.is_data(value)
+                or all(isinstance(leaf, _PLAIN) for leaf in leaves)
+            ):
                 if reach.is_container(value):
                     dealt_with.add(id(value))
                 if is_users:
-                    yield place.path, _packed(place, paths[id(owner)])
+                    yield place.path, _taken(place, paths[id(owner)])
 
 
 def _enters(value: Any) -> bool:
@@ -172,40 +173,28 @@ def _is_users(owner: Any, key: Any) -> bool:
     return not is_hidden and key not in reach.set_by(library)
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is in a container, and in those within; another value itself."""
     if reach.is_container(value) or isinstance(value, set | frozenset):
-        return all(map(_is_plain, value))
-    return isinstance(value, (*_PLAIN, *_GENERATORS, np.ndarray))
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(inner)
+    else:
+        yield value
 
 
-def _size(value: Any) -> int:
-    """Bytes of its arrays."""
-    if isinstance(value, dict):
-        return sum(map(_size, value.values()))
-    if reach.is_container(value):
-        return sum(map(_size, value))
-    return value.nbytes if isinstance(value, np.ndarray) else 0
-
-
-def _packed(place: reach.Place, owner: str) -> Value:
-    if reach.is_data(place.value) or _size(place.value) > _LARGE:
-        why = f"more than {reach.MANY} items or {_LARGE >> 20} MiB are taken for data"
-        return Value(place=place, owner=owner, packed="", arrays=(), problem=why)
-    arrays: list[bytes] = []
-    problem = None
-    try:
-        packed = json.dumps(encode(_bare(place.value), "it", arrays))
-    except errors.SaveError as error:
-        packed, problem = repr(_state_of(place.value)), str(error)
-    return Value(
-        place=place,
-        owner=owner,
-        packed=packed,
-        arrays=tuple(arrays),
-        problem=problem,
-    )
+def _taken(place: reach.Place, owner: str) -> Value:
+    encoded, problem = Encoded(header=""), None
+    arrays = (leaf for leaf in _leaves(place.value) if isinstance(leaf, np.ndarray))
+    if reach.is_data(place.value) or sum(each.nbytes for each in arrays) > _LARGE:
+        size = f"{reach.MANY} items or {_LARGE >> 20} MiB"
+        problem = f"more than {size} are taken for data"
+    else:
+        try:
+            encoded = Encoded.of(_bare(place.value), "it")
+        except errors.SaveError as error:
+            encoded = Encoded(header=repr(_state_of(place.value)))
+            problem = str(error)
+    return Value(place=place, owner=owner, encoded=encoded, problem=problem)
 
 
 def _bare(value: Any) -> Any:

@@ -11,14 +11,15 @@ import collections
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
 from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.data.sequence import dataset_like
-from tfpreempt.keras.fit.once import instead_once
-from tfpreempt.keras.interface import Fit
+from tfpreempt.keras.interface import Fit, instead_once
+from tfpreempt.keras.multi_worker import of_one_replica
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +29,17 @@ class Keras3Fit(Fit):
 
     Args:
         model: the model.
-        names: the local variables of its fit.
+        frame: of its fit.
     """
 
     line = "keras"
     cuts_last_step = False
     first_iterator = 1
 
-    def __init__(self, model: Any, names: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, frame: FrameType) -> None:
+        names = frame.f_locals
         self.model = model
+        self.frame = frame
         self.callbacks = names["callbacks"]
         self.loop = names["epoch_iterator"]
         self.adapter = self.loop.data_adapter
@@ -46,9 +49,8 @@ class Keras3Fit(Fit):
         self.sequence = sequence
         self.shuffles_sequence = bool(getattr(self.adapter, "shuffle", False))
         self.reads_early = getattr(self.adapter, "enqueuer", None) is not None
-        self.workers = 1
-        if not getattr(sequence, "use_multiprocessing", True):
-            self.workers = int(sequence.workers)
+        has_threads = not getattr(sequence, "use_multiprocessing", True)
+        self.workers = int(sequence.workers) if has_threads else 1
         self._skip = 0
         self._steps_seen_before_epoch = 0
 
@@ -129,51 +131,28 @@ class Keras3Fit(Fit):
 
     def build(self, iterator: Any, train_function: Any) -> None:
         del train_function  # it cannot be traced without running it
-        model = self.model
-        spec = tf.nest.map_structure(_local_spec, iterator.element_spec)
-        # Under a strategy Keras itself builds so, before the first step.
-        is_distributed = model._distribute_strategy is not None
-        if is_distributed or model.run_eagerly or self._is_plain():
+        model, strategy = self.model, self.model.distribute_strategy
+        kinds = [type(layer) for layer in model._flatten_layers()]
+        # If all is Keras' own, to call it makes what training makes. Under a strategy
+        # Keras itself builds so, before the first step.
+        is_plain = all(kind.__module__.startswith("keras.") for kind in kinds)
+        if is_plain or model.run_eagerly or model._distribute_strategy is not None:
+            spec = tf.nest.map_structure(of_one_replica, iterator.element_spec)
+            is_own = type(model).train_step.__module__.startswith("keras.")
             try:
-                with model.distribute_strategy.scope():
+                with strategy.scope():
                     model._symbolic_build(data_batch=spec)
-                if model.run_eagerly or _is_keras_own(type(model).train_step):
+                if model.run_eagerly or is_own:
                     return
             except Exception as error:  # noqa: BLE001 - models without a call of their own
                 log.info("tfpreempt: the train step is to be traced: %s", error)
                 if model.run_eagerly:
                     return  # Python in the step needs values; what is missing is named
         # What a step makes besides, only in training say, is known when it is traced.
-        self._trace(model.train_step, iterator)
+        self.trace(model.train_step, iterator)
 
-    def build_test(self, iterator: Any) -> None:
-        try:
-            self._trace(self.model.test_step, iterator)
-        except Exception as error:  # noqa: BLE001 - what is missing will be named
-            log.info("tfpreempt: the test step cannot be traced: %s", error)
-
-    def _trace(self, step: Any, iterator: Any) -> None:
-        def traced(data: Any) -> Any:
-            return self.model.distribute_strategy.run(step, args=(data,))
-
-        tf.function(traced).get_concrete_function(iterator.element_spec)
-
-    def _is_plain(self) -> bool:
-        """Whether all is Keras' own, so that to call it makes what training makes."""
-        kinds = [type(layer) for layer in self.model._flatten_layers()]
-        return all(kind.__module__.startswith("keras.") for kind in kinds)
-
-    def metrics_variables(self) -> list[Any]:
-        return list(self.model.metrics_variables)
+    def metrics_variables(self) -> list[tuple[str, Any]]:
+        return [(each.path, each) for each in self.model.metrics_variables]
 
     def settle(self) -> None:
         self.callbacks._flush_futures()
-
-
-def _is_keras_own(function: Any) -> bool:
-    return bool(function.__module__.startswith("keras."))
-
-
-def _local_spec(spec: Any) -> Any:
-    """The first local replica's spec of a distributed value; others unchanged."""
-    return getattr(spec, "_value_specs", (spec,))[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -31,14 +32,13 @@ def find(model: Any) -> Fit:
     Raises:
         UsageError: there is none, or it is built differently from those that we know.
     """
-    check_model(model)
     if getattr(model, "autotune_steps_per_execution", False):
         raise errors.ConfigurationError(
             'the model was compiled with steps_per_execution="auto", which changes '
             "while an epoch runs, so that nobody knows where it stands. Compile with a "
             "number."
         )
-    frame = _frame(model, sys._getframe())
+    frame = next(_calls(model, "fit", LOOPS), None)
     if frame is None:
         raise errors.UsageError(
             "PreemptionCallback works inside model.fit, and no fit of Keras 3 or "
@@ -46,42 +46,38 @@ def find(model: Any) -> Fit:
             "super().fit). In a loop of your own use "
             "tfpreempt.PreemptionCheckpointHandler."
         )
-    kind = Keras3Fit if LOOPS[0] in frame.f_locals else TfKerasFit
-    return kind(model, frame.f_locals)
+    return (Keras3Fit if LOOPS[0] in frame.f_locals else TfKerasFit)(model, frame)
 
 
 def is_running(fit: Fit) -> bool:
     """Whether this very fit is on the main thread's stack; any thread.
 
-    Another one of the same model may be, after this one has died.
+    Another one of the same model may be, after this one has died. It is known by its
+    frame, and no frame is asked for its local variables here. That renews CPython's
+    copy of them, and where another thread asked so for those of a fit that ran,
+    workers ended by SIGSEGV; which step of it does the harm is not known.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while (frame := _frame(fit.model, frame)) is not None:
-        if any(frame.f_locals.get(name) is fit.loop for name in LOOPS):
-            return True
+    while frame is not None and frame is not fit.frame:
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 def is_validation(model: Any) -> bool:
     """Whether `evaluate` was called by a fit of the model itself, not by a callback."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "evaluate" and frame.f_locals.get("self") is model:
-            return bool(frame.f_locals.get("use_cached_eval_dataset"))
-        frame = frame.f_back
-    return False
+    name = "use_cached_eval_dataset"
+    frame = next(_calls(model, "evaluate", (name,)), None)
+    return frame is not None and bool(frame.f_locals[name])
 
 
 def epoch_logs(model: Any) -> dict[str, Any]:
     """The logs of the epoch whose validation begins."""
-    frame = _frame(model, sys._getframe())
-    return {} if frame is None else dict(frame.f_locals["epoch_logs"])
+    return dict(next(_calls(model, "fit", LOOPS)).f_locals["epoch_logs"])
 
 
 def callbacks_of(model: Any) -> list[Any]:
     """The callbacks of the fit that is being set up; empty outside of one."""
-    frame = _frame(model, sys._getframe())
+    frame = next(_calls(model, "fit", LOOPS), None)
     given = None if frame is None else frame.f_locals["callbacks"]
     given = getattr(given, "callbacks", given)  # a CallbackList
     return list(given) if isinstance(given, list | tuple) else []
@@ -105,11 +101,21 @@ def check_model(model: Any) -> None:
         )
 
 
-def _frame(model: Any, frame: FrameType | None) -> FrameType | None:
+def _calls(model: Any, method: str, having: Sequence[str]) -> Iterator[FrameType]:
+    """The calls of a method of the model that run in this thread.
+
+    Args:
+        model: the model.
+        method: its name.
+        having: names of local variables; Keras' own method has one of them.
+
+    Yields:
+        The innermost first.
+    """
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_name == "fit":
+        if frame.f_code.co_name == method:
             names = frame.f_locals
-            if names.get("self") is model and any(name in names for name in LOOPS):
-                return frame
+            if names.get("self") is model and any(name in names for name in having):
+                yield frame
         frame = frame.f_back
-    return None

@@ -29,10 +29,7 @@ def check_directory(given: Any) -> str:
     Raises:
         ConfigurationError: it is no path.
     """
-    try:
-        directory = os.fspath(given)
-    except TypeError:
-        directory = ""
+    directory = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     if not directory or not isinstance(directory, str):
         raise errors.ConfigurationError(
             f"checkpoint_dir is {given!r}; expected the path of a directory of its own "

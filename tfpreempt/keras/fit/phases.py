@@ -26,29 +26,16 @@ class Phase(enum.Enum):
     TRAINED = "commit the end"
     RESTORED = "keep the end that was restored"
 
-    @property
-    def is_beginning(self) -> bool:
-        """Whether Keras has not asked for a step yet."""
-        return self in _BEGINNINGS
 
-    @property
-    def restores(self) -> bool:
-        """Whether the checkpoint is still to be loaded."""
-        return self in _BEGINNINGS - {Phase.START, Phase.SKIP}
+BEGINNINGS = frozenset(list(Phase)[:6])
+"""Keras has not asked for a step yet."""
 
-    @property
-    def trains(self) -> bool:
-        """Whether anything is left to train, at the beginning."""
-        return self not in (Phase.RESTORE, Phase.SKIP)
+RESTORING = BEGINNINGS - {Phase.START, Phase.SKIP}
+"""The checkpoint is still to be loaded."""
 
-    @property
-    def repeats(self) -> bool:
-        """Whether the newest step was trained before the restart, and only its logs are
-        given again. The other callbacks have seen it, and are not called."""
-        return self in (Phase.VALIDATION_DUE, Phase.DATA_ENDED)
-
-
-_BEGINNINGS = frozenset(list(Phase)[:6])
+REPEATING = frozenset({Phase.VALIDATION_DUE, Phase.DATA_ENDED})
+"""The newest step was trained before the restart, and only its logs are given again.
+The other callbacks have seen it, and are not called."""
 
 
 class Event(enum.Enum):

@@ -17,7 +17,8 @@ class Progress:
     """A place in the loop of `model.fit`.
 
     Attributes:
-        fit: which fit with this directory in the program, from 1.
+        fit: which fit with this directory in the program, from 1; 0: no step is trained
+            in any.
         phase: before a train step; in the validation after an epoch; at the end.
         epoch: the epoch that runs, or the number of epochs at the end.
         batch: batches of it that are trained; in "validation" the first batch of its
@@ -33,10 +34,10 @@ class Progress:
             some of them.
     """
 
-    fit: int
-    phase: Stage
-    epoch: int
-    batch: int
+    fit: int = 0
+    phase: Stage = "train"
+    epoch: int = 0
+    batch: int = 0
     is_untrained: bool = False
     stopped: bool = False
     loop: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,79 +59,51 @@ def made_of(fit: Fit) -> dict[str, Any]:
     }
 
 
-FIXES = {
-    "keras": "train with the same Keras",
-    "optimizer": "compile with the same optimizer",
-    "data": "pass the same kind of data to fit",
-    "samples": "pass data of the same length",
-    "steps": "pass data of the same length, in batches of the same size",
-    "slots": "use the same layers, and the optimizer with the same settings",
-}
-_NAMES = {
-    "samples": "the number of samples",
-    "steps": "the number of batches in an epoch",
-    "slots": "the number of the optimizer's variables",
+_FIXES = {
+    "keras": ("keras", "train with the same Keras"),
+    "optimizer": ("optimizer", "compile with the same optimizer"),
+    "data": ("data", "pass the same kind of data to fit"),
+    "samples": ("the number of samples", "pass data of the same length"),
+    "steps": (
+        "the number of batches in an epoch",
+        "pass data of the same length, in batches of the same size",
+    ),
+    "slots": (
+        "the number of the optimizer's variables",
+        "use the same layers, and the optimizer with the same settings",
+    ),
 }
 
 
-def check_same(saved: Progress, made_of: Mapping[str, Any], directory: str) -> None:
+def check_same(saved: Progress, now: Mapping[str, Any], directory: str) -> None:
     """Compares a run with the one that a checkpoint is of, before anything is loaded.
 
     Args:
         saved: of the checkpoint.
-        made_of: of this fit; None for what it does not know.
+        now: what this run is made of; None for what it does not know. Of the slots only
+            missing ones count: those that are new are named one by one when the
+            checkpoint is restored.
         directory: for the message.
 
     Raises:
-        CheckpointMismatchError: names what has changed.
+        CheckpointMismatchError: names what has changed, or a step that trains several
+            batches would not begin where one began.
     """
-    for what, fix in FIXES.items():
-        then, now = saved.made_of.get(what), made_of.get(what)
-        if then is not None and now is not None and then != now:
+    for what, (name, fix) in _FIXES.items():
+        before, here = saved.made_of.get(what), now.get(what)
+        if before is None or here is None:
+            continue
+        if here < before if what == "slots" else here != before:
             raise errors.CheckpointMismatchError(
-                f"The checkpoint in {directory!r} is of another run: "
-                f"{_NAMES.get(what, what)} was "
-                f"{then!r} there and is {now!r} here. To go on with it, {fix}; to "
+                f"The checkpoint in {directory!r} is of another run: {name} was "
+                f"{before!r} there and is {here!r} here. To go on with it, {fix}; to "
                 "start anew, use another checkpoint directory."
             )
-
-
-def no_data(epoch: int) -> errors.ConfigurationError:
-    """The error for an epoch without a step."""
-    return errors.ConfigurationError(
-        f"The training data are empty: epoch {epoch} has ended without a batch. "
-        "Nothing was trained or committed. Look at what the pipeline reads (patterns "
-        "of files, filter, take, and a repeat that has ended)."
-    )
-
-
-def check_slots(saved: Progress, slots: int, directory: str) -> None:
-    """Looks for variables of the optimizer that are missing now.
-
-    Those that are new are named one by one when the checkpoint is restored.
-
-    Args:
-        saved: of the checkpoint.
-        slots: how many the optimizer has.
-        directory: for the message.
-
-    Raises:
-        CheckpointMismatchError: some are missing.
-    """
-    if slots < saved.made_of.get("slots", 0):
-        check_same(saved, {"slots": slots}, directory)
-
-
-def check_divisible(saved: Progress, steps_per_execution: int) -> None:
-    """A step that trains several batches must begin where one began.
-
-    Raises:
-        CheckpointMismatchError: it cannot.
-    """
-    if saved.batch % steps_per_execution:
+    size = now.get("steps_per_execution", 1)
+    if saved.batch % size:
         raise errors.CheckpointMismatchError(
             f"The checkpoint was made before batch {saved.batch} of epoch "
-            f"{saved.epoch}, and steps_per_execution is {steps_per_execution} now, "
+            f"{saved.epoch}, and steps_per_execution is {size} now, "
             "which does not divide it. Compile with the steps_per_execution of the "
             f"interrupted run ({saved.made_of.get('steps_per_execution')})."
         )

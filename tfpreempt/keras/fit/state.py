@@ -3,27 +3,42 @@
 Everything is taken and put back at the same points of the program, so that what Keras
 and other callbacks did on the way there is undone:
 
-- before a train step (`TrainFunction`), where a commit usually happens;
+- before a train step (`Steps`), where a commit usually happens;
 - at the beginning of a validation, which a restart repeats from there, because notices
   must be served while it runs;
 - at the end, after every other callback's `on_train_end`.
+
+Weights and the optimizer are in the tf.train.Checkpoint; metrics and seed generators
+are in each worker's part of the commit, as for every loop (`per_replica.py` of
+checkpoint/). What they look like is compared here, before anything is assigned. A
+validation changes them, and is repeated: then they are kept as it found them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import io
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from tfpreempt import errors
 from tfpreempt.checkpoint import per_replica
+from tfpreempt.checkpoint.random_state import RandomState
+from tfpreempt.checkpoint.untracked import attach
+from tfpreempt.checkpoint.variables import local_parts
 from tfpreempt.handler.member import Member
 from tfpreempt.keras.callbacks import state
-from tfpreempt.keras.callbacks.others import OtherCallbacks
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
-from tfpreempt.keras.fit import progress, snapshot, variables
 from tfpreempt.keras.fit.attributes import Attributes
-from tfpreempt.keras.fit.progress import Progress
+from tfpreempt.keras.fit.progress import Progress, check_same
 from tfpreempt.keras.interface import Fit
+from tfpreempt.keras.record import Encoded, Record
+
+Taken = dict[str, Encoded]
+Variables = Sequence[tuple[str, Any]]
 
 
 class FitState:
@@ -31,146 +46,208 @@ class FitState:
 
     Args:
         fit: the fit.
-        others: its other callbacks.
+        callbacks: the other ones.
         data: its data.
         take_shared: what a save writes for all workers.
         take_own: what it writes for this one.
 
     Attributes:
-        checkpoint: what a save writes besides.
+        attributes: what the model keeps in Python.
+        checkpoint: what a save writes besides, and stock TensorFlow restores: weights
+            and optimizer.
+        shared: what all workers have in common; the chief's is saved.
+        own: what is this worker's; nothing is loaded where the commit has no part of
+            it.
     """
 
     def __init__(
         self,
         fit: Fit,
-        others: OtherCallbacks,
+        callbacks: Sequence[Any],
         data: TrainingData,
         *,
-        take_shared: Callable[[], snapshot.Shared],
-        take_own: Callable[[], snapshot.Own],
+        take_shared: Callable[[], Taken],
+        take_own: Callable[[], Taken],
     ) -> None:
         self._fit = fit
-        self._others = others
+        self._callbacks = callbacks
         self._data = data
-        self._attributes = Attributes(fit.model)
-        self._shared = snapshot.SharedState(take_shared)
-        self._own = snapshot.OwnState(take_own)
-        self.checkpoint = variables.checkpoint_of(fit.model)
-
-    @property
-    def shared(self) -> snapshot.Shared | None:
-        """What the commit holds that the workers agreed on."""
-        return self._shared.loaded
-
-    @property
-    def own(self) -> snapshot.Own | None:
-        """Its part of this worker; None also where it has none."""
-        return self._own.loaded
-
-    @property
-    def saved(self) -> Progress:
-        """Of a commit that is there."""
-        assert self._shared.loaded is not None
-        return self._shared.loaded.progress
+        self._random = RandomState()
+        self.attributes = Attributes(fit.model)
+        self.shared = Record("tfpreempt.keras", take_shared)
+        self.own = Record("tfpreempt.keras.worker", take_own, per_worker=True)
+        tracked = {"model": fit.model, "optimizer": fit.model.optimizer}
+        self.checkpoint = tf.train.Checkpoint(
+            **{name: each for name, each in tracked.items() if each is not None}
+        )
 
     def close(self) -> None:
         """Nothing is saved any more."""
-        self._shared.unregister()
-        self._own.unregister()
+        self.shared.unregister()
+        self.own.unregister()
 
     # --- what a save takes -----------------------------------------------------------
 
-    def take_shared(self, reached: Progress) -> snapshot.Shared:
+    def take_shared(self, reached: Progress) -> Taken:
         """What all workers have in common."""
         self._fit.settle()
-        return snapshot.Shared(
-            progress=reached,
-            variables=variables.looks(self._variables()),
-            callbacks=state.capture(self._others.callbacks, leaves_out=True),
-        )
+        now = of_worker(self._fit, self.checkpoint)
+        return {
+            "progress": Encoded.of(dataclasses.asdict(reached)),
+            "variables": Encoded.of(looks(now)),
+            "callbacks": state.capture(self._callbacks, leaves_out=True),
+        }
 
-    def take_own(
-        self, position: Position | None, *, is_validated: bool = False
-    ) -> snapshot.Own:
-        """What is this worker's.
+    def take_own(self, *, is_validated: bool = False) -> Taken:
+        """What is this worker's, besides its files and its place in the data.
 
         Args:
-            position: in its data.
             is_validated: whether a validation begins, which changes variables.
         """
-        now = self._variables()
-        kept = per_replica.read(now) if is_validated else (None, ())
-        return snapshot.Own(
-            random=snapshot.random_bytes(),
-            files=state.capture_files(self._others.callbacks),
-            attributes=self._attributes.capture(),
-            replicas=variables.replicas(now),
-            position=position,
-            variables=kept[0],
-            values=tuple(kept[1]),
-        )
+        random = io.BytesIO()
+        self._random.save(random)
+        now = of_worker(self._fit, self.checkpoint)
+        parts = [local_parts(variable) for _, variable in now]
+        found = parts if is_validated else []
+        values = [[part.numpy() for part in each] for each in found]
+        return {
+            "random": Encoded.of(random.getvalue().decode()),
+            "attributes": self.attributes.capture(),
+            "replicas": Encoded.of([*map(len, parts)]),
+            "values": Encoded.of(values if is_validated else None),
+        }
+
+    def take_place(self, position: Position | None) -> Taken:
+        """Its files, and its place in the data."""
+        place = None if position is None else dataclasses.asdict(position)
+        return {
+            "files": state.capture_files(self._callbacks),
+            "position": Encoded.of(place),
+        }
 
     # --- before the first step -------------------------------------------------------
 
     def build(self, iterator: Any, train_function: Any) -> None:
         """Makes all variables. What a trace does to Python values is done once."""
         if hasattr(train_function, "get_concrete_function"):  # it is traced for good
-            self._attributes.traced_by(self._fit.build, iterator, train_function)
+            self.attributes.traced_by(self._fit.build, iterator, train_function)
             return
-        with self._attributes.put_back():
+        with self.attributes.put_back():
             self._fit.build(iterator, train_function)
-
-    def first_call(self, train_function: Any, iterator: Any) -> Any:
-        """Calls the train function, which may trace it."""
-        return self._attributes.traced_by(train_function, iterator)
 
     # --- the restart -----------------------------------------------------------------
 
-    def restore_variables(self, member: Member, directory: str) -> None:
-        """Those of the Checkpoint, this worker's own, and what the model has in Python.
+    def restore(
+        self, member: Member, progress: Progress, *, extends: bool = False
+    ) -> None:
+        """The Checkpoint, this worker's own, and what the other callbacks remember.
 
         Args:
             member: restores the Checkpoint.
-            directory: for messages.
+            progress: how far the fit was.
+            extends: epochs are added to a fit that was complete.
 
         Raises:
             CheckpointMismatchError: another model's; nothing was assigned.
         """
-        assert self._shared.loaded is not None
-        slots = variables.count_slots(self._fit.model)
-        progress.check_slots(self.saved, slots, directory)
-        saved, now = self._shared.loaded.variables, self._variables()
-        has_metrics = len(self._fit.metrics_variables()) >= self.saved.metrics
+        shared, own = self.shared.loaded, self.own.loaded
+        assert shared is not None
+        slots = count_slots(self._fit.model)
+        check_same(progress, {"slots": slots}, member.commits.directory)
+        saved, now = (
+            shared["variables"].value(),
+            of_worker(self._fit, self.checkpoint),
+        )
+        has_metrics = len(self._fit.metrics_variables()) >= progress.metrics
         if not has_metrics or len(now) < len(saved):  # a validation had made them
             # A variable is made by all workers at once: all see what they share.
             self._fit.build_test(self._data.any_iterator())
-            now = self._variables()
-        variables.check(saved, variables.looks(now))
-        if self.own is not None:  # another number of workers may have other devices
-            variables.check_replicas(self.own.replicas, now)
+            now = of_worker(self._fit, self.checkpoint)
+        # Another number of workers may have other devices.
+        check(saved, now, None if own is None else own["replicas"].value())
         member.restore(named_states=False)
-        if (own := self.own) is not None:
-            if own.variables is not None:
-                variables.write(now, own.variables, own.values)
-            self._attributes.restore(own.attributes)
-
-    def restore_callbacks(self, *, extends: bool) -> None:
-        """The other callbacks and their files.
-
-        Args:
-            extends: epochs are added to a fit that was complete.
-        """
-        assert self._shared.loaded is not None
+        if own is not None:
+            if (values := own["values"].value()) is not None:  # or the Checkpoint's
+                for (_, variable), arrays in zip(now, values, strict=True):
+                    per_replica.assign(variable, arrays)
+            self.attributes.restore(own["attributes"])
         self._fit.settle()
-        others, remembered = self._others.callbacks, self._shared.loaded.callbacks
-        state.restore(others, remembered, extends=extends)
-        if self.own is not None:
-            state.restore_files(others, self.own.files, extends=extends)
-
-    def _variables(self) -> list[tuple[str, Any]]:
-        return variables.of_worker(self._fit, self.checkpoint)
+        state.restore(self._callbacks, shared["callbacks"], extends=extends)
+        if own is not None:
+            state.restore_files(self._callbacks, own["files"], extends=extends)
 
     def restore_random(self) -> None:
         """The random generators of this process."""
-        if self.own is not None:
-            snapshot.set_random(self.own.random)
+        if self.own.loaded is not None:
+            text = self.own.loaded["random"].value()
+            self._random.load(io.BytesIO(text.encode()))
+
+
+# --- metrics and seed generators -----------------------------------------------------
+
+
+def count_slots(model: Any) -> int:
+    """How many variables the model's optimizer has, once it is built."""
+    slots = getattr(getattr(model, "optimizer", None), "variables", ())
+    return len(slots() if callable(slots) else slots)
+
+
+def of_worker(fit: Fit, checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
+    """Name and variable of metrics and seed generators, in a fixed order.
+
+    Args:
+        fit: knows the model's metrics; all of them are made.
+        checkpoint: what a save writes otherwise.
+    """
+    seen: set[int] = set()
+    found = []
+    for name, variable in [*fit.metrics_variables(), *attach(checkpoint).own]:
+        parts = {id(part) for part in local_parts(variable)}
+        if parts and not parts & seen:
+            seen |= parts
+            found.append((name, variable))
+    return found
+
+
+def looks(variables: Variables) -> list[tuple[str, str]]:
+    """Name and kind of each; the kinds are equal on all workers."""
+    found = []
+    for name, variable in variables:
+        shape = local_parts(variable)[0].shape.as_list()
+        found.append((name, f"{tf.as_dtype(variable.dtype).name}{shape or ''}"))
+    return found
+
+
+def check(
+    saved: Sequence[tuple[str, str]], now: Variables, replicas: Sequence[int] | None
+) -> None:
+    """Compares variables with those of a checkpoint.
+
+    Args:
+        saved: what `looks` gave; a name may change until all variables are made.
+        now: those of the model.
+        replicas: how many of this worker had a value of each; None: not known.
+
+    Raises:
+        CheckpointMismatchError: it is of others, or this worker trained on more
+            devices, or fewer.
+    """
+    here = looks(now)
+    if [kind for _, kind in saved] != [kind for _, kind in here]:
+        raise errors.CheckpointMismatchError(
+            "The metrics, seed generators or optimizer variables are others than in "
+            f"the checkpoint. In the model: {', '.join(map(' '.join, here))}. In the "
+            f"checkpoint: {', '.join(map(' '.join, saved))}. Compile the model as the "
+            "interrupted run did (metrics, loss, optimizer), or use another "
+            "checkpoint directory."
+        )
+    for (name, variable), before in zip(
+        now, replicas or (), strict=replicas is not None
+    ):
+        if (count := len(local_parts(variable))) != before:
+            raise errors.CheckpointMismatchError(
+                f"{name} has values of {count} replica(s) on this worker, and of "
+                f"{before} in its part of the checkpoint. Train under the same "
+                "strategy, on as many devices as the interrupted run, or use another "
+                "checkpoint directory."
+            )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
 from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.data.sequence import dataset_like
-from tfpreempt.keras.fit.once import instead_once
-from tfpreempt.keras.interface import Fit
+from tfpreempt.keras.interface import Fit, instead_once
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +34,17 @@ class TfKerasFit(Fit):
 
     Args:
         model: the model.
-        names: the local variables of its fit.
+        frame: of its fit.
     """
 
     line = "tf_keras"
     cuts_last_step = True
     reads_early = False
 
-    def __init__(self, model: Any, names: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, frame: FrameType) -> None:
+        names = frame.f_locals
         self.model = model
+        self.frame = frame
         self.callbacks = names["callbacks"]
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
@@ -139,8 +141,10 @@ class TfKerasFit(Fit):
             for layer in self.model._flatten_layers()
             if getattr(_generator(layer), "_rng_type", None) == "legacy_stateful"
         ]
-        if not layers or _is_traced(self.model.train_function):
-            return
+        function = self.model.train_function
+        count = getattr(function, "experimental_get_tracing_count", None)
+        if not layers or (count is not None and count() > 0):
+            return  # layers whose step is traced cannot change any more
         with self.model.distribute_strategy.scope():
             for layer in layers:
                 generator = _generator(layer)
@@ -186,17 +190,9 @@ class TfKerasFit(Fit):
                 with self.model.distribute_strategy.scope():
                     self.model.optimizer.build(self.model.trainable_variables)
 
-    def build_test(self, iterator: Any) -> None:
-        def step(data: Any) -> Any:
-            return self.model.distribute_strategy.run(self.model.test_step, (data,))
-
-        try:
-            tf.function(step).get_concrete_function(iterator.element_spec)
-        except Exception as error:  # noqa: BLE001 - what is missing will be named
-            log.info("tfpreempt: the test step cannot be traced: %s", error)
-
-    def metrics_variables(self) -> list[Any]:
-        return [v for metric in self.model.metrics for v in metric.variables]
+    def metrics_variables(self) -> list[tuple[str, Any]]:
+        metrics = self.model.metrics
+        return [(each.name, each) for metric in metrics for each in metric.variables]
 
 
 def _one_pass_readers(*arguments: Any, **keywords: Any) -> Any:
@@ -221,9 +217,3 @@ def _one_pass_readers(*arguments: Any, **keywords: Any) -> Any:
 def _generator(layer: Any) -> Any:
     """tf_keras' RandomGenerator of a layer that has one."""
     return getattr(layer, "_random_generator", None)
-
-
-def _is_traced(function: Any) -> bool:
-    """Whether a tf.function was traced, after which layers cannot change any more."""
-    count = getattr(function, "experimental_get_tracing_count", None)
-    return count is not None and count() > 0

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import datetime
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.handler.admission import admit
+from tfpreempt.handler.member import NEVER
+from tfpreempt.handler.session import find_session
 from tfpreempt.handler.step_errors import END_OF_DATA
 from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.callbacks.others import OtherCallbacks
-from tfpreempt.keras.callbacks.state import CallbackStates
-from tfpreempt.keras.data.position import Position
-from tfpreempt.keras.data.position_choice import validation_problem
+from tfpreempt.keras.data.position import Position, validation_problem
 from tfpreempt.keras.data.training_data import TrainingData
-from tfpreempt.keras.fit import earlier_fits, phases, progress, snapshot, variables
-from tfpreempt.keras.fit.counter import BatchCounter
-from tfpreempt.keras.fit.fit_handler import FitHandler
-from tfpreempt.keras.fit.lookup import epoch_logs, find
+from tfpreempt.keras.fit import phases, plan, progress
+from tfpreempt.keras.fit.lookup import epoch_logs, find, is_running
 from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.fit.phases import Event, Phase
-from tfpreempt.keras.fit.plan import Plan, make_plan
 from tfpreempt.keras.fit.progress import Progress, Stage
-from tfpreempt.keras.fit.schedule import Schedule
-from tfpreempt.keras.fit.state import FitState
-from tfpreempt.keras.fit.train_function import TrainFunction
+from tfpreempt.keras.fit.state import FitState, Taken, count_slots
+from tfpreempt.keras.fit.steps import Steps
 from tfpreempt.keras.interface import Fit
+from tfpreempt.keras.record import Encoded
+from tfpreempt.platforms.config import TerminationConfig
 
 log = logging.getLogger(__name__)
 
@@ -52,229 +52,237 @@ class Training:
         model: Any,
         epochs: int,
         callback: Any,
-        files: CallbackStates | None,
+        files: Encoded | None,
     ) -> None:
         self.fit: Fit = find(model)
+        self._options = options
         self._directory = options.checkpoint_dir
         self._epochs = epochs
         self._others = OtherCallbacks(self.fit.callbacks, callback, self._directory)
         self._data = TrainingData(self.fit)
-        self._schedule = Schedule(options.save_freq)
-        self._before_validation: tuple[snapshot.Shared, snapshot.Own] | None = None
+        self._before_validation: tuple[Taken, Taken] | None = None
+        self._saved = Progress()  # of the commit
+        self._is_traced = False
+        self._committed: int | None = None  # the epoch that the newest commit began
         self._state = FitState(
             self.fit,
-            self._others,
+            self._others.callbacks,
             self._data,
             take_shared=self._take_shared,
             take_own=self._take_own,
         )
         self.fit.keep_generators()
-        try:
-            self.handler = FitHandler(options, self.fit, self._state.checkpoint)
-        except BaseException:
-            self._state.close()
-            raise
-        self.function = TrainFunction(self, model.train_function, self.handler)
-        self._member = member = self.handler.member
-        self._counter = BatchCounter(lambda: member.runs, self.fit.steps_per_execution)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._state.close)
+            self._admit(options)
+            undo.callback(self._session.give_up, self.member)
+            self.steps = Steps(self.fit, self._session, self.member, self._slow_step)
             self._plan = self._make_plan()
             self._phase = self._plan.beginning
             self._begin(files)
-        except BaseException:
-            self.handler.abandon()
-            self._state.close()
-            raise
+            undo.pop_all()
 
     # --- the beginning ---------------------------------------------------------------
 
-    def _make_plan(self) -> Plan:
-        shared = self._state.shared
-        if self._member.commits.candidate and shared is None:
+    def _admit(self, options: Options) -> None:
+        """Takes part in this process's session, and loads the named States.
+
+        The variables are restored when the fit is ready for it: in between Keras makes
+        them, and all callbacks begin an epoch and a batch, which may change variables
+        again (a schedule sets the learning rate).
+        """
+        resolver = getattr(self.fit.model.distribute_strategy, "cluster_resolver", None)
+        every = options.save_freq
+        self._session = find_session(resolver, options.save_timeout)
+        self.member = admit(
+            self._session,
+            self._state.checkpoint,
+            self._directory,
+            TerminationConfig.accept(options.termination_config),
+            restore=options.restore,
+            max_to_keep=options.max_to_keep,
+            remote_checkpoint_dir=options.remote_checkpoint_dir,
+            amid="model.fit",  # its state is whole at the callback's hooks only
+            is_alive=functools.partial(is_running, self.fit),
+        )
+        self.member.commits.load_states()
+        period = every if isinstance(every, datetime.timedelta) else None
+        self._session.open(self.member, period)
+
+    def _make_plan(self) -> plan.Plan:
+        shared = self._state.shared.loaded
+        if self.member.commits.candidate and shared is None:
             raise errors.ConfigurationError(
                 f"The newest checkpoint in checkpoint_dir {self._directory!r} was not "
                 "written by a PreemptionCallback, so it belongs to another program. "
                 "Use a directory of its own for each run."
             )
-        saved = None if shared is None else shared.progress
-        if saved is None or saved.is_untrained:
-            saved = None
-            earlier_fits.forget(self._directory)
-        plan = make_plan(saved, earlier_fits.histories(self._directory), self._epochs)
-        if plan.note:
-            log.warning("tfpreempt: %s", plan.note)
-        return plan
+        if shared is not None:
+            self._saved = Progress(**shared["progress"].value())
+        if self._saved.fit == 0 or self._saved.is_untrained:
+            self._saved = Progress()
+            plan.forget(self._directory)
+        before = plan.histories(self._directory)
+        made = plan.make_plan(self._saved, before, self._epochs)
+        if made.note:
+            log.warning("tfpreempt: %s", made.note)
+        return made
 
-    def _begin(self, files: CallbackStates | None) -> None:
+    def _begin(self, files: Encoded | None) -> None:
         if problem := validation_problem(self.fit.validation_data):
             log.warning("tfpreempt: %s.", problem)
         if self._phase is Phase.SKIP and files is not None:
             state.restore_files(self._others.callbacks, files)
         if self._phase is Phase.EXTEND:
             self._others.silence()  # until the end of the last epoch is restored
-        if self._phase.restores:
-            self._prepare(self._state.saved)
+        if self._phase in phases.RESTORING:
+            self._prepare(self._saved)
         else:
-            self._member.adopt()
-        if not self._phase.trains:
+            self.member.adopt()
+        if self._phase in (Phase.RESTORE, Phase.SKIP):
             self.fit.start_at(self._epochs, 0, {})
             # Keras looks at the variables at the end even where no step made them.
-            self._state.build(self._data.any_iterator(), self.function.inner)
+            self._state.build(self._data.any_iterator(), self.steps.inner)
 
     def _prepare(self, saved: Progress) -> None:
         """Checks the checkpoint, and lets the fit begin where it was made."""
         progress.check_same(saved, progress.made_of(self.fit), self._directory)
-        progress.check_divisible(saved, self._counter.steps_per_execution)
-        self._counter.epoch = saved.epoch - (saved.phase == "complete")
+        self.steps.epoch = saved.epoch - (saved.phase == "complete")
         # The last step of a validated epoch was trained, and is only not run again.
         is_validated = saved.phase == "validation"
-        step = self._counter.steps_per_execution if is_validated else 0
-        own = self._state.own
-        position = None if own is None else own.position
-        self._data.prepare(position, saved.batch + step)
-        if self._phase.trains:
+        trained = saved.batch + (self.steps.size if is_validated else 0)
+        own = self._state.own.loaded  # None where the commit has no part of this worker
+        position = own["position"].value() if own is not None else None
+        self._data.prepare(Position(**position) if position else None, trained)
+        if self._phase is not Phase.RESTORE:
             self.fit.start_at(saved.epoch, saved.batch, saved.loop)
 
     # --- steps -----------------------------------------------------------------------
 
     def epoch_begins(self, epoch: int) -> None:
         """`on_epoch_begin`, after all other callbacks."""
-        fit, made = self.fit, self.fit.model.train_function
-        if made is not self.function and made is not None:
-            # A callback has called make_train_function(), after unfreezing layers, say.
-            self.function.inner = made
-            fit.model.train_function = self.function
-        limit = fit.steps if fit.cuts_last_step else None
-        self._counter.epoch_begins(epoch, fit.steps_per_execution, limit)
-        fit.epoch_begins()
-        self._data.epoch_begins()
-        self.function.stop_at = 0  # the next step asks what is due
+        self.steps.epoch_begins(epoch)
+        self.fit.epoch_begins()
+        self._data.tracker.epoch_begins()
 
-    def is_mine(self, iterator: Any) -> bool:
-        """Whether this fit made the iterator."""
-        return self._data.is_mine(iterator)
-
-    def before_step(self, iterator: Any) -> Any:
-        """Something is out of the ordinary before a step; see `Steps`."""
-        if self._phase.repeats:  # Keras looks whether the data go on
+    def _slow_step(self, iterator: Any) -> Any:
+        """A step where something is out of the ordinary."""
+        steps = self.steps
+        if not self._data.dataset.number(iterator):
+            return steps.inner(iterator)  # of a fit without us, or of train_on_batch
+        if self._phase in phases.REPEATING:  # Keras looks whether the data go on
             if self._phase is Phase.DATA_ENDED:
                 self.fit.forget_answer()
-            self._enter(Event.STEP)
-            return self.function.inner(iterator)
-        is_new = iterator is not self.function.iterator
-        self.function.iterator = iterator
-        if self._phase.is_beginning:
-            logs = self._first_step(iterator)
-            if logs is not None:
-                self.function.stop_at = 0
-                return logs
-        else:
-            if is_new:
-                self._begin_iterator(iterator)
-            self._enter(Event.STEP)
+            self._phase = phases.after(self._phase, Event.STEP)
+            steps.logs = self._call(iterator)
+            return steps.logs
+        is_new = iterator is not steps.iterator
+        steps.iterator = iterator
+        if self._phase in phases.BEGINNINGS:
+            return self._first_step(iterator)
+        if is_new:
+            self._data.begins(iterator)
+            steps.stands_at(taken=0)
+        self._phase = phases.after(self._phase, Event.STEP)
         self._save_if_due()
-        self.function.stop_at = self._member.runs + self._schedule.steps_left(
-            self._member.step, self._counter.steps_per_execution
-        )
-        return None
+        return steps.run(self._call, iterator)
 
-    def _begin_iterator(self, iterator: Any) -> None:
-        self._data.begins(iterator)
-        self._counter.iterator_stands_at(0)
+    def _call(self, iterator: Any) -> Any:
+        """Keras' own train function. What its first call changes, its trace does."""
+        inner, is_traced = self.steps.inner, self._is_traced
+        self._is_traced = True
+        if is_traced or self.fit.model.run_eagerly:
+            return inner(iterator)
+        return self._state.attributes.traced_by(inner, iterator)
 
     def _first_step(self, iterator: Any) -> Any:
-        """Makes everything as it was; returns the logs of a step trained before."""
-        beginning = self._phase
+        """Makes everything as it was, and steps, if the step was not trained before."""
+        beginning, steps = self._phase, self.steps
         if beginning is Phase.START:
-            self._begin_iterator(iterator)
+            self._data.begins(iterator)
+            steps.stands_at(taken=0)
         state.capture(self._others.callbacks)  # raises now rather than in a save
         if beginning is not Phase.START or self._plan.number > 1:
             # Also a save before the first step must hold what the fits before left.
-            self._state.build(iterator, self.function.inner)
-        if not self.fit.model.run_eagerly:
-            self.function.expect_trace(self._state.first_call)
+            self._state.build(iterator, steps.inner)
         if beginning is Phase.REVALIDATE:
-            self._repeat_last_step(iterator, self._state.saved)
-        elif beginning is not Phase.START:
+            return self._repeat_last_step(iterator, self._saved)
+        if beginning is not Phase.START:
             self._resume(iterator, extends=beginning is Phase.EXTEND)
-        self._enter(Event.STEP)
-        if beginning is Phase.START:
-            return None
-        logs = dict(self._state.saved.logs)
-        if beginning is Phase.REVALIDATE:
+        self._phase = phases.after(self._phase, Event.STEP)
+        self._save_if_due()
+        logs = {} if beginning is Phase.START else dict(self._saved.logs)
+        try:
+            return steps.run(self._call, iterator)
+        except END_OF_DATA:
+            # The data may end right here, where Keras did not know their length.
+            if logs:
+                steps.logs = logs
+            if not logs or self.fit.ends_epoch_with(logs):
+                raise
+            self._phase = phases.after(self._phase, Event.NO_MORE_DATA)
+            self._others.silence()
+            steps.stop_at = 0
             return logs
-        return self._try_first_step(iterator, logs) if logs else None
 
     def _save_if_due(self) -> None:
-        is_due = self._schedule.is_due(
-            self._counter.epoch,
-            self._member.step,
-            self._counter.steps_per_execution,
-        )
-        if is_due and self._member.has_moved:
-            self.handler.save_periodically()
+        """Commits as `save_freq` says, and finds out at which step to ask again.
 
-    def _enter(self, event: Event) -> None:
-        self._phase = phases.after(self._phase, event)
+        A timedelta is left to the session, because the workers must agree on a step.
+        """
+        steps, member, every = self.steps, self.member, self._options.save_freq
+        left = NEVER
+        if isinstance(every, int):
+            each = -(-every // steps.size)  # steps that train so many batches, or more
+            left = each - member.step % each
+            is_due = left == each
+        else:
+            is_due = every == "epoch" and self._committed not in (None, steps.epoch)
+            self._committed = steps.epoch
+        if is_due and member.has_moved:
+            self._session.arm(member)
+            self._session.try_to_save(member)
+        steps.stop_at = member.runs + left
 
     # --- the restart -----------------------------------------------------------------
 
     def _go_to(self, iterator: Any, batch: int, *, extends: bool = False) -> None:
         """Goes to a batch of the epoch, and to the position in the data."""
-        self._counter.epoch_stands_at(batch)
         taken = self._data.restore(iterator, extends=extends)
-        self._counter.iterator_stands_at(taken)
-        self._schedule.goes_on_in(self._counter.epoch)
-
-    def _restore(self, *, extends: bool = False) -> None:
-        self._state.restore_variables(self._member, self._directory)
-        self._state.restore_callbacks(extends=extends)
+        self.steps.stands_at(taken, batch)
+        self._committed = self.steps.epoch
 
     def _resume(self, iterator: Any, *, extends: bool) -> None:
         """Inside an epoch, or at the beginning of one that is added."""
-        self._go_to(iterator, self._state.saved.batch, extends=extends)
-        self._restore(extends=extends)
+        self._go_to(iterator, self._saved.batch, extends=extends)
+        self._state.restore(self.member, self._saved, extends=extends)
         if extends:  # hooks that were undone by the restore, such as a schedule's
             self.fit.model.reset_metrics()
-            self._others.wake("on_epoch_begin", self._counter.epoch)
+            self._others.wake("on_epoch_begin", self.steps.epoch)
             self._others.call("on_train_batch_begin", 0)
 
-    def _repeat_last_step(self, iterator: Any, saved: Progress) -> None:
+    def _repeat_last_step(self, iterator: Any, saved: Progress) -> Any:
         """The epoch's last step was trained: Keras gets the logs of the epoch, and the
         rest follows where it was captured, in `validation_begins`."""
         # It is not run again, but counts.
-        self._go_to(iterator, saved.batch + self._counter.steps_per_execution)
+        self._go_to(iterator, saved.batch + self.steps.size)
         self._others.silence()
         self.fit.model.stop_training = saved.stopped
         self.fit.ends_epoch_as(saved.logs)
-
-    def _try_first_step(self, iterator: Any, logs: dict[str, Any]) -> Any:
-        """The data may end right here, where Keras did not know their length.
-
-        Args:
-            iterator: of the data.
-            logs: of the step before the commit.
-        """
-        try:
-            return self.handler.run(self.function.inner, iterator)
-        except END_OF_DATA:
-            self.function.logs = logs
-            if self.fit.ends_epoch_with(logs):
-                raise
-            self._enter(Event.NO_MORE_DATA)
-            self._others.silence()
-            return logs
+        self._phase = phases.after(self._phase, Event.STEP)
+        self.steps.logs = dict(saved.logs)
+        return self.steps.logs
 
     def _catch_up(self) -> None:
         """What a restart leaves until Keras is past the step that was trained."""
-        self.handler.arm()
-        self._restore()
+        self._session.arm(self.member)
+        self._state.restore(self.member, self._saved)
         self._state.restore_random()
         if self._phase is Phase.DATA_ENDED:
             # Keras met the end of its data by a step, in which what needs no data was
             # done: the optimizer's iterations were counted up.
             with contextlib.suppress(*END_OF_DATA):
-                self.function.inner(self.function.iterator)
+                self._call(self.steps.iterator)
 
     # --- validation, and the end of an epoch -----------------------------------------
 
@@ -284,7 +292,7 @@ class Training:
         Raises:
             ConfigurationError: there was nothing to train with.
         """
-        self._check_trained(self._counter.epoch)
+        self._check_trained(self.steps.epoch)
         if self._phase is Phase.VALIDATION_DUE:  # the commit is of one that had begun
             self._others.wake("on_test_begin")
             self._catch_up()
@@ -292,19 +300,20 @@ class Training:
             self._catch_up()
             self._others.wake("on_test_begin")
         shared = self._state.take_shared(self._progress("validation"))
-        self._before_validation = shared, self._state.take_own(None, is_validated=True)
-        self._enter(Event.VALIDATION)
-        self.handler.boundary()
+        self._before_validation = shared, self._state.take_own(is_validated=True)
+        self._phase = phases.after(self._phase, Event.VALIDATION)
+        self.validation_step()
 
     def validation_step(self) -> None:
-        """`on_test_batch_begin`."""
+        """`on_test_batch_begin`: the process may save and leave here."""
         if self._phase is Phase.VALIDATING:
-            self.handler.boundary()
+            self._session.ready(self.member, "a callback")
+            self._session.boundary()
 
     def validation_ends(self) -> None:
         """`on_test_end`."""
         if self._phase is Phase.VALIDATING:
-            self._enter(Event.VALIDATED)
+            self._phase = phases.after(self._phase, Event.VALIDATED)
             self._before_validation = None  # can be as large as the model
 
     def epoch_ends(self, epoch: int, logs: Any) -> None:
@@ -314,52 +323,58 @@ class Training:
             ConfigurationError: there was nothing to train with.
         """
         self._check_trained(epoch)
-        if self._phase.repeats:  # no validation, or not any more
+        if self._phase in phases.REPEATING:  # no validation, or not any more
             self._catch_up()
             self._others.wake("on_epoch_end", epoch, logs)
-        self._enter(Event.EPOCH_END)
+        self._phase = phases.after(self._phase, Event.EPOCH_END)
 
     def _check_trained(self, epoch: int) -> None:
-        is_first = self._plan.beginning is Phase.START and self._member.runs == 0
-        if is_first or self._phase.is_beginning:
-            raise progress.no_data(epoch)
+        is_first = self._plan.beginning is Phase.START and self.member.runs == 0
+        if is_first or self._phase in phases.BEGINNINGS:
+            raise errors.ConfigurationError(
+                f"The training data are empty: epoch {epoch} has ended without a "
+                "batch. Nothing was trained or committed. Look at what the pipeline "
+                "reads (patterns of files, filter, take, and a repeat that has ended)."
+            )
 
     # --- the end ---------------------------------------------------------------------
 
     def end(self) -> None:
-        """`on_train_end`, after all other callbacks."""
+        """`on_train_end`, after all other callbacks: commits that with all workers."""
         history = self.fit.model.history
         if self._phase is Phase.SKIP:
             past = self._plan.histories[self._plan.number - 1]
             history.epoch, history.history = list(past["epoch"]), dict(past["history"])
-        elif self._phase.restores:
-            self._restore()
-        self._enter(Event.TRAIN_END)
-        self._data.epoch_begins()
+        elif self._phase in phases.RESTORING:
+            self._state.restore(self.member, self._saved)
+        self._phase = phases.after(self._phase, Event.TRAIN_END)
+        self._data.tracker.epoch_begins()
+        self.member.is_at_end = True
         try:
-            self.handler.end()
+            self._session.close(self.member)
         except Exception:
             self.abandon()
             raise
         # Not where it was broken off: the member is open, and saves the States yet.
-        self.release()
-        earlier_fits.add(self._directory, history)
-
-    def release(self) -> None:
-        """Gives back what Keras had before."""
-        self.fit.ends()
-        if self.fit.model.train_function is self.function:
-            self.fit.model.train_function = self.function.inner
-        self._state.close()
+        self._release()
+        plan.add(self._directory, history)
 
     def abandon(self) -> None:
-        """The fit died."""
-        self.handler.abandon()
-        self.release()
+        """The fit died of an error: what it was in the middle of is not saved."""
+        self._session.give_up(self.member)
+        self._release()
+
+    def _release(self) -> None:
+        """Gives back what Keras had before."""
+        self.fit.ends()
+        self.fit.frame = None
+        if self.fit.model.train_function is self.steps:
+            self.fit.model.train_function = self.steps.inner
+        self._state.close()
 
     # --- what a save takes -----------------------------------------------------------
 
-    def _take_shared(self) -> snapshot.Shared:
+    def _take_shared(self) -> Taken:
         match self._phase:
             case Phase.TRAINING:
                 return self._state.take_shared(self._progress("train"))
@@ -367,49 +382,43 @@ class Training:
                 return self._before_validation[0]
             case Phase.TRAINED:
                 return self._state.take_shared(self._progress("complete"))
-            case Phase.RESTORED if self._state.shared is not None:
-                return self._state.shared
+            case Phase.RESTORED if self._state.shared.loaded is not None:
+                return self._state.shared.loaded
         raise errors.SaveError(
             "nothing was trained in this fit yet; the commit before it stands"
         )
 
-    def _take_own(self) -> snapshot.Own:
-        own = self._state.own
+    def _take_own(self) -> Taken:
+        own = self._state.own.loaded
         if self._plan.beginning is Phase.RESTORE and own is not None:
             return own
-        if self._phase is not Phase.VALIDATING or self._before_validation is None:
-            return self._state.take_own(self._position())
-        files = state.capture_files(self._others.callbacks)
-        held = self._before_validation[1]
-        return dataclasses.replace(held, files=files, position=self._position())
-
-    def _position(self) -> Position | None:
-        taken, is_at_end = self._counter.iterator_batches, self._phase is Phase.TRAINED
-        own = self._state.own
-        before = None if own is None else own.position
-        return self._data.position(taken, is_at_end=is_at_end) or before
+        is_at_end = self._phase is Phase.TRAINED
+        place = self._data.position(self.steps.taken, is_at_end=is_at_end)
+        held = self._before_validation
+        if self._phase is Phase.VALIDATING and held is not None:
+            return {**held[1], **self._state.take_place(place)}
+        return {**self._state.take_own(), **self._state.take_place(place)}
 
     def _progress(self, stage: Stage) -> Progress:
-        counter, model = self._counter, self.fit.model
-        epoch, batch = counter.epoch, counter.epoch_batches
+        steps, model = self.steps, self.fit.model
+        epoch, batch = steps.epoch, steps.batches
         stopped = bool(model.stop_training)
-        logs: Mapping[str, Any] = (self.function.logs if batch else None) or {}
+        logs: Mapping[str, Any] = (steps.logs if batch else None) or {}
         if stage == "validation":
-            batch, logs = counter.last_step, epoch_logs(model)
+            batch, logs = steps.last, epoch_logs(model)
         elif stage == "complete":
             epoch, batch = epoch + 1, 0
             stopped = epoch < self._epochs
-        slots = variables.count_slots(model)
         return Progress(
             fit=self._plan.number,
             phase=stage,
             epoch=epoch,
             batch=batch,
-            is_untrained=self._member.step == 0,
+            is_untrained=self.member.step == 0,
             stopped=stopped,
             loop=self.fit.loop_state(),
-            logs={name: earlier_fits.plain(each) for name, each in logs.items()},
+            logs={name: plan.plain(each) for name, each in logs.items()},
             histories=self._plan.histories,
-            made_of={**progress.made_of(self.fit), "slots": slots},
+            made_of={**progress.made_of(self.fit), "slots": count_slots(model)},
             metrics=len(self.fit.metrics_variables()),
         )

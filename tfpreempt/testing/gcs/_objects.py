@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import google_crc32c
@@ -30,66 +30,19 @@ class StoredObject:
     """One generation of an object.
 
     Attributes:
-        bucket: its bucket.
-        name: its name.
-        pieces: its bytes.
-        size: how many.
-        crc32c: of them, as the service writes it.
-        md5: likewise; "" for a large one whose writer sent none.
+        data: its bytes.
         generation: greater than that of all before it.
-        metadata: what the writer attached.
-        content_type: likewise.
+        resource: the object as the JSON API shows it; without "md5Hash" for a large one
+            whose writer sent none.
     """
 
-    bucket: str
-    name: str
-    pieces: tuple[bytes, ...]
-    size: int
-    crc32c: str
-    md5: str
+    data: bytes
     generation: int
-    metadata: Mapping[str, str]
-    content_type: str
-
-    def read(self, start: int, end: int) -> Iterator[memoryview]:
-        """The bytes from `start` to before `end`, uncopied."""
-        at = 0
-        for piece in self.pieces:
-            first, last = max(start - at, 0), min(end - at, len(piece))
-            if first < last:
-                yield memoryview(piece)[first:last]
-            at += len(piece)
-
-    def resource(self) -> dict[str, Any]:
-        """The object as the JSON API shows it."""
-        shown: dict[str, Any] = {
-            "kind": "storage#object",
-            "id": f"{self.bucket}/{self.name}/{self.generation}",
-            "name": self.name,
-            "bucket": self.bucket,
-            "generation": str(self.generation),
-            "metageneration": "1",
-            "contentType": self.content_type,
-            "size": str(self.size),
-            "crc32c": self.crc32c,
-            "etag": self.etag,
-            "timeCreated": _CREATED,
-            "updated": _CREATED,
-            "storageClass": "STANDARD",
-        }
-        if self.md5:
-            shown["md5Hash"] = self.md5
-        if self.metadata:
-            shown["metadata"] = dict(self.metadata)
-        return shown
-
-    @property
-    def etag(self) -> str:
-        return base64.b64encode(self.generation.to_bytes(8, "big")).decode()
+    resource: Mapping[str, Any]
 
 
 class Objects:
-    """All buckets. Not thread-safe: the server holds its lock."""
+    """All buckets. Not thread-safe: the service holds its lock."""
 
     def __init__(self, buckets: Iterable[str], max_page: int) -> None:
         self._max_page = max_page
@@ -110,31 +63,51 @@ class Objects:
     def put(
         self,
         bucket: str,
-        resource: Mapping[str, Any],
-        pieces: Iterable[bytes],
+        described: Mapping[str, Any],
+        data: bytes,
         query: Mapping[str, str],
     ) -> StoredObject:
-        """Creates or replaces an object, if preconditions and checksums agree."""
-        name = str(resource.get("name") or query.get("name") or "")
+        """Creates or replaces an object, if preconditions and checksums agree.
+
+        Args:
+            bucket: where it goes.
+            described: what the writer says of it, as in a resource.
+            data: its bytes.
+            query: the preconditions.
+        """
+        name = described["name"]
         if not name or len(name.encode()) > 1024 or "\r" in name or "\n" in name:
             raise RefusedError(400, f"Invalid object name: {name!r}")
-        held = self.bucket(bucket)
-        self.check(held.get(name), query)
-        kept = tuple(pieces)
-        size = sum(len(piece) for piece in kept)
-        stored = StoredObject(
-            bucket=bucket,
-            name=name,
-            pieces=kept,
-            size=size,
-            crc32c=crc32c(kept),
-            md5=md5(kept) if size <= _MD5_LIMIT or "md5Hash" in resource else "",
-            generation=next(self._generations),
-            metadata=dict(resource.get("metadata") or {}),
-            content_type=resource.get("contentType") or "application/octet-stream",
-        )
-        check_hashes(stored, resource.get("crc32c"), resource.get("md5Hash"))
-        held[name] = stored
+        self.check(bucket, name, query)
+        generation = next(self._generations)
+        resource = {
+            "kind": "storage#object",
+            "id": f"{bucket}/{name}/{generation}",
+            "name": name,
+            "bucket": bucket,
+            "generation": str(generation),
+            "metageneration": "1",
+            "contentType": described.get("contentType") or "application/octet-stream",
+            "size": str(len(data)),
+            "crc32c": _text_of(google_crc32c.value(data).to_bytes(4, "big")),
+            "etag": _text_of(generation.to_bytes(8, "big")),
+            "timeCreated": _CREATED,
+            "updated": _CREATED,
+            "storageClass": "STANDARD",
+        }
+        if len(data) <= _MD5_LIMIT or "md5Hash" in described:
+            digest = hashlib.md5(data, usedforsecurity=False).digest()
+            resource["md5Hash"] = _text_of(digest)
+        if described.get("metadata"):
+            resource["metadata"] = dict(described["metadata"])
+        for field in ("crc32c", "md5Hash"):
+            said = described.get(field)
+            if said and said != resource[field]:
+                raise RefusedError(
+                    400, f"Provided {field} {said!r} doesn't match {resource[field]!r}."
+                )
+        stored = StoredObject(data=data, generation=generation, resource=resource)
+        self.bucket(bucket)[name] = stored
         return stored
 
     def get(self, bucket: str, name: str, query: Mapping[str, str]) -> StoredObject:
@@ -143,7 +116,7 @@ class Objects:
         wanted = query.get("generation")
         if stored is None or (wanted and int(wanted) != stored.generation):
             raise RefusedError(404, f"No such object: {bucket}/{name}")
-        self.check(stored, query)
+        self.check(bucket, name, query)
         return stored
 
     def delete(self, bucket: str, name: str, query: Mapping[str, str]) -> None:
@@ -153,77 +126,41 @@ class Objects:
 
     def page(self, bucket: str, query: Mapping[str, str]) -> dict[str, Any]:
         """One page of a listing, folded at the delimiter."""
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter") or "\0"
         after = base64.b64decode(query.get("pageToken", "")).decode()
         limit = min(int(query.get("maxResults") or self._max_page), self._max_page)
         held = self.bucket(bucket)
-        items: list[dict[str, Any]] = []
-        folders: list[str] = []
-        last = ""
-        for name in sorted(held, key=str.encode):
-            head, found, _ = name[len(prefix) :].partition(delimiter or "\0")
-            shown = prefix + head + found if found else name
-            if not name.startswith(prefix) or shown <= after or shown in folders[-1:]:
-                continue
-            if len(items) + len(folders) == limit:
-                token = base64.b64encode(last.encode()).decode()
-                break
-            last = shown
-            if found:
-                folders.append(shown)
-            else:
-                items.append(held[name].resource())
-        else:
-            token = ""
-        reply: dict[str, Any] = {"kind": "storage#objects"}
-        reply |= {"items": items} if items else {}
-        reply |= {"prefixes": folders} if folders else {}
-        reply |= {"nextPageToken": token} if token else {}
-        return reply
+        shown: dict[str, bool] = {}  # names, and folders, which are true
+        for name in sorted(name for name in held if name.startswith(prefix)):
+            head, found, _ = name[len(prefix) :].partition(delimiter)
+            shown[prefix + head + found] = bool(found)
+        left = [each for each in shown if each > after]
+        page = left[:limit]
+        reply = {
+            "kind": "storage#objects",
+            "items": [held[each].resource for each in page if not shown[each]],
+            "prefixes": [each for each in page if shown[each]],
+            "nextPageToken": _text_of(page[-1].encode()) if page != left else "",
+        }
+        return {field: value for field, value in reply.items() if value}
 
-    @staticmethod
-    def check(stored: StoredObject | None, query: Mapping[str, str]) -> None:
+    def check(self, bucket: str, name: str, query: Mapping[str, str]) -> None:
         """Raises RefusedError unless the query's preconditions hold."""
-        generation = stored.generation if stored else 0
-        metageneration = 1 if stored else 0
-        for field, now in (
-            ("ifGenerationMatch", generation),
-            ("ifMetagenerationMatch", metageneration),
+        stored = self.bucket(bucket).get(name)
+        generation, metageneration = (stored.generation, 1) if stored else (0, 0)
+        for kind, now in (
+            ("Generation", generation),
+            ("Metageneration", metageneration),
         ):
-            if field in query and int(query[field]) != now:
+            if int(query.get(f"if{kind}Match", now)) != now:
                 raise RefusedError(
                     412,
                     "At least one of the pre-conditions you specified did not hold.",
                 )
-        for field, now in (
-            ("ifGenerationNotMatch", generation),
-            ("ifMetagenerationNotMatch", metageneration),
-        ):
-            if field in query and int(query[field]) == now:
+            if int(query.get(f"if{kind}NotMatch", -1)) == now:
                 raise RefusedError(304, "Not modified")
 
 
-def crc32c(pieces: Iterable[bytes]) -> str:
-    """The checksum as the service writes it: base64 of four bytes, big end first."""
-    value = 0
-    for piece in pieces:
-        value = google_crc32c.extend(value, piece)
-    return base64.b64encode(value.to_bytes(4, "big")).decode()
-
-
-def md5(pieces: Iterable[bytes]) -> str:
-    """Likewise."""
-    digest = hashlib.md5(usedforsecurity=False)
-    for piece in pieces:
-        digest.update(piece)
-    return base64.b64encode(digest.digest()).decode()
-
-
-def check_hashes(stored: StoredObject, crc: str | None, digest: str | None) -> None:
-    """Raises RefusedError if the writer announced other checksums."""
-    if crc and crc != stored.crc32c:
-        raise RefusedError(
-            400, f"Provided CRC32C {crc!r} doesn't match {stored.crc32c!r}"
-        )
-    if digest and digest != stored.md5:
-        raise RefusedError(400, f"Provided MD5 hash {digest!r} doesn't match.")
+def _text_of(data: bytes) -> str:
+    """Bytes as the service writes them."""
+    return base64.b64encode(data).decode()

@@ -1,21 +1,19 @@
-"""The fake's sockets: bodies come and go in large pieces, and break off on demand."""
+"""The fake itself: what goes wrong on demand, and what there is in it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from urllib.parse import parse_qsl, urlsplit
+from typing import Literal
 
-from tfpreempt.testing._loopback import Handler, LoopbackServer
-from tfpreempt.testing.gcs._faults import Faults, Orders, When, corrupted, is_media
-from tfpreempt.testing.gcs._service import Reply, Request, Service, error_reply
+from tfpreempt.testing._server import FakeServer, Fault, Reply, Request, Serve
+from tfpreempt.testing.gcs._service import Service, error_reply
 
-_PIECE = 4 << 20
-_REASON = "Ordered by the test."
+When = Literal["before", "after"]
 
 
-class GcsServer(LoopbackServer):
+class GcsServer(FakeServer):
     """A server of Google Cloud Storage's JSON API on the loopback interface.
 
     Any client of the real one can be led here by `environment()`. Objects live in
@@ -25,45 +23,26 @@ class GcsServer(LoopbackServer):
     Args:
         buckets: names of the buckets that exist.
         max_page: the most entries of a page of a listing; clients must take any.
-
-    Attributes:
-        requests: what was asked, the newest last; without bodies.
     """
+
+    _name = "fake-gcs"
 
     def __init__(
         self, buckets: Iterable[str] = ("bucket",), *, max_page: int = 1000
     ) -> None:
-        self.requests: list[Request] = []
-        self._faults = Faults()
-        self._releases = 0
-        super().__init__("fake-gcs", _Handler)
-        self._service = Service(buckets, self.url, max_page)
+        self._service = Service(buckets, max_page)
+        super().__init__()
 
     def environment(self) -> dict[str, str]:
         return {"STORAGE_EMULATOR_HOST": self.url}
 
+    def answer(self, request: Request) -> Reply:
+        return self._service.answer(request)
+
     # --- faults ----------------------------------------------------------------------
 
-    def fail(self, count: int, status: int = 503) -> None:
-        """Answers the next `count` requests with an error; 0 ends it."""
-        self._faults.order(0, status=status)
-        self._faults.order(count, status=status)
-
-    def stall(self, count: int | None = None) -> None:
-        """Accepts requests and answers none, until `up()`.
-
-        Args:
-            count: how many requests; None: all.
-        """
-        if count is None:
-            super().stall()
-        else:
-            self._faults.order(count, stalls=True)
-
-    def up(self) -> None:
-        with self.changed:
-            self._releases += 1
-        super().up()
+    def failure(self, status: int) -> Reply:
+        return error_reply(status, "Ordered by the test.")
 
     def drop_request(self, ahead: int = 0, *, when: When = "before") -> int:
         """Drops the connection of one request.
@@ -75,13 +54,16 @@ class GcsServer(LoopbackServer):
         Returns:
             The request's number.
         """
-        number = self._faults.count + ahead
-        self._faults.order(1, lambda each: each.number == number, drop=when)
+        number = self.request_count + ahead
+        around, reads = (_unserved, 0) if when == "before" else (_unanswered, math.inf)
+        self._order(Fault("drop", 1, around, lambda head: head.number == number, reads))
         return number
 
     def cut_upload(self, after: int) -> None:
         """Drops the next connection whose body is longer, after so many bytes of it."""
-        self._faults.order(1, lambda each: each.length > after, cut_upload=after)
+        self._order(
+            Fault("cut upload", 1, _unanswered, lambda head: head.length > after, after)
+        )
 
     def cut_download(self, after: int, *, stalls: bool = False) -> None:
         """Drops the next download after so many bytes of it.
@@ -90,19 +72,45 @@ class GcsServer(LoopbackServer):
             after: the bytes.
             stalls: the connection stays, and nothing more comes before `up()`.
         """
-        self._faults.order(1, is_media, cut_download=after, stalls_inside=stalls)
+
+        before = self._releases
+
+        def nothing() -> Iterator[bytes]:
+            self._await_release(before)
+            yield b""
+
+        def cut(serve: Serve, request: Request) -> Reply | None:
+            reply = serve(request)
+            if reply is None:
+                return None
+            return dataclasses.replace(
+                reply,
+                headers={**reply.headers, "Content-Length": str(len(reply.body))},
+                body=reply.body[:after],
+                pieces=nothing() if stalls else (),
+            )
+
+        self._order(Fault("cut download", 1, cut, _is_media))
 
     def corrupt_downloads(self, count: int = 1) -> None:
         """Flips one bit in each of the next downloads."""
-        self._faults.order(count, is_media, corrupts=True)
+
+        def corrupted(serve: Serve, request: Request) -> Reply | None:
+            reply = serve(request)
+            return reply and dataclasses.replace(reply, body=_flipped(reply.body))
+
+        self._order(Fault("corrupt download", count, corrupted, _is_media))
 
     def corrupt_uploads(self, count: int = 1) -> None:
         """Flips one bit in each of the next bodies of resumable uploads."""
-        self._faults.order(
-            count,
-            lambda each: "upload_id" in each.query and each.length > 0,
-            corrupts_upload=True,
-        )
+
+        def corrupted(serve: Serve, request: Request) -> Reply | None:
+            return serve(dataclasses.replace(request, body=_flipped(request.body)))
+
+        def is_chunk(head: Request) -> bool:
+            return "upload_id" in head.query and head.length > 0
+
+        self._order(Fault("corrupt upload", count, corrupted, is_chunk))
 
     def ignore_ranges(self, count: int | None = None) -> None:
         """Answers downloads of a range with the whole object, as HTTP allows.
@@ -110,45 +118,43 @@ class GcsServer(LoopbackServer):
         Args:
             count: how many downloads, those of whole objects among them; None: all.
         """
-        self._faults.order(
-            math.inf if count is None else count, is_media, ignores_range=True
-        )
+
+        def ignoring(serve: Serve, request: Request) -> Reply | None:
+            headers = {k: v for k, v in request.headers.items() if k != "range"}
+            return serve(dataclasses.replace(request, headers=headers))
+
+        left = math.inf if count is None else count
+        self._order(Fault("ignore range", left, ignoring, _is_media))
 
     def leave_out_zeros(self) -> None:
         """Says no `size` of an empty object, as servers do that write no zeros."""
-        with self._service.lock:
-            self._service.leaves_out_zeros = True
+        self._service.leaves_out_zeros = True
 
     def damage(self, bucket: str, name: str, offset: int = 0) -> None:
         """Flips one bit of a stored object, whose checksums stay as they were."""
         with self._service.lock:
             held = self._service.objects.bucket(bucket)
-            whole = bytearray(b"".join(held[name].pieces))
-            whole[offset] ^= 1
-            held[name] = dataclasses.replace(held[name], pieces=(bytes(whole),))
+            data = _flipped(held[name].data, offset)
+            held[name] = dataclasses.replace(held[name], data=data)
 
     def clear_faults(self) -> None:
         """Forgets all orders and ends `stall()` and `down()`."""
-        self._faults.clear()
+        with self.changed:
+            self._faults.clear()
         self.up()
 
     # --- what there is ---------------------------------------------------------------
 
     @property
-    def request_count(self) -> int:
-        """Requests that have come so far; the next one has this number."""
-        return self._faults.count
-
-    @property
     def open_uploads(self) -> int:
         """Resumable uploads that were begun and neither finished nor given up."""
         with self._service.lock:
-            return self._service.uploads.open_count
+            return sum(each.done is None for each in self._service.sessions.values())
 
     def forget_uploads(self) -> None:
         """Forgets all resumable uploads, as the service does after a week."""
         with self._service.lock:
-            self._service.uploads.forget()
+            self._service.sessions.clear()
 
     def names(self, bucket: str = "bucket") -> list[str]:
         """The objects in a bucket."""
@@ -160,105 +166,26 @@ class GcsServer(LoopbackServer):
         with self._service.lock:
             self._service.objects.create_bucket(name)
 
-    # --- for the connections ---------------------------------------------------------
 
-    def arrive(self, head: Request) -> tuple[Request, Orders]:
-        """A request whose head has come, with its number, and its orders."""
-        return self._faults.arrive(head)
-
-    def reply_to(
-        self, request: Request, body: tuple[bytes, ...], orders: Orders
-    ) -> Reply | None:
-        """The answer, or what was ordered; None to drop the connection."""
-        with self.changed:
-            self.requests.append(request)
-            self.changed.notify_all()
-            self._await_release(orders)
-            if self._is_closing or self._is_down or orders.drop == "before":
-                return None
-        if orders.status is not None:
-            return error_reply(orders.status, _REASON)
-        if orders.corrupts_upload:
-            body = tuple(bytes(piece) for piece in corrupted(body))
-        if orders.ignores_range:
-            headers = {k: v for k, v in request.headers.items() if k != "range"}
-            request = dataclasses.replace(request, headers=headers)
-        reply = self._service.answer(
-            request, body, is_cut=orders.cut_upload is not None
-        )
-        if orders.drop or orders.cut_upload is not None:
-            return None
-        return None if self._is_closing or self._is_down else reply
-
-    def await_release(self) -> None:
-        """Waits for `up()` or the end."""
-        with self.changed:
-            self._await_release(Orders(stalls=True))
-
-    def _await_release(self, orders: Orders) -> None:
-        """Waits, with `changed` held, while requests are to be stalled."""
-        before = self._releases
-        self.changed.wait_for(
-            lambda: (
-                self._is_closing
-                or not (self._is_stalled or orders.stalls)
-                or self._releases != before
-            )
-        )
+def _unserved(serve: Serve, request: Request) -> None:
+    """Whoever asked has not been heard."""
 
 
-class _Handler(Handler):
-    disable_nagle_algorithm = True
+def _unanswered(serve: Serve, request: Request) -> None:
+    """Whoever asked has been heard, and does not hear it."""
+    serve(request)
 
-    @property
-    def _fake(self) -> GcsServer:
-        assert isinstance(self.server, GcsServer)
-        return self.server
 
-    def do_DELETE(self) -> None:  # noqa: N802  (the name that http.server calls)
-        self.serve()
+def _is_media(head: Request) -> bool:
+    """Whether an object's bytes are asked for."""
+    return head.method == "GET" and (
+        head.query.get("alt") == "media" or not head.path.startswith("/storage/")
+    )
 
-    def serve(self) -> None:
-        parts = urlsplit(self.path)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        head = Request(
-            number=-1,
-            method=self.command,
-            path=parts.path,
-            query=query,
-            headers={name.lower(): text for name, text in self.headers.items()},
-            length=int(self.headers.get("Content-Length") or 0),
-        )
-        request, orders = self._fake.arrive(head)
-        wanted = request.length if orders.cut_upload is None else orders.cut_upload
-        body = () if orders.drop == "before" else tuple(self._body(wanted))
-        reply = self._fake.reply_to(request, body, orders)
-        if reply is None:
-            self.close_connection = True
-        else:
-            self._send(reply, orders)
 
-    def _body(self, length: int) -> Iterator[bytes]:
-        while length > 0:
-            piece = self.rfile.read(min(length, _PIECE))
-            if not piece:
-                raise ConnectionAbortedError("the client went away")
-            length -= len(piece)
-            yield piece
-
-    def _send(self, reply: Reply, orders: Orders) -> None:
-        self.send_response(reply.status)
-        for name, text in reply.headers.items():
-            self.send_header(name, text)
-        if reply.status not in (204, 304):
-            self.send_header("Content-Length", str(reply.length))
-        self.end_headers()
-        left = reply.length if orders.cut_download is None else orders.cut_download
-        for piece in corrupted(reply.pieces) if orders.corrupts else reply.pieces:
-            self.wfile.write(piece[:left])
-            left -= len(piece[:left])
-        if orders.cut_download is not None:
-            self.close_connection = True
-            if orders.stalls_inside:
-                self.wfile.flush()
-                self._fake.await_release()
+def _flipped(data: bytes | memoryview, at: int | None = None) -> bytes:
+    """The same with one bit flipped; by default in the middle."""
+    changed = bytearray(data)
+    if changed:
+        changed[len(changed) // 2 if at is None else at] ^= 1
+    return bytes(changed)

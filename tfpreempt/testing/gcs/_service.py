@@ -5,52 +5,43 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
+from tfpreempt.testing._server import Reply, Request
 from tfpreempt.testing.gcs._objects import Objects, RefusedError, StoredObject
-from tfpreempt.testing.gcs._uploads import Session, Uploads, hashes_of
 
-_OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/(.+)")
-_OBJECTS = re.compile(r"/storage/v1/b/([^/]+)/o")
-_BUCKET = re.compile(r"/storage/v1/b/([^/]+)")
-_BUCKETS = re.compile(r"/storage/v1/b")
-_UPLOAD = re.compile(r"(?:/resumable)?/upload/storage/v1/b/([^/]+)/o")
-_PLAIN = re.compile(r"/(?!storage/|upload/|download/)([^/]+)/(.+)")
+# What the service keeps of an upload that goes on is a multiple of this.
+QUANTUM = 256 << 10
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One request as the server got it.
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Session:
+    """A resumable upload on its way.
 
     Attributes:
-        number: counted from 0, in the order of arrival.
-        method: GET, PUT, POST or DELETE.
-        path: without the query, still quoted.
-        query: the query's fields.
-        headers: by lower-case names.
-        length: of the body, in bytes.
+        bucket: where the object goes.
+        described: what the writer says of it.
+        query: the preconditions.
+        pieces: what was received.
+        done: what became of it.
     """
 
-    number: int
-    method: str
-    path: str
+    bucket: str
+    described: Mapping[str, Any]
     query: Mapping[str, str]
-    headers: Mapping[str, str]
-    length: int
+    pieces: list[bytes] = dataclasses.field(default_factory=list)
+    done: StoredObject | None = None
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """One answer; `length` bytes of `pieces` follow its head."""
-
-    status: int
-    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    length: int = 0
-    pieces: Iterable[bytes | memoryview] = ()
+    @property
+    def received(self) -> int:
+        """How many bytes."""
+        return sum(len(piece) for piece in self.pieces)
 
 
 class Service:
@@ -58,169 +49,223 @@ class Service:
 
     Args:
         buckets: names of those that exist.
-        url: where the server listens; sessions have addresses.
         max_page: the most entries of a page of a listing.
     """
 
-    def __init__(self, buckets: Iterable[str], url: str, max_page: int) -> None:
+    def __init__(self, buckets: Iterable[str], max_page: int) -> None:
         self.lock = threading.Lock()
         self.objects = Objects(buckets, max_page)
-        self.uploads = Uploads(self.objects)
+        self.sessions: dict[str, Session] = {}
         self.leaves_out_zeros = False
-        self._url = url
 
-    def answer(
-        self, request: Request, body: tuple[bytes, ...], *, is_cut: bool = False
-    ) -> Reply:
-        """The reply; what a cut body leaves is taken in, and nobody hears the reply."""
+    def answer(self, request: Request) -> Reply:
+        """The reply; nobody hears the one to a request whose body was cut."""
         try:
             with self.lock:
-                if is_cut and "upload_id" not in request.query:
-                    return Reply(status=400)
-                return self._routed(request, body, is_cut)
+                return self._routed(request)
         except RefusedError as error:
             return error_reply(error.status, str(error))
         except (ValueError, KeyError) as error:
             return error_reply(400, f"Malformed request: {error!r}")
 
-    def _routed(self, request: Request, body: tuple[bytes, ...], is_cut: bool) -> Reply:
-        path, method = request.path, request.method
-        if match := _UPLOAD.fullmatch(path):
-            return self._upload(unquote(match[1]), request, body, is_cut)
-        if match := _OBJECT.fullmatch(path):
-            return self._object(unquote(match[1]), unquote(match[2]), request)
-        if (match := _OBJECTS.fullmatch(path)) and method == "GET":
-            return json_reply(self.objects.page(unquote(match[1]), request.query))
-        if (match := _BUCKET.fullmatch(path)) and method == "GET":
-            self.objects.bucket(unquote(match[1]))
-            return json_reply(_bucket_resource(unquote(match[1])))
-        if _BUCKETS.fullmatch(path) and method == "POST":
-            name = str(json.loads(b"".join(body))["name"])
-            self.objects.create_bucket(name)
-            return json_reply(_bucket_resource(name))
-        if match := _PLAIN.fullmatch(path):
-            return self._plain(unquote(match[1]), unquote(match[2]), request, body)
-        raise RefusedError(404, f"Not found: {method} {path}")
+    def _routed(self, request: Request) -> Reply:
+        is_cut = len(request.body) < request.length
+        if is_cut and "upload_id" not in request.query:
+            raise RefusedError(400, "Half a body is none.")
+        for route, act in _ROUTES.items():
+            if match := re.fullmatch(route, f"{request.method} {request.path}"):
+                return act(self, request, *map(unquote, match.groups()))
+        raise RefusedError(404, f"Not found: {request.method} {request.path}")
 
-    def _object(self, bucket: str, name: str, request: Request) -> Reply:
-        if request.method == "DELETE":
-            self.objects.delete(bucket, name, request.query)
-            return Reply(status=204)
-        stored = self.objects.get(bucket, name, request.query)
+    # --- buckets and objects ---------------------------------------------------------
+
+    def create_bucket(self, request: Request) -> Reply:
+        name = str(json.loads(request.body)["name"])
+        self.objects.create_bucket(name)
+        return self.show_bucket(request, name)
+
+    def show_bucket(self, request: Request, name: str) -> Reply:
+        self.objects.bucket(name)
+        shown = {"kind": "storage#bucket", "id": name, "name": name, "location": "US"}
+        return _json_reply({**shown, "storageClass": "STANDARD"})
+
+    def list_objects(self, request: Request, bucket: str) -> Reply:
+        return _json_reply(self.objects.page(bucket, request.query))
+
+    def delete_object(self, request: Request, bucket: str, name: str) -> Reply:
+        self.objects.delete(bucket, name, request.query)
+        return Reply(status=204)
+
+    def get_object(self, request: Request, bucket: str, name: str) -> Reply:
         if request.query.get("alt") == "media":
-            return media_reply(stored, request.headers.get("range", ""))
-        return self._shown(stored)
+            return self.download(request, bucket, name)
+        return self._shown(self.objects.get(bucket, name, request.query))
 
-    def _upload(
-        self, bucket: str, request: Request, body: tuple[bytes, ...], is_cut: bool
-    ) -> Reply:
-        kind = request.query.get("uploadType")
-        if upload_id := request.query.get("upload_id"):
-            return self._session(upload_id, request, body, is_cut)
-        content_type = request.headers.get("content-type", "")
-        if kind == "resumable":
-            announced = request.headers.get("x-upload-content-type", "")
-            upload_id = self.uploads.begin(
-                bucket, b"".join(body), request.query, announced
-            )
-            location = (
-                f"{self._url}/upload/storage/v1/b/{quote(bucket, safe='')}/o"
-                f"?uploadType=resumable&upload_id={upload_id}"
-            )
-            return Reply(status=200, headers={"Location": location})
-        if kind == "multipart":
-            joined = b"".join(body)
-            stored = self.uploads.multipart(bucket, joined, content_type, request.query)
-            return self._shown(stored)
-        if kind == "media":
-            return self._put(bucket, request.query["name"], request, body)
-        raise RefusedError(400, f"Unknown uploadType {kind!r}")
-
-    def _session(
-        self, upload_id: str, request: Request, body: tuple[bytes, ...], is_cut: bool
-    ) -> Reply:
-        if request.method == "DELETE":
-            self.uploads.cancel(upload_id)
-            return Reply(status=499)
-        session = self.uploads.take(
-            upload_id,
-            body,
-            request.headers.get("content-range", ""),
-            hashes_of(request.headers.get("x-goog-hash", "")),
-            is_cut=is_cut,
+    def download(self, request: Request, bucket: str, name: str) -> Reply:
+        """An object's bytes, or a range of them."""
+        stored = self.objects.get(bucket, name, request.query)
+        shown, asked = stored.resource, request.headers.get("range", "")
+        start, end = _wanted(asked, len(stored.data))
+        digest = f",md5={shown['md5Hash']}" if "md5Hash" in shown else ""
+        headers = {
+            "Content-Type": shown["contentType"],
+            "ETag": shown["etag"],
+            "X-Goog-Generation": shown["generation"],
+            "X-Goog-Metageneration": shown["metageneration"],
+            "X-Goog-Hash": f"crc32c={shown['crc32c']}{digest}",
+            "X-Goog-Stored-Content-Length": shown["size"],
+            "X-Goog-Stored-Content-Encoding": "identity",
+        }
+        if asked:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{shown['size']}"
+        return Reply(
+            status=206 if asked else 200,
+            headers=headers,
+            body=memoryview(stored.data)[start:end],
         )
-        if session.done is not None:
-            return self._shown(session.done)
-        return _progress(session)
 
-    def _put(
-        self, bucket: str, name: str, request: Request, body: tuple[bytes, ...]
-    ) -> Reply:
-        hashes = hashes_of(request.headers.get("x-goog-hash", ""))
-        resource = {
+    # --- uploads ---------------------------------------------------------------------
+
+    def put_object(self, request: Request, bucket: str, name: str) -> Reply:
+        """An object's bytes, and nothing else, in one request."""
+        described = {
             "name": name,
             "contentType": request.headers.get("content-type"),
-            "crc32c": hashes.get("crc32c"),
+            **_hashes(request),
         }
-        if "md5" in hashes:
-            resource["md5Hash"] = hashes["md5"]
-        stored = self.objects.put(bucket, resource, body, request.query)
-        return self._shown(stored)
+        return self._shown(
+            self.objects.put(bucket, described, request.body, request.query)
+        )
 
-    def _plain(
-        self, bucket: str, name: str, request: Request, body: tuple[bytes, ...]
-    ) -> Reply:
-        if request.method == "PUT":
-            return self._put(bucket, name, request, body)
-        if request.method == "GET":
-            stored = self.objects.get(bucket, name, request.query)
-            return media_reply(stored, request.headers.get("range", ""))
-        raise RefusedError(405, f"{request.method} is not served here.")
+    def begin_upload(self, request: Request, bucket: str) -> Reply:
+        kind = request.query.get("uploadType")
+        if kind == "media":
+            return self.put_object(request, bucket, request.query["name"])
+        if kind == "multipart":
+            return self._put_parts(request, bucket)
+        if kind != "resumable":
+            raise RefusedError(400, f"Unknown uploadType {kind!r}")
+        content_type = request.headers.get("x-upload-content-type", "")
+        described = _described(request, request.body or b"{}", content_type)
+        self.objects.check(bucket, described["name"], request.query)
+        upload_id = secrets.token_urlsafe(24)
+        self.sessions[upload_id] = Session(
+            bucket=bucket, described=described, query=request.query
+        )
+        location = (
+            f"http://{request.headers['host']}/upload/storage/v1/b/"
+            f"{quote(bucket, safe='')}/o?uploadType=resumable&upload_id={upload_id}"
+        )
+        return Reply(headers={"Location": location})
+
+    def _put_parts(self, request: Request, bucket: str) -> Reply:
+        """An object with its resource in one request."""
+        named = request.headers.get("content-type", "").partition("boundary=")[2]
+        boundary = b"--" + named.partition(";")[0].strip('"').encode()
+        _, first, rest = request.body.split(boundary + b"\r\n", 2)
+        head, _, content = rest.partition(b"\r\n\r\n")
+        described = _described(
+            request,
+            first.partition(b"\r\n\r\n")[2],
+            head.decode().partition(":")[2].strip(),
+        )
+        data = content[: content.rindex(b"\r\n" + boundary + b"--")]
+        return self._shown(self.objects.put(bucket, described, data, request.query))
+
+    def continue_upload(self, request: Request, bucket: str) -> Reply:
+        """Receives a chunk, or tells how much there is."""
+        session = self._session(request)
+        if session.done is not None:
+            return self._shown(session.done)
+        received, body = session.received, request.body
+        all_of_it = f"bytes 0-0/{len(body)}"  # where the last byte lies, the body says
+        part = request.headers.get("content-range", all_of_it)
+        match = _CONTENT_RANGE.fullmatch(part)
+        if match is None:
+            raise RefusedError(400, f"Invalid Content-Range {part!r}")
+        first = received if match[1] is None else int(match[1])
+        if first > received:
+            raise RefusedError(400, f"Chunk at {first}, expected {received}.")
+        end = first + len(body)
+        is_whole = len(body) == request.length and match[2] == str(end)
+        kept = end if is_whole else end // QUANTUM * QUANTUM
+        if kept > received:
+            session.pieces.append(body[received - first : kept - first])
+            received = kept
+        if is_whole and received == end:
+            described = {**session.described, **_hashes(request)}
+            data = b"".join(session.pieces)
+            session.done = self.objects.put(
+                session.bucket, described, data, session.query
+            )
+            session.pieces.clear()
+            return self._shown(session.done)
+        headers = {"Range": f"bytes=0-{received - 1}"} if received else {}
+        return Reply(status=308, headers=headers)
+
+    def cancel_upload(self, request: Request, bucket: str) -> Reply:
+        self._session(request)
+        del self.sessions[request.query["upload_id"]]
+        return Reply(status=499)
+
+    def _session(self, request: Request) -> Session:
+        if request.query["upload_id"] not in self.sessions:
+            raise RefusedError(410, "The upload session is gone.")
+        return self.sessions[request.query["upload_id"]]
 
     def _shown(self, stored: StoredObject) -> Reply:
-        resource = stored.resource()
-        if self.leaves_out_zeros and not stored.size:
+        resource = dict(stored.resource)
+        if self.leaves_out_zeros and not stored.data:
             del resource["size"]
-        return json_reply(resource)
+        return _json_reply(resource)
 
 
-def json_reply(value: Mapping[str, Any], status: int = 200) -> Reply:
-    data = json.dumps(value).encode()
-    headers = {"Content-Type": "application/json; charset=UTF-8"}
-    return Reply(status=status, headers=headers, length=len(data), pieces=(data,))
+_BUCKETS = "/storage/v1/b"
+_BUCKET = f"{_BUCKETS}/([^/]+)"
+_OBJECTS = f"{_BUCKET}/o"
+_OBJECT = f"{_OBJECTS}/(.+)"
+_UPLOAD = f"(?:/resumable)?/upload{_OBJECTS}"
+_PLAIN = "/(?!storage/|upload/|download/)([^/]+)/(.+)"
+_ROUTES: Mapping[str, Callable[..., Reply]] = {
+    f"POST {_BUCKETS}": Service.create_bucket,
+    f"GET {_BUCKET}": Service.show_bucket,
+    f"GET {_OBJECTS}": Service.list_objects,
+    f"GET (?:/download)?{_OBJECT}": Service.get_object,
+    f"DELETE {_OBJECT}": Service.delete_object,
+    f"POST {_UPLOAD}": Service.begin_upload,
+    f"PUT {_UPLOAD}": Service.continue_upload,
+    f"DELETE {_UPLOAD}": Service.cancel_upload,
+    f"GET {_PLAIN}": Service.download,
+    f"PUT {_PLAIN}": Service.put_object,
+}
 
 
 def error_reply(status: int, message: str) -> Reply:
     """An error as the service words it."""
     if status == 304:
         return Reply(status=status)
-    return json_reply({"error": {"code": status, "message": message}}, status)
+    return _json_reply({"error": {"code": status, "message": message}}, status)
 
 
-def media_reply(stored: StoredObject, asked: str) -> Reply:
-    """An object's bytes, or a range of them."""
-    start, end = _wanted(asked, stored.size)
-    hashes = f"crc32c={stored.crc32c}" + (f",md5={stored.md5}" if stored.md5 else "")
-    headers = {
-        "Content-Type": stored.content_type,
-        "ETag": stored.etag,
-        "X-Goog-Generation": str(stored.generation),
-        "X-Goog-Metageneration": "1",
-        "X-Goog-Hash": hashes,
-        "X-Goog-Stored-Content-Length": str(stored.size),
-        "X-Goog-Stored-Content-Encoding": "identity",
-    }
-    if asked:
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{stored.size}"
-    return Reply(
-        status=206 if asked else 200,
-        headers=headers,
-        length=end - start,
-        pieces=stored.read(start, end),
-    )
+def _json_reply(value: Mapping[str, Any], status: int = 200) -> Reply:
+    headers = {"Content-Type": "application/json; charset=UTF-8"}
+    return Reply(status=status, headers=headers, body=json.dumps(value).encode())
+
+
+def _described(request: Request, text: bytes, content_type: str) -> dict[str, Any]:
+    """What a writer says of an object."""
+    told = {"name": request.query.get("name", ""), "contentType": content_type}
+    return {**told, **json.loads(text)}
+
+
+def _hashes(request: Request) -> dict[str, str]:
+    """The checksums that a writer announces, as fields of a resource."""
+    told = re.findall("(crc32c|md5)=([^, ]+)", request.headers.get("x-goog-hash", ""))
+    return {"md5Hash" if kind == "md5" else kind: text for kind, text in told}
 
 
 def _wanted(asked: str, size: int) -> tuple[int, int]:
+    """The first byte of a range, and the one after its last."""
     if not asked:
         return 0, size
     match = _RANGE.fullmatch(asked)
@@ -232,20 +277,3 @@ def _wanted(asked: str, size: int) -> tuple[int, int]:
     if start >= size:
         raise RefusedError(416, "The requested range cannot be satisfied.")
     return start, min(int(match[2]) + 1, size) if match[2] else size
-
-
-def _progress(session: Session) -> Reply:
-    headers = {}
-    if session.received:
-        headers["Range"] = f"bytes=0-{session.received - 1}"
-    return Reply(status=308, headers=headers)
-
-
-def _bucket_resource(name: str) -> dict[str, Any]:
-    return {
-        "kind": "storage#bucket",
-        "id": name,
-        "name": name,
-        "location": "US",
-        "storageClass": "STANDARD",
-    }

@@ -11,16 +11,15 @@ _aws      the instance metadata service of Amazon EC2, version 2
 _azure    Azure's instance metadata service, with Scheduled Events
 _gce      the metadata server of Google Compute Engine
 _hostile  a server that is no metadata server: a captive portal, a bug, or an attacker
-_server   what all fake metadata servers share: requests, replies, failures on demand
 """
 
 from __future__ import annotations
 
+from tfpreempt.testing._server import Reply, Request
 from tfpreempt.testing.metadata._aws import FakeAws
 from tfpreempt.testing.metadata._azure import FakeAzure
 from tfpreempt.testing.metadata._gce import FakeGce
 from tfpreempt.testing.metadata._hostile import KINDS, HostileServer
-from tfpreempt.testing.metadata._server import Reply, Request
 
 __all__ = [
     "KINDS",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import json
 import time
 from collections.abc import Callable
 
-from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
+from tfpreempt.testing._server import FakeServer, Reply, Request
 
 ROOT = "/latest/meta-data/"
 TTL_HEADER = "x-aws-ec2-metadata-token-ttl-seconds"
@@ -27,6 +26,8 @@ class FakeAws(FakeServer):
         longest_ttl: seconds; no token lives longer, whatever is asked for.
         monotonic: the clock by which tokens expire.
     """
+
+    headers = {"Content-Type": "text/plain", "Server": "EC2ws"}
 
     def __init__(
         self,
@@ -95,34 +96,28 @@ class FakeAws(FakeServer):
             if request.path == "/latest/api/token":
                 return self._answer_token(request)
             if request.method != "GET":
-                return _text(405, "Method Not Allowed")
+                return self.reply(405, "Method Not Allowed")
             expires = self._tokens.get(request.headers.get(TOKEN_HEADER, ""), 0.0)
             if expires <= self._monotonic():
-                return _text(401, "Unauthorized")
+                return self.reply(401, "Unauthorized")
             path = request.path.removeprefix(ROOT).strip("/")
             if not request.path.startswith(ROOT) or path not in self._entries:
-                return _text(404, "Not Found")
-            value = self._entries[path]
-            return _text(200, value if isinstance(value, str) else json.dumps(value))
+                return self.reply(404, "Not Found")
+            return self.reply(200, self._entries[path])
 
     def _answer_token(self, request: Request) -> Reply:
         asked = request.headers.get(TTL_HEADER, "")
         if request.method != "PUT":
-            return _text(405, "Method Not Allowed")
+            return self.reply(405, "Method Not Allowed")
         if "x-forwarded-for" in request.headers:
-            return _text(403, "Forbidden")
+            return self.reply(403, "Forbidden")
         if not asked.isdecimal() or not 1 <= int(asked) <= LONGEST_TTL_SECONDS:
-            return _text(400, "Bad Request")
+            return self.reply(400, "Bad Request")
         seconds = min(int(asked), self._longest_ttl)
         token = f"AQAEAToken{next(self._numbers)}=="
         self._tokens[token] = self._monotonic() + seconds
         headers = {"Content-Type": "text/plain", TTL_HEADER: str(seconds)}
         return Reply(headers=headers, body=token.encode())
-
-
-def _text(status: int, text: str) -> Reply:
-    headers = {"Content-Type": "text/plain", "Server": "EC2ws"}
-    return Reply(status=status, headers=headers, body=text.encode())
 
 
 def _text_of(at: datetime.datetime | None, ahead: datetime.timedelta) -> str:

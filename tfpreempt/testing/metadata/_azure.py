@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Sequence
 
-from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
+from tfpreempt.testing._server import FakeServer, Reply, Request
 
 EVENTS = "/metadata/scheduledevents"
 NAME = "/metadata/instance/compute/name"
@@ -32,6 +32,8 @@ class FakeAzure(FakeServer):
         vm_name: this machine.
         first_call_seconds: how long the first look at the events takes.
     """
+
+    headers = {"Content-Type": "application/json; charset=utf-8"}
 
     def __init__(
         self, *, vm_name: str = "trainer_0", first_call_seconds: float = 0.0
@@ -108,13 +110,15 @@ class FakeAzure(FakeServer):
     def answer(self, request: Request) -> Reply:
         is_asked = request.headers.get("metadata", "").lower() == "true"
         if not is_asked or "x-forwarded-for" in request.headers:
-            return _json(400, {"error": "Bad request. Required metadata header"})
+            return self.reply(400, {"error": "Bad request. Required metadata header"})
         if not request.query.get("api-version"):
-            return _json(400, {"error": "Bad request. api-version was not specified"})
+            return self.reply(
+                400, {"error": "Bad request. api-version was not specified"}
+            )
         if request.path == NAME and request.query.get("format") == "text":
             return Reply(body=self._vm_name.encode())
         if request.path != EVENTS:
-            return _json(404, {"error": "Not found"})
+            return self.reply(404, {"error": "Not found"})
         seconds, self._first_call_seconds = self._first_call_seconds, 0.0
         self.pause(seconds)
         with self.changed:
@@ -124,14 +128,14 @@ class FakeAzure(FakeServer):
                 return Reply(body=self._document.encode())
             events = list(self._events.values())
             document = {"DocumentIncarnation": self._incarnation, "Events": events}
-            return _json(200, document)
+            return self.reply(200, document)
 
     def _start(self, request: Request) -> Reply:
         try:
             asked = json.loads(request.body)["StartRequests"]
             chosen = [self._events[each["EventId"]] for each in asked]
         except (ValueError, KeyError, TypeError):
-            return _json(400, {"error": "Bad request. StartRequests"})
+            return self.reply(400, {"error": "Bad request. StartRequests"})
         for event in chosen:
             event.update(EventStatus="Started", NotBefore="")
         self._incarnation += 1
@@ -142,8 +146,3 @@ def _earliest(kind: str) -> str:
     ahead = datetime.timedelta(seconds=LEAST_SECONDS[kind])
     when = datetime.datetime.now(datetime.UTC) + ahead
     return email.utils.format_datetime(when, usegmt=True)
-
-
-def _json(status: int, value: object) -> Reply:
-    headers = {"Content-Type": "application/json; charset=utf-8"}
-    return Reply(status=status, headers=headers, body=json.dumps(value).encode())

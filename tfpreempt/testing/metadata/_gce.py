@@ -7,10 +7,9 @@ import json
 import re
 from typing import Any
 
-from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
+from tfpreempt.testing._server import FakeServer, Reply, Request
 
 ROOT = "/computeMetadata/v1/"
-FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 _CLOUD_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -30,6 +29,8 @@ class FakeGce(FakeServer):
         hides_directory: answers 403 for `instance/` itself, as a proxy that conceals
             it does.
     """
+
+    headers = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 
     def __init__(
         self,
@@ -83,44 +84,42 @@ class FakeGce(FakeServer):
             (self._find(folder) or {}).pop(name, None)
             self.changed.notify_all()
 
-    def failure(self, status: int) -> Reply:
-        return _text(status, "try again\n")
-
     def answer(self, request: Request) -> Reply:
         if request.headers.get("metadata-flavor") != "Google":
-            return _text(403, "Missing required header: Metadata-Flavor\n")
+            return self.reply(403, "Missing required header: Metadata-Flavor\n")
         if "x-forwarded-for" in request.headers:
-            return _text(403, "Forwarded requests are refused\n")
+            return self.reply(403, "Forwarded requests are refused\n")
         if request.path == "/":
-            return _text(200, "computeMetadata/\n")
+            return self.reply(200, "computeMetadata/\n")
         if request.method != "GET" or not f"{request.path}/".startswith(ROOT):
-            return _text(404, "not found\n")
+            return self.reply(404, "not found\n")
         path = request.path.removeprefix(ROOT)
         if self._hides_directory and path == "instance/":
-            return _text(403, "concealed\n")
+            return self.reply(403, "concealed\n")
         with self.changed:
             return self._answer_entry(path, request)
 
     def _answer_entry(self, path: str, request: Request) -> Reply:
         value = self._find(path)
         if value is None:
-            return _text(404, "not found\n")
+            return self.reply(404, "not found\n")
         is_directory = isinstance(value, dict)
         is_recursive = request.query.get("recursive", "false").lower() == "true"
         if is_directory and not request.path.endswith("/"):
             location = {"Location": f"{self.url}{request.path}/"}
-            return Reply(status=301, headers={**FLAVOR, **location})
+            return Reply(status=301, headers={**self.headers, **location})
         if request.query.get("wait_for_change", "false").lower() == "true":
             if is_directory and not is_recursive:
-                return _text(400, "wait_for_change needs recursive=true here\n")
+                return self.reply(400, "wait_for_change needs recursive=true here\n")
             self._hang(path, request)
             value = self._find(path)
             if value is None:
-                return _text(404, "not found\n")
+                return self.reply(404, "not found\n")
         is_json = request.query.get("alt", "json" if is_recursive else "text") == "json"
-        body = self._json(value) if is_json else _listing(value)
+        spelt = _camel(value) if self._is_camel_case else value
+        body = json.dumps(spelt) if is_json else _listing(value)
         kind = "application/json" if is_json else "application/text"
-        headers = {**FLAVOR, "ETag": _etag(value), "Content-Type": kind}
+        headers = {**self.headers, "ETag": _etag(value), "Content-Type": kind}
         return Reply(headers=headers, body=body.encode())
 
     def _hang(self, path: str, request: Request) -> None:
@@ -143,13 +142,6 @@ class FakeGce(FakeServer):
         for name in filter(None, path.split("/")):
             at = at.get(name) if isinstance(at, dict) else None
         return at
-
-    def _json(self, value: Any) -> str:
-        return json.dumps(_camel(value) if self._is_camel_case else value)
-
-
-def _text(status: int, text: str) -> Reply:
-    return Reply(status=status, headers=FLAVOR, body=text.encode())
 
 
 def _listing(value: Any) -> str:

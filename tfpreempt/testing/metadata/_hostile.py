@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 
-from tfpreempt.testing.metadata._server import FakeServer, Reply, Request
+from tfpreempt.testing._server import FakeServer, Reply, Request
 
 _FLAVOR = {"Metadata-Flavor": "Google"}
 _PORTAL = b"<!DOCTYPE html><html><body>Please log in: TRUE</body></html>\n" * 20
@@ -72,9 +72,8 @@ class HostileServer(FakeServer):
     def endless(self, first: bytes = b"") -> Iterator[bytes]:
         """As fast as it is read, until the server is closed."""
         yield first
-        yield from itertools.takewhile(
-            lambda chunk: self.pause(0.0), itertools.repeat(_CHUNK)
-        )
+        while self.pause(0.0):
+            yield _CHUNK
 
 
 @functools.cache

@@ -1,0 +1,130 @@
+"""The commands `tfpreempt inspect` and `tfpreempt verify`."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+from rich.console import Console
+
+from tfpreempt.checkpoint.catalog import Condition
+from tfpreempt.checkpoint.verification import THREADS
+from tfpreempt.cli.inspect.rows import look
+from tfpreempt.cli.inspect.view import show_states, show_table, to_json
+from tfpreempt.cli.sizes import size_text
+from tfpreempt.storage.opening import SCHEMES
+
+
+def _checked(
+    ctx: click.Context, param: click.Parameter, place: str | None
+) -> str | None:
+    """Refuses what no command line can open."""
+    scheme, is_uri, _ = (place or "").partition("://")
+    if place == "" or (is_uri and scheme not in SCHEMES):
+        known = ", ".join(f"{each}://" for each in SCHEMES)
+        raise click.BadParameter(
+            f"{place!r} cannot be opened; expected a path, or a URI of one of {known}. "
+            "Mount what lies elsewhere, or copy it to a disk."
+        )
+    return place
+
+
+_place = click.argument("place", metavar="DIR|URI", callback=_checked)
+_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON list only."
+)
+
+
+@click.command()
+@_place
+@click.option(
+    "--remote", metavar="URI", callback=_checked,
+    help="Show for each commit of DIR whether this mirror has it too.",
+)  # fmt: skip
+@click.option("--states", is_flag=True, help="List the named States of each commit.")
+@click.option(
+    "--verify", "every_byte", is_flag=True,
+    help="Read every byte, as `tfpreempt verify` does; otherwise sizes only.",
+)  # fmt: skip
+@_json
+def inspect(
+    place: str, remote: str | None, states: bool, every_byte: bool, as_json: bool
+) -> None:
+    """List the checkpoints in a run's directory or mirror, whole or not.
+
+    Name the directory or URI of a run, or one checkpoint: run/5, run/ckpt-5,
+    gs://bucket/run/5.3-1a2b3c4d. Newest first, as a restart would try them; a restart
+    takes the first one that is committed and whole, or not ours and complete. Nothing
+    is changed.
+
+    \b
+    state    committed      has a marker, and a manifest that agrees with it
+             not committed  a save or upload that is under way, or died; why is said
+             damaged        something is missing or wrong; what is said
+             not ours       written without tfpreempt, so without checksums
+    checked  sizes, every byte, "index and lengths" (not ours), or nothing
+
+    Exit status 0 also where something is damaged (`tfpreempt verify` is for that), 2 if
+    DIR or URI cannot be read or is none.
+
+    --json: a list, newest first, of objects with name, state, checked, where ("local",
+    "remote", "both"), path, uri, form, step, sequence, token, saved_at (ISO 8601, UTC),
+    bytes, world_size, workers, because, states (name, worker or null, bytes), problems
+    and remarks; null where unknown.
+    """
+    rows = look(place, remote, every_byte=every_byte)
+    if remote is not None and not any(row.uri for row in rows):
+        click.echo(f"note: --remote {remote!r} has no checkpoints", err=True)
+    if as_json:
+        click.echo(json.dumps([to_json(row) for row in rows], indent=1))
+        return
+    console = Console(highlight=False)
+    show_table(console, rows, place)
+    if states:
+        show_states(console, rows)
+
+
+@click.command()
+@_place
+@click.option(
+    "--threads", type=click.IntRange(1, 64), default=THREADS, show_default=True,
+    help="How many read at the same time.",
+)  # fmt: skip
+@_json
+def verify(place: str, threads: int, as_json: bool) -> None:
+    """Read every byte of the checkpoints and compare the checksums.
+
+    Name the directory or URI of a run, or one checkpoint: run/5, run/ckpt-5,
+    gs://bucket/run/5.3-1a2b3c4d. What lies in a bucket is read and dropped, nothing is
+    stored. Checkpoints that were written without tfpreempt have no checksums: of those
+    only index and lengths are checked.
+
+    \b
+    Exit status:
+      0    all committed checkpoints are whole
+      1    something is damaged, or nothing is committed there
+      2    DIR or URI cannot be read, or is none
+      130  interrupted
+
+    --json: the list of `tfpreempt inspect --json`.
+    """
+    begin = time.monotonic()
+    rows = look(place, every_byte=True, threads=threads)
+    seconds = time.monotonic() - begin
+    whole = [row.entry for row in rows if row.entry.is_committed]
+    damaged = sum(row.entry.condition is Condition.DAMAGED for row in rows)
+    if as_json:
+        click.echo(json.dumps([to_json(row) for row in rows], indent=1))
+    else:
+        console = Console(highlight=False)
+        show_table(console, rows, place)
+        count = sum(entry.size or 0 for entry in whole)
+        speed = f", {size_text(count / seconds)}/s" if seconds > 0 and count else ""
+        text = f"{len(whole)} whole ({size_text(count)} in {seconds:.1f} s{speed})"
+        if damaged:
+            text += f"; {damaged} damaged"
+        elif not whole:
+            text += "; nothing is committed here"
+        console.print(text, markup=False)
+    raise SystemExit(1 if damaged or not whole else 0)

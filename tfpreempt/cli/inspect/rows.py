@@ -1,0 +1,126 @@
+"""Reads and checks what lies at a place, and in its mirror."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import click
+
+from tfpreempt.checkpoint import catalog, inspection
+from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.verification import THREADS
+from tfpreempt.core.progress import ByteBar
+from tfpreempt.errors import ConfigurationError, TfpreemptError
+from tfpreempt.storage.local import LocalStore
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A checkpoint here, in the mirror, or in both.
+
+    Attributes:
+        entry: the one that stands for both, with what is to be said of either.
+        where: "local", "remote" or "both"; an upload without marker doesn't count.
+        path: of the one here.
+        uri: of the one in the mirror.
+    """
+
+    entry: Entry
+    where: str
+    path: str | None
+    uri: str | None
+
+
+class _Unreadable(click.ClickException):
+    """The place cannot be listed or reached: not the same as damage."""
+
+    exit_code = 2
+
+
+def look(
+    place: str,
+    mirror: str | None = None,
+    *,
+    every_byte: bool,
+    threads: int = THREADS,
+) -> list[Row]:
+    """What lies at a place, and in its mirror, checked; newest first.
+
+    Args:
+        place: see `inspection.at`.
+        mirror: likewise.
+        every_byte: see `inspection.check`.
+        threads: likewise.
+
+    Raises:
+        ClickException: there is nothing, or it cannot be read; exit status 2.
+        SystemExit: interrupted.
+    """
+    with _translated("--remote: "):
+        copies = [] if mirror is None else inspection.at(mirror)
+    check = functools.partial(inspection.check, every_byte=every_byte, threads=threads)
+    with _translated():
+        here = inspection.at(place)
+        found, checked, done = (*here, *copies), [], 0
+        sizes = [(each.size or 0) if each.is_committed else 0 for each in found]
+        with ByteBar("verifying", sum(sizes) if every_byte else 0) as bar:
+            for each, size in zip(found, sizes, strict=True):
+
+                def show(count: int, before: int = done) -> None:
+                    bar.show(before + count)
+
+                checked.append(check(each, watch=show))
+                done += size
+    return _matched(checked[: len(here)], checked[len(here) :])
+
+
+def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:
+    """What is here and what is in the mirror, matched by token, newest first."""
+    twins = {each.token: each for each in mirror if each.token}
+    rows = [
+        _row(None, each)
+        if each.kind is Kind.REMOTE or not isinstance(each.store, LocalStore)
+        else _row(each, twins.pop(each.token, None))
+        for each in here
+    ]
+    rows += [_row(None, e) for e in mirror if not e.token or e.token in twins]
+    by_entry = {id(row.entry): row for row in rows}
+    order = catalog.in_order(row.entry for row in rows)
+    return [by_entry[id(entry)] for entry in order]
+
+
+def _row(local: Entry | None, remote: Entry | None) -> Row:
+    """Damaged if either is."""
+    both = [each for each in (local, remote) if each is not None]
+    shown, *other = both
+    is_there = remote is not None and remote.condition is not Condition.NOT_COMMITTED
+    is_damaged = any(each.condition is Condition.DAMAGED for each in both)
+    entry = dataclasses.replace(
+        shown,
+        condition=Condition.DAMAGED if is_damaged else shown.condition,
+        problems=tuple(text for each in both for text in each.problems),
+        remarks=(*shown.remarks, *(f"remote: {r}" for e in other for r in e.remarks)),
+    )
+    return Row(
+        entry=entry,
+        where="remote" if local is None else "both" if is_there else "local",
+        path=None if local is None else local.path,
+        uri=None if remote is None else remote.path,
+    )
+
+
+@contextlib.contextmanager
+def _translated(where: str = "") -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        # 128 and the number of SIGINT, as a shell says it. Threads that are in the
+        # middle of a request are not waited for.
+        raise SystemExit(130) from None
+    except ConfigurationError as error:
+        raise click.UsageError(f"{where}{error}") from error
+    except TfpreemptError as error:
+        raise _Unreadable(f"{where}{error}") from error

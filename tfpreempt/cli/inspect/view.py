@@ -1,0 +1,143 @@
+"""How checkpoints look: a table for people, objects for programs."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.catalog import Checked, Condition, Entry, Kind
+from tfpreempt.cli.inspect.rows import Row
+from tfpreempt.cli.sizes import size_text
+
+_STYLES = {
+    Condition.COMMITTED: "green",
+    Condition.NOT_COMMITTED: "yellow",
+    Condition.DAMAGED: "red",
+    Condition.FOREIGN: "cyan",
+}
+_MAX_LINES = 20
+_WIDE = 100
+_STATE = re.compile(rf"(?:{layout.STATES}|worker-(\d{{1,9}}))/([^/]+)\.state")
+
+
+def show_table(console: Console, found: Sequence[Row], place: str) -> None:
+    """Prints a line for each, and below what is to be said of them."""
+    if not found:
+        console.print(f"no checkpoints in {_plain(place)}", markup=False)
+        return
+    times = [_saved(row.entry) for row in found]
+    zones = {time.tzname() for time in times if time}
+    zone = f" ({zones.pop()})" if len(zones) == 1 else ""
+    pattern = "%Y-%m-%d %H:%M" if zone else "%Y-%m-%d %H:%M %Z"
+    gap = 2 if console.width >= _WIDE else 1
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("checkpoint", overflow="fold", min_width=12)
+    table.add_column(f"saved{zone}", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("world", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("checked")
+    table.add_column("where", no_wrap=True)
+    for row, time in zip(found, times, strict=True):
+        shown, state = row.entry, row.entry.condition
+        table.add_row(
+            "-" if shown.step is None else str(shown.step),
+            escape(_plain(shown.label)),
+            "-" if time is None else time.strftime(pattern),
+            "-" if shown.size is None else size_text(shown.size),
+            "-" if shown.manifest is None else str(shown.manifest.world_size),
+            f"[{_STYLES[state]}]{state.value}[/]",
+            "-" if shown.checked is Checked.NOTHING else shown.checked.value,
+            row.where,
+        )
+    console.print(table)
+    for row in found:
+        _show_lines(console, f"damaged: {row.entry.label}", row.entry.problems)
+        _show_lines(console, f"note: {row.entry.label}", row.entry.remarks)
+
+
+def show_states(console: Console, found: Sequence[Row]) -> None:
+    """Prints the named States of each checkpoint that has a manifest."""
+    for row in found:
+        shown = row.entry
+        if shown.manifest is None:
+            continue
+        console.print(f"\nStates of {_plain(shown.label)}:", markup=False)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("State", overflow="fold")
+        table.add_column("of")
+        table.add_column("size", justify="right")
+        states = _states(shown)
+        for each in states:
+            worker = each["worker"]
+            owner = "all workers" if worker is None else f"worker {worker}"
+            table.add_row(escape(_plain(each["name"])), owner, size_text(each["bytes"]))
+        console.print(table if states else "  none")
+
+
+def to_json(row: Row) -> dict[str, Any]:
+    """A row as values that JSON has; the keys are always the same."""
+    shown = row.entry
+    manifest, time = shown.manifest, _saved(shown)
+    return {
+        "name": shown.label,
+        "state": shown.condition.value,
+        "checked": shown.checked.value,
+        "where": row.where,
+        "path": row.path,
+        "uri": row.uri,
+        "form": shown.kind.value,
+        "step": shown.step,
+        "sequence": shown.sequence,
+        "token": shown.token or None,
+        "saved_at": None if time is None else time.astimezone(datetime.UTC).isoformat(),
+        "bytes": shown.size,
+        "world_size": None if manifest is None else manifest.world_size,
+        "workers": None if manifest is None else list(manifest.workers),
+        "because": None if manifest is None else manifest.because,
+        "states": _states(shown),
+        "problems": list(shown.problems),
+        "remarks": list(shown.remarks),
+    }
+
+
+def _saved(entry: Entry) -> datetime.datetime | None:
+    """When it was saved, as it says itself; else when it was written. Local time."""
+    seconds = entry.time if entry.saved_at is None else entry.saved_at
+    if seconds is None:
+        return None
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).astimezone()
+
+
+def _states(entry: Entry) -> list[dict[str, Any]]:
+    """The named States in it, those of all workers first."""
+    inside = f"{entry.holder}/" if entry.kind is Kind.FLAT else ""
+    found = []
+    for file in entry.manifest.files if entry.manifest else ():
+        match = _STATE.fullmatch(file.name.removeprefix(inside))
+        if match and file.name.startswith(inside):
+            worker = None if match[1] is None else int(match[1])
+            found.append({"name": match[2], "worker": worker, "bytes": file.size})
+    return sorted(
+        found, key=lambda each: -1 if each["worker"] is None else each["worker"]
+    )
+
+
+def _show_lines(console: Console, about: str, lines: Sequence[str]) -> None:
+    more = [f"and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
+    for line in (*lines[:_MAX_LINES], *more):
+        text = f"{_plain(about)}: {_plain(line)}"
+        console.print(text, markup=False, soft_wrap=True)
+
+
+def _plain(text: str) -> str:
+    """Text from a directory or a manifest, unable to move a terminal's cursor."""
+    return text if text.isprintable() else ascii(text)[1:-1]
