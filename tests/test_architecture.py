@@ -82,7 +82,10 @@ PURE = {
     },
     "coordination/events.py": {"tfpreempt.core.events"},
 }
-PURE_STDLIB = {"__future__", "collections", "dataclasses", "enum", "typing"}
+PURE_STDLIB = {
+    *("__future__", "collections", "dataclasses", "enum", "typing"),
+    "typing_extensions",  # of what Python 3.10 lacks
+}
 
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "base.py", "manager2.py"}
 

@@ -14,7 +14,9 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
+
+from typing_extensions import Self
 
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
 

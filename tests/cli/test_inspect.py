@@ -113,7 +113,7 @@ def test_the_zone_is_said_for_each_time_where_summer_and_winter_meet(run: Path) 
     for name, month in (("10", 1), ("30", 7)):
         path = run / name / "MANIFEST.json"
         record = json.loads(path.read_text())
-        moment = datetime.datetime(2026, month, 1, tzinfo=datetime.UTC)
+        moment = datetime.datetime(2026, month, 1, tzinfo=datetime.timezone.utc)
         record["metadata"]["saved_at"] = moment.timestamp()
         path.write_text(json.dumps(record))
         (run / name / "COMMITTED").unlink()

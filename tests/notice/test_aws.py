@@ -57,7 +57,7 @@ def bench() -> Iterator[Bench]:
 
 
 def test_each_topic_says_what_it_means(bench: Bench) -> None:
-    when = datetime.datetime(2026, 11, 21, 20, tzinfo=datetime.UTC)
+    when = datetime.datetime(2026, 11, 21, 20, tzinfo=datetime.timezone.utc)
     bench.fake.recommend_rebalance(when - datetime.timedelta(minutes=2))
     bench.look()
     bench.fake.interrupt("stop", when)
@@ -76,7 +76,9 @@ def test_each_topic_says_what_it_means(bench: Bench) -> None:
 
 
 def test_an_interruption_says_what_it_leaves(bench: Bench) -> None:
-    when = datetime.datetime.fromtimestamp(bench.clock.wall() + 65, datetime.UTC)
+    when = datetime.datetime.fromtimestamp(
+        bench.clock.wall() + 65, datetime.timezone.utc
+    )
     bench.fake.interrupt("terminate", when)
     bench.look()
     (source,) = [each for each in bench.sources if "interruption" in each.name]
@@ -89,7 +91,7 @@ def test_a_recommendation_of_an_earlier_process_is_no_notice(
 ) -> None:
     """It stays as long as the instance, so a restarted job would leave for ever."""
     clock = FakeClock(wall=1_700_000_000.75)
-    now = datetime.datetime.fromtimestamp(clock.wall(), datetime.UTC)
+    now = datetime.datetime.fromtimestamp(clock.wall(), datetime.timezone.utc)
     second = datetime.timedelta(seconds=1)
     heard: list[str] = []
     with FakeAws() as fake, caplog.at_level(logging.INFO):

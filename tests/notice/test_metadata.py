@@ -11,7 +11,7 @@ import pytest
 
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
-from tfpreempt.notice.metadata import MetadataSession, checked_base_url
+from tfpreempt.notice.metadata import MetadataSession, checked_base_url, epoch_seconds
 from tfpreempt.testing.metadata import FakeGce, HostileServer
 
 FLAVOR = {"Metadata-Flavor": "Google"}
@@ -224,3 +224,22 @@ def test_addresses(text: str, expected: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(errors.ConfigurationError, match="VARIABLE="):
         checked_base_url(text, "VARIABLE")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-22T10:00:00Z",
+        "2026-11-22T10:00:00",
+        "2026-11-22T12:00:00.0+02:00",
+        "2026-11-22T10:00:00.000000000Z",
+        "Sun, 22 Nov 2026 10:00:00 GMT",
+    ],
+)
+def test_times_are_read_as_clouds_write_them(text: str) -> None:
+    assert epoch_seconds(text) == 1795341600.0
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-13-01T00:00:00Z", None, 5])
+def test_what_is_no_time_is_none(text: object) -> None:
+    assert epoch_seconds(text) is None

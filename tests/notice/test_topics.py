@@ -7,9 +7,9 @@ import queue
 import random
 import threading
 from collections.abc import Callable
-from typing import Unpack
 
 import pytest
+from typing_extensions import Unpack
 
 from tests.notice.rigs import wait_until
 from tfpreempt import errors

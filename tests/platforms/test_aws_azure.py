@@ -63,7 +63,7 @@ def test_aws_hears_of_an_interruption(aws: FakeAws) -> None:
 def test_aws_leaves_what_the_interruption_says(aws: FakeAws) -> None:
     """A job that starts within the notice."""
     ahead = datetime.timedelta(seconds=60)
-    aws.interrupt(at=datetime.datetime.now(datetime.UTC) + ahead)
+    aws.interrupt(at=datetime.datetime.now(datetime.timezone.utc) + ahead)
     (notice,) = notices(AwsSpotTerminationConfig(), lambda: None)
     assert notice.grace_seconds is not None
     assert 0 < notice.grace_seconds <= 60
@@ -72,7 +72,7 @@ def test_aws_leaves_what_the_interruption_says(aws: FakeAws) -> None:
 def test_aws_hears_of_a_rebalance_only_if_asked(aws: FakeAws) -> None:
     # Ahead of the watch's start, so that nobody has to wait 5 s for the next look.
     ahead = datetime.timedelta(seconds=60)
-    aws.recommend_rebalance(datetime.datetime.now(datetime.UTC) + ahead)
+    aws.recommend_rebalance(datetime.datetime.now(datetime.timezone.utc) + ahead)
     config = AwsSpotTerminationConfig(rebalance=True)
     (notice,) = notices(config, lambda: None)
     assert (notice.source, notice.grace_seconds) == ("aws:rebalance", None)

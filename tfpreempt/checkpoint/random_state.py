@@ -29,6 +29,7 @@ from tfpreempt.checkpoint.variables import local_parts, out_of_scope, walk
 
 _log = logging.getLogger(__name__)
 _KERAS_SEEDS = "keras.src.random.seed_generator"  # in sys.modules once Keras 3 is used
+_KERAS_GENERATOR = "global_seed_generator"  # a constant of its own since Keras 3.13
 
 
 class RandomState(State):
@@ -119,7 +120,7 @@ def _keras_record() -> Any:
     """Keras 3's generator for ops without a seed; None where it was not used."""
     if (keras := sys.modules.get(_KERAS_SEEDS)) is None:
         return None
-    generator = keras.global_state.get_global_attribute(keras.GLOBAL_SEED_GENERATOR)
+    generator = keras.global_state.get_global_attribute(_KERAS_GENERATOR)
     if generator is None:
         return None
     return [part.numpy().tolist() for part in local_parts(generator.state)]
@@ -128,12 +129,12 @@ def _keras_record() -> Any:
 def _load_keras_record(seeds: Any) -> None:
     if (keras := sys.modules.get(_KERAS_SEEDS)) is None:
         return  # this program has not imported Keras
-    name, state = keras.GLOBAL_SEED_GENERATOR, keras.global_state
-    if state.get_global_attribute(name) is None:
+    state = keras.global_state
+    if state.get_global_attribute(_KERAS_GENERATOR) is None:
         # The saved program had one. Made with a seed, it draws none from Python's.
         make = functools.partial(keras.SeedGenerator, 0)
-        state.set_global_attribute(name, out_of_scope(make))
-    _assign(state.get_global_attribute(name), seeds)
+        state.set_global_attribute(_KERAS_GENERATOR, out_of_scope(make))
+    _assign(state.get_global_attribute(_KERAS_GENERATOR), seeds)
 
 
 def generator_record(generator: Any) -> Any:

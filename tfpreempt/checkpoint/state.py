@@ -14,6 +14,7 @@ from typing import IO, Any, TypeVar
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import encoding, layout
+from tfpreempt.core.python import add_note
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import create
 
@@ -275,5 +276,5 @@ def naming(state: State, method: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"This was raised by {method}() of {state!r}.")
+        add_note(error, f"This was raised by {method}() of {state!r}.")
         raise

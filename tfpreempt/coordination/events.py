@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar
+
+from typing_extensions import dataclass_transform
 
 from tfpreempt.core.events import Outcome
 

@@ -7,6 +7,7 @@ deadline    arithmetic of deadlines
 events      the frozen values that travel the path
 journal     the record of what happened, one JSON object a line
 progress    a progress bar for bytes, on a terminal
+python      what Python 3.10 lacks of the later versions
 reach       what Python objects hold
 restarts    how often this run was started again
 threads     threads with an owner, jobs in many, calls with an end

@@ -7,10 +7,11 @@ never compared between processes. The journal adds wall time when it records a v
 from __future__ import annotations
 
 import dataclasses
-import enum
+
+from tfpreempt.core.python import StrEnum
 
 
-class Outcome(enum.StrEnum):
+class Outcome(StrEnum):
     """How a worker's run ended."""
 
     COMMITTED = "committed"  # the agreed step is durable

@@ -16,6 +16,7 @@ from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.runtime import Runtime, answer
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Outcome
+from tfpreempt.core.python import add_note
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.member import Member, Members
@@ -207,7 +208,7 @@ def tell_peers(
     if first is None:
         return  # the store does not answer, and reporting would hold the GIL
     if (told := json.loads(first)) != record:
-        error.add_note(f"worker {told['worker']} failed first: {told['error']}")
+        add_note(error, f"worker {told['worker']} failed first: {told['error']}")
     code = getattr(error, "error_code", None)
     message = getattr(error, "message", None) if code is not None else None
     message = message or f"worker {worker} raised {mine}"

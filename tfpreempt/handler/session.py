@@ -28,6 +28,7 @@ from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster, read_cluster
 from tfpreempt.core.events import Commit, Fault, Notice, Outcome
+from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
     CheckpointError,
     HandlerClosedError,
@@ -324,10 +325,11 @@ class Session:
                 self.save_together(member, "finished")
             except Exception as error:  # noqa: BLE001 - of a State, say; raised later
                 self.members.fault("the final save", error)
-                error.add_note(
+                add_note(
+                    error,
                     "Training is over, and its end is not committed. Mend what the "
                     "error names and start the program again: it repeats the steps "
-                    "after the last commit."
+                    "after the last commit.",
                 )
                 return error
         return None
@@ -507,7 +509,9 @@ class Session:
         """
         killed, is_alone = killed_children(), self.cluster.world == 1
         if killed:
-            error.add_note(f"children of this process were killed: {', '.join(killed)}")
+            add_note(
+                error, f"children of this process were killed: {', '.join(killed)}"
+            )
         is_reading = bool(killed) or is_of_data(error)
         within = OPENS_WITHIN if killed else HEARD_WITHIN if is_reading else 0.0
         if not (is_whole or (is_alone and is_reading)) or not self.is_noticed(within):

@@ -13,7 +13,8 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Unpack
+
+from typing_extensions import Unpack
 
 from tfpreempt import errors
 from tfpreempt.notice.metadata import (

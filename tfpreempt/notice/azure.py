@@ -13,7 +13,8 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Unpack
+
+from typing_extensions import Unpack
 
 from tfpreempt import errors
 from tfpreempt.notice.metadata import (

@@ -13,8 +13,9 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Unpack
 from urllib.parse import quote
+
+from typing_extensions import Unpack
 
 from tfpreempt import errors
 from tfpreempt.notice.metadata import (

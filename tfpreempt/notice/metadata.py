@@ -14,6 +14,7 @@ import datetime
 import email.utils
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -282,14 +283,21 @@ def epoch_seconds(text: object) -> float | None:
     """
     if not isinstance(text, str):
         return None
-    for parse in (datetime.datetime.fromisoformat, email.utils.parsedate_to_datetime):
+    for parse in (_from_rfc_3339, email.utils.parsedate_to_datetime):
         try:
             when = parse(text)
         except ValueError:
             continue
-        is_local = when.tzinfo is None
-        return (when.replace(tzinfo=datetime.UTC) if is_local else when).timestamp()
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=datetime.timezone.utc)
+        return when.timestamp()
     return None
+
+
+def _from_rfc_3339(text: str) -> datetime.datetime:
+    """`fromisoformat`; Python 3.10's knows no "Z", and 3 or 6 digits of a fraction."""
+    with_micros = re.sub(r"\.(\d+)", lambda found: f".{found[1][:6]:0<6}", text)
+    return datetime.datetime.fromisoformat(re.sub("[Zz]$", "+00:00", with_micros))
 
 
 def readable(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing_extensions import Unpack
 
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.notice.aws import INTERVAL_SECONDS, AwsWatch

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Unpack
+
+from typing_extensions import Unpack
 
 from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.cluster import LOCAL, Cluster

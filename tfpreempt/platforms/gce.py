@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
+
+from typing_extensions import Unpack
 
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.errors import ConfigurationError

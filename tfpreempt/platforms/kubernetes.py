@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Unpack
+
+from typing_extensions import Unpack
 
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace

@@ -6,7 +6,9 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from typing import Literal, Unpack
+from typing import Literal
+
+from typing_extensions import Unpack
 
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.restarts import read_count

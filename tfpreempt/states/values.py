@@ -278,4 +278,7 @@ def _array(entry: Any, part: bytes) -> np.ndarray[Any, Any]:
     if entry["order"] not in ("C", "F"):
         raise ValueError(f"the order {str(entry['order'])[:20]!r}")
     # A bytearray, since an array on bytes could not be written to.
-    return np.ndarray(shape, dtype, bytearray(part), order=entry["order"])
+    array: np.ndarray[Any, Any] = np.ndarray(
+        shape, dtype, bytearray(part), order=entry["order"]
+    )
+    return array

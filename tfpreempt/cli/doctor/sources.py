@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from tfpreempt.core.python import StrEnum
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
@@ -20,7 +20,7 @@ from tfpreempt.notice.watcher import WatchedSource
 ANSWER_SECONDS = 8.0
 
 
-class Liveness(enum.StrEnum):
+class Liveness(StrEnum):
     """What asking a source has shown."""
 
     LIVE = "live"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import enum
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tfpreempt.cli.doctor.sources import Liveness, SourceState
 from tfpreempt.cli.doctor.storage import Storage
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.core.deadline import SAFETY
+from tfpreempt.core.python import StrEnum
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
 WAIT_SECONDS = 30.0  # the handler's save_timeout, where nobody knows the grace
@@ -22,7 +22,7 @@ VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 MANAGED = frozenset({"vertex-ai", "sagemaker"})
 
 
-class Level(enum.StrEnum):
+class Level(StrEnum):
     """How bad it is."""
 
     OK = "ok"

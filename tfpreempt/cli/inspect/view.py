@@ -87,6 +87,7 @@ def to_json(row: Row) -> dict[str, Any]:
     """A row as values that JSON has; the keys are always the same."""
     shown = row.entry
     manifest, time = shown.manifest, _saved(shown)
+    utc = time and time.astimezone(datetime.timezone.utc)
     return {
         "name": shown.label,
         "state": shown.condition.value,
@@ -98,7 +99,7 @@ def to_json(row: Row) -> dict[str, Any]:
         "step": shown.step,
         "sequence": shown.sequence,
         "token": shown.token or None,
-        "saved_at": None if time is None else time.astimezone(datetime.UTC).isoformat(),
+        "saved_at": utc and utc.isoformat(),
         "bytes": shown.size,
         "world_size": None if manifest is None else manifest.world_size,
         "workers": None if manifest is None else list(manifest.workers),
@@ -114,7 +115,7 @@ def _saved(entry: Entry) -> datetime.datetime | None:
     seconds = entry.time if entry.saved_at is None else entry.saved_at
     if seconds is None:
         return None
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).astimezone()
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).astimezone()
 
 
 def _states(entry: Entry) -> list[dict[str, Any]]:

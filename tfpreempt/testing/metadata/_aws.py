@@ -122,8 +122,8 @@ class FakeAws(FakeServer):
 
 def _text_of(at: datetime.datetime | None, ahead: datetime.timedelta) -> str:
     """A time as EC2 writes it; by default so far ahead."""
-    when = datetime.datetime.now(datetime.UTC) + ahead if at is None else at
-    return when.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    when = datetime.datetime.now(datetime.timezone.utc) + ahead if at is None else at
+    return when.astimezone(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _new_entries() -> dict[str, object]:

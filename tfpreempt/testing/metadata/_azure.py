@@ -144,5 +144,5 @@ class FakeAzure(FakeServer):
 
 def _earliest(kind: str) -> str:
     ahead = datetime.timedelta(seconds=LEAST_SECONDS[kind])
-    when = datetime.datetime.now(datetime.UTC) + ahead
+    when = datetime.datetime.now(datetime.timezone.utc) + ahead
     return email.utils.format_datetime(when, usegmt=True)
