@@ -191,7 +191,7 @@ class Logged(LocalStore):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().get(name, target, **kwargs)
 
-ranges._RANGE_BYTES = 10_000
+ranges._SMALLEST = ranges._LARGEST = 10_000
 download.download.__kwdefaults__["threads"] = 1
 handle = Checkpoint(sys.argv[4], Logged(sys.argv[1]))
 if len(sys.argv) > 5:

@@ -26,7 +26,8 @@ LARGE = {"big": bytes(range(251)) * 500, "small": b"s" * 99}
 
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch):
-    monkeypatch.setattr(ranges, "_RANGE_BYTES", 10_000)
+    monkeypatch.setattr(ranges, "_SMALLEST", 10_000)
+    monkeypatch.setattr(ranges, "_LARGEST", 10_000)
 
 
 @pytest.fixture
@@ -135,6 +136,38 @@ def test_an_object_of_another_size_is_refused_before_it_is_fetched(store, tmp_pa
     with pytest.raises(errors.CheckpointDamagedError, match="big has 50000 bytes"):
         download.download(commit, str(tmp_path), threads=1)
     assert f"{commit.name}/big" not in gets(store)
+
+
+def test_files_of_a_large_commit_come_in_few_requests(store, tmp_path, monkeypatch):
+    """One for each, without a look, where all threads have enough to do."""
+    monkeypatch.setattr(ranges, "_LARGEST", 20_000)
+    contents = {f"data-{number}": bytes(20_000) for number in range(8)}
+    commit = put_commit(store, contents)
+    before = len(store.operations)
+    download.download(commit, str(tmp_path))
+    asked = [
+        (what, name.rpartition("/")[2]) for what, name in store.operations[before:]
+    ]
+    assert sorted(asked) == [("get", name) for name in sorted(contents)]
+
+
+def test_a_file_is_durable_before_the_next_one_is_fetched(tmp_path):
+    """What a machine that goes away has paid for is there."""
+    files = FaultyFiles()
+    synced = {}
+
+    class Watched(FaultyStore):
+        def get(self, name, target, **kwargs):
+            synced[name.rpartition("/")[2]] = [
+                os.path.basename(each.path)
+                for each in files.operations
+                if each.name == "sync_file"
+            ]
+            return super().get(name, target, **kwargs)
+
+    commit = put_commit(Watched(), LARGE)
+    download.download(commit, str(tmp_path), files=files, threads=1)
+    assert synced["small"] == ["big"]
 
 
 def test_the_first_error_is_raised_and_the_next_call_goes_on(store, tmp_path):
@@ -280,7 +313,7 @@ class Dying(LocalStore):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().get(name, target, **kwargs)
 
-ranges._RANGE_BYTES = 10_000
+ranges._SMALLEST = ranges._LARGEST = 10_000
 store = Dying(sys.argv[1])
 download.download(catalog.read(catalog.unread(store)), sys.argv[2], threads=1)
 """

@@ -11,11 +11,10 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Sequence
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.manifest import FileEntry
+from tfpreempt.checkpoint.manifest import FileEntry, Manifest
 from tfpreempt.checkpoint.remote.destination import Destination
 from tfpreempt.checkpoint.remote.ranges import Range, RangeWriter, split
 from tfpreempt.core.progress import ByteBar
@@ -26,6 +25,7 @@ from tfpreempt.storage.interface import ObjectMissingError
 
 _STALL_SECONDS = 900.0  # no byte for so long: a store tries again for minutes at most
 _PATIENCE_SECONDS = 5.0  # that the threads have to leave after an error
+_ATTEMPTS = 2  # at a file that comes with another checksum
 
 
 def download(
@@ -66,7 +66,7 @@ def download(
         ByteBar(checkpoint.path, manifest.bytes if progress else 0) as bar,
     ):
         work = _Download(checkpoint, destination, timeout, bar)
-        work.run(manifest.files, threads)
+        work.run(manifest, threads)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -76,14 +76,14 @@ class _File:
     Attributes:
         entry: what the manifest says.
         parts: its ranges.
-        sums: the checksums of those that are there.
-        fault: what is wrong with it, in this attempt or the last one.
+        sums: the checksums of those that have come; None where the length is wrong.
+        fault: what was wrong with it in the last attempt.
         is_whole: it is there, verified and durable.
     """
 
     entry: FileEntry
     parts: list[Range]
-    sums: dict[Range, int] = dataclasses.field(default_factory=dict)
+    sums: dict[Range, int | None] = dataclasses.field(default_factory=dict)
     fault: str = ""
     is_whole: bool = False
 
@@ -107,7 +107,7 @@ class _Download:
         self._bytes = 0
         self._failed = threading.Event()
 
-    def run(self, entries: Sequence[FileEntry], threads: int) -> None:
+    def run(self, manifest: Manifest, threads: int) -> None:
         """Fetches all files; returns when each is there, verified and durable."""
         in_threads = functools.partial(
             map_in_threads,
@@ -117,13 +117,14 @@ class _Download:
             failed=self._failed,
             patience=_PATIENCE_SECONDS,
         )
-        files = [_File(entry=each, parts=split(each.size)) for each in entries]
+        files = [
+            _File(entry=each, parts=split(each.size, manifest.bytes))
+            for each in manifest.files
+        ]
         in_threads(self._look, files)
-        for bring in (self._keep_or_bring, self._bring):
+        for _ in range(_ATTEMPTS):
             missing = [each for each in files if not each.is_whole]
-            parts = [(each, part) for each in missing for part in each.parts]
-            in_threads(bring, parts)
-            in_threads(self._check, missing)
+            in_threads(self._bring, [(each, p) for each in missing for p in each.parts])
         for each in files:
             if not each.is_whole:
                 raise self._damaged(each.entry, each.fault)
@@ -149,10 +150,12 @@ class _Download:
             self._destination.sync(entry)
             file.is_whole = True
             return
-        self._destination.open(entry).close()
+        if not file.parts:
+            self._destination.open(entry).close()
+            self._check(file)
         # What fits into one range needs no look at its size: asking for one byte more
         # than it should have tells as much, with one request less.
-        if len(file.parts) > 1:
+        elif len(file.parts) > 1:
             name = self._checkpoint.object(entry.name)
             found = self._checkpoint.store.stat(name, timeout=self._time_left())
             if found is None:
@@ -160,18 +163,22 @@ class _Download:
             if found.size != entry.size:
                 raise self._damaged(entry, f"has {found.size} bytes")
 
-    def _keep_or_bring(self, job: tuple[_File, Range]) -> None:
-        """One range: kept from a predecessor, or fetched."""
-        file, part = job
-        crc = self._destination.kept(file.entry, part)
-        if crc is None:
-            self._bring(job)
-        else:
-            file.sums[part] = crc
-            self._advance(part.length)
-
     def _bring(self, job: tuple[_File, Range]) -> None:
+        """One range: kept from a predecessor, or fetched; the last one is the file."""
         file, part = job
+        crc = None if file.fault else self._destination.kept(file.entry, part)
+        if crc is None:
+            crc = self._fetch(file, part)
+        else:
+            self._advance(part.length)
+        with self._lock:
+            file.sums[part] = crc
+            is_last = len(file.sums) == len(file.parts)
+        if is_last:
+            self._check(file)
+
+    def _fetch(self, file: _File, part: Range) -> int | None:
+        """Returns the checksum of what has come; None if it has another length."""
         entry = file.entry
         is_last = part.offset + part.length == entry.size  # is there more than that?
         with self._destination.open(entry) as opened:
@@ -188,17 +195,17 @@ class _Download:
                 raise self._damaged(entry, "is missing") from error
         if writer.fault:
             file.fault = writer.fault
-            return
-        file.sums[part] = writer.crc32c
+            return None
         if len(file.parts) > 1:
             self._destination.record(entry, part, writer.crc32c)
+        return writer.crc32c
 
     def _check(self, file: _File) -> None:
-        """All ranges are there: are they the file?"""
+        """All ranges have come: are they the file?"""
         crc, entry = 0, file.entry
-        if len(file.sums) == len(file.parts):
-            for part in file.parts:
-                crc = checksum.joined(crc, file.sums[part], part.length)
+        for part in file.parts:
+            crc = checksum.joined(crc, file.sums[part] or 0, part.length)
+        if None not in file.sums.values():
             file.fault = "" if crc == entry.crc32c else f"has crc32c {crc:08x}"
         file.is_whole = not file.fault
         if file.is_whole:

@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from tfpreempt.storage import checksum, pieces
 
-_RANGE_BYTES = 32 << 20  # each costs a request
+# Each costs a request, which is milliseconds of the interpreter that all threads share;
+# and a download that is killed loses those that are under way.
+_SMALLEST, _LARGEST = 32 << 20, 64 << 20
+_SHARES = 8  # as many as there are threads
 _PIECE = 4 << 20
 
 
@@ -19,11 +22,16 @@ class Range(NamedTuple):
     length: int
 
 
-def split(size: int) -> list[Range]:
-    """The ranges of a file; none for an empty one."""
+def split(size: int, total: int) -> list[Range]:
+    """The ranges of a file; none for an empty one.
+
+    Args:
+        size: of the file.
+        total: of all files of its checkpoint; the more, the longer the ranges.
+    """
+    length = max(_SMALLEST, min(total // _SHARES, _LARGEST))
     return [
-        Range(offset, min(_RANGE_BYTES, size - offset))
-        for offset in range(0, size, _RANGE_BYTES)
+        Range(offset, min(length, size - offset)) for offset in range(0, size, length)
     ]
 
 
