@@ -14,12 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import requests
-from botocore.utils import InstanceMetadataFetcher, InstanceMetadataRegionFetcher
-from google.auth.compute_engine import _metadata
-from google.auth.transport.requests import Request as GoogleRequest
 
 from tests.notice.rigs import wait_until
 from tfpreempt.testing._server import FakeServer
@@ -80,6 +78,21 @@ def gce_get(fake: FakeGce, path: str, **query: str) -> requests.Response:
 
 
 # --- other people's clients ----------------------------------------------------------
+# Each is imported by its tests: to collect this file needs none of them.
+
+
+def google_auth_gets(gce: FakeGce, path: str, **options: Any) -> Any:
+    from google.auth.compute_engine import _metadata
+    from google.auth.transport.requests import Request as GoogleRequest
+
+    root = f"{gce.url}/computeMetadata/v1/"
+    return _metadata.get(GoogleRequest(), path, root=root, **options)
+
+
+def botocore_fetcher(kind: str, **options: Any) -> Any:
+    from botocore import utils
+
+    return getattr(utils, kind)(timeout=5, **options)
 
 
 def test_google_auth_finds_the_server_by_its_variables(gce: FakeGce) -> None:
@@ -104,24 +117,21 @@ def test_google_auth_finds_the_server_by_its_variables(gce: FakeGce) -> None:
 
 
 def test_google_auth_reads_entries_and_directories(gce: FakeGce) -> None:
-    root, client = f"{gce.url}/computeMetadata/v1/", GoogleRequest()
-    assert _metadata.get(client, "instance/preempted", root=root) == "FALSE"
-    tree = _metadata.get(client, "instance/", root=root, recursive=True)
+    assert google_auth_gets(gce, "instance/preempted") == "FALSE"
+    tree = google_auth_gets(gce, "instance/", recursive=True)
     assert tree["maintenanceEvent"] == "NONE"
     assert "startup-script" in tree["attributes"]  # the user's names stay
     gce.preempt()
-    assert _metadata.get(client, "instance/preempted", root=root) == "TRUE"
+    assert google_auth_gets(gce, "instance/preempted") == "TRUE"
 
 
 def test_google_auth_waits_for_a_change(gce: FakeGce) -> None:
-    root, client = f"{gce.url}/computeMetadata/v1/", GoogleRequest()
     etag = gce_get(gce, "instance/preempted").headers["ETag"]
     timer = threading.Timer(0.1, gce.preempt)
     timer.start()
-    value = _metadata.get(
-        client,
+    value = google_auth_gets(
+        gce,
         "instance/preempted",
-        root=root,
         params={"wait_for_change": "true", "last_etag": etag, "timeout_sec": "5"},
     )
     timer.join()
@@ -131,14 +141,13 @@ def test_google_auth_waits_for_a_change(gce: FakeGce) -> None:
 @pytest.mark.slow
 def test_google_auth_lives_through_a_burst_of_503(gce: FakeGce) -> None:
     gce.fail(1)
-    root = f"{gce.url}/computeMetadata/v1/"
-    assert _metadata.get(GoogleRequest(), "project/project-id", root=root)
+    assert google_auth_gets(gce, "project/project-id")
     assert len(gce.requests) == 2
 
 
 def test_botocore_gets_credentials_with_a_token(aws: FakeAws) -> None:
-    fetcher = InstanceMetadataFetcher(
-        base_url=f"{aws.url}/", env=aws.environment(), timeout=5
+    fetcher = botocore_fetcher(
+        "InstanceMetadataFetcher", base_url=f"{aws.url}/", env=aws.environment()
     )
     found = fetcher.retrieve_iam_role_credentials()
     assert (found["role_name"], found["access_key"]) == ("trainer", "EXAMPLE")
@@ -149,13 +158,15 @@ def test_botocore_gets_credentials_with_a_token(aws: FakeAws) -> None:
 def test_botocore_learns_the_region(aws: FakeAws) -> None:
     endpoint = aws.environment()["AWS_EC2_METADATA_SERVICE_ENDPOINT"]
     config = {"ec2_metadata_service_endpoint": endpoint}
-    fetcher = InstanceMetadataRegionFetcher(config=config, env={}, timeout=5)
+    fetcher = botocore_fetcher("InstanceMetadataRegionFetcher", config=config, env={})
     assert fetcher.retrieve_region() == "eu-central-1"
 
 
 def test_botocore_is_refused_when_it_has_no_token(aws: FakeAws) -> None:
     aws.fail(1, status=403)  # the answer to its PUT: it then asks as in version 1
-    fetcher = InstanceMetadataRegionFetcher(base_url=f"{aws.url}/", env={}, timeout=5)
+    fetcher = botocore_fetcher(
+        "InstanceMetadataRegionFetcher", base_url=f"{aws.url}/", env={}
+    )
     assert fetcher.retrieve_region() is None
 
 

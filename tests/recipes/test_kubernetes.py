@@ -7,7 +7,6 @@ import json
 import re
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -104,14 +103,24 @@ def environment(file: str) -> dict[str, str]:
     return {each["name"]: each.get("value", "") for each in container(file)["env"]}
 
 
+def complaint_of_kubernetes(given: dict[str, Any]) -> Exception | None:
+    import kubernetes_validate  # heavy, and for this alone
+
+    try:
+        kubernetes_validate.validate(given, VERSION, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return error
+    return None
+
+
 @pytest.mark.parametrize("file", JOBS)
 def test_kubernetes_knows_the_job_and_its_pod(file: str) -> None:
-    kubernetes_validate.validate(job(file), VERSION, strict=True)
+    assert complaint_of_kubernetes(job(file)) is None
 
 
 def test_kubernetes_knows_the_claim() -> None:
     claim = load("claim.yaml")
-    kubernetes_validate.validate(claim, VERSION, strict=True)
+    assert complaint_of_kubernetes(claim) is None
     # To the schema any name is a resource.
     assert set(at(claim, "spec.resources.requests")) == {"storage"}
     assert set(container("job.yaml")["resources"]["requests"]) <= {"cpu", "memory"}
@@ -121,8 +130,7 @@ def test_the_schema_refuses_what_is_misspelt() -> None:
     spoilt = job("job.yaml")
     pod_spec = spoilt["spec"]["template"]["spec"]
     pod_spec["terminationGracePeriod"] = pod_spec.pop("terminationGracePeriodSeconds")
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(spoilt, VERSION, strict=True)
+    assert "terminationGracePeriod" in str(complaint_of_kubernetes(spoilt))
 
 
 def test_jobset_and_tfjob_have_documented_fields_only() -> None:

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 import yaml
-from botocore.loaders import Loader
-from botocore.model import ServiceModel
-from botocore.validate import ParamValidator
 
 from tests.recipes.folders import (
     RECIPES,
@@ -187,6 +184,10 @@ def test_user_data_needs_a_share(name: str) -> None:
 
 
 def complaints_of_amazon(service: str, shape: str, given: Any) -> str:
+    from botocore.loaders import Loader  # heavy, and for this alone
+    from botocore.model import ServiceModel
+    from botocore.validate import ParamValidator
+
     model = ServiceModel(Loader().load_service_model(service, "service-2"))
     return str(
         ParamValidator().validate(given, model.shape_for(shape)).generate_report()

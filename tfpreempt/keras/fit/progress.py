@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfpreempt import errors
-from tfpreempt.keras.interface import Fit
+
+if TYPE_CHECKING:  # the interface imports TensorFlow, and this is values only
+    from tfpreempt.keras.interface import Fit
 
 Stage = Literal["train", "validation", "complete"]
 
