@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tfpreempt.core.restarts import num_restarts
     from tfpreempt.errors import TfpreemptError
     from tfpreempt.handler.handler import PreemptionCheckpointHandler
+    from tfpreempt.handler.protection import Protection, protect
     from tfpreempt.handler.remote_cluster import PreemptionWatcher, connect_to_cluster
     from tfpreempt.platforms.aws import AwsSpotTerminationConfig
     from tfpreempt.platforms.azure import AzureTerminationConfig
@@ -62,6 +63,7 @@ __all__ = [
     "Platform",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
+    "Protection",
     "SlurmTerminationConfig",
     "State",
     "TerminationConfig",
@@ -73,6 +75,7 @@ __all__ = [
     "keras",
     "load_state",
     "num_restarts",
+    "protect",
     "save_all_states",
     "save_state",
     "states",
@@ -96,6 +99,8 @@ _HOMES = {
     "KubernetesTerminationConfig": "tfpreempt.platforms.kubernetes",
     "Platform": "tfpreempt.platforms.detect",
     "detect_platform": "tfpreempt.platforms.detect",
+    "protect": "tfpreempt.handler.protection",
+    "Protection": "tfpreempt.handler.protection",
     "PreemptionCheckpointHandler": "tfpreempt.handler.handler",
     "State": "tfpreempt.checkpoint.state",
     "save_all_states": "tfpreempt.states.registered",

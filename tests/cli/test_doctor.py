@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 from tfpreempt.cli import main
 from tfpreempt.cli.doctor import storage
 from tfpreempt.cli.doctor.storage import Mount, mount_of, try_save
+from tfpreempt.core.events import Commit
+from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.platforms.detect import VARIANTS, Platform
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
 
@@ -72,6 +74,28 @@ def test_json_has_the_same(tmp_path: Path) -> None:
     assert (storage["path"], storage["save_bytes"]) == (str(tmp_path), 1_000_000)
     assert storage["save_seconds"] > 0
     assert [each["level"] for each in value["findings"]] == ["ok"] * 3
+
+
+def test_steps_of_a_run_are_read_from_its_journal(tmp_path: Path) -> None:
+    """The newest that is known; what the directory's other records lack is no fault."""
+    journal = Journal(journal_directory(tmp_path), 0, incarnation="0")
+    for step, seconds in ((1, 5.0), (2, 45.0), (3, None)):
+        journal.record(
+            Commit(
+                step=step,
+                path=str(tmp_path / str(step)),
+                sequence=step,
+                world_size=1,
+                save_seconds=0.1,
+                bytes=1,
+                because="save",
+                step_seconds=seconds,
+            )
+        )
+    journal.close()
+    value = told(tmp_path, "--size", "64KiB", "--grace", "30")
+    assert value["step_seconds"] == 45.0
+    assert not value["is_fine"]
 
 
 def test_without_a_directory_no_save_is_tried() -> None:

@@ -67,6 +67,23 @@ def test_a_save_has_to_fit_the_shortest_notice(
     assert finding.level is level
 
 
+@pytest.mark.parametrize(
+    ("graces", "level"),
+    [((30.0, 600.0), Level.PROBLEM), ((60.0,), Level.OK), ((None,), Level.OK)],
+)
+def test_a_step_has_to_fit_the_shortest_notice(
+    graces: tuple[float | None, ...], level: Level
+) -> None:
+    seen = dataclasses.replace(facts(*graces), step_seconds=45.0)
+    (finding,) = findings("steps", seen)
+    assert finding.level is level
+    assert "a step of the run in the directory took 45.00 s" in finding.text
+
+
+def test_of_steps_nothing_is_said_where_none_was_made() -> None:
+    assert findings("steps", facts(30.0)) == []
+
+
 def test_margins_of_a_save() -> None:
     assert needed_seconds(10.0, 30.0) == 17.0
     assert needed_seconds(1.0, 4.0) == 2.5

@@ -151,6 +151,18 @@ def test_all_finished() -> None:
     assert judge(0, 0) == Leave(cause=Cause.FINISHED, code=0, spent=Spent())
 
 
+def test_sigterm_itself_is_a_preemption_whatever_the_restart_code() -> None:
+    """A worker that it ends has no handler yet, which would leave with that code."""
+    limits = dataclasses.replace(LIMITS, restart_codes=(42,))
+    assert judge(-15, limits=limits) == Ask()
+    seen = judge(-15, 42, limits=limits)
+    assert isinstance(seen, Restart)
+    assert seen.cause is Cause.PREEMPTION
+    over = judge(-15, -15, limits=limits, spent=Spent(preemptions=2))
+    assert isinstance(over, Leave)
+    assert (over.cause, over.code) == (Cause.PREEMPTION, 42)
+
+
 @pytest.mark.parametrize("codes", [(143, 143), (0, 143), (143, 0), (42, 0), (-15, 143)])
 def test_a_preemption_restarts_at_once(codes: tuple[int, int]) -> None:
     assert judge(*codes, has_progressed=True) == Restart(

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tests.handler.program import Program, wait_until
+from tfpreempt import errors
 from tfpreempt.handler import session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 
@@ -35,6 +37,53 @@ def test_exit_fn_that_returns_and_a_second_notice(program: Program) -> None:
     assert program.exits == 2
     assert [r["step"] for r in program.events("commit")] == [3, 6, 7]
     assert handler.total_run_calls == 7
+
+
+@pytest.mark.parametrize(("grace", "is_warned"), [(0.05, True), (30.0, False)])
+def test_steps_that_outlast_the_grace_are_told_of_beforehand(
+    program: Program, grace: float, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with program.handler(config={"grace_period": grace}) as handler:
+        for _ in range(5):
+            handler.run(time.sleep, 0.1)
+    found = [each for each in caplog.messages if "a step takes 0.1 s" in each]
+    assert len(found) == is_warned
+    [commit] = program.events("commit")
+    assert 0.1 <= commit["step_seconds"] < 10.0
+
+
+def test_a_check_is_a_boundary_that_counts_no_step(program: Program) -> None:
+    handler = program.handler(config={"exit_fn": None})
+    handler.check()
+    handler.run(program.step)
+    handler.check()
+    assert handler.total_run_calls == 1
+    with pytest.raises(errors.NestedRunError, match=r"check\(\)"):
+        handler.run(handler.check)
+
+
+def test_a_check_after_close_is_refused(program: Program) -> None:
+    handler = program.handler()
+    handler.close()
+    with pytest.raises(errors.HandlerClosedError):
+        handler.check()
+
+
+def test_an_error_after_a_check_in_a_bare_step_commits_no_half_step(
+    program: Program,
+) -> None:
+    """The step of a bare loop goes on behind the check."""
+
+    def half_a_step() -> NoReturn:
+        with program.handler() as handler:
+            handler.save_checkpoint_if_preempted()
+            handler.check()
+            program.button.press()
+            raise ValueError("half")
+
+    with pytest.raises(ValueError, match="half"):
+        half_a_step()
+    assert program.events("commit") == []
 
 
 def test_the_default_exit_is_143(program: Program) -> None:

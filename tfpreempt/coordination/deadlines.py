@@ -107,8 +107,8 @@ class Deadlines:
             Whether it was earlier.
         """
         before = self.at
-        end = received_at + (grace or self._patience)
-        gone = end - min(1.0, 0.1 * (end - received_at))  # the process ends itself
+        patience = grace or self._patience
+        end, gone = received_at + patience, received_at + dl.until_end(patience)
         known = self._told if grace else self._soft
         if known is None or end < known:
             if grace:

@@ -20,3 +20,12 @@ def after_travel(remaining: float, delay: float = TRAVEL_MARGIN) -> float:
             margin must not use up what it protects.
     """
     return remaining - min(delay, 0.2 * remaining)
+
+
+def until_end(grace: float) -> float:
+    """When a process ends itself, rather than be killed: seconds after the notice.
+
+    Args:
+        grace: seconds from the notice until the machine goes.
+    """
+    return grace - min(1.0, 0.1 * grace)

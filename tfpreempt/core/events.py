@@ -62,6 +62,7 @@ class Commit:
         bytes: total size of its files.
         because: "preemption", "periodic" or "save".
         notice_to_commit_seconds: of a preemption, from the first notice on any worker.
+        step_seconds: the mean of this process's steps so far; None while unknown.
     """
 
     step: int
@@ -72,6 +73,7 @@ class Commit:
     bytes: int
     because: str
     notice_to_commit_seconds: float | None = None
+    step_seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

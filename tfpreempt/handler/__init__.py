@@ -5,6 +5,7 @@ admission        how a handler, or a fit, becomes a member: its start, its sourc
 start            what all workers agree on first: one storage, one commit to restore
 member           one handler, or fit: its steps, its journal; and the open ones
 commits          what a member saves, restores and has copied
+protection       notices while no handler listens: before the first, after the last
 session          the process's part in the agreement, which all its members share
 saving           saves of all workers: of a round, and at a place that all come to
 exit             every way out: commit, loss, error, deadline, the interpreter's end

@@ -24,6 +24,7 @@ from tfpreempt.checkpoint.unsaved import Unsaved
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER, Member
+from tfpreempt.handler.protection import protected_start
 from tfpreempt.handler.saving import Stage, stage_plain
 from tfpreempt.handler.session import find_session
 from tfpreempt.handler.step_errors import step_failed, was_preemption
@@ -112,18 +113,19 @@ class PreemptionCheckpointHandler:
         self._save_steps = every if isinstance(every, int) else None
         self._session = find_session(cluster_resolver, save_timeout)
         self._gate = self._session.gate
-        self._member = admit(
-            self._session,
-            given,
-            checkpoint_dir,
-            config,
-            restore=restore,
-            max_to_keep=max_to_keep,
-            remote_checkpoint_dir=remote_checkpoint_dir,
-        )
-        self._unsaved = Unsaved(getattr(given, "checkpoint", given))
-        self._member.restore()
-        self._session.open(self._member, None if isinstance(every, int) else every)
+        with protected_start(config):
+            self._member = admit(
+                self._session,
+                given,
+                checkpoint_dir,
+                config,
+                restore=restore,
+                max_to_keep=max_to_keep,
+                remote_checkpoint_dir=remote_checkpoint_dir,
+            )
+            self._unsaved = Unsaved(getattr(given, "checkpoint", given))
+            self._member.restore()
+            self._session.open(self._member, None if isinstance(every, int) else every)
 
     # --- the loop --------------------------------------------------------------------
 
@@ -186,6 +188,25 @@ class PreemptionCheckpointHandler:
             self._enter("save_checkpoint_if_preempted()", stage)
         gate.bare = gate.started
         mine.runs += 1
+
+    def check(self) -> None:
+        """A place within an evaluation, say, where this worker may save and leave.
+
+        Counts no step and costs next to nothing, so it can stand at each batch. All
+        workers call it equally often. The run that is started again goes on where the
+        newest step ended: what was done since then without `run()` is done again.
+
+        Raises:
+            HandlerClosedError: after `close()`.
+            NestedRunError: inside `run()`.
+            SystemExit: by the exit function, after a commit.
+        """
+        gate, member = self._gate, self._member
+        if gate.bare == gate.started:
+            gate.bare += 1  # its step goes on
+        gate.started += 1
+        if gate.flag or gate.busy or member.is_closed:
+            self._session.check(member, "check()")
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:

@@ -142,9 +142,13 @@ class Member:
         commit = self.commits.commit(staged, because, workers, lambda: deadlines.left)
         if commit is None:
             return None
-        if because == "preemption":
-            waited = deadlines.since_notice
-            commit = dataclasses.replace(commit, notice_to_commit_seconds=waited)
+        commit = dataclasses.replace(
+            commit,
+            notice_to_commit_seconds=(
+                deadlines.since_notice if because == "preemption" else None
+            ),
+            step_seconds=deadlines.step_seconds() or None,
+        )
         self.record(commit)
         log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
         return commit

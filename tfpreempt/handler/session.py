@@ -135,6 +135,9 @@ class Session:
         try:
             member.watcher.start()
             member.commits.begin_copying(member.record)
+            for notice in list(_unserved):
+                if take_back(notice):
+                    self.hear(member.commits.token, notice)
         except BaseException:
             self.part(member)
             raise
@@ -211,15 +214,41 @@ class Session:
         Raises:
             UsageError: see `ready`; the interval is taken back.
         """
+        self.check(member, what, stage)
+        if member.runs == 1:
+            member.commits.saver.try_states()  # all is there: a step was made
+            self._started = (self._clock.monotonic(), self.gate.started)
+        elif member.runs == 3:
+            self._warn_of_long_steps(member)
+
+    def _warn_of_long_steps(self, member: Member) -> None:
+        grace, seconds = member.watcher.shortest_grace, self._step_seconds()
+        if grace is not None and seconds > grace:
+            log.warning(
+                "tfpreempt: a step takes %.1f s, and a notice leaves %g s: it may end "
+                "the process within a step, and the last commit stands then. Do less "
+                "in each run(), or commit more often (save_every=)",
+                seconds,
+                grace,
+            )
+
+    def check(self, member: Member, what: str, stage: Stage = stage_plain) -> None:
+        """The slow path of any boundary of a member; the interval is counted.
+
+        Args:
+            member: has come to it.
+            what: was called, for an error.
+            stage: writes a member's part of a save.
+
+        Raises:
+            UsageError: see `ready`; the interval is taken back.
+        """
         try:
             self.ready(member, what)
         except TfpreemptError:
             self.gate.started -= 1
             raise
         self.look(stage)
-        if member.runs == 1:
-            member.commits.saver.try_states()  # all is there: a step was made
-            self._started = (self._clock.monotonic(), self.gate.started)
 
     def boundary(self) -> None:
         """A place where the process may save and leave; counts no step."""
@@ -634,6 +663,7 @@ class Session:
 
 
 _current: Session | None = None
+_unserved: list[Notice] = []
 
 
 def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
@@ -686,6 +716,26 @@ def new_process() -> Iterator[None]:
         if made is not None:
             for member in made.members:
                 made.part(member)
+
+
+def keep(notice: Notice) -> None:
+    """A notice came while nobody listened: the next member serves it. Any thread."""
+    _unserved.append(notice)
+
+
+def take_back(notice: Notice) -> bool:
+    """Whether a notice that was kept was still unserved; it is the caller's now."""
+    with contextlib.suppress(ValueError):
+        _unserved.remove(notice)
+        return True
+    return False
+
+
+def hears_notices() -> bool:
+    """Whether a member of this process listens, or it is on its way out. Any thread."""
+    if _current is None:
+        return False
+    return _current.exit.left or any(m.watcher.is_started for m in _current.members)
 
 
 def is_told() -> bool:

@@ -59,6 +59,9 @@ class Watcher:
         on_notice: called with each notice, one at a time, from a thread of the source.
             It returns quickly; what it raises is logged and the sources live on.
         clock: where times come from.
+
+    Attributes:
+        is_started: whether every source listens.
     """
 
     def __init__(
@@ -74,8 +77,15 @@ class Watcher:
         self._clock = SystemClock() if clock is None else clock
         self._started: list[NoticeSource] = []
         self._is_closed = False
+        self.is_started = False
         # Held while on_notice runs. Re-entrant: on_notice may close the watcher.
         self._delivery = threading.RLock()
+
+    @property
+    def shortest_grace(self) -> float | None:
+        """The least seconds that a notice leaves; None where no source says."""
+        known = [each.grace_seconds for each in self._sources if each.grace_seconds]
+        return min(known, default=None)
 
     def start(self) -> None:
         """Starts every source, or none. Called once, on the main thread.
@@ -96,6 +106,7 @@ class Watcher:
         except BaseException:
             self.close()
             raise
+        self.is_started = True
 
     def rearm(self) -> None:
         """Watches again after something may have disarmed signals. Main thread."""
@@ -109,7 +120,7 @@ class Watcher:
         Waits at most 2 s for an on_notice that is running, and as long as each source
         takes, which has a limit of its own. Main thread, so that signals are put back.
         """
-        self._is_closed = True
+        self._is_closed, self.is_started = True, False
         if self._delivery.acquire(timeout=CLOSE_LIMIT_SECONDS):
             self._delivery.release()
         else:

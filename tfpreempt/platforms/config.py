@@ -159,12 +159,16 @@ class TerminationConfig:
         for signum, _ in self._signals:
             guard_children(signum)
 
-    def watched_sources(self) -> tuple[WatchedSource, ...]:
-        """What is to be watched; new sources at each call."""
-        found: list[NoticeSource | WatchedSource] = [
+    def watched_signals(self) -> tuple[WatchedSource, ...]:
+        """The signals alone; new sources at each call."""
+        return tuple(
             WatchedSource(SignalSource(signum), grace)
             for signum, grace in self._signals
-        ]
+        )
+
+    def watched_sources(self) -> tuple[WatchedSource, ...]:
+        """What is to be watched; new sources at each call."""
+        found: list[NoticeSource | WatchedSource] = [*self.watched_signals()]
         if self.termination_watcher_fn is not None:
             found.append(CallableSource(self.termination_watcher_fn))
         if self._notice_file is not None:

@@ -19,6 +19,7 @@ from tfpreempt.cli.doctor.sources import probe_sources
 from tfpreempt.cli.doctor.storage import try_save
 from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess
 from tfpreempt.cli.sizes import Seconds, Size
+from tfpreempt.core.journal import journal_directory, read_journal
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.platforms.detect import VARIABLE, VARIANTS, detect_platform
 
@@ -99,7 +100,15 @@ def _gather(
         sources=probe_sources(config.watched_sources()),
         storage=None if directory is None else try_save(Path(directory), size),
         slurm=ask_slurm(os.environ, requeue or "exit") if is_slurm else None,
+        step_seconds=None if directory is None else _step_seconds(directory),
     )
+
+
+def _step_seconds(directory: str) -> float | None:
+    """How long a step of the newest run there took, by its journal."""
+    records = read_journal(journal_directory(directory))
+    told = [record.get("step_seconds") for record in records]
+    return next((seconds for seconds in reversed(told) if seconds), None)
 
 
 def _show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:
@@ -145,6 +154,7 @@ def _to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
         "sources": [dataclasses.asdict(each) for each in facts.sources],
         "directory": directory,
         "slurm": slurm and dataclasses.asdict(slurm),
+        "step_seconds": facts.step_seconds,
         "findings": [dataclasses.asdict(each) for each in findings],
         "is_fine": not any(each.level is Level.PROBLEM for each in findings),
     }

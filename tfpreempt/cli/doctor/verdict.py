@@ -47,12 +47,14 @@ class Facts:
         sources: of the platform's config.
         storage: None where no directory was given.
         slurm: None where this is no Slurm.
+        step_seconds: how long a step of the run in the directory took; None: unknown.
     """
 
     platform: Platform
     sources: tuple[SourceState, ...]
     storage: Storage | None
     slurm: SlurmState | None = None
+    step_seconds: float | None = None
 
     @property
     def shortest_grace(self) -> float | None:
@@ -91,6 +93,8 @@ def assess(facts: Facts) -> tuple[Finding, ...]:
         found.append(Finding(Level.ADVICE, "directory", text))
     else:
         found += _assess_storage(facts, facts.storage)
+    if facts.step_seconds is not None:
+        found.append(_assess_steps(facts.step_seconds, facts.shortest_grace))
     return tuple(found)
 
 
@@ -147,6 +151,18 @@ def _assess_grace(facts: Facts) -> Finding:
         how = "set TFPREEMPT_GRACE_PERIOD to the pod's terminationGracePeriodSeconds"
     text = f"nobody says what a notice leaves, so the step is committed at once; {how}"
     return Finding(Level.ADVICE, "grace", text)
+
+
+def _assess_steps(seconds: float, grace: float | None) -> Finding:
+    text = f"a step of the run in the directory took {seconds:.2f} s"
+    if grace is None or seconds <= grace:
+        return Finding(Level.OK, "steps", text)
+    text += (
+        f", more than the {grace:g} s of a notice: the process is ended within a step, "
+        "and what follows the last commit is lost; do less in each run(), or commit "
+        "more often (save_every=)"
+    )
+    return Finding(Level.PROBLEM, "steps", text)
 
 
 def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:

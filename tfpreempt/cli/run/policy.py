@@ -51,6 +51,19 @@ class Limits:
         """
         return 35.0 if self.grace is None else self.grace
 
+    def is_preempted(self, exit: WorkerExit) -> bool:
+        """Whether it left to be started again.
+
+        SIGTERM itself ends a worker only where nothing listens to it: before its
+        first handler, and after the last.
+        """
+        return exit.code in self.restart_codes or exit.returncode == -signal.SIGTERM
+
+    def restart_code(self, exit: WorkerExit | None) -> int:
+        """What tells the platform to start the run again, as this worker's end does."""
+        codes = self.restart_codes
+        return exit.code if exit is not None and exit.code in codes else codes[0]
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
@@ -87,10 +100,7 @@ class WorkerExit:
 
     @property
     def code(self) -> int:
-        """The exit code as a shell gives it: 128 + n for signal n.
-
-        So a worker that SIGTERM ends before its handler stands has left with 143.
-        """
+        """The exit code as a shell gives it: 128 + n for signal n."""
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
 
     def describe(self) -> str:
@@ -184,9 +194,8 @@ def decide(limits: Limits, seen: Situation) -> Action:
 
 def first_failure(limits: Limits, seen: Situation) -> WorkerExit | None:
     """The failure that the others' ends follow from, if there is one."""
-    fine = (0, *limits.restart_codes)
-    failed = (e for e in seen.exits if not e.was_asked and e.code not in fine)
-    return next(failed, None)
+    own = (e for e in seen.exits if not e.was_asked)
+    return next((e for e in own if e.code and not limits.is_preempted(e)), None)
 
 
 def leave_between_runs(limits: Limits, spent: Spent) -> Leave:
@@ -247,7 +256,7 @@ def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
         return verdict
     return Leave(
         cause=Cause.STOPPED,
-        code=preempted.code if preempted else limits.restart_codes[0],
+        code=limits.restart_code(preempted),
         spent=verdict.spent if came_first else seen.spent,
     )
 
@@ -294,7 +303,10 @@ def _after_preemption(
     ):
         if allowed is not None and count > allowed:
             return Leave(
-                cause=cause, code=preempted.code, spent=spent, is_over_budget=True
+                cause=cause,
+                code=limits.restart_code(preempted),
+                spent=spent,
+                is_over_budget=True,
             )
     # The run's own time counts: what trains for a while is started again at once. But
     # what leaves at once, every time, must not spin, whatever it commits.
@@ -310,7 +322,7 @@ def _backoff(limits: Limits, row: int) -> float:
 
 def _first_preempted(limits: Limits, seen: Situation) -> WorkerExit | None:
     """The first worker with the restart code, of its own accord if there is one."""
-    left = [e for e in seen.exits if e.code in limits.restart_codes]
+    left = [e for e in seen.exits if limits.is_preempted(e)]
     return next((e for e in left if not e.was_asked), left[0] if left else None)
 
 
@@ -319,7 +331,7 @@ def _ended_by_signal(limits: Limits, seen: Situation) -> bool:
 
     The others cannot commit without it, and may wait for it for minutes in the start.
     """
-    return any(e.returncode < 0 and e.code in limits.restart_codes for e in seen.exits)
+    return any(e.returncode < 0 and limits.is_preempted(e) for e in seen.exits)
 
 
 def _wait_or(action: Ask | Kill, now: float, at: float) -> Action:

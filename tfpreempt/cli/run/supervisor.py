@@ -184,7 +184,7 @@ class Supervisor:
         self._note(exits=(*self.seen.exits, one))
         log = self.logs[worker]
         log.end(f"{self.options.label(worker)} ended: {one.describe()}")
-        is_fine = one.code in (0, *self.options.limits.restart_codes)
+        is_fine = not one.code or self.options.limits.is_preempted(one)
         self.reporter.worker_ended(one, None if is_fine else log.path)
 
     def _clear(self, delay: float) -> None:

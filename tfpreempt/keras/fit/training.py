@@ -12,6 +12,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
+from tfpreempt.handler.protection import protected_start
 from tfpreempt.handler.session import find_session
 from tfpreempt.handler.step_errors import END_OF_DATA
 from tfpreempt.keras.callbacks import state
@@ -94,20 +95,22 @@ class Training:
         resolver = getattr(self.fit.model.distribute_strategy, "cluster_resolver", None)
         every = options.save_freq
         self._session = find_session(resolver, options.save_timeout)
-        self.member = admit(
-            self._session,
-            self._state.checkpoint,
-            self._directory,
-            TerminationConfig.accept(options.termination_config),
-            restore=options.restore,
-            max_to_keep=options.max_to_keep,
-            remote_checkpoint_dir=options.remote_checkpoint_dir,
-            amid="model.fit",  # its state is whole at the callback's hooks only
-            is_alive=functools.partial(is_running, self.fit),
-        )
-        self.member.commits.load_states()
-        period = every if isinstance(every, datetime.timedelta) else None
-        self._session.open(self.member, period)
+        config = TerminationConfig.accept(options.termination_config)
+        with protected_start(config):
+            self.member = admit(
+                self._session,
+                self._state.checkpoint,
+                self._directory,
+                config,
+                restore=options.restore,
+                max_to_keep=options.max_to_keep,
+                remote_checkpoint_dir=options.remote_checkpoint_dir,
+                amid="model.fit",  # its state is whole at the callback's hooks only
+                is_alive=functools.partial(is_running, self.fit),
+            )
+            self.member.commits.load_states()
+            period = every if isinstance(every, datetime.timedelta) else None
+            self._session.open(self.member, period)
 
     def _make_plan(self) -> plan.Plan:
         shared = self._state.shared.loaded
