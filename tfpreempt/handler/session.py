@@ -137,7 +137,8 @@ class Session:
             member.commits.begin_copying(member.record)
             for notice in list(_unserved):
                 if take_back(notice):
-                    self.hear(member.commits.token, notice)
+                    mine = dataclasses.replace(notice, worker=self.cluster.worker)
+                    self.hear(member.commits.token, mine)
         except BaseException:
             self.part(member)
             raise
