@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
@@ -44,7 +45,7 @@ def put_commit(store, contents=FILES, *, manifest=None, at=None):
     folder = catalog.folder_name(manifest.step, token) if at is None else at
     named = {**contents, layout.MANIFEST: data, layout.MARKER: marker}
     for name, content in named.items():
-        store.put_if_absent(catalog.joined(folder, name), io.BytesIO(content))
+        store.put_if_absent(os.path.join(folder, name), io.BytesIO(content))
     return catalog.read(catalog.unread(store, folder))
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tfpreempt.checkpoint import pointer
 from tfpreempt.checkpoint.pointer import Pointer
-from tfpreempt.storage.files import LocalFiles
 
 
 def test_what_tensorflow_writes(tmp_path):
@@ -42,7 +41,7 @@ def test_nothing_and_rubbish(tmp_path):
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_any_path_comes_back(tmp_path, path):
     written = Pointer(latest=path, paths=("x", path), timestamps=(1.0, 2.5))
-    pointer.write(LocalFiles(), str(tmp_path), written)
+    (tmp_path / "checkpoint").write_bytes(pointer.to_bytes(written))
     assert pointer.read(str(tmp_path)) == written
 
 

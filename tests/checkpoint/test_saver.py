@@ -244,6 +244,6 @@ def test_a_commit_of_states_alone_is_passed_over_where_weights_are_needed(tmp_pa
 def test_a_commit_stands_where_what_follows_it_finds_too_many_files_open(
     tmp_path, broken, caplog
 ):
-    broken(tmp_path / "2" / "MANIFEST.json", errno.EMFILE)
+    broken(tmp_path / "checkpoint", errno.EMFILE)
     assert save(make_saver(tmp_path, OwnPayload()), 2).step == 2
     assert "after a commit failed" in caplog.text

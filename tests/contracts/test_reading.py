@@ -58,13 +58,17 @@ def test_what_a_path_is(root):
     assert reading.is_there(root)
     assert not reading.is_dir(path)
     assert not reading.is_file(root)
+    assert reading.is_real_dir(root)
+    assert not reading.is_real_dir(path)
     assert not reading.is_link(path)
     for answer in (reading.is_file, reading.is_dir, reading.is_there, reading.is_link):
         assert not answer(gone)
+    assert not reading.is_real_dir(gone)
     assert list(reading.walk(gone)) == []
+    assert reading.names(gone) == []
 
 
-@pytest.mark.parametrize("ask", [reading.open_file, reading.stat, reading.names])
+@pytest.mark.parametrize("ask", [reading.open_file, reading.stat])
 def test_what_is_not_there(root, ask):
     with pytest.raises(FileNotFoundError, match="gone"):
         ask(os.path.join(root, "gone"))

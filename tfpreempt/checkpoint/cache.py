@@ -29,7 +29,6 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.locks import acquire, is_at, lock
 from tfpreempt.core.threads import OwnedThread
 
@@ -151,7 +150,7 @@ def _make(path: str, make: Callable[[str], None], patience: float) -> None:
 
 def _sweep(root: str) -> None:
     """Deletes the copies that nobody reads, and what killed processes left."""
-    for name in layout.names(root):
+    for name in os.listdir(root) if os.path.isdir(root) else ():
         if name.endswith(_CLAIM):
             _delete_unread(os.path.join(root, name.removesuffix(_CLAIM)))
 

@@ -147,20 +147,16 @@ class Entry:
     def object(self, name: str) -> str:
         """The name in the store of a file that the manifest names."""
         is_prefix = self.kind in (Kind.FLAT, Kind.FOREIGN)
-        return joined(os.path.dirname(self.name) if is_prefix else self.name, name)
+        folder = os.path.dirname(self.name) if is_prefix else self.name
+        return os.path.join(folder, name)
 
     def control(self, name: str) -> str:
         """The name in the store of its marker, its manifest or its metadata."""
-        return joined(self.holder, name)
+        return os.path.join(self.holder, name)
 
     def file(self, name: str) -> str:
         """The path of a file that the manifest names; a URI in a store."""
         return os.path.join(self.store.uri, self.object(name))
-
-
-def joined(folder: str, name: str) -> str:
-    """The name of an object in a folder; "" is the store's root."""
-    return f"{folder}/{name}" if folder else name
 
 
 def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
@@ -194,7 +190,7 @@ def reader(directory: str) -> ObjectStore:
 
 def kind_of(name: str) -> Kind | None:
     """What a directory of this name may be; None if it can be none of ours."""
-    if layout.is_commit_name(name):
+    if layout.COMMIT.fullmatch(name):
         return Kind.OWN
     if _COPY.fullmatch(name):
         return Kind.REMOTE
@@ -321,22 +317,15 @@ def scan(directory: str) -> list[Entry]:
     Raises:
         OSError: the directory cannot be listed.
     """
-    folders = list(_folders(directory))
+    folders = [
+        name
+        for name in reading.names(directory)
+        if kind_of(name) is not None
+        and paths.why_unsafe(name) is None
+        and reading.is_real_dir(os.path.join(directory, name))
+    ]
     store = reader(directory)
     return in_order(_ours(unread(store, name) for name in folders))
-
-
-def _folders(directory: str) -> Iterator[str]:
-    """Names of the directories in one that may hold a commit of ours; no links.
-
-    Raises:
-        OSError: the directory cannot be listed.
-    """
-    for name in layout.names(directory):
-        if kind_of(name) is not None and paths.why_unsafe(name) is None:
-            path = os.path.join(directory, name)
-            if reading.is_dir(path) and not reading.is_link(path):
-                yield name
 
 
 def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:

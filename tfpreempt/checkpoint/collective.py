@@ -19,19 +19,9 @@ import tensorflow as tf
 from tensorflow.python.training.saving import saveable_object as _saveable_object
 from tensorflow.python.util import object_identity as _object_identity
 
-from tfpreempt.checkpoint.variables import distributed, is_on_read, walk
+from tfpreempt.checkpoint.variables import distributed, is_on_read
 
 _log = logging.getLogger(__name__)
-
-
-def needs_peers(checkpoint: tf.train.Checkpoint) -> bool:
-    """Whether any variable of a checkpoint is reduced across workers."""
-    return any(
-        is_on_read(obj)
-        and distributed(obj).aggregation  # type: ignore[union-attr]
-        != tf.VariableAggregation.ONLY_FIRST_REPLICA
-        for _, obj in walk(checkpoint)
-    )
 
 
 @contextlib.contextmanager
@@ -50,22 +40,19 @@ def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
         tensors, *others = gather(object_graph_tensor)
         return _evaluate(tensors), *others
 
-    def take_part() -> None:
-        if not calls:
-            saver._gather_serialized_tensors()
-
     saver._gather_serialized_tensors = gather_and_evaluate
     try:
         yield
+        if not calls:
+            saver._gather_serialized_tensors()
     except Exception:
         # The peers are in the collective read, or about to enter it, and would wait.
         try:
-            take_part()
+            if not calls:
+                saver._gather_serialized_tensors()
         except Exception as error:  # noqa: BLE001  (the body's error counts)
             _log.warning("The collective read failed as well: %s", error)
         raise
-    else:
-        take_part()
     finally:
         del saver._gather_serialized_tensors  # uncovers the class's own
 
@@ -97,6 +84,7 @@ def _may_need_peers(owner: Any, value: Any) -> bool:
     """Known to be local: tensors, plain variables, mirrored ones. All else may not."""
     if tf.is_tensor(value) and not isinstance(value, tf.Variable):
         return False
+    # In this order: a variable that is asked for what it has not got reads its value.
     variable = distributed(value)
     if variable is None:
         variable = distributed(getattr(owner, "obj", owner))

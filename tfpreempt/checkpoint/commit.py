@@ -183,38 +183,39 @@ def point(
         kept: our commits with a TensorFlow prefix, oldest first.
         dropped: our commits that are about to be deleted.
     """
-
-    def names(entries: list[Entry]) -> list[str]:
-        return [f"{entry.name}/{layout.PAYLOAD}" for entry in entries]
+    path = os.path.join(directory, layout.POINTER)
 
     def index(name: str) -> str:
         return os.path.join(directory, name + ".index")
 
-    ours = [name for name in names(kept) if reading.is_file(index(name))]
+    names = [f"{entry.name}/{layout.PAYLOAD}" for entry in (*kept, *dropped)]
+    ours = [name for name in names[: len(kept)] if reading.is_file(index(name))]
     if not ours:
         return
-    old = _listed(directory) or pointer.Pointer(latest="")
-    taken = {*ours, *names(dropped)}
+    try:
+        found = pointer.read(directory)
+    except OSError:
+        if reading.is_file(path):
+            raise
+        found = None  # it is a pipe or a device
+    old = found or pointer.Pointer(latest="")
     foreign = [
         name
         for name in dict.fromkeys(old.paths)
-        if name not in taken and reading.is_file(index(name))
+        if name not in names and reading.is_file(index(name))
     ]
     times: list[float] = []
     if old.timestamps:
         known = dict(zip(old.paths, old.timestamps, strict=True))
         times = [known[name] for name in foreign]
         times += [reading.stat(index(name)).modified_ns / 1e9 for name in ours]
-    pointer.write(
-        files,
-        directory,
-        pointer.Pointer(
-            latest=ours[-1],
-            paths=(*foreign, *ours),
-            timestamps=tuple(times),
-            last_preserved=old.last_preserved,
-        ),
+    new = pointer.Pointer(
+        latest=ours[-1],
+        paths=(*foreign, *ours),
+        timestamps=tuple(times),
+        last_preserved=old.last_preserved,
     )
+    write_durably(files, path, pointer.to_bytes(new))
 
 
 def free_target(
@@ -223,25 +224,20 @@ def free_target(
     """Where a commit goes: an older commit of this number stays until retention.
 
     Raises:
+        ConfigurationError: the number is below 0.
         OSError: as the file system says.
     """
-    plain = os.path.join(directory, layout.step_name(number))
+    if number < 0:
+        raise errors.ConfigurationError(
+            f"A checkpoint number must be 0 or more; got {number!r}."
+        )
+    plain = os.path.join(directory, str(number))
     if not reading.is_there(plain):
         return plain
     retention.delete_uncommitted(files, catalog.at(plain), clock)
     if not reading.is_there(plain):
         return plain
     return f"{plain}.{sequence}"
-
-
-def _listed(directory: str) -> pointer.Pointer | None:
-    """What the state file says; nothing where it is a pipe or a device."""
-    try:
-        return pointer.read(directory)
-    except OSError:
-        if reading.is_file(os.path.join(directory, layout.POINTER)):
-            raise
-        return None
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 from tfpreempt import errors
 
 _HEADER = struct.Struct("<8sI")
-_MAGIC = b"tfpbytes"
+MAGIC = b"tfpbytes"  # begins what `write_parts` writes
 _UNREADABLE = (
     *(struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError),
     *(OverflowError, RecursionError, MemoryError),
@@ -32,7 +32,7 @@ _EXPECTED = (
 def write_parts(fileobj: IO[bytes], header: Any, parts: list[bytes]) -> None:
     """Writes a JSON header and byte strings; `read_parts` gives the same back."""
     head = json.dumps({"header": header, "sizes": [len(p) for p in parts]}).encode()
-    fileobj.write(_HEADER.pack(_MAGIC, len(head)))
+    fileobj.write(_HEADER.pack(MAGIC, len(head)))
     fileobj.write(head)
     for part in parts:
         fileobj.write(part)
@@ -48,14 +48,6 @@ def read_parts(fileobj: IO[bytes]) -> tuple[Any, list[bytes]]:
     return header, [fileobj.read(size) for size in sizes]
 
 
-def begins(fileobj: IO[bytes]) -> bool:
-    """Whether it looks like what `write_parts` wrote; its position stays."""
-    start = fileobj.tell()
-    found = fileobj.read(len(_MAGIC))
-    fileobj.seek(start)
-    return found == _MAGIC
-
-
 def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
     """Reads what comes before the parts: the header, and how long each part is.
 
@@ -67,7 +59,7 @@ def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
         left = fileobj.seek(0, os.SEEK_END) - start
         fileobj.seek(start)
         magic, size = _HEADER.unpack(fileobj.read(_HEADER.size))
-        if magic != _MAGIC:
+        if magic != MAGIC:
             raise ValueError(f"it begins with {magic!r}")
         left -= _HEADER.size + size
         if left < 0:

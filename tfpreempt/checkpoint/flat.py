@@ -224,7 +224,7 @@ def intents(directory: str) -> list[str]:
     suffix = layout.INTENT_SUFFIX
     return [
         os.path.join(directory, name.removesuffix(suffix))
-        for name in layout.names(directory)
+        for name in reading.names(directory)
         if name.endswith(suffix) and name != suffix
     ]
 

@@ -84,7 +84,7 @@ def prefixes(directory: str, *, needs_pointer: bool = True) -> list[str]:
     """
     found = {
         os.path.join(directory, name.removesuffix(INDEX))
-        for name in layout.names(directory)
+        for name in reading.names(directory)
         if name.endswith(INDEX) and name != INDEX
     }
     try:

@@ -59,7 +59,15 @@ def check_position(iterator: Any, where: str) -> None:
     found = [] if dataset is None else [dataset]
     if reads_generator(*found):
         why, instead = "it reads a Python generator", ""
-    elif said := _refusal(iterator) or hidden_state(*found):
+    else:
+        try:
+            iterator._serialize_to_tensors()
+        except tf.errors.OpError as error:
+            said: str | None = plain_message(error)
+        else:
+            said = hidden_state(*found)
+        if said is None:
+            return
         why = f"an op in it may keep a state of its own: {said.rstrip('.')}"
         instead = (
             " If what the op gives depends on nothing but its arguments, say so: "
@@ -67,8 +75,6 @@ def check_position(iterator: Any, where: str) -> None:
             "= tf.data.experimental.ExternalStatePolicy.IGNORE; dataset = "
             "dataset.with_options(options)."
         )
-    else:
-        return
     raise errors.ConfigurationError(
         f"{where} has no position that can be saved: {why}. Every save would fail, and "
         "each restart begin anew. Keep it out of what is saved, and derive the batch "
@@ -97,8 +103,11 @@ def hidden_state(*datasets: Any) -> str | None:
     that they don't matter. An iterator that was not read yet knows nothing of what lies
     behind a shuffle, so each function is asked alone, in a pipeline that is never read.
     """
-    if any(map(_is_lenient, datasets)):
-        return None
+    for options in (dataset.options() for dataset in datasets):
+        policy = options.experimental_external_state_policy
+        is_lenient = policy not in (None, _POLICIES.FAIL)
+        if is_lenient or options.experimental_symbolic_checkpoint:
+            return None
     nothing = tf.data.Dataset.range(0)
     for wrapper in _functions(*datasets):
         function = wrapper.function
@@ -133,21 +142,6 @@ def parts(*datasets: Any) -> Iterator[Any]:
 
 def _functions(*datasets: Any) -> Iterator[Any]:
     return (each for part in parts(*datasets) for each in part._functions())
-
-
-def _is_lenient(dataset: Any) -> bool:
-    options = dataset.options()
-    policy = options.experimental_external_state_policy
-    is_strict = policy is None or policy == _POLICIES.FAIL
-    return not is_strict or bool(options.experimental_symbolic_checkpoint)
-
-
-def _refusal(iterator: Any) -> str | None:
-    try:
-        iterator._serialize_to_tensors()
-    except tf.errors.OpError as error:
-        return plain_message(error)
-    return None
 
 
 # --- saved apart ---------------------------------------------------------------------

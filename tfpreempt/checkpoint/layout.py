@@ -36,7 +36,7 @@ import os
 import re
 
 from tfpreempt import errors
-from tfpreempt.storage import paths, reading
+from tfpreempt.storage import paths
 
 MANIFEST = "MANIFEST.json"
 MARKER = "COMMITTED"
@@ -52,10 +52,12 @@ SIDECAR_SUFFIX = ".tfpreempt"
 INTENT_SUFFIX = ".tfpreempt-intent"
 CLAIM_SUFFIX = ".claim"
 
-_IN_PLACE = "commit-"
+STATE_SUFFIX = ".state"
+IN_PLACE = "commit-"  # begins the name of a commit that was written in its place
 ATTEMPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_COMMIT = re.compile(
-    rf"(0|[1-9][0-9]{{0,18}})(\.[1-9][0-9]{{0,18}})?|{_IN_PLACE}{ATTEMPT.pattern}"
+# What a directory is called that may be a commit in the own form.
+COMMIT = re.compile(
+    rf"(0|[1-9][0-9]{{0,18}})(\.[1-9][0-9]{{0,18}})?|{IN_PLACE}{ATTEMPT.pattern}"
 )
 _STATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
 # What a save of ours in the own form could have written, relative to its directory.
@@ -71,37 +73,6 @@ def is_same(one: str, other: str) -> bool:
         return one == other or os.path.samefile(one, other)
     except OSError:
         return False  # one of them is not there, or a URL
-
-
-def names(directory: str) -> list[str]:
-    """The names in a directory, sorted; none where there is no directory.
-
-    Raises:
-        OSError: it cannot be listed.
-    """
-    try:
-        return sorted(reading.names(directory))
-    except FileNotFoundError:
-        return []
-
-
-def is_commit_name(name: str) -> bool:
-    """Whether a directory of this name can be a commit in the own form."""
-    return _COMMIT.fullmatch(name) is not None
-
-
-def is_in_place_name(name: str) -> bool:
-    """Whether a commit that was written in its place can have this name."""
-    return name.startswith(_IN_PLACE) and is_commit_name(name)
-
-
-def step_name(number: int) -> str:
-    """The directory name of a commit in the own form."""
-    if number < 0:
-        raise errors.ConfigurationError(
-            f"A checkpoint number must be 0 or more; got {number!r}."
-        )
-    return str(number)
 
 
 def staging_directory(directory: str, attempt: str) -> str:
@@ -122,18 +93,13 @@ def staging_directory(directory: str, attempt: str) -> str:
             "digits, '_', '.' and '-' only, at most 100 of them."
         )
     if paths.is_url(directory):
-        return os.path.join(directory, _IN_PLACE + attempt)
+        return os.path.join(directory, IN_PLACE + attempt)
     return os.path.join(directory, STAGING, attempt)
 
 
 def worker_name(worker: int) -> str:
     """The directory name of one worker's shard."""
     return f"worker-{worker:04d}"
-
-
-def state_file(name: str) -> str:
-    """The file name of a State."""
-    return f"{name}.state"
 
 
 def sidecar(prefix: str) -> str:

@@ -57,13 +57,6 @@ class CheckpointLoader:
     needs_prefix: bool = False
     damaged: set[str] = dataclasses.field(default_factory=set, init=False)
 
-    def __post_init__(self) -> None:
-        keep = self.max_to_keep
-        if keep is not None and (type(keep) is not int or keep < 1):
-            raise errors.ConfigurationError(
-                f"max_to_keep must be None (keep all) or 1 or more; got {keep!r}."
-            )
-
     def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
         """The newest that verifies; on the chief. See `restore.newest_verified`."""
         return restoring.newest_verified(
@@ -139,10 +132,11 @@ class CheckpointLoader:
             )
             self.payload.restore(candidate.prefix, with_data=is_mine)
         if manifest is not None:
-            restoring.warn_about_world(candidate, cluster)
-            if shard := restoring.shard_of(candidate, self.cluster):
+            if shard := restoring.shard_of(candidate, cluster):
                 for state in self.payload.states:
                     read_state(shard, state)
+            else:
+                restoring.warn_about_world(candidate, cluster)
             if named_states:
                 self.load_named_states(candidate)
         self.payload.restored(candidate)
@@ -181,26 +175,27 @@ class CheckpointLoader:
                 )
 
     def _check(self, candidate: Entry) -> None:
-        """Verifies, and remembers what is damaged.
+        """Verifies it, and tries, for all workers, what `restore` will read.
+
+        Nothing is assigned; what is damaged is remembered.
 
         Raises:
             CheckpointDamagedError: something of it cannot be read.
         """
         try:
             restoring.verify(candidate)
-            self._try_to_read(candidate)
+            if candidate.prefix is not None:
+                self.payload.check(candidate.prefix)
+            manifest = candidate.manifest
+            states = {
+                state.name + layout.STATE_SUFFIX: state
+                for state in self.registry.in_order()
+            }
+            for entry in manifest.files if manifest is not None else ():
+                path = candidate.file(entry.name)
+                folder, name = os.path.split(path)
+                if os.path.dirname(folder) == candidate.shards:
+                    check_state_file(path, states.get(name))
         except errors.CheckpointDamagedError:
             self.damaged.add(candidate.token)
             raise
-
-    def _try_to_read(self, candidate: Entry) -> None:
-        """Tries, for all workers, what `restore` will read; assigns nothing."""
-        if candidate.prefix is not None:
-            self.payload.check(candidate.prefix)
-        manifest = candidate.manifest
-        states = {each.name: each for each in self.registry.in_order()}
-        for entry in manifest.files if manifest is not None else ():
-            path = candidate.file(entry.name)
-            folder, name = os.path.split(path)
-            if os.path.dirname(folder) == candidate.shards:
-                check_state_file(path, states.get(name.removesuffix(".state")))

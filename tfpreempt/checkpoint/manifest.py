@@ -17,7 +17,6 @@ from tfpreempt.storage import paths
 
 _FORMAT = 1
 MAX_FILES = 100_000
-_MAX_FILE_BYTES = 1 << 50
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +80,7 @@ def _is_whole(low: int, limit: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value < limit
 
 
+_IS_SIZE, _IS_CRC32C = _is_whole(0, 1 << 50), _is_whole(0, 1 << 32)
 _FEW = f"at most {MAX_FILES}"
 _DEFAULTS: dict[str, Any] = {
     "workers": None,
@@ -130,7 +130,7 @@ def from_json(data: bytes, source: str) -> Manifest:
     world, workers, files = record["world_size"], record["workers"], record["files"]
     are_indices = (
         type(workers) is list
-        and all(map(_is_whole(0, world), workers))
+        and all(type(worker) is int and 0 <= worker < world for worker in workers)
         and len(set(workers)) == len(workers)
     )
     _check(source, "workers", workers, are_indices, f"distinct indices below {world}")
@@ -145,7 +145,6 @@ def from_json(data: bytes, source: str) -> Manifest:
 
 def _files(source: str, records: list[Any]) -> tuple[FileEntry, ...]:
     found: dict[str, FileEntry] = {}
-    is_size, is_crc32c = _is_whole(0, _MAX_FILE_BYTES), _is_whole(0, 1 << 32)
     for position, record in enumerate(records):
         at = f"files[{position}]"
         _check(source, at, record, type(record) is dict, "a JSON object")
@@ -154,8 +153,8 @@ def _files(source: str, records: list[Any]) -> tuple[FileEntry, ...]:
             expected = f"a safe relative path; it {reason}"
             _check(source, f"{at}.name", name, False, expected)
         _check(source, f"{at}.name", name, name not in found, "every name once")
-        _check(source, f"{at}.size", size, is_size(size), "a number of bytes")
-        _check(source, f"{at}.crc32c", crc32c, is_crc32c(crc32c), "32 bits, unsigned")
+        _check(source, f"{at}.size", size, _IS_SIZE(size), "a number of bytes")
+        _check(source, f"{at}.crc32c", crc32c, _IS_CRC32C(crc32c), "32 bits, unsigned")
         found[name] = FileEntry(name=name, size=size, crc32c=crc32c)
     return tuple(found[name] for name in sorted(found))
 

@@ -14,7 +14,6 @@ import re
 
 from tfpreempt.checkpoint import layout
 from tfpreempt.storage import reading
-from tfpreempt.storage.files import Files, write_durably
 
 _LINE = re.compile(r'^\s*(\w+)\s*:\s*(?:"((?:[^"\\]|\\.)*)"|(\S+))\s*$')
 
@@ -48,8 +47,10 @@ def read(directory: str) -> Pointer | None:
         if match := _LINE.match(line):
             name, quoted, bare = match.groups()
             with contextlib.suppress(ValueError):  # an escape that is none
-                value = bare if quoted is None else _unescape(quoted)
-                fields.setdefault(name, []).append(value)
+                if quoted is not None:
+                    data = quoted.encode("utf-8", "surrogateescape")
+                    bare = os.fsdecode(codecs.escape_decode(data)[0])
+                fields.setdefault(name, []).append(bare)
     latest = fields.get("model_checkpoint_path", [""])[0]
     if not latest:
         return None
@@ -62,16 +63,6 @@ def read(directory: str) -> Pointer | None:
         timestamps=times if len(times) == len(paths) else (),
         last_preserved=preserved[0] if preserved else None,
     )
-
-
-def write(files: Files, directory: str, pointer: Pointer) -> None:
-    """Replaces the state file atomically and durably.
-
-    Raises:
-        OSError: as the file system says.
-    """
-    path = os.path.join(directory, layout.POINTER)
-    write_durably(files, path, to_bytes(pointer))
 
 
 def to_bytes(pointer: Pointer) -> bytes:
@@ -96,8 +87,3 @@ def _escape(text: str) -> str:
         chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
         for byte in os.fsencode(text)
     )
-
-
-def _unescape(text: str) -> str:
-    data = text.encode("utf-8", "surrogateescape")
-    return os.fsdecode(codecs.escape_decode(data)[0])

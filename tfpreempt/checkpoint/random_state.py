@@ -69,11 +69,15 @@ def tensorflow_record() -> dict[str, Any]:
     eager = _context.context()
     rng = getattr(eager, "_rng", None)
     seed = eager._seed
+    of_keras, keras = None, sys.modules.get(_KERAS_SEEDS)
+    if keras is not None:  # what its ops without a seed draw from, once one has drawn
+        of_keras = keras.global_state.get_global_attribute(_KERAS_GENERATOR)
+    states = () if of_keras is None else local_parts(of_keras.state)
     return {
         "tf_seed": None if seed is None else int(np.array(seed)),
         "tf_rng": None if rng is None else encode(rng.getstate()),
         "tf_generator": generator_record(_stateful_random.global_generator),
-        "keras_seed": _keras_record(),
+        "keras_seed": [state.numpy().tolist() for state in states] or None,
     }
 
 
@@ -114,16 +118,6 @@ def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
             "enable_tf_random_generator() before the model is made.",
             ", ".join(lost),
         )
-
-
-def _keras_record() -> Any:
-    """Keras 3's generator for ops without a seed; None where it was not used."""
-    if (keras := sys.modules.get(_KERAS_SEEDS)) is None:
-        return None
-    generator = keras.global_state.get_global_attribute(_KERAS_GENERATOR)
-    if generator is None:
-        return None
-    return [part.numpy().tolist() for part in local_parts(generator.state)]
 
 
 def _load_keras_record(seeds: Any) -> None:

@@ -106,10 +106,12 @@ def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[s
             continue
         elif path in _OPTIONAL:
             continue
-        name = structure.called(variable)
-        label = f"{name} ({path})" if name else path
-        problems.append(structure.problem(label, here, saved))
-    structure.check(prefix, [*filter(None, problems)], unused)
+        if problem := structure.problem(here, saved):
+            name = structure.called(variable)
+            label = f"{name} ({path})" if name else path
+            problems.append(f"{label}: {problem}")
+    if problems:
+        raise structure.mismatch(prefix, problems, unused)
     if new:
         _log.warning(
             "%s does not have %s, which lie in lists, dicts or objects of the program; "

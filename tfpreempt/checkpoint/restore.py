@@ -67,16 +67,16 @@ def verify(entry: Entry) -> None:
         if entry.prefix is not None:
             bundle.check(entry.prefix)
         return
-    size = entry.size or 0
-    if size >= MUCH:
+    if (size := entry.size or 0) < MUCH:
+        found = faults(entry, every_byte=True, threads=_THREADS)
+    else:
         _log.warning(
             "tfpreempt: reading %.1f GiB of %s, to see whether they are whole",
             size / (1 << 30),
             entry.path,
         )
-    title = f"checking step {entry.step}"
-    with ByteBar(title, size if size >= MUCH else 0) as bar:
-        found = faults(entry, every_byte=True, threads=_THREADS, watch=bar.show)
+        with ByteBar(f"checking step {entry.step}", size) as bar:
+            found = faults(entry, every_byte=True, threads=_THREADS, watch=bar.show)
     if found:
         name, text = next(iter(found.items()))
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

@@ -59,7 +59,7 @@ def delete(files: Files, entry: Entry) -> None:
             files.remove(path)
             folders.add(os.path.dirname(path))
     files.remove(os.path.join(holder, layout.METADATA))
-    for name in layout.names(holder):
+    for name in reading.names(holder):
         if name.startswith(TEMPORARY):  # of metadata, by a process that was killed
             files.remove(os.path.join(holder, name))
     for name in (layout.MARKER, layout.MANIFEST, layout.METADATA):
@@ -111,9 +111,9 @@ def clean(files: Files, directory: str, clock: Clock) -> list[str]:
             if is_left:
                 claims.forget(files, staged)
     staging = os.path.join(directory, layout.STAGING)
-    if _is_real_directory(staging):
+    if reading.is_real_dir(staging):
         remove_if_empty(files, staging)
-    for entry in catalog.scan(directory):
+    for entry in filter(is_uncommitted, catalog.scan(directory)):
         if delete_uncommitted(files, entry, clock):
             removed.append(entry.path)
     return removed
@@ -160,24 +160,21 @@ def _staged(directory: str) -> dict[str, list[str]]:
     """
     staging = os.path.join(directory, layout.STAGING)
     found: dict[str, list[str]] = {}
-    for name in layout.names(staging) if _is_real_directory(staging) else ():
+    for name in reading.names(staging) if reading.is_real_dir(staging) else ():
         path = os.path.join(staging, name)
         if name.startswith(layout.FETCH):
             continue  # a download that goes on; `fetch` removes old ones
         if layout.ATTEMPT.fullmatch(name) and not reading.is_link(path):
             parts = found.setdefault(path.removesuffix(layout.CLAIM_SUFFIX), [])
             parts += [path] if reading.is_dir(path) else []
-    for name in layout.names(directory):
+    for name in reading.names(directory):
         path = os.path.join(directory, name)
         if (
-            layout.is_in_place_name(name)
-            and _is_real_directory(path)
+            name.startswith(layout.IN_PLACE)
+            and layout.COMMIT.fullmatch(name)
+            and reading.is_real_dir(path)
             and not reading.is_there(os.path.join(path, layout.MARKER))
             and all(map(layout.SAVED.fullmatch, reading.tree(path)))
         ):
             found[path] = [path]
     return found
-
-
-def _is_real_directory(path: str) -> bool:
-    return reading.is_dir(path) and not reading.is_link(path)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, flat, home, layout, probe, retention
 from tfpreempt.checkpoint import commit as committing
-from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.claims import Claim
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.loader import CheckpointLoader
@@ -27,7 +27,7 @@ from tfpreempt.checkpoint.state import sync_states, try_states, write_states
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.restarts import num_restarts
-from tfpreempt.storage import failure
+from tfpreempt.storage import failure, reading
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +64,11 @@ class CheckpointSaver:
     clock: Clock = dataclasses.field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
+        keep = self.loader.max_to_keep
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise errors.ConfigurationError(
+                f"max_to_keep must be None (keep all) or 1 or more; got {keep!r}."
+            )
         self.directory = self.loader.directory
         self._payload = self.loader.payload
         self._is_chief = self.loader.cluster.is_chief
@@ -230,7 +235,7 @@ class CheckpointSaver:
             self._claim = claims.take(self._files, directory)
         if write_states(folder, own) and not self._is_chief:
             # The chief can't sync what another machine still has in its cache.
-            for name in layout.names(folder):
+            for name in reading.names(folder):
                 self._files.sync_file(os.path.join(folder, name))
             self._files.sync_dir(folder)
 
@@ -256,7 +261,28 @@ class CheckpointSaver:
         publish = flat.publish if is_flat else committing.publish
         path, manifest = publish(self._files, self.clock, self.directory, staged, draft)
         with committing.tidying(self.directory):
-            self._tidy(path, found, is_flat=is_flat)
+            if is_flat:
+                self._payload.committed()
+                flat.sweep(self._files, os.path.dirname(path))
+                for entry in retention.plan(found, 1)[1]:  # our own form: fetched once
+                    retention.delete(self._files, entry)
+            else:
+                new = Entry(  # as `scan` would find it; nothing has to be read back
+                    store=catalog.reader(self.directory),
+                    name=os.path.basename(path),
+                    kind=Kind.OWN,
+                    condition=Condition.COMMITTED,
+                    manifest=manifest,
+                )
+                copies = self.copies
+                committing.finish(
+                    self._files,
+                    self.directory,
+                    [new, *found],
+                    self.loader.max_to_keep,
+                    self.loader.damaged,
+                    lambda each: copies is not None and copies.is_pinned(each),
+                )
         return events.Commit(
             step=manifest.step,
             path=path,
@@ -267,28 +293,10 @@ class CheckpointSaver:
             because=manifest.because,
         )
 
-    def _tidy(self, path: str, older: Sequence[Entry], *, is_flat: bool) -> None:
-        """Deletes what a new commit makes needless."""
-        if is_flat:
-            self._payload.committed()
-            flat.sweep(self._files, os.path.dirname(path))
-            for entry in retention.plan(older, 1)[1]:  # of our own form: fetched once
-                retention.delete(self._files, entry)
-            return
-        copies = self.copies
-        committing.finish(
-            self._files,
-            self.directory,
-            [catalog.at(path), *older],
-            self.loader.max_to_keep,
-            self.loader.damaged,
-            lambda each: copies is not None and copies.is_pinned(each),
-        )
-
     def _keep_shards(self, directory: str, workers: Sequence[int]) -> list[int]:
         """Drops the shards of other workers; returns whose shards are there."""
         complete = {layout.worker_name(worker): worker for worker in workers}
-        names = layout.names(directory)
+        names = reading.names(directory)
         for name in names:
             if name.startswith("worker-") and name not in complete:
                 retention.delete_staging(self._files, os.path.join(directory, name))
@@ -319,7 +327,7 @@ class CheckpointSaver:
     def may_hold(self, place: str) -> bool:
         """Whether a path is one of a commit in this directory, be it there or not."""
         holder, _, name = place.rstrip("/").rpartition("/")
-        return holder == self.directory and layout.is_commit_name(name)
+        return holder == self.directory and layout.COMMIT.fullmatch(name) is not None
 
     def delete(self, entry: Entry) -> None:
         """Deletes one of our own commits; on the chief.

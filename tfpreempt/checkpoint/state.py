@@ -192,7 +192,7 @@ def write_states(directory: str, states: Iterable[State]) -> int:
     for state in states:
         if not state.is_wanted():
             continue
-        path = os.path.join(directory, layout.state_file(state.name))
+        path = os.path.join(directory, state.name + layout.STATE_SUFFIX)
         with create(path) as file, naming(state, "save"):
             state.save(file)
         count += 1
@@ -235,7 +235,7 @@ def read_state(directory: str, state: State) -> bool:
         Whether there was something to load.
     """
     try:
-        path = os.path.join(directory, layout.state_file(state.name))
+        path = os.path.join(directory, state.name + layout.STATE_SUFFIX)
         file = reading.open_file(path)  # absent is an answer
     except FileNotFoundError:
         return False
@@ -256,7 +256,9 @@ def check_state_file(path: str, state: State | None) -> None:
     """
     try:
         with reading.open_file(path) as file:
-            if encoding.begins(file):
+            is_in_parts = file.read(len(encoding.MAGIC)) == encoding.MAGIC
+            file.seek(0)
+            if is_in_parts:
                 encoding.read_header(file)
                 file.seek(0)
             if state is not None:

@@ -27,7 +27,7 @@ def path_of(directory: str, worker: int, state: State) -> str:
     """Where a State's own file is."""
     folder = layout.worker_name(worker) if state.per_worker else layout.STATES
     return os.path.join(
-        directory, folder, layout.state_file(layout.check_state_name(state.name))
+        directory, folder, layout.check_state_name(state.name) + layout.STATE_SUFFIX
     )
 
 

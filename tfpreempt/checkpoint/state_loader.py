@@ -40,12 +40,14 @@ class StateLoader:
     agreed: Entry | None = None
     after: int = 0
     clock: Clock = dataclasses.field(default_factory=SystemClock)
-
-    def __post_init__(self) -> None:
-        self._pending = ""
-        # By path and token: what is fetched in place of a damaged commit has its token.
-        self._checked: dict[tuple[str, str], str] = {}  # what is wrong with it
-        self._told: set[str] = set()  # problems, and tokens of commits, that were said
+    _pending: str = dataclasses.field(default="", init=False)
+    # What is wrong with a commit, by path and token: what is fetched in place of a
+    # damaged one has its token.
+    _checked: dict[tuple[str, str], str] = dataclasses.field(
+        default_factory=dict, init=False
+    )
+    # Problems, and tokens of commits, that were said.
+    _told: set[str] = dataclasses.field(default_factory=set, init=False)
 
     def expect(self, staged: str) -> None:
         """The chief is about to commit this staging directory; `load` waits for it.

@@ -24,46 +24,35 @@ class Kind:
     shape: tuple[int | None, ...]
     dtype: str
 
-    def takes(self, saved: Kind) -> bool:
-        """Whether a variable of this shape can have a saved value's shape."""
-        return len(self.shape) == len(saved.shape) and all(
-            now in (None, then)
-            for now, then in zip(self.shape, saved.shape, strict=True)
-        )
 
-
-def problem(label: str, here: Kind, saved: Kind | None) -> str | None:
+def problem(here: Kind, saved: Kind | None) -> str | None:
     """What does not fit, for people; None if it fits."""
     if saved is None:
         return (
-            f"{label}: the model has it with shape {here.shape} and type "
+            f"the model has it with shape {here.shape} and type "
             f"{here.dtype}, the checkpoint has no such value"
         )
     if saved.dtype != here.dtype:
-        return f"{label}: the model has type {here.dtype}, the checkpoint {saved.dtype}"
-    if not here.takes(saved):
-        return (
-            f"{label}: the model has shape {here.shape}, the checkpoint {saved.shape}"
-        )
+        return f"the model has type {here.dtype}, the checkpoint {saved.dtype}"
+    if len(here.shape) != len(saved.shape) or any(
+        now not in (None, then)
+        for now, then in zip(here.shape, saved.shape, strict=True)
+    ):
+        return f"the model has shape {here.shape}, the checkpoint {saved.shape}"
     return None
 
 
-def check(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> None:
-    """Refuses a checkpoint of another model.
+def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exception:
+    """The error that refuses a checkpoint of another model; it names what doesn't fit.
 
     Args:
         prefix: the checkpoint, for the message.
         problems: what of each existing variable does not fit.
         unused: names in the checkpoint that no existing object has; they may belong to
             layers that are built later, so alone they are no mismatch.
-
-    Raises:
-        CheckpointMismatchError: names everything that does not fit.
     """
-    if not problems:
-        return
     more = f"\nIn the checkpoint but not in the model: {listed(unused)}"
-    raise errors.CheckpointMismatchError(
+    return errors.CheckpointMismatchError(
         f"The checkpoint {prefix!r} was written by another model; nothing was "
         f"restored. What doesn't match ({len(problems)}):\n  "
         + "\n  ".join(problems[:_SHOWN])

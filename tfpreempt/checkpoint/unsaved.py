@@ -65,12 +65,14 @@ class Unsaved:
 
     checkpoint: Any
     registry: StateRegistry = REGISTRY
-
-    def __post_init__(self) -> None:
-        self._functions: dict[Any, Any] = {}  # that were watched, by identity
-        self._named: set[str] = set()
-        self._call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = None
-        self._before: dict[Any, _Seen] = {}
+    # The functions that were watched, by identity; what was named; and the call that is
+    # under way, with what there was before it.
+    _functions: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
+    _named: set[str] = dataclasses.field(default_factory=set, init=False)
+    _call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = dataclasses.field(
+        default=None, init=False
+    )
+    _before: dict[Any, _Seen] = dataclasses.field(default_factory=dict, init=False)
 
     def look(
         self,

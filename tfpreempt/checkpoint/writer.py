@@ -20,7 +20,7 @@ from tensorflow.python.checkpoint import checkpoint_context as _checkpoint_conte
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, reader
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.collective import gathering, needs_peers
+from tfpreempt.checkpoint.collective import gathering
 from tfpreempt.checkpoint.iterator_state import (
     IteratorState,
     check_position,
@@ -33,7 +33,12 @@ from tfpreempt.checkpoint.random_state import RandomState, warn_of_kernels
 from tfpreempt.checkpoint.saver import CheckpointSaver, Copies
 from tfpreempt.checkpoint.state import REGISTRY, StateRegistry
 from tfpreempt.checkpoint.untracked import attach
-from tfpreempt.checkpoint.variables import plain_message
+from tfpreempt.checkpoint.variables import (
+    distributed,
+    is_on_read,
+    plain_message,
+    walk,
+)
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.storage import failure
@@ -150,7 +155,12 @@ class _Tracked(Payload):
 
     def needs_peers(self) -> bool:
         attach(self.checkpoint)
-        return needs_peers(self.checkpoint)
+        return any(
+            is_on_read(obj)
+            and distributed(obj).aggregation  # type: ignore[union-attr]
+            != tf.VariableAggregation.ONLY_FIRST_REPLICA
+            for _, obj in walk(self.checkpoint)
+        )
 
     def check(self, prefix: str) -> None:
         if self.checkpoint is not None:
@@ -215,8 +225,8 @@ class _OwnPayload(_Tracked):
                 os.path.join(save.directory, layout.PAYLOAD),
                 options=arguments.get("options") or self._options,
             )
-        number = arguments.get("checkpoint_number", save.step)
-        return Written(number=_whole_number(number))
+        number = arguments.get("checkpoint_number")
+        return Written(number=save.step if number is None else _whole_number(number))
 
 
 class _ManagedPayload(_Tracked):

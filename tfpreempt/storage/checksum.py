@@ -53,7 +53,7 @@ class Sum:
         self.crc32c = 0
 
     def write(self, data: bytes) -> int:
-        self.crc32c = extended(self.crc32c, data)
+        self.crc32c = int(google_crc32c.extend(self.crc32c, data))
         self.size += len(data)
         return len(data)
 

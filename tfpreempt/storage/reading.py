@@ -55,12 +55,15 @@ def telling_shortage(path: str) -> Iterator[None]:
 
 
 def names(path: str) -> list[str]:
-    """The names in a directory, in no order.
+    """The names in a directory, sorted; none where there is no directory.
 
     Raises:
         OSError: as the storage says.
     """
-    return _gfile().names(path) if paths.is_url(path) else os.listdir(path)
+    try:
+        return sorted(_gfile().names(path) if paths.is_url(path) else os.listdir(path))
+    except FileNotFoundError:
+        return []
 
 
 def stat(path: str) -> FileStat:
@@ -93,6 +96,13 @@ def is_dir(path: str) -> bool:
     if paths.is_url(path):
         return _gfile().is_directory(path) is True
     return os.path.isdir(path)
+
+
+def is_real_dir(path: str) -> bool:
+    """Whether it is a directory, and no link to one."""
+    if paths.is_url(path):
+        return _gfile().is_directory(path) is True
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def is_file(path: str) -> bool:
@@ -130,14 +140,23 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
         OSError: as the storage says; what could not be listed must not pass for empty.
     """
     try:
-        found = sorted(_entries(path))
+        if paths.is_url(path):
+            listed = _gfile().names(path)
+            is_folder = {name: is_dir(os.path.join(path, name)) for name in listed}
+        else:
+            # `os.path.isdir` says no of what it may not look at, and a directory would
+            # pass for a file; what a listing itself tells does not depend on that.
+            with os.scandir(path) as entries:
+                is_folder = {
+                    each.name: is_dir(each.path) if each.is_symlink() else each.is_dir()
+                    for each in entries
+                }
     except (FileNotFoundError, NotADirectoryError):
         return
-    folders = [name for name, is_folder in found if is_folder]
-    yield path, folders, [name for name, is_folder in found if not is_folder]
+    folders = sorted(name for name in is_folder if is_folder[name])
+    yield path, folders, sorted(is_folder.keys() - set(folders))
     for name in folders:
-        below = os.path.join(path, name)
-        if not is_link(below):
+        if not is_link(below := os.path.join(path, name)):
             yield from walk(below)
 
 
@@ -153,24 +172,6 @@ def tree(root: str) -> list[str]:
         for folder, _, names in walk(root)
         for name in names
     )
-
-
-def _entries(path: str) -> list[tuple[str, bool]]:
-    """The names in a directory, and which are directories or links to one.
-
-    `os.path.isdir` says no of what it may not look at, and a directory would pass for a
-    file; what a listing itself tells does not depend on that.
-
-    Raises:
-        OSError: as the storage says.
-    """
-    if paths.is_url(path):
-        return [(name, is_dir(os.path.join(path, name))) for name in names(path)]
-    with os.scandir(path) as entries:
-        return [
-            (each.name, is_dir(each.path) if each.is_symlink() else each.is_dir())
-            for each in entries
-        ]
 
 
 def _open_regular(path: str, flags: int) -> int:

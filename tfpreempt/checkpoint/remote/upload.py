@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -81,7 +82,7 @@ class Upload:
         manifest, commit = self.commit.manifest, self.commit
         assert manifest is not None
         there = self._names()
-        if catalog.joined(self._folder, layout.MARKER) in there:
+        if os.path.join(self._folder, layout.MARKER) in there:
             return
         map_in_threads(
             functools.partial(self._put, there),
@@ -101,7 +102,7 @@ class Upload:
 
     def _check_names(self, names: list[str]) -> None:
         """All is there still: somebody may have cleaned up behind an old run."""
-        gone = {catalog.joined(self._folder, name) for name in names} - self._names()
+        gone = {os.path.join(self._folder, name) for name in names} - self._names()
         if gone:
             raise errors.SaveError(
                 f"{self._store.uri}/{min(gone)} was deleted while its commit was "
@@ -117,7 +118,7 @@ class Upload:
     ) -> None:
         """One object: of a file of the commit, or of some bytes."""
         self._check()
-        name = catalog.joined(self._folder, entry.name)
+        name = os.path.join(self._folder, entry.name)
         if name in there:
             if self._is_whole(name, entry):
                 self._on_bytes(entry.size if data is None else 0)
@@ -162,7 +163,7 @@ def point(store: ObjectStore, commit: Entry) -> None:
     prefix = None if commit.manifest is None else commit.manifest.prefix
     if prefix is not None:
         folder = catalog.folder_name(commit.step or 0, commit.token)
-        latest = catalog.joined(folder, prefix)
+        latest = os.path.join(folder, prefix)
         found = pointer.Pointer(latest=latest, paths=(latest,))
         store.replace(layout.POINTER, pointer.to_bytes(found))
 
