@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 
 from tfpreempt.checkpoint import claims
 from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.payload import Payload, Written
+from tfpreempt.checkpoint.payload import Payload
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.core.clock import SystemClock
@@ -35,8 +36,8 @@ class OwnPayload(Payload):
         self.restored_from = None
         self.states = []
 
-    def write(self, save):
-        written = super().write(save)
+    def write(self, save, prepare, *args, **kwargs):
+        written = super().write(save, prepare, *args, **kwargs)
         for name in names("ckpt") if self.is_chief else ():
             pathlib.Path(save.directory, name).write_bytes(content(save.step))
         return written
@@ -54,16 +55,15 @@ class FlatPayload(OwnPayload):
         self.before_file = before_file
         self.kept = []
 
-    def write(self, save):
+    def write(self, save, prepare, *args, **kwargs):
         step = save.step
-        save.prepare()
         prefix = os.path.join(self.directory, f"ckpt-{step}")
-        save.declare(prefix)
+        prepare(prefix)
         for name in reversed(names(f"ckpt-{step}")):
             self.before_file(name)
             pathlib.Path(self.directory, name).write_bytes(content(step))
         self.kept.append(prefix)
-        return Written(number=step, prefix=prefix)
+        return dataclasses.replace(save, prefix=prefix)
 
     def committed(self):
         while len(self.kept) > 1:

@@ -61,8 +61,8 @@ class ObjectPayload(Payload):
     def __init__(self):
         self.restored_from = None
 
-    def write(self, save):
-        written = super().write(save)
+    def write(self, save, prepare, *args, **kwargs):
+        written = super().write(save, prepare, *args, **kwargs)
         for name in names("ckpt"):
             put(os.path.join(save.directory, name), content(save.step))
         return written

@@ -64,8 +64,8 @@ def publish(
     draft = dataclasses.replace(draft, prefix=prefix)
     manifest = seal(files, clock, staged, contents, [target], draft)
     if os.path.dirname(target) != directory:  # else it has its last name already
-        number = staged.written.number
-        target = free_target(files, clock, directory, number, draft.sequence)
+        number, sequence = staged.number, draft.sequence
+        target = free_target(files, clock, directory, number, sequence)
         files.rename(staged.directory, target)
         files.sync_dir(directory)
     mark(files, target, to_json(manifest), manifest.sequence)

@@ -80,7 +80,7 @@ def publish(
         OSError: before the marker.
         SaveError: there are no files.
     """
-    prefix, staging = staged.written.prefix, staged.directory
+    prefix, staging = staged.prefix, staged.directory
     assert prefix is not None
     base, stem = os.path.split(prefix)
     payload = payload_files(prefix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.catalog import Entry
@@ -11,59 +11,26 @@ from tfpreempt.checkpoint.state import State
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Save:
-    """One save on one worker, before anything is written.
-
-    Attributes:
-        step: the step that is saved.
-        directory: where the own form goes.
-        prepare: makes the directory; to be called before anything is written. It may
-            fail.
-        declare: to be called with a flat prefix before anything is written there.
-        args: the user's arguments for the save.
-        kwargs: the user's keyword arguments for the save.
-    """
-
-    step: int
-    directory: str
-    prepare: Callable[[], None]
-    declare: Callable[[str], None]
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """What a payload wrote on this worker.
-
-    Attributes:
-        number: the directory number in the own form.
-        prefix: where a flat checkpoint lies; None in the own form.
-        is_empty: a save_fn returned None: there is nothing to commit.
-    """
-
-    number: int
-    prefix: str | None = None
-    is_empty: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """One worker's part of a save, durable but not committed.
+    """One worker's part of a save; durable, but not committed, once it was written.
 
     Attributes:
         step: the step that is saved.
         attempt: the save's identity, equal on all workers.
         directory: the staging directory.
-        written: what the payload wrote.
         started_at: monotonic seconds at which writing started.
+        number: the directory number in the own form.
+        prefix: where a flat checkpoint lies; None in the own form.
+        is_empty: a save_fn returned None: there is nothing to commit.
     """
 
     step: int
     attempt: str
     directory: str
-    written: Written
     started_at: float
+    number: int
+    prefix: str | None = None
+    is_empty: bool = False
 
 
 class Payload:
@@ -75,14 +42,26 @@ class Payload:
 
     states: Sequence[State] = ()
 
-    def write(self, save: Save) -> Written:
+    def write(
+        self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
+    ) -> Staged:
         """Takes part in the save on this worker; the chief writes.
 
         What needs all workers is done even where the rest fails: peers wait for it.
+
+        Args:
+            save: what is known of it so far.
+            prepare: makes the staging directory; to be called before anything is
+                written, in the flat form on the chief with the prefix. It may fail.
+            *args: the user's arguments for the save.
+            **kwargs: likewise.
+
+        Returns:
+            The same, with what was written.
         """
-        save.prepare()
-        number = save.kwargs.get("checkpoint_number")
-        return Written(number=save.step if number is None else int(number))
+        prepare()
+        number = kwargs.get("checkpoint_number")
+        return save if number is None else dataclasses.replace(save, number=int(number))
 
     def committed(self) -> None:
         """Deletes what a user's manager no longer wants; on the chief."""

@@ -22,7 +22,7 @@ from tfpreempt.checkpoint.claims import Claim
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.manifest import Manifest
-from tfpreempt.checkpoint.payload import Save, Staged
+from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.state import sync_states, try_states, write_states
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
@@ -118,29 +118,22 @@ class CheckpointSaver:
         Raises:
             SaveError: the disk; says what to do.
         """
-        started = self.clock.monotonic()
         directory = layout.staging_directory(self.directory, attempt)
+        save = Staged(
+            step=step,
+            attempt=attempt,
+            directory=directory,
+            started_at=self.clock.monotonic(),
+            number=step,
+        )
         with (
             self._undone_on_failure(directory),
             failure.translated(f"save step {step}", self.directory),
         ):
-            save = Save(
-                step=step,
-                directory=directory,
-                prepare=functools.partial(self._prepare, directory),
-                declare=functools.partial(flat.declare, self._files, directory),
-                args=args,
-                kwargs=kwargs,
-            )
-            written = self._payload.write(save)
+            prepare = functools.partial(self._prepare, directory)
+            save = self._payload.write(save, prepare, *args, **kwargs)
             self._write_states(directory)
-        return Staged(
-            step=step,
-            attempt=attempt,
-            directory=directory,
-            written=written,
-            started_at=started,
-        )
+        return save
 
     def commit(
         self, staged: Staged, because: str, workers: Sequence[int]
@@ -162,7 +155,7 @@ class CheckpointSaver:
         if not self._is_chief:
             worker = self.loader.cluster.worker
             raise errors.UsageError(f"Worker {worker} is not the chief to commit.")
-        if staged.written.is_empty:
+        if staged.is_empty:
             _log.warning(
                 "Nothing to commit at step %d: save_fn returned None (return the path "
                 "that it wrote), or the manager's checkpoint_interval said no.",
@@ -212,11 +205,13 @@ class CheckpointSaver:
             _log.warning("Could not remove the claim of %s: %s", staged, error)
         self._claim = None
 
-    def _prepare(self, directory: str) -> None:
+    def _prepare(self, directory: str, prefix: str | None = None) -> None:
         self._home.check()
         if self._is_chief:
             self._claim = claims.take(self._files, directory)
             self._files.make_dirs(directory)
+        if prefix is not None:
+            flat.declare(self._files, directory, prefix)
 
     def _write_states(self, directory: str) -> None:
         states = self.loader.registry.in_order()
@@ -257,7 +252,7 @@ class CheckpointSaver:
             versions=committing.versions(),
             metadata={"restart": self._restart, "attempt": staged.attempt},
         )
-        is_flat = staged.written.prefix is not None
+        is_flat = staged.prefix is not None
         publish = flat.publish if is_flat else committing.publish
         path, manifest = publish(self._files, self.clock, self.directory, staged, draft)
         with committing.tidying(self.directory):

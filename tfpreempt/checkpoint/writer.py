@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,7 +27,7 @@ from tfpreempt.checkpoint.iterator_state import (
     iterators,
 )
 from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.payload import Payload, Save, Written
+from tfpreempt.checkpoint.payload import Payload, Staged
 from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.random_state import RandomState, warn_of_kernels
 from tfpreempt.checkpoint.saver import CheckpointSaver, Copies
@@ -145,12 +145,16 @@ class _Tracked(Payload):
         if not self.is_chief:
             self.states.append(IteratorState(self.checkpoint))
 
-    def write(self, save: Save) -> Written:
+    def write(
+        self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
+    ) -> Staged:
         attach(self.checkpoint)
         with _writing(f"step {save.step}"), gathering(self.checkpoint):
-            return self._write(save, _save_arguments(save))
+            return self._write(save, prepare, _save_arguments(args, kwargs))
 
-    def _write(self, save: Save, arguments: dict[str, Any]) -> Written:
+    def _write(
+        self, save: Staged, prepare: Callable[..., None], arguments: dict[str, Any]
+    ) -> Staged:
         raise NotImplementedError
 
     def needs_peers(self) -> bool:
@@ -190,7 +194,7 @@ def _writing(what: str) -> Iterator[None]:
         ) from error
 
 
-def _save_arguments(save: Save) -> dict[str, Any]:
+def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `tf.train.CheckpointManager.save` by name, as far as given.
 
     Raises:
@@ -198,11 +202,11 @@ def _save_arguments(save: Save) -> dict[str, Any]:
     """
     manager_save = inspect.signature(tf.train.CheckpointManager.save)
     try:
-        given = manager_save.bind(None, *save.args, **save.kwargs).arguments
+        given = manager_save.bind(None, *args, **kwargs).arguments
     except TypeError as error:
         raise errors.ConfigurationError(
             "Arguments for the save are those of tf.train.CheckpointManager.save "
-            f"{manager_save}; got {save.args!r}, {save.kwargs!r}: {error}"
+            f"{manager_save}; got {args!r}, {kwargs!r}: {error}"
         ) from error
     return {name: value for name, value in given.items() if value is not None}
 
@@ -215,26 +219,36 @@ def _whole_number(value: Any) -> int:
 class _OwnPayload(_Tracked):
     """A tf.train.Checkpoint in a directory of our own per commit."""
 
-    def _write(self, save: Save, arguments: dict[str, Any]) -> Written:
+    def _write(
+        self, save: Staged, prepare: Callable[..., None], arguments: dict[str, Any]
+    ) -> Staged:
         checkpoint = self.checkpoint
         checkpoint.sync()
         checkpoint.save_counter.assign_add(1)
-        save.prepare()
+        prepare()
         if self.is_chief:
             checkpoint.write(
                 os.path.join(save.directory, layout.PAYLOAD),
                 options=arguments.get("options") or self._options,
             )
-        number = arguments.get("checkpoint_number")
-        return Written(number=save.step if number is None else _whole_number(number))
+        if "checkpoint_number" not in arguments:
+            return save
+        number = _whole_number(arguments["checkpoint_number"])
+        return dataclasses.replace(save, number=number)
 
 
 class _ManagedPayload(_Tracked):
     """The user's own CheckpointManager: files stay flat, under its own names."""
 
-    def _write(self, save: Save, arguments: dict[str, Any]) -> Written:
-        save.prepare()
+    def _write(
+        self, save: Staged, prepare: Callable[..., None], arguments: dict[str, Any]
+    ) -> Staged:
         manager, checkpoint = self.by, self.checkpoint
+        manager.sync()
+        following = int(checkpoint.save_counter.numpy()) + 1
+        number = _whole_number(arguments.get("checkpoint_number", following))
+        prefix = os.path.abspath(f"{manager._prefix}-{number}")
+        prepare(prefix if self.is_chief else None)
         if self._options is not None:
             arguments.setdefault("options", self._options)
         if "check_interval" not in arguments:
@@ -243,13 +257,8 @@ class _ManagedPayload(_Tracked):
             arguments["check_interval"] = False
             if manager.checkpoint_interval is not None:
                 manager._last_checkpoint_step = None
-        manager.sync()
-        following = int(checkpoint.save_counter.numpy()) + 1
-        number = _whole_number(arguments.get("checkpoint_number", following))
-        prefix = os.path.abspath(f"{manager._prefix}-{number}")
         is_saved = True
         if self.is_chief:
-            save.declare(prefix)
             # It deletes nothing yet: until our marker the old one is needed.
             kept, manager._max_to_keep = manager._max_to_keep, None
             try:
@@ -260,7 +269,7 @@ class _ManagedPayload(_Tracked):
         else:  # what `manager.save` counts
             self._count_step()
             checkpoint.save_counter.assign_add(1)
-        return Written(number=save.step, prefix=prefix, is_empty=not is_saved)
+        return dataclasses.replace(save, prefix=prefix, is_empty=not is_saved)
 
     def committed(self) -> None:
         if self.by.checkpoints:
@@ -290,23 +299,25 @@ class _ManagedPayload(_Tracked):
 class _FunctionPayload(_Tracked):
     """A save_fn, called on every worker; the path it returns gets a manifest."""
 
-    def write(self, save: Save) -> Written:
+    def write(
+        self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
+    ) -> Staged:
         if self.checkpoint is not None:
             attach(self.checkpoint)
         with _checkpoint_context.preemption_save_context():
-            path = self.by(*save.args, **save.kwargs)
+            path = self.by(*args, **kwargs)
             if self.checkpoint is not None:
                 self.checkpoint.sync()
-        save.prepare()  # last: save_fn may need all workers
+        prepare()  # last: save_fn may need all workers
         if path is None:
-            return Written(number=save.step, is_empty=True)
+            return dataclasses.replace(save, is_empty=True)
         try:
             prefix = os.path.abspath(os.fsdecode(os.fspath(path)))
         except TypeError:
             raise errors.SaveError(
                 f"save_fn returned {path!r}; expected the path that it wrote, or None."
             ) from None
-        return Written(number=save.step, prefix=prefix)
+        return dataclasses.replace(save, prefix=prefix)
 
     def needs_peers(self) -> bool:
         return True  # nobody knows what it does
