@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tfpreempt.checkpoint import flat, layout, pointer
 from tfpreempt.checkpoint.catalog import (
@@ -45,7 +45,8 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
     overwritten = {entry.name for entry in ours if is_overwritten(entry)}
     current = [entry for entry in ours if entry.name not in overwritten]
     commits = {entry.path for entry in current if entry.is_committed}
-    found = {*prefixes(directory, needs_pointer=not commits), *flat.intents(directory)}
+    found = _prefixes(directory, needs_pointer=not commits)
+    found.update(flat.intents(directory))
     theirs = [
         entry
         for prefix in sorted(found - commits)
@@ -71,8 +72,10 @@ def is_overwritten(entry: Entry) -> bool:
         return False
 
 
-def prefixes(directory: str, *, needs_pointer: bool = True) -> list[str]:
+def _prefixes(directory: str, *, needs_pointer: bool) -> set[str]:
     """Prefixes of flat checkpoints, and of those that the state file names.
+
+    Not of what it names outside of the directory, or inside a commit of ours.
 
     Args:
         directory: the checkpoint directory.
@@ -88,7 +91,15 @@ def prefixes(directory: str, *, needs_pointer: bool = True) -> list[str]:
         if name.endswith(INDEX) and name != INDEX
     }
     try:
-        found.update(_listed(directory))
+        listed = pointer.read(directory)
+        for name in (listed.latest, *listed.paths) if listed else ():
+            relative = os.path.relpath(os.path.join(directory, name), directory)
+            first = os.path.join(directory, relative.split(os.sep)[0])
+            if paths.why_unsafe(relative) is None and not any(
+                reading.is_there(os.path.join(first, control))
+                for control in (layout.MANIFEST, layout.MARKER)
+            ):
+                found.add(os.path.join(directory, relative))
     except OSError as error:
         if needs_pointer:
             raise
@@ -97,22 +108,11 @@ def prefixes(directory: str, *, needs_pointer: bool = True) -> list[str]:
             "commits are found without it.",
             error,
         )
-    return sorted(
-        p for p in found if not _TEMPORARY.search(p) and reading.is_file(p + INDEX)
-    )
-
-
-def _listed(directory: str) -> Iterator[str]:
-    """Prefixes inside the directory, but not inside a commit of ours."""
-    listed = pointer.read(directory)
-    for name in (listed.latest, *listed.paths) if listed else ():
-        relative = os.path.relpath(os.path.join(directory, name), directory)
-        if paths.why_unsafe(relative):
-            continue  # outside of the directory
-        first = os.path.join(directory, relative.split(os.sep)[0])
-        controls = (layout.MANIFEST, layout.MARKER)
-        if not any(reading.is_there(os.path.join(first, name)) for name in controls):
-            yield os.path.join(directory, relative)
+    return {
+        prefix
+        for prefix in found
+        if not _TEMPORARY.search(prefix) and reading.is_file(prefix + INDEX)
+    }
 
 
 def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
