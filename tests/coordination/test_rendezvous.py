@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,10 @@ from tfpreempt.errors import CheckpointError, StoreGoneError, WaitTimeoutError
 
 
 def start(workers, *, propose=lambda: {"step": 3}, checks=None, timeout=10.0):
-    """Every worker in its thread; what each returned or raised."""
+    """Every worker in its thread; what each returned or raised.
+
+    The store ends with them: who waits for a worker that never comes would wait on.
+    """
     store = MemoryStore()
 
     def one(worker):
@@ -31,7 +35,7 @@ def start(workers, *, propose=lambda: {"step": 3}, checks=None, timeout=10.0):
         except Exception as error:
             return error
 
-    with ThreadPoolExecutor(3) as pool:
+    with contextlib.closing(store), ThreadPoolExecutor(3) as pool:
         return list(pool.map(one, workers))
 
 
