@@ -6,6 +6,7 @@ reading the bytes is what costs; threads pay when there is more than one file.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Iterable
@@ -42,15 +43,17 @@ def joined(first: int, second: int, second_size: int) -> int:
         second: crc32c of the second string.
         second_size: its length in bytes.
     """
+    if not first:  # as of no bytes: what multiplies it does not matter
+        return second
     return _times(first, _power_of_x(8 * second_size)) ^ second
 
 
+@dataclasses.dataclass(slots=True)
 class Sum:
     """A file that keeps nothing of what is written to it but size and crc32c."""
 
-    def __init__(self) -> None:
-        self.size = 0
-        self.crc32c = 0
+    size: int = 0
+    crc32c: int = 0
 
     def write(self, data: bytes) -> int:
         self.crc32c = int(google_crc32c.extend(self.crc32c, data))

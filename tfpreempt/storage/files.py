@@ -60,10 +60,14 @@ class LocalFiles:
             file.write(data)
 
     def sync_file(self, path: str) -> None:
-        _sync(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def sync_dir(self, path: str) -> None:
-        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+        self.sync_file(path)
 
     def rename(self, source: str, target: str) -> None:
         os.replace(source, target)
@@ -143,11 +147,3 @@ def remove_if_empty(files: Files, path: str) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-
-
-def _sync(path: str, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

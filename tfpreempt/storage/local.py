@@ -94,13 +94,17 @@ class LocalStore:
         length: int | None = None,
         timeout: float | None = None,
     ) -> int:
+        copied = 0
         with self._opened(name) as descriptor:
-
-            def read(position: int, size: int) -> bytes:
+            while length is None or copied < length:
+                wanted = _PIECE if length is None else min(_PIECE, length - copied)
                 with self._edge(name):
-                    return os.pread(descriptor, size, position)
-
-            return pieces.copy(read, target, offset=offset, length=length, size=_PIECE)
+                    piece = os.pread(descriptor, wanted, offset + copied)
+                if not piece:
+                    break
+                target.write(piece)
+                copied += len(piece)
+        return copied
 
     def list(self, prefix: str = "") -> Iterator[str]:
         with self._listing():

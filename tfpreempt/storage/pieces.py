@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 
@@ -59,35 +59,3 @@ def write(file: io.FileIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
-
-
-def copy(
-    read: Callable[[int, int], bytes],
-    target: Target,
-    *,
-    offset: int,
-    length: int | None,
-    size: int,
-) -> int:
-    """Copies bytes into a file, in pieces; what either side raises is raised.
-
-    Args:
-        read: gives, from a position on, so many bytes; fewer only at the end.
-        target: written to.
-        offset: the first position.
-        length: bytes that are wanted; None: all that follow.
-        size: of a piece.
-
-    Returns:
-        How many there were.
-    """
-    copied = 0
-    while length is None or copied < length:
-        left = size if length is None else min(size, length - copied)
-        piece = read(offset + copied, left)
-        if piece:
-            target.write(piece)
-        copied += len(piece)
-        if len(piece) < left:
-            break
-    return copied

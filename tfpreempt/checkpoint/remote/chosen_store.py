@@ -31,12 +31,11 @@ def chosen_store(given: Any, checkpoint_dir: Any) -> ObjectStore | None:
     Raises:
         ConfigurationError: the place cannot be one.
     """
-    place: Any = given
-    if given is None and checkpoint_dir:
-        place = _from_environment(os.fsdecode(checkpoint_dir))
+    place, directory = given, os.fsdecode(checkpoint_dir or "")
+    if given is None and directory and (named := os.environ.get(REMOTE_VARIABLE)):
+        place = _below(named, directory)
     if place is None or place == "":
         return None
-    directory = os.fsdecode(checkpoint_dir or "")
     if is_uri(directory):
         raise errors.ConfigurationError(
             f"checkpoint_dir is {checkpoint_dir!r} and remote_checkpoint_dir is "
@@ -54,11 +53,19 @@ def chosen_store(given: Any, checkpoint_dir: Any) -> ObjectStore | None:
     return store
 
 
-def _from_environment(checkpoint_dir: str) -> str | None:
-    place = os.environ.get(REMOTE_VARIABLE, "")
+def _below(place: str, checkpoint_dir: str) -> str | None:
+    """The place for a directory's copies in the one that the environment names.
+
+    Args:
+        place: for the copies of the supervisor's directory.
+        checkpoint_dir: a handler's, the same or below it.
+
+    Returns:
+        None, with a warning, for a directory elsewhere.
+    """
     root = os.environ.get(DIRECTORY_VARIABLE, "")
-    if not place or not root or is_uri(root):
-        return place or None
+    if not root or is_uri(root):
+        return place
     below = os.path.relpath(os.path.abspath(checkpoint_dir), os.path.abspath(root))
     if below == os.curdir:
         return place

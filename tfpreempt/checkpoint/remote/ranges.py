@@ -37,16 +37,12 @@ def split(size: int, total: int) -> list[Range]:
 
 def of_range(file: io.FileIO, part: Range) -> int | None:
     """The crc32c of a range of a file; None if the file ends before it."""
-    total = checksum.Sum()
+    crc, left = 0, part.length
     file.seek(part.offset)
-    pieces.copy(
-        lambda at, size: pieces.read(file, size),
-        total,
-        offset=part.offset,
-        length=part.length,
-        size=_PIECE,
-    )
-    return total.crc32c if total.size == part.length else None
+    while left and (piece := file.read(min(left, _PIECE))):
+        crc = checksum.extended(crc, piece)
+        left -= len(piece)
+    return None if left else crc
 
 
 class RangeWriter:
