@@ -67,10 +67,12 @@ class BucketStore(abc.ABC):
     Attributes:
         scheme: of its URI.
         advice: on all that its client raises; the first row of a kind counts.
+        cause: what went wrong, however the client has wrapped it; in `advice` too.
     """
 
     scheme: ClassVar[str]
     advice: ClassVar[tuple[Advice, ...]]
+    cause: ClassVar[staticmethod[[Exception], Exception]]
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         self._name = bucket
@@ -160,7 +162,7 @@ class BucketStore(abc.ABC):
         try:
             yield
         except tuple(each for row in self.advice for each in row.kinds) as error:
-            tried, cause = time.monotonic() - began, self._cause(error)
+            tried, cause = time.monotonic() - began, self.cause(error)
             row = next(row for row in self.advice if isinstance(cause, row.kinds))
             said = str(cause).strip().rstrip(".")[:300]
             if not isinstance(cause, OutOfTimeError):
@@ -169,10 +171,6 @@ class BucketStore(abc.ABC):
             raised = kind(f"Could not {doing} in {self.uri}: {said}. {todo}")
             raised.is_permanent = row.is_permanent
             raise raised from error
-
-    @abc.abstractmethod
-    def _cause(self, error: Exception) -> Exception:
-        """What went wrong, however the client has wrapped it; in `advice` too."""
 
     @abc.abstractmethod
     def _put(self, key: str, source: Source, size: int, deadline: Deadline) -> bool: ...

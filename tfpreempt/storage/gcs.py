@@ -32,6 +32,7 @@ class GcsStore(BucketStore):
 
     scheme = "gs"
     advice = gcs_client.ADVICE
+    cause = staticmethod(gcs_client.cause)
 
     @functools.cached_property
     def _bucket(self) -> Any:
@@ -110,9 +111,6 @@ class GcsStore(BucketStore):
                 raise
             return None
         return blob
-
-    def _cause(self, error: Exception) -> Exception:
-        return gcs_client.cause(error)
 
 
 def _crc_of(blob: Any) -> int | None:

@@ -220,8 +220,14 @@ class LocalStore:
             CheckpointDamagedError: it is a link, or something else that is no file.
             CheckpointError: it cannot be opened; see `unreadable`.
         """
-        with self._edge(name):
-            descriptor = self._open(name)
+        *folders, last = name.split("/")
+        with self._edge(name), contextlib.ExitStack() as above:
+            here = os.open(self.uri, _FOLDER)
+            above.callback(os.close, here)
+            for part in folders:
+                here = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+                above.callback(os.close, here)
+            descriptor = os.open(last, _FILE, dir_fd=here)
         try:
             mode = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(mode):
@@ -231,18 +237,6 @@ class LocalStore:
             yield descriptor
         finally:
             os.close(descriptor)
-
-    def _open(self, name: str) -> int:
-        *folders, last = name.split("/")
-        here = os.open(self.uri, _FOLDER)
-        try:
-            for part in folders:
-                inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
-                os.close(here)
-                here = inner
-            return os.open(last, _FILE, dir_fd=here)
-        finally:
-            os.close(here)
 
     def _is_linked(self, name: str) -> bool:
         """Whether a part of a name's path is a symbolic link."""

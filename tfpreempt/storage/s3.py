@@ -49,6 +49,7 @@ class S3Store(BucketStore):
 
     scheme = "s3"
     advice = s3_client.ADVICE
+    cause = staticmethod(s3_client.cause)
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         super().__init__(bucket, prefix)
@@ -123,9 +124,6 @@ class S3Store(BucketStore):
 
     def _delete(self, key: str, deadline: Deadline) -> None:
         obstore.delete(self._store, key)
-
-    def _cause(self, error: Exception) -> Exception:
-        return s3_client.cause(error)
 
 
 @dataclasses.dataclass(slots=True)
