@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST    := not tensorflow and not multiprocess and not slow and not campaign and not bench
 REGULAR := not campaign and not bench
 
-.PHONY: help demo test test-fast lint types bench campaign clean
+.PHONY: help demo test test-fast lint types wheel bench campaign clean
 
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-fast  the tests that need no TensorFlow (half a minute)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
+	@echo "make wheel      builds what is published, in dist/, and checks it"
 	@echo "make bench      measurements against what others have, as JSON lines"
 	@echo "make campaign   100,000 random schedules of the simulated cluster"
 	@echo "make clean      remove .venv and everything that was built"
@@ -60,6 +61,12 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+wheel: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[publish]'
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)
