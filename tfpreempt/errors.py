@@ -19,6 +19,14 @@ class ConfigurationError(TfpreemptError, ValueError):
     """An argument or environment variable has a value that cannot work."""
 
 
+class UnsupportedVersionError(ConfigurationError):
+    """An installed TensorFlow or Keras lacks a name that a feature rests on."""
+
+
+class TensorFlowMissingError(ConfigurationError, ImportError):
+    """TensorFlow is not installed: the base install leaves the choice to the user."""
+
+
 class UnsupportedClusterError(ConfigurationError, NotImplementedError):
     """A cluster of a kind that cannot be preempted together (parameter servers)."""
 

@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.training.saving import saveable_object as _saveable_object
-from tensorflow.python.util import object_identity as _object_identity
 
+from tfpreempt import seams
 from tfpreempt.checkpoint.variables import distributed, is_on_read
 
 _log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
 
 def _evaluate(tensors: Any) -> Any:
     """Replaces every value that may need peers by a tensor, in the given order."""
-    evaluated = _object_identity.ObjectIdentityDictionary()
+    evaluated = seams.object_identity.ObjectIdentityDictionary()
     for owner, values in tensors.items():
         evaluated[owner] = {
             key: (
@@ -75,7 +74,7 @@ def _evaluate(tensors: Any) -> Any:
 def _value(owner: Any, value: Any) -> Any:
     if not _may_need_peers(owner, value):
         return value
-    is_spec = isinstance(value, _saveable_object.SaveSpec)
+    is_spec = isinstance(value, seams.saveable_object.SaveSpec)
     with tf.device(value.device if is_spec else None):
         return tf.convert_to_tensor(value.tensor if is_spec else value)
 
@@ -90,5 +89,7 @@ def _may_need_peers(owner: Any, value: Any) -> bool:
         variable = distributed(getattr(owner, "obj", owner))
     if variable is not None:
         return is_on_read(variable)
-    is_lazy = isinstance(value, _saveable_object.SaveSpec) and callable(value._tensor)
+    is_lazy = isinstance(value, seams.saveable_object.SaveSpec) and callable(
+        value._tensor
+    )
     return is_lazy and not isinstance(getattr(owner, "obj", owner), tf.Variable)

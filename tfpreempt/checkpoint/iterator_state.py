@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import iterator_ops as _iterator_ops
-from tensorflow.python.ops import gen_dataset_ops as _gen_dataset_ops
 
-from tfpreempt import errors
+from tfpreempt import errors, seams
 from tfpreempt.checkpoint.encoding import read_parts, write_parts
 from tfpreempt.checkpoint.state import State
 from tfpreempt.checkpoint.variables import plain_message, walk
@@ -38,7 +36,7 @@ def unpack(parts: Sequence[bytes]) -> Any:
 def iterators(checkpoint: tf.train.Checkpoint) -> Iterator[tuple[str, Any]]:
     """Path and iterator of the dataset iterators in a checkpoint, in a fixed order."""
     for path, obj in walk(checkpoint):
-        if isinstance(obj, _iterator_ops.OwnedIterator):
+        if isinstance(obj, seams.iterator_ops.OwnedIterator):
             yield path, obj
 
 
@@ -55,6 +53,7 @@ def check_position(iterator: Any, where: str) -> None:
     Raises:
         ConfigurationError: says why, and what to write instead.
     """
+    seams.require("iterators")
     dataset = iterator._dataset
     found = [] if dataset is None else [dataset]
     if reads_generator(*found):
@@ -117,7 +116,7 @@ def hidden_state(*datasets: Any) -> str | None:
             else tf.zeros([], each.dtype)
             for each in function.captured_inputs
         ]
-        alone = _gen_dataset_ops.map_dataset(
+        alone = seams.gen_dataset_ops.map_dataset(
             nothing._variant_tensor,
             held,
             f=function,
@@ -125,7 +124,7 @@ def hidden_state(*datasets: Any) -> str | None:
             output_shapes=[[]],
         )
         try:
-            _gen_dataset_ops.dataset_to_graph_v2(
+            seams.gen_dataset_ops.dataset_to_graph_v2(
                 alone, external_state_policy=_POLICIES.FAIL.value
             )
         except tf.errors.FailedPreconditionError as error:

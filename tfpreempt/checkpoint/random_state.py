@@ -15,9 +15,8 @@ from typing import IO, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context as _context
-from tensorflow.python.ops import stateful_random_ops as _stateful_random
 
+from tfpreempt import seams
 from tfpreempt.checkpoint.encoding import (
     check_bit_generator,
     decode,
@@ -28,7 +27,6 @@ from tfpreempt.checkpoint.state import State
 from tfpreempt.checkpoint.variables import local_parts, out_of_scope, walk
 
 _log = logging.getLogger(__name__)
-_KERAS_SEEDS = "keras.src.random.seed_generator"  # in sys.modules once Keras 3 is used
 _KERAS_GENERATOR = "global_seed_generator"  # a constant of its own since Keras 3.13
 
 
@@ -66,17 +64,17 @@ class RandomState(State):
 
 def tensorflow_record() -> dict[str, Any]:
     """TensorFlow's generators, JSON-able; `load_tensorflow_record` sets them back."""
-    eager = _context.context()
+    eager = seams.eager_context.context()
     rng = getattr(eager, "_rng", None)
     seed = eager._seed
-    of_keras, keras = None, sys.modules.get(_KERAS_SEEDS)
+    of_keras, keras = None, sys.modules.get(seams.MODULES["keras_seeds"])
     if keras is not None:  # what its ops without a seed draw from, once one has drawn
         of_keras = keras.global_state.get_global_attribute(_KERAS_GENERATOR)
     states = () if of_keras is None else local_parts(of_keras.state)
     return {
         "tf_seed": None if seed is None else int(np.array(seed)),
         "tf_rng": None if rng is None else encode(rng.getstate()),
-        "tf_generator": generator_record(_stateful_random.global_generator),
+        "tf_generator": generator_record(seams.stateful_random_ops.global_generator),
         "keras_seed": [state.numpy().tolist() for state in states] or None,
     }
 
@@ -84,7 +82,7 @@ def tensorflow_record() -> dict[str, Any]:
 def load_tensorflow_record(record: Any) -> None:
     """Sets TensorFlow's generators to what `tensorflow_record` gave."""
     if record["tf_seed"] is not None and record["tf_rng"] is not None:
-        eager = _context.context()
+        eager = seams.eager_context.context()
         eager._set_global_seed(record["tf_seed"])
         eager._rng.setstate(decode(record["tf_rng"]))
     if record["tf_generator"] is not None:
@@ -95,7 +93,7 @@ def load_tensorflow_record(record: Any) -> None:
 
 def is_seeded() -> bool:
     """Whether the program has set a global seed (`tf.random.set_seed`)."""
-    return _context.global_seed() is not None
+    return seams.eager_context.global_seed() is not None
 
 
 def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
@@ -121,7 +119,7 @@ def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
 
 
 def _load_keras_record(seeds: Any) -> None:
-    if (keras := sys.modules.get(_KERAS_SEEDS)) is None:
+    if (keras := sys.modules.get(seams.MODULES["keras_seeds"])) is None:
         return  # this program has not imported Keras
     state = keras.global_state
     if state.get_global_attribute(_KERAS_GENERATOR) is None:
@@ -143,7 +141,7 @@ def generator_record(generator: Any) -> Any:
 
 
 def _load_generator(record: Any) -> None:
-    if (generator := _stateful_random.global_generator) is not None:
+    if (generator := seams.stateful_random_ops.global_generator) is not None:
         load_generator_record(generator, record)
         return
     # The saved program had one, so this one will ask for it.

@@ -11,9 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
-from tensorflow.python.checkpoint import checkpoint as _checkpoint_lib
 
-from tfpreempt import errors
+from tfpreempt import errors, seams
 from tfpreempt.checkpoint import structure
 from tfpreempt.checkpoint.iterator_state import positions_kept
 from tfpreempt.checkpoint.untracked import NAME, attach
@@ -36,7 +35,7 @@ def check(prefix: str) -> None:
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         if reader.has_tensor(_OBJECT_GRAPH):
-            _checkpoint_lib.object_metadata(prefix)
+            seams.checkpoint.object_metadata(prefix)
     except (tf.errors.OpError, RuntimeError, ValueError, DecodeError) as error:
         raise errors.CheckpointDamagedError(
             f"TensorFlow cannot read {prefix!r}: {type(error).__name__}: {error}"
@@ -85,7 +84,7 @@ def restore(
 def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[str]:
     """Returns the names that only the checkpoint has."""
     try:
-        graph = _checkpoint_lib.object_metadata(prefix)
+        graph = seams.checkpoint.object_metadata(prefix)
     except ValueError:
         return []  # name-based, from TensorFlow 1: nothing to compare by
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # a prefix for certain

@@ -13,12 +13,8 @@ import itertools
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.checkpoint import graph_view as _graph_view
-from tensorflow.python.trackable import base as _base
-from tensorflow.python.trackable.data_structures import (
-    TrackableDataStructure as _Container,
-)
 
+from tfpreempt import seams
 from tfpreempt.checkpoint.variables import local_parts, walk
 from tfpreempt.core import reach
 
@@ -29,7 +25,11 @@ generators."""
 _SETTINGS = ("._steps_per_execution",)  # variables that hold what a user has set
 
 
-class Untracked(_base.Trackable):  # type: ignore[misc]  # TensorFlow is untyped
+_base: Any = seams.trackable_base
+_Trackable: Any = _base.Trackable
+
+
+class Untracked(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
     """One for each Checkpoint, as a child of it; main thread.
 
     Args:
@@ -66,7 +66,7 @@ class Untracked(_base.Trackable):  # type: ignore[misc]  # TensorFlow is untyped
                     own.setdefault(id(variable), (f"{path}[{number}]", variable))
             elif _may_be_tracked(kind):
                 new.append((path, value))
-                view = _graph_view.ObjectGraphView(value)
+                view = seams.graph_view.ObjectGraphView(value)
                 tracked.update(map(id, view.breadth_first_traversal()[0]))
         for path, value in new:
             self._found[self._free(path, held)] = value
@@ -105,7 +105,9 @@ def _is_own(kind: type) -> bool:
 @functools.cache
 def _may_be_tracked(kind: type) -> bool:
     """Whether it is a layer, optimizer, module or variable; lists are looked into."""
-    if not issubclass(kind, _base.Trackable) or issubclass(kind, _Container):
+    if not issubclass(kind, seams.trackable_base.Trackable) or issubclass(
+        kind, seams.data_structures.TrackableDataStructure
+    ):
         return False
     is_variable = issubclass(kind, tf.Variable) or hasattr(kind, "_deferred_initialize")
     return is_variable or hasattr(kind, "variables")

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import tensorflow as tf
-from tensorflow.python.distribute import values as _values
-from tensorflow.python.trackable import trackable_utils as _trackable_utils
+
+from tfpreempt import seams
 
 T = TypeVar("T")
 
@@ -24,14 +24,14 @@ def walk(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
     """
     view = checkpoint._saver._graph_view
     objects, paths = view.breadth_first_traversal()
-    return [(_trackable_utils.object_path_to_string(paths[o]), o) for o in objects]
+    return [(seams.trackable_utils.object_path_to_string(paths[o]), o) for o in objects]
 
 
 def distributed(obj: Any) -> Any | None:
     """The distributed variable that an object is or wraps; or None."""
     for attribute in (None, "_value", "_variable"):
         candidate = obj if attribute is None else getattr(obj, attribute, None)
-        if isinstance(candidate, _values.DistributedVariable):
+        if isinstance(candidate, seams.distribute_values.DistributedVariable):
             return candidate
     return None
 

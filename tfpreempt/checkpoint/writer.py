@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.checkpoint import checkpoint_context as _checkpoint_context
 
-from tfpreempt import errors
+from tfpreempt import errors, seams
 from tfpreempt.checkpoint import layout, reader
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.collective import gathering
@@ -78,7 +77,9 @@ def make_saver(
 
     Raises:
         ConfigurationError: an argument cannot work; says what to do.
+        UnsupportedVersionError: this TensorFlow lacks a name that saving rests on.
     """
+    seams.require("checkpoints")
     given = checkpoint_or_manager
     is_managed = isinstance(given, tf.train.CheckpointManager)
     if not (given is None or is_managed or isinstance(given, tf.train.Checkpoint)):
@@ -86,6 +87,8 @@ def make_saver(
             "Expected a tf.train.Checkpoint, a tf.train.CheckpointManager or None; got "
             f"{type(given).__name__}: {given!r}."
         )
+    if is_managed:
+        seams.require("manager")
     checkpoint = given.checkpoint if is_managed else given
     files_begin = os.path.basename(given._prefix) if is_managed else layout.PAYLOAD
     directory = failure.check_directory(
@@ -182,7 +185,7 @@ class _Tracked(Payload):
 def _writing(what: str) -> Iterator[None]:
     """As TensorFlow's own handler saves; its errors become SaveError."""
     try:
-        with _checkpoint_context.preemption_save_context():
+        with seams.checkpoint_context.preemption_save_context():
             yield
     except tf.errors.OpError as error:
         said = plain_message(error)
@@ -304,7 +307,7 @@ class _FunctionPayload(_Tracked):
     ) -> Staged:
         if self.checkpoint is not None:
             attach(self.checkpoint)
-        with _checkpoint_context.preemption_save_context():
+        with seams.checkpoint_context.preemption_save_context():
             path = self.by(*args, **kwargs)
             if self.checkpoint is not None:
                 self.checkpoint.sync()

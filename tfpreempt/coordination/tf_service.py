@@ -1,6 +1,6 @@
 """The store of TensorFlow's coordination service.
 
-The only file that touches `tensorflow.python.eager.context`. What the service does
+It has no public way: it is reached by the eager context. What the service does
 and costs was measured: an insert or a get of an existing key takes under a
 millisecond; a get that times out leaks in both processes, so nothing polls; its barrier
 holds the GIL while it waits, so barriers are built from keys.
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensorflow.python.eager import context as tf_context
-from tensorflow.python.framework import errors as tf_errors
+import tensorflow as tf
 
+from tfpreempt import seams
 from tfpreempt.errors import KeyExistsError, StoreGoneError, WaitTimeoutError
 
 NATIVE_NOTICE_KEY = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
@@ -33,34 +33,36 @@ class TensorFlowStore:
 
     def insert(self, key: str, value: str) -> None:
         try:
-            tf_context.context().set_config_key_value(key, value)
-        except tf_errors.AlreadyExistsError:
+            seams.eager_context.context().set_config_key_value(key, value)
+        except tf.errors.AlreadyExistsError:
             raise KeyExistsError(f"the key {key!r} was inserted before") from None
-        except (tf_errors.OpError, RuntimeError, ValueError) as error:
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
             raise _gone(f"insert the key {key!r}", error) from error
 
     def get(self, key: str, timeout: float | None = None) -> str:
         milliseconds = 0 if timeout is None else max(1, round(timeout * 1000))
         try:
-            value = tf_context.context().get_config_key_value(key, milliseconds)
-        except tf_errors.DeadlineExceededError:
+            value = seams.eager_context.context().get_config_key_value(
+                key, milliseconds
+            )
+        except tf.errors.DeadlineExceededError:
             raise WaitTimeoutError(
                 f"the key {key!r} was not inserted within {timeout} s"
             ) from None
-        except (tf_errors.OpError, RuntimeError, ValueError) as error:
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
             raise _gone(f"read the key {key!r}", error) from error
         return str(value)
 
     def delete(self, key: str) -> None:
         try:
-            tf_context.context().delete_config_key_value(key)
-        except (tf_errors.OpError, RuntimeError, ValueError) as error:
+            seams.eager_context.context().delete_config_key_value(key)
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
             raise _gone(f"delete the key {key!r}", error) from error
 
     def dead_workers(self) -> frozenset[int]:
         try:
-            states = tf_context.context().get_task_states(self._jobs)
-        except (tf_errors.OpError, RuntimeError, ValueError) as error:
+            states = seams.eager_context.context().get_task_states(self._jobs)
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
             raise _gone("ask for the states of the tasks", error) from error
         return frozenset(i for i, state in enumerate(states) if state is not None)
 
@@ -100,7 +102,7 @@ def wait_service_gone(limit: float) -> bool:
 
 def is_initialized() -> bool:
     """Whether TensorFlow has its devices already; then no service can be configured."""
-    return tf_context.context()._context_handle is not None
+    return seams.eager_context.context()._context_handle is not None
 
 
 def configure_standalone(leader: str) -> None:
@@ -109,7 +111,7 @@ def configure_standalone(leader: str) -> None:
     Args:
         leader: the task, such as "/job:worker/replica:0/task:0".
     """
-    tf_context.context().configure_coordination_service(
+    seams.eager_context.context().configure_coordination_service(
         service_type="standalone", service_leader=leader, enable_health_check=False
     )
 
@@ -123,7 +125,7 @@ def report_error(message: str, code: int | None = None) -> None:
         message: what peers see.
         code: status code of the TensorFlow error; None for an error of another kind.
     """
-    tf_context.context().report_error_to_cluster(
+    seams.eager_context.context().report_error_to_cluster(
         _UNKNOWN if code is None else code, message
     )
 

@@ -108,14 +108,26 @@ def is_module_of_program(name: str) -> bool:
 @functools.cache
 def set_by(cls: type) -> frozenset[str]:
     """The attributes that the methods of a class and its bases assign."""
-    return frozenset(
-        instruction.argval
-        for base in cls.__mro__
-        for method in map(_unwrapped, vars(base).values())
-        if isinstance(method, types.FunctionType)
-        for instruction in dis.get_instructions(method)
-        if instruction.opname == "STORE_ATTR"
-    )
+    return frozenset(name for method in _methods(cls) for name in _set_in(method))
+
+
+def is_set_by(cls: type, name: str) -> bool:
+    """Whether one of them assigns this attribute; at less cost than `set_by`."""
+    candidates = (each for each in _methods(cls) if name in each.__code__.co_names)
+    return any(name in _set_in(method) for method in candidates)
+
+
+def _methods(cls: type) -> Iterator[types.FunctionType]:
+    for base in cls.__mro__:
+        for method in map(_unwrapped, vars(base).values()):
+            if isinstance(method, types.FunctionType):
+                yield method
+
+
+def _set_in(method: types.FunctionType) -> Iterator[str]:
+    for instruction in dis.get_instructions(method):
+        if instruction.opname == "STORE_ATTR":
+            yield instruction.argval
 
 
 def _unwrapped(method: Any) -> Any:

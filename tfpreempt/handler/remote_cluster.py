@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from typing import Any
 
-from tfpreempt import errors
+from tfpreempt import errors, seams
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.notice.native import NativeKeySource, read_again
 
@@ -74,6 +74,7 @@ def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
     from tfpreempt.coordination import tf_service
 
     global _connection
+    seams.require("remote_cluster")
     spec = _cluster_spec(resolver)
     job = _worker_job(resolver, spec)
     if _connection is None:

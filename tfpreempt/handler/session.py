@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from tfpreempt import seams
 from tfpreempt.checkpoint.layout import is_same
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
@@ -687,6 +688,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
         if cluster.world > 1:
             from tfpreempt.coordination.tf_service import TensorFlowStore
 
+            seams.require("coordination")
             store = TensorFlowStore(cluster.jobs)
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
         _current = Session(cluster, store, incarnation, timeout)

@@ -1,7 +1,7 @@
 """Makes `fit`, `evaluate` and `predict` of Keras 3 work with two workers or more.
 
 Keras 3 fails under a MultiWorkerMirroredStrategy (keras#20585) in three places, all in
-`keras/src/backend/tensorflow/trainer.py`:
+`keras.src.backend.tensorflow.trainer`:
 
 - `TensorFlowTrainer._maybe_symbolic_build` asks the strategy for the mean of a batch,
   to learn shapes and dtypes; such a batch cannot be reduced outside of a `tf.function`.
@@ -25,12 +25,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfpreempt import errors
+from tfpreempt import errors, seams
 
 _logger = logging.getLogger(__name__)
-
-TESTED_KERAS = ("3.15.0", "3.15.1")
-"""Versions of Keras that the tests ran with; the patch reaches below its surface."""
 
 _Function = Callable[..., Any]
 
@@ -103,9 +100,10 @@ def enable_multi_worker() -> MultiWorkerPatch:
         What takes the patch back. To keep it for the whole program, ignore it.
 
     Raises:
-        ConfigurationError: Keras has another version than those tested, or does not
-            run on TensorFlow. `fit` and `evaluate` raise it for a metric that was made
-            outside of `strategy.scope()`: each worker would count its own rows only.
+        UnsupportedVersionError: this Keras has not got what would be replaced.
+        ConfigurationError: Keras does not run on TensorFlow. `fit` and `evaluate` raise
+            it for a metric that was made outside of `strategy.scope()`: each worker
+            would count its own rows only.
     """
     import keras
 
@@ -115,19 +113,20 @@ def enable_multi_worker() -> MultiWorkerPatch:
             "tf.distribute.MultiWorkerMirroredStrategy and needs 'tensorflow': set "
             "KERAS_BACKEND=tensorflow before Keras is imported, or leave out the call"
         )
-    if keras.__version__ not in TESTED_KERAS:
-        raise errors.ConfigurationError(
-            f"keras=={keras.__version__}: enable_multi_worker() replaces private "
-            f"functions and was tested with {', '.join(TESTED_KERAS)}: install "
-            f"keras=={TESTED_KERAS[-1]}, or see whether this version needs no patch "
-            "any more (keras#20585) and leave out the call"
+    seams.require("keras_workers")
+    if not seams.was_seen("keras"):
+        _logger.warning(
+            "enable_multi_worker() replaces private functions of Keras, and was seen "
+            "to work with %s, not yet with %s. See whether this version needs it at "
+            "all (keras#20585), and compare a run of two workers with one",
+            ", ".join(seams.SEEN["keras"]),
+            keras.__version__,
         )
     if not _in_force:
-        from keras.src.backend.tensorflow import trainer
-
-        _replace(trainer.TensorFlowTrainer, "_maybe_symbolic_build", _building)
-        _replace(trainer.TensorFlowTrainer, "_make_function", _stepping)
-        _replace(trainer, "reduce_per_replica", _reducing)
+        trainer = seams.keras_trainer_class()
+        _replace(trainer, "_maybe_symbolic_build", _building)
+        _replace(trainer, "_make_function", _stepping)
+        _replace(seams.keras_trainer, "reduce_per_replica", _reducing)
     return MultiWorkerPatch()
 
 
@@ -141,10 +140,8 @@ def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> N
 
 def _has_workers(strategy: Any) -> bool:
     """Whether the patch is for this strategy, by Keras' own test; None is none."""
-    from keras.src.backend.tensorflow import trainer
-
     return bool(_in_force) and bool(
-        trainer._collective_all_reduce_multi_worker(strategy)
+        seams.keras_trainer._collective_all_reduce_multi_worker(strategy)
     )
 
 
@@ -271,12 +268,11 @@ def _stepping(previous: _Function) -> _Function:
 def _several_steps(model: Any, step_function: _Function) -> _Function:
     """`steps_per_execution` steps, or as many as there are data for."""
     import tensorflow as tf
-    from keras.src.backend.tensorflow import trainer
 
     def one_step(data: Any) -> Any:
         strategy = model.distribute_strategy
         outputs = strategy.run(step_function, args=(data,))
-        return trainer.reduce_per_replica(outputs, strategy, "auto")
+        return seams.keras_trainer.reduce_per_replica(outputs, strategy, "auto")
 
     one_step = model._autoconvert_optionals(one_step)
 

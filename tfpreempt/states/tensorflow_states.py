@@ -6,9 +6,8 @@ import json
 from typing import IO, Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import iterator_ops as _iterator_ops
 
-from tfpreempt import errors
+from tfpreempt import errors, seams
 from tfpreempt.checkpoint.encoding import read_parts, readable, write_parts
 from tfpreempt.checkpoint.iterator_state import check_position, pack, unpack
 from tfpreempt.checkpoint.random_state import (
@@ -96,7 +95,7 @@ class DatasetIteratorState(State):
         per_worker: bool = True,
         registry: StateRegistry | None = REGISTRY,
     ) -> None:
-        if not isinstance(iterator, _iterator_ops.OwnedIterator):
+        if not isinstance(iterator, seams.iterator_ops.OwnedIterator):
             raise errors.ConfigurationError(
                 f"A DatasetIteratorState was given {iterator!r}; expected "
                 "`iter(dataset)` of a tf.data.Dataset. (The position of a distributed "

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import tensorflow as tf
-from tensorflow.python.lib.io import file_io as _file_io
+
+from tfpreempt import seams
 
 _BUFFER_BYTES = 1 << 20
 _NUMBERS = (
@@ -68,6 +69,9 @@ def open_file(path: str) -> IO[bytes]:
 class GfileFiles:
     """The file operations of a commit by tf.io.gfile; see `files.Files`."""
 
+    def __init__(self) -> None:
+        seams.require("gfile")
+
     def make_dirs(self, path: str) -> None:
         with _translated(path):
             tf.io.gfile.makedirs(path)
@@ -75,7 +79,7 @@ class GfileFiles:
     def write(self, path: str, data: bytes) -> None:
         if is_directory(path) is not None:
             with _translated(path):  # as TensorFlow replaces its own state file
-                _file_io.atomic_write_string_to_file(path, data)
+                seams.file_io.atomic_write_string_to_file(path, data)
             return
         with _translated(path), tf.io.gfile.GFile(path, "wb") as file:
             file.write(data)

@@ -2,6 +2,7 @@
 
 counted_dataset  the dataset that `fit` makes its iterators of, in place of its own
 host_iterator    a distributed iterator whose position can be saved
+iterators        iterators of the data, and the ordinary ones below them
 pipeline         what a tf.data pipeline is built of: generators, shuffles, caches
 pipelines        input pipelines whose position is a few numbers
 position         where training is in its data, and how a pipeline lets it be kept

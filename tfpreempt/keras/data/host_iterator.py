@@ -7,8 +7,9 @@ the same order, so that the host iterator's state is the position of training. W
 given up is the copy to the devices ahead of the step; reading and preprocessing ahead
 (`prefetch`) go on as before, and `model.fit` on one device never had more.
 
-The classes take the seams of TensorFlow 2.21's `input_lib`: an iterator is a composite
-tensor, taken apart and put together by its type spec when a tf.function receives it.
+The classes are those of `input_lib` but for that: an iterator is a composite tensor,
+taken apart and put together by its type spec when a tf.function receives it. Imported
+only where a dataset is distributed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import input_lib as _input_lib
 
+from tfpreempt import seams
 from tfpreempt.keras.data.replica_slices import replica_slices
 
 _OPTIONS = tf.distribute.InputOptions(
@@ -33,8 +34,15 @@ _PARTS = operator.attrgetter(
 )
 """What a type spec of one worker's iterator is made of, of that or of another."""
 
+seams.require("distributed_fit")
+_lib: Any = seams.input_lib
+_OwnedIterator: Any = _lib._SingleWorkerOwnedDatasetIterator
+_OwnedIteratorSpec: Any = _lib._SingleWorkerDatasetIteratorSpec
+_Distributed: Any = _lib.DistributedIterator
+_DistributedSpec: Any = _lib.DistributedIteratorSpec
 
-class _WorkerIterator(_input_lib._SingleWorkerOwnedDatasetIterator):  # type: ignore[misc]  # TensorFlow is untyped
+
+class _WorkerIterator(_OwnedIterator):  # type: ignore[misc]  # TensorFlow is untyped
     """One worker's host iterator; gives one element for each of its devices."""
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
@@ -51,7 +59,7 @@ class _WorkerIterator(_input_lib._SingleWorkerOwnedDatasetIterator):  # type: ig
         return _WorkerIteratorSpec.from_value(self)
 
 
-class _WorkerIteratorSpec(_input_lib._SingleWorkerDatasetIteratorSpec):  # type: ignore[misc]  # TensorFlow is untyped
+class _WorkerIteratorSpec(_OwnedIteratorSpec):  # type: ignore[misc]  # TensorFlow is untyped
     @property
     def value_type(self) -> type:
         return _WorkerIterator
@@ -71,8 +79,13 @@ class _WorkerIteratorSpec(_input_lib._SingleWorkerDatasetIteratorSpec):  # type:
         return _WorkerIteratorSpec(*_PARTS(value))
 
 
-class HostIterator(_input_lib.DistributedIterator):  # type: ignore[misc]  # TensorFlow is untyped
+class HostIterator(_Distributed):  # type: ignore[misc]  # TensorFlow is untyped
     """A `tf.distribute.DistributedIterator` over host iterators."""
+
+    def host_iterators(self) -> Iterator[tuple[Any, int]]:
+        """Each with the number of elements that it gives to one step."""
+        for worker in self._iterators:
+            yield worker._iterator, len(worker._devices)
 
     @property
     def _type_spec(self) -> Any:
@@ -87,7 +100,7 @@ class HostIterator(_input_lib.DistributedIterator):  # type: ignore[misc]  # Ten
         )
 
 
-class _HostIteratorSpec(_input_lib.DistributedIteratorSpec):  # type: ignore[misc]  # TensorFlow is untyped
+class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
     @property
     def value_type(self) -> type:
         return HostIterator
@@ -111,18 +124,13 @@ class _HostIteratorSpec(_input_lib.DistributedIteratorSpec):  # type: ignore[mis
         )
 
 
-def make_iterator(dataset: Any) -> Any:
-    """What `iter(dataset)` gives; of a distributed dataset a `HostIterator`.
+def distribute(dataset: Any) -> HostIterator:
+    """An iterator over a distributed dataset.
 
     Args:
-        dataset: also what `strategy.experimental_distribute_dataset` or
+        dataset: what `strategy.experimental_distribute_dataset` or
             `distribute_datasets_from_function` returned.
     """
-    kinds = (_input_lib.DistributedDataset, _input_lib.DistributedDatasetsFromFunction)
-    if not isinstance(dataset, kinds) or isinstance(
-        dataset._strategy, tf.distribute.TPUStrategy
-    ):
-        return iter(dataset)
     workers = dataset._input_workers
     parts = getattr(dataset, "_cloned_datasets", None) or dataset._datasets
     if (slices := replica_slices(dataset)) is not None:
@@ -152,29 +160,3 @@ def make_iterator(dataset: Any) -> Any:
     )
     iterator._element_spec = dataset._element_spec
     return iterator
-
-
-def read_locally(iterator: Any) -> None:
-    """Reads one global batch's local part and drops it; needs no other worker.
-
-    Raises:
-        StopIteration: there is none.
-    """
-    if not isinstance(iterator, HostIterator):
-        next(iterator)
-        return
-    for worker in iterator._iterators:
-        for _ in worker._devices:
-            next(worker._iterator)
-
-
-def owned_iterators(iterator: Any) -> Iterator[Any]:
-    """The ordinary tf.data iterators below an iterator, in a fixed order.
-
-    Nothing is yielded for an iterator whose position cannot be asked for.
-    """
-    if isinstance(iterator, tf.data.Iterator):
-        yield iterator
-    elif isinstance(iterator, HostIterator):
-        for worker in iterator._iterators:
-            yield worker._iterator

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import shuffle_op as _shuffle_op
 
+from tfpreempt import seams
 from tfpreempt.checkpoint.iterator_state import parts
 
 
@@ -102,7 +102,7 @@ def _late_shuffles(node: Any, *, is_below: bool) -> Iterator[Any]:
 
 
 def _reshuffles(node: Any) -> bool:
-    is_shuffle = isinstance(node, _shuffle_op._ShuffleDataset)
+    is_shuffle = isinstance(node, seams.shuffle_op._ShuffleDataset)
     return is_shuffle and node._reshuffle_each_iteration is not False
 
 

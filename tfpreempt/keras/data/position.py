@@ -20,9 +20,8 @@ from typing import Any
 import tensorflow as tf
 from rich.console import Console
 from rich.progress import Progress
-from tensorflow.python.ops import gen_dataset_ops as _gen_dataset_ops
 
-from tfpreempt import errors
+from tfpreempt import errors, seams
 from tfpreempt.checkpoint.iterator_state import (
     hidden_state,
     pack,
@@ -32,7 +31,7 @@ from tfpreempt.checkpoint.iterator_state import (
 from tfpreempt.checkpoint.variables import plain_message
 from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
-from tfpreempt.keras.data.host_iterator import owned_iterators, read_locally
+from tfpreempt.keras.data.iterators import owned_iterators, read_locally
 from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
@@ -194,7 +193,9 @@ def _states(iterator: Any) -> list[list[bytes]]:
     policy = tf.data.experimental.ExternalStatePolicy.IGNORE.value
     found = []
     for owned in owned_iterators(iterator):
-        state = _gen_dataset_ops.serialize_iterator(owned._iterator_resource, policy)
+        state = seams.gen_dataset_ops.serialize_iterator(
+            owned._iterator_resource, policy
+        )
         found.append(pack(state))
     return found
 
@@ -204,7 +205,7 @@ def _set_states(iterator: Any, states: Sequence[Sequence[bytes]]) -> None:
         resource = owned._iterator_resource
         try:
             with tf.device(resource.device):
-                _gen_dataset_ops.deserialize_iterator(resource, unpack(state))
+                seams.gen_dataset_ops.deserialize_iterator(resource, unpack(state))
         except tf.errors.OpError as error:
             raise errors.CheckpointMismatchError(
                 "The position in the training data was saved for another tf.data "

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from tfpreempt import errors
+from tfpreempt import errors, seams
 from tfpreempt.keras.fit.keras3 import Keras3Fit
 from tfpreempt.keras.fit.tf_keras import TfKerasFit
 from tfpreempt.keras.interface import Fit
@@ -30,7 +30,8 @@ def find(model: Any) -> Fit:
         model: the callback's model.
 
     Raises:
-        UsageError: there is none, or it is built differently from those that we know.
+        UsageError: there is none.
+        UnsupportedVersionError: this version's fit is built in another way.
     """
     if getattr(model, "autotune_steps_per_execution", False):
         raise errors.ConfigurationError(
@@ -38,6 +39,8 @@ def find(model: Any) -> Fit:
             "while an epoch runs, so that nobody knows where it stands. Compile with a "
             "number."
         )
+    line = "tf_keras" if _is_of_tf_keras(model) else "keras"
+    seams.require("pipelines", "iterators", f"{line}_fit")
     frame = next(_calls(model, "fit", LOOPS), None)
     if frame is None:
         raise errors.UsageError(
@@ -89,7 +92,7 @@ def check_model(model: Any) -> None:
     Raises:
         ConfigurationError: another backend of Keras 3.
     """
-    if any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__):
+    if _is_of_tf_keras(model):
         return
     import keras
 
@@ -99,6 +102,10 @@ def check_model(model: Any) -> None:
             "with the TensorFlow backend only. Set KERAS_BACKEND=tensorflow before "
             "keras is imported."
         )
+
+
+def _is_of_tf_keras(model: Any) -> bool:
+    return any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__)
 
 
 def _calls(model: Any, method: str, having: Sequence[str]) -> Iterator[FrameType]:

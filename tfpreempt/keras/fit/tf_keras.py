@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfpreempt import seams
 from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.data.sequence import dataset_like
 from tfpreempt.keras.interface import Fit, instead_once
@@ -127,9 +128,9 @@ class TfKerasFit(Fit):
     def _distribute(self, dataset: Any) -> Any:
         """As `DataHandler` goes on from the adapter's dataset."""
         if self._names["class_weight"]:
-            from tf_keras.src.engine import data_adapter
-
-            weigh = data_adapter._make_class_weight_map_fn(self._names["class_weight"])
+            weigh = seams.tf_keras_data._make_class_weight_map_fn(
+                self._names["class_weight"]
+            )
             dataset = dataset.map(weigh)
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)

@@ -1,0 +1,100 @@
+"""The private names of TensorFlow and Keras that we take, on the installed versions.
+
+`make matrix` runs this in each of its cells.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import types
+from collections.abc import Iterator
+
+import pytest
+
+from tfpreempt import errors, seams
+
+pytestmark = pytest.mark.tensorflow
+
+LIBRARIES = ("tf_keras", "keras", "tensorflow")
+
+
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    seams.require.cache_clear()
+    yield
+    seams.require.cache_clear()
+
+
+def is_here(feature: str) -> bool:
+    """Whether the libraries that a feature is about are installed."""
+    modules = (seams.MODULES[name] for name in seams.FEATURES[feature].names)
+    roots = {module.partition(".")[0] for module in modules}
+    return all(importlib.util.find_spec(root) is not None for root in roots)
+
+
+@pytest.mark.parametrize("feature", seams.FEATURES)
+def test_every_name_is_there(feature: str) -> None:
+    if not is_here(feature):
+        pytest.skip("not installed")
+    assert list(seams.missing(feature)) == []
+    seams.require(feature)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_installed_version_was_seen(library: str) -> None:
+    """Else the matrix is to be run with it first."""
+    pytest.importorskip(library)
+    assert seams.was_seen(library)
+
+
+def test_what_is_named_is_looked_for() -> None:
+    """A name that is nowhere is missing, in each of the forms of a name."""
+    module = types.SimpleNamespace(Sample=Sample, function=print)
+    there = ("function", "Sample", "Sample.method", "Sample.set_in_method")
+    for name in (*there, "Sample.method:local", "Sample.method:argument"):
+        assert seams._is_there(module, name), name
+    absent = ("other", "Other", "Other.method", "Sample.other", "Sample.method:other")
+    for name in (*absent, "Sample.other:local", "Sample.only_read"):
+        assert not seams._is_there(module, name), name
+
+
+class Sample:
+    def method(self, argument: int) -> int:
+        local = argument
+        self.set_in_method = local
+        return self.only_read  # type: ignore[attr-defined]  # it is nowhere
+
+
+def test_a_missing_name_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorflow.python.lib.io import file_io
+
+    monkeypatch.delattr(file_io, "atomic_write_string_to_file")
+    with pytest.raises(errors.UnsupportedVersionError) as caught:
+        seams.require("gfile")
+    message = str(caught.value)
+    name = "tensorflow.python.lib.io.file_io.atomic_write_string_to_file"
+    assert f"tensorflow {seams.version('tensorflow')} has no {name}" in message
+    assert "a checkpoint directory that only tf.io.gfile reaches needs it" in message
+    assert f"tensorflow=={seams.SEEN['tensorflow'][-1]}" in message
+    seams.require("checkpoints")  # what does not need it goes on working
+
+
+def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(seams.MODULES, "file_io", "tensorflow.python.lib.io.moved")
+    with pytest.raises(errors.UnsupportedVersionError, match=r"no .*lib\.io\.moved,"):
+        seams.require("gfile")
+
+
+def test_a_handler_is_refused_before_it_touches_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    import tensorflow as tf
+    from tensorflow.python.checkpoint import checkpoint
+
+    from tfpreempt.checkpoint.writer import make_saver
+
+    monkeypatch.delattr(checkpoint, "object_metadata")
+    directory = tmp_path / "run"  # type: ignore[operator]  # a path
+    with pytest.raises(errors.UnsupportedVersionError, match="object_metadata"):
+        make_saver(tf.train.Checkpoint(v=tf.Variable(1)), directory)
+    assert not directory.exists()

@@ -1,0 +1,56 @@
+"""Iterators of a fit's data, distributed or not, and the ordinary ones below them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfpreempt import seams
+
+
+def make_iterator(dataset: Any) -> Any:
+    """What `iter(dataset)` gives; of a distributed dataset a `HostIterator`.
+
+    Args:
+        dataset: also what `strategy.experimental_distribute_dataset` or
+            `distribute_datasets_from_function` returned.
+    """
+    kinds = (
+        seams.input_lib.DistributedDataset,
+        seams.input_lib.DistributedDatasetsFromFunction,
+    )
+    if not isinstance(dataset, kinds) or isinstance(
+        dataset._strategy, tf.distribute.TPUStrategy
+    ):
+        return iter(dataset)
+    from tfpreempt.keras.data.host_iterator import distribute
+
+    return distribute(dataset)
+
+
+def read_locally(iterator: Any) -> None:
+    """Reads one global batch's local part and drops it; needs no other worker.
+
+    Raises:
+        StopIteration: there is none.
+    """
+    if not hasattr(iterator, "host_iterators"):
+        next(iterator)
+        return
+    for owned, elements in iterator.host_iterators():
+        for _ in range(elements):
+            next(owned)
+
+
+def owned_iterators(iterator: Any) -> Iterator[Any]:
+    """The ordinary tf.data iterators below an iterator, in a fixed order.
+
+    Nothing is yielded for an iterator whose position cannot be asked for.
+    """
+    if isinstance(iterator, tf.data.Iterator):
+        yield iterator
+    elif hasattr(iterator, "host_iterators"):
+        for owned, _ in iterator.host_iterators():
+            yield owned

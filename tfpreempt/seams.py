@@ -1,0 +1,319 @@
+"""Every private name of TensorFlow and Keras that we take, and who cannot do without.
+
+TensorFlow has no public way to its coordination service, to the order in which a
+checkpoint is saved, or to the place of an iterator in its data, and Keras none to the
+loop of `fit`. What lies below the public surface may go with any release. So:
+
+- Modules below the surface are reached by the names in `MODULES`, as
+  `seams.eager_context`, and are imported when they are first asked for.
+- What is taken of them, and of their objects, is listed in `FEATURES`.
+- Who needs a feature calls `require` once, before it trains. A name that is missing is
+  one error then, which names it, and not a surprise in the middle of a save.
+- There is no upper bound on versions: a release that keeps these names goes on working.
+  tests/contracts/test_seams.py tries all of them, in each cell of `make matrix`.
+
+What single callbacks of Keras remember is in `keras/callbacks/known.py`; a name that a
+version lacks is passed over there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.core import reach
+
+SEEN = {
+    "tensorflow": ("2.16.2", "2.21.0", "2.22.0rc0"),
+    "keras": ("3.12.4", "3.15.1", "3.16.0.dev2026102704"),
+    "tf_keras": ("2.16.0", "2.21.0"),
+}
+"""Versions with which the matrix, or the whole of the tests, passed."""
+
+_TF, _KERAS, _OLD = "tensorflow.python.", "keras.src.", "tf_keras.src."
+
+MODULES = {
+    "cache_op": _TF + "data.ops.cache_op",
+    "checkpoint": _TF + "checkpoint.checkpoint",
+    "checkpoint_context": _TF + "checkpoint.checkpoint_context",
+    "checkpoint_management": _TF + "checkpoint.checkpoint_management",
+    "concatenate_op": _TF + "data.ops.concatenate_op",
+    "data_structures": _TF + "trackable.data_structures",
+    "dataset_ops": _TF + "data.ops.dataset_ops",
+    "distribute_values": _TF + "distribute.values",
+    "eager_context": _TF + "eager.context",
+    "file_io": _TF + "lib.io.file_io",
+    "gen_dataset_ops": _TF + "ops.gen_dataset_ops",
+    "graph_view": _TF + "checkpoint.graph_view",
+    "input_lib": _TF + "distribute.input_lib",
+    "iterator_ops": _TF + "data.ops.iterator_ops",
+    "object_identity": _TF + "util.object_identity",
+    "range_op": _TF + "data.ops.range_op",
+    "repeat_op": _TF + "data.ops.repeat_op",
+    "saveable_object": _TF + "training.saving.saveable_object",
+    "shuffle_op": _TF + "data.ops.shuffle_op",
+    "skip_op": _TF + "data.ops.skip_op",
+    "stateful_random_ops": _TF + "ops.stateful_random_ops",
+    "trackable_base": _TF + "trackable.base",
+    "trackable_utils": _TF + "trackable.trackable_utils",
+    "keras_array_adapter": _KERAS + "trainers.data_adapters.array_data_adapter",
+    "keras_callback_list": _KERAS + "callbacks.callback_list",
+    "keras_layer": _KERAS + "layers.layer",
+    "keras_seeds": _KERAS + "random.seed_generator",
+    "keras_trainer": _KERAS + "backend.tensorflow.trainer",
+    "keras_variables": _KERAS + "backend.common.variables",
+    "tf_keras_backend": _OLD + "backend",
+    "tf_keras_data": _OLD + "engine.data_adapter",
+    "tf_keras_training": _OLD + "engine.training",
+}
+"""How we call a module, and where it is."""
+
+RENAMED = {"TensorFlowTrainer": "Trainer"}  # since Keras 3.16
+"""Classes that have another name in later versions."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """What cannot work without some private names.
+
+    Attributes:
+        what: in words, for the error.
+        names: by module as in `MODULES`, separated by spaces. "f" or "Class"; of
+            a class "Class.attribute", where one of its methods may set it; and of a
+            method "Class.method:local", one of its local variables.
+    """
+
+    what: str
+    names: dict[str, str]
+
+
+FEATURES = {
+    "checkpoints": Feature(
+        what="every handler and callback",
+        names={
+            "checkpoint": "object_metadata Checkpoint._saver CheckpointLoadStatus."
+            "_checkpoint TrackableSaver._gather_serialized_tensors "
+            "TrackableSaver._graph_view",
+            "checkpoint_context": "preemption_save_context",
+            "data_structures": "TrackableDataStructure",
+            "distribute_values": "DistributedVariable",
+            "eager_context": "context global_seed Context._rng Context._seed "
+            "Context._set_global_seed",
+            "graph_view": "ObjectGraphView.breadth_first_traversal",
+            "iterator_ops": "OwnedIterator",
+            "object_identity": "ObjectIdentityDictionary",
+            "saveable_object": "SaveSpec SaveSpec._tensor",
+            "stateful_random_ops": "global_generator",
+            "trackable_base": "Trackable Trackable._trackable_children "
+            "Trackable._update_uid",
+            "trackable_utils": "object_path_to_string",
+        },
+    ),
+    "iterators": Feature(
+        what="saving the place of a tf.data iterator",
+        names={
+            "dataset_ops": "DatasetV2._functions DatasetV2._inputs "
+            "DatasetV2._variant_tensor",
+            "gen_dataset_ops": "dataset_to_graph_v2 deserialize_iterator map_dataset "
+            "serialize_iterator",
+            "iterator_ops": "OwnedIterator._dataset "
+            "OwnedIterator._iterator_resource OwnedIterator._restore_from_tensors "
+            "OwnedIterator._serialize_to_tensors",
+            "range_op": "_RangeDataset._start",
+            "skip_op": "_SkipDataset",
+        },
+    ),
+    "manager": Feature(
+        what="saving by a tf.train.CheckpointManager",
+        names={
+            "checkpoint_management": "CheckpointManager._last_checkpoint_step "
+            "CheckpointManager._latest_checkpoint CheckpointManager._max_to_keep "
+            "CheckpointManager._maybe_delete CheckpointManager._prefix "
+            "CheckpointManager._record_state CheckpointManager._step_counter "
+            "CheckpointManager._sweep",
+        },
+    ),
+    "coordination": Feature(
+        what="agreeing with other workers by TensorFlow's coordination service",
+        names={
+            "eager_context": "context Context.delete_config_key_value "
+            "Context.get_config_key_value Context.get_task_states "
+            "Context.report_error_to_cluster Context.set_config_key_value",
+        },
+    ),
+    "remote_cluster": Feature(
+        what="connect_to_cluster()",
+        names={
+            "eager_context": "context Context._context_handle "
+            "Context.configure_coordination_service Context.delete_config_key_value "
+            "Context.get_config_key_value",
+        },
+    ),
+    "gfile": Feature(
+        what="a checkpoint directory that only tf.io.gfile reaches",
+        names={"file_io": "atomic_write_string_to_file"},
+    ),
+    "pipelines": Feature(
+        what="the place in the data of model.fit",
+        names={
+            "cache_op": "CacheDataset._filename",
+            "concatenate_op": "_ConcatenateDataset",
+            "repeat_op": "_RepeatDataset._count",
+            "shuffle_op": "_ShuffleDataset._reshuffle_each_iteration",
+        },
+    ),
+    "distributed_fit": Feature(
+        what="the place in the data of model.fit under a strategy",
+        names={
+            "input_lib": "DistributedDataset._cardinality "
+            "DistributedDataset._element_spec "
+            "DistributedDataset._enable_get_next_as_optional "
+            "DistributedDataset._input_context DistributedDataset._input_workers "
+            "DistributedDataset._num_replicas_in_sync "
+            "DistributedDataset._original_dataset DistributedDataset._replica_order "
+            "DistributedDataset._strategy DistributedDatasetsFromFunction._datasets "
+            "DistributedIterator._iterators DistributedIteratorSpec._component_specs "
+            "_SingleWorkerDatasetIteratorSpec._canonicalize_devices "
+            "_SingleWorkerDatasetIteratorSpec._devices "
+            "_SingleWorkerOwnedDatasetIterator._devices "
+            "_SingleWorkerOwnedDatasetIterator._iterator",
+        },
+    ),
+    "keras_fit": Feature(
+        what="PreemptionCallback in model.fit of Keras 3",
+        names={
+            "keras_array_adapter": "ArrayDataAdapter._shuffle",
+            "keras_callback_list": "CallbackList._flush_futures",
+            "keras_layer": "Layer._flatten_layers",
+            "keras_seeds": "SeedGenerator global_state",
+            "keras_trainer": "TFEpochIterator._current_iterator "
+            "TFEpochIterator._distributed_dataset TFEpochIterator._enumerate_iterator "
+            "TFEpochIterator._num_batches TFEpochIterator._steps_seen "
+            "TFEpochIterator.data_adapter "
+            "TensorFlowTrainer._get_metrics_result_or_logs "
+            "TensorFlowTrainer._initial_epoch TensorFlowTrainer._symbolic_build "
+            "TensorFlowTrainer.evaluate:use_cached_eval_dataset "
+            "TensorFlowTrainer.fit:callbacks TensorFlowTrainer.fit:epoch_iterator "
+            "TensorFlowTrainer.fit:epoch_logs TensorFlowTrainer.fit:validation_data",
+            "keras_variables": "Variable._deferred_initialize Variable._initializer "
+            "Variable._value",
+        },
+    ),
+    "keras_workers": Feature(
+        what="enable_multi_worker()",
+        names={
+            "keras_trainer": "TFEpochIterator._distributed_dataset "
+            "TensorFlowTrainer._autoconvert_optionals "
+            "TensorFlowTrainer._distribute_strategy TensorFlowTrainer._make_function "
+            "TensorFlowTrainer._maybe_symbolic_build "
+            "TensorFlowTrainer._symbolic_build _collective_all_reduce_multi_worker "
+            "reduce_per_replica",
+        },
+    ),
+    "tf_keras_fit": Feature(
+        what="PreemptionCallback in model.fit of tf_keras",
+        names={
+            "tf_keras_backend": "RandomGenerator._built RandomGenerator._maybe_init "
+            "RandomGenerator._rng_type",
+            "tf_keras_data": "CompositeTensorDataAdapter DataHandler._adapter "
+            "DataHandler._current_step DataHandler._dataset "
+            "DataHandler._inferred_steps DataHandler._insufficient_data "
+            "DataHandler._steps_per_execution GenericArrayLikeDataAdapter "
+            "KerasSequenceAdapter._enqueuer KerasSequenceAdapter._keras_sequence "
+            "KerasSequenceAdapter._shuffle_sequence "
+            "KerasSequenceAdapter._standardize_batch ListsOfScalarsDataAdapter "
+            "TensorLikeDataAdapter._shuffle _make_class_weight_map_fn",
+            "tf_keras_training": "Model._flatten_layers "
+            "Model._maybe_load_initial_counters_from_ckpt "
+            "Model._validate_and_get_metrics_result "
+            "Model.evaluate:use_cached_eval_dataset Model.fit:callbacks "
+            "Model.fit:data_handler Model.fit:epoch_logs Model.fit:validation_data",
+        },
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A module of `MODULES`, imported on first use."""
+    if name not in MODULES:
+        raise AttributeError(f"module 'tfpreempt.seams' has no attribute {name!r}")
+    globals()[name] = module = importlib.import_module(MODULES[name])
+    return module
+
+
+def keras_trainer_class() -> Any:
+    """The class of Keras 3 whose `fit` runs on TensorFlow."""
+    old = "TensorFlowTrainer"
+    return getattr(__getattr__("keras_trainer"), old, None) or getattr(
+        __getattr__("keras_trainer"), RENAMED[old]
+    )
+
+
+@functools.cache
+def require(*features: str) -> None:
+    """Checks, once for each process, that the names of these features are there.
+
+    Raises:
+        UnsupportedVersionError: one is not; says which, and what to do.
+    """
+    for feature in features:
+        if absent := list(missing(feature)):
+            raise errors.UnsupportedVersionError(_advice(FEATURES[feature], absent))
+
+
+def missing(feature: str) -> Iterator[str]:
+    """The names of a feature that are not there, with their modules."""
+    for module, names in FEATURES[feature].names.items():
+        try:
+            found: Any = importlib.import_module(MODULES[module])
+        except ImportError:
+            yield MODULES[module]
+            continue
+        for name in names.split():
+            if not _is_there(found, name):
+                yield f"{MODULES[module]}.{name}"
+
+
+def _is_there(module: Any, name: str) -> bool:
+    path, _, local = name.partition(":")
+    owner_name, _, attribute = path.partition(".")
+    if not attribute:
+        return hasattr(module, owner_name)
+    owner = getattr(module, owner_name, None)
+    if owner is None and owner_name in RENAMED:
+        owner = getattr(module, RENAMED[owner_name], None)
+    if owner is None:
+        return False
+    if not local:
+        return hasattr(owner, attribute) or reach.is_set_by(owner, attribute)
+    code: Any = getattr(owner, attribute, None)
+    code = getattr(inspect.unwrap(code), "__code__", None) if code else None
+    return code is not None and local in code.co_varnames + code.co_cellvars
+
+
+def _advice(feature: Feature, absent: list[str]) -> str:
+    library = absent[0].partition(".")[0]
+    here, seen = version(library), SEEN[library]
+    return (
+        f"{library} {here} has no {', no '.join(absent)}, and {feature.what} needs it. "
+        f"tfpreempt was seen to work with {library} {', '.join(seen)}. Install one of "
+        f"these, such as {library}=={seen[-1]}, or a newer tfpreempt; what does not "
+        "need this goes on working."
+    )
+
+
+def was_seen(library: str) -> bool:
+    """Whether an imported library is of a minor version in `SEEN`."""
+    minor = version(library).split(".")[:2]
+    return minor in [each.split(".")[:2] for each in SEEN[library]]
+
+
+def version(library: str) -> str:
+    """The version of an imported library."""
+    return str(importlib.import_module(library).__version__)
