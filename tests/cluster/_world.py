@@ -113,14 +113,10 @@ class Search:
 
     def initial(self) -> World:
         c = self.cluster
-        workers = []
-        for settings in self.settings:
-            state, actions = agreement.initial(settings)
-            workers.append(
-                Worker(self.intern(state), "boundary", ops=frozenset(actions))
-            )
+        state, actions = agreement.INITIAL
+        worker = Worker(self.intern(state), "boundary", ops=frozenset(actions))
         return World(
-            tuple(workers),
+            (worker,) * len(self.settings),
             frozenset(),
             c.notices,
             c.crashes,

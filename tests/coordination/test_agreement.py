@@ -9,7 +9,7 @@ import pytest
 
 from tfpreempt.coordination import agreement
 from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.agreement import IllegalEventError, initial, step
+from tfpreempt.coordination.agreement import INITIAL, IllegalEventError, step
 from tfpreempt.coordination.events import (
     CommitKind,
     Count,
@@ -29,7 +29,7 @@ CHIEF, OTHER = ev.Settings(0, 2), ev.Settings(1, 2)
 
 def feed(settings, *events, state=None):
     """Feeds events in order; the last state, and the actions of the last event."""
-    state, actions = (initial(settings)[0] if state is None else state), ()
+    state, actions = (INITIAL[0] if state is None else state), ()
     for event in events:
         state, actions = step(settings, state, event)
     return state, actions

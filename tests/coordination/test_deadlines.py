@@ -64,7 +64,7 @@ def test_after_a_step_that_outlived_the_wait_the_copy_has_the_whole_time(
     deadlines = deadlines_on(clock)
     deadlines.shorten(clock.monotonic(), None)
     clock.advance(step)
-    deadlines.arrive()
+    deadlines.extend(at_boundary=True)
     assert deadlines.left == pytest.approx(left)
 
 

@@ -25,7 +25,7 @@ def test_stop_event_ends_the_target() -> None:
     thread.start()
     assert thread.is_alive()
     assert not thread.join(0.0)
-    thread.stop()
+    thread.stop_event.set()
     assert thread.join(LIMIT)
     assert seen == [True]
 

@@ -58,7 +58,7 @@ def arrows() -> set[Arrow]:
     """All of them, of both roles."""
     found: set[Arrow] = set()
     for settings in SETTINGS:
-        state, actions = agreement.initial(settings)
+        state, actions = agreement.INITIAL
         first = Stage(state, frozenset(actions))
         seen, left = {first}, [first]
         while left:

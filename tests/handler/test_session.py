@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
@@ -41,6 +42,7 @@ class FakeMember:
 
     has_moved = True
     amid = ""
+    status = MirrorStatus(uri="gs://nowhere")
     step = 0
     directory = "/nowhere"
     is_closed = False
@@ -102,10 +104,17 @@ class FakeMember:
     def begin_copying(self, record: Callable[[Event], None]) -> None:
         """As its commits: copies nothing."""
 
-    def wait_for_mirror(self, timeout: float | None) -> bool:
+    @property
+    def mirror(self) -> FakeMember:
+        return self
+
+    def hurry(self) -> None:
+        """As its mirror: has nothing to copy."""
+
+    def wait(self, timeout: float | None) -> bool:
         return self.is_mirrored
 
-    def finish_copy(self, seconds: float) -> bool:
+    def finish(self, seconds: float) -> bool:
         self.calls.append("finish mirror")
         return self.is_mirrored
 
@@ -324,7 +333,7 @@ def test_ctrl_c_counts_where_the_exit_function_comes_back(
     current: session.Session,
 ) -> None:
     class Stays(FakeMember):
-        def finish_copy(self, seconds: float) -> bool:
+        def finish(self, seconds: float) -> bool:
             signal.raise_signal(signal.SIGINT)
             return True
 

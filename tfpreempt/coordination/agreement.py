@@ -82,9 +82,8 @@ def step(settings: Settings, state: State, event: Event) -> Moved:
     )
 
 
-def initial(settings: Settings) -> Moved:
-    """The first state of a worker and the actions that open its first round."""
-    return State(), (ev.Get(Key.NOTICE, 1),)
+INITIAL: Moved = State(), (ev.Get(Key.NOTICE, 1),)
+"""The first state of a worker and the actions that open its first round."""
 
 
 # --- watch ---------------------------------------------------------------------------
@@ -159,7 +158,7 @@ def boundary(settings: Settings, state: State, event: ev.Boundary) -> Moved:
         return ended(set_(state, outcome=Outcome.LOST))
     if isinstance(state.own, Tombstone) and state.notice is not None:
         return excluded(settings, state)
-    if has_ended(state):
+    if state.commit is not None and not was_dropped(state):
         return outcome_known(settings, state)  # committed without this worker's share
     if state.decision is not None:
         return act(settings, state)
@@ -266,14 +265,10 @@ def was_dropped(state: State) -> bool:
     return periodic and agreed and state.commit is CommitKind.NONE
 
 
-def has_ended(state: State) -> bool:
-    """Whether the round has come to its commit, or to nothing; all leave or go on."""
-    return state.commit is not None and not was_dropped(state)
-
-
 def is_over(state: State) -> bool:
-    """Whether the others leave without what main still does."""
-    return has_ended(state) or state.watch in {Watch.EXCLUDED, Watch.GONE}
+    """Whether the others leave, or go on, without what main still does."""
+    has_ended = state.commit is not None and not was_dropped(state)
+    return has_ended or state.watch in {Watch.EXCLUDED, Watch.GONE}
 
 
 def outcome_known(settings: Settings, state: State) -> Moved:

@@ -93,7 +93,7 @@ class Coordinator:
     def start(self) -> None:
         """Begins to listen."""
         with self._changed:
-            self.state, actions = agreement.initial(self.settings)
+            self.state, actions = agreement.INITIAL
             for action in actions:
                 self._perform(action)
 
@@ -160,19 +160,17 @@ class Coordinator:
         with self._changed:
             if self.state.watch is not Watch.GONE:
                 log.warning("tfpreempt: %s", error)
-                self._blame(str(error))
+                self.lost_because = self.lost_because or str(error)
                 self.feed(ev.StoreGone())
 
     def feed(self, event: ev.Event) -> None:
         """Moves the agreement on and performs what it says."""
         with self._changed:
             if isinstance(event, ev.DeadlinePassed):
-                self._blame(self._waited_for())
+                self.lost_because = self.lost_because or self._waited_for()
             self.state, actions = agreement.step(self.settings, self.state, event)
-            if isinstance(event, ev.Boundary):
-                self.deadlines.arrive()
-            elif isinstance(event, ev.Saved | ev.Committed):
-                self.deadlines.extend()
+            if isinstance(event, ev.Boundary | ev.Saved | ev.Committed):
+                self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))
             for action in actions:
                 self._perform(action)
             self._changed.notify_all()  # the deadline of a wait may be another now
@@ -210,35 +208,27 @@ class Coordinator:
 
     def _read(self, key: Key, round: int, text: str) -> None:
         value, extra = keys.decode(key, text)
+        reason = str(extra.get("reason") or "")
         if key is Key.DECISION:  # no lock is held while the journal writes
-            why = str(extra.get("reason", ""))
-            self.record(Decision(round=round, boundary=value.boundary, reason=why))
+            self.record(Decision(round=round, boundary=value.boundary, reason=reason))
         with self._changed:
+            self.lost_because = self.lost_because or reason
             match key:
                 case Key.NOTICE:
-                    self._hear(value, extra)
+                    is_mine = extra.get("worker") == self.settings.worker
+                    if value in PREEMPTION and not is_mine:
+                        self._share_deadline(extra)
                     self.feed(ev.NoticeRead(round, value))
                 case Key.DECISION:
-                    if value.boundary is None:
-                        self._blame(extra.get("reason"))
                     self.feed(ev.DecisionRead(round, value))
                 case Key.COMMIT:
                     self.commit_extra = extra
-                    self._blame(extra.get("reason"))
                     if "save_seconds" in extra:
                         self.deadlines.save_seconds = extra["save_seconds"]
                     self.feed(ev.CommitRead(round, value))
 
-    def _blame(self, reason: str | None) -> None:
-        """The first reason stays."""
-        self.lost_because = self.lost_because or reason or ""
-
-    def _hear(self, kind: NoticeKind, extra: keys.Extra) -> None:
+    def _share_deadline(self, extra: keys.Extra) -> None:
         """Takes over the deadline that a peer's notice carries."""
-        if kind in (NoticeKind.FINISHED, NoticeKind.PERIODIC):
-            return
-        if extra.get("worker") == self.settings.worker:
-            return
         remaining = extra.get("remaining")
         now = self.clock.monotonic()
         if remaining is not None:
@@ -270,7 +260,9 @@ class Coordinator:
             self._leave_by = self.deadlines.waits_until(Key.BYE)
         extra = dict(self.extra.get(action.key, {}))
         if action.key is Key.NOTICE:
-            extra["remaining"] = self.deadlines.remaining
+            told = self.deadlines.told
+            left = None if told is None else told - self.clock.monotonic()
+            extra["remaining"] = left
             extra["age"] = self.deadlines.since_notice
         if action.value == ev.Decided(None):
             extra["reason"] = self.lost_because or "a worker did not answer"
@@ -318,7 +310,6 @@ class Coordinator:
         # Before a notice others may train for long yet: only the dead are given up.
         if action.key is not Key.COUNT or self.state.notice in PREEMPTION:
             self._limit(gathering)
-        gathering.start()
 
     def _gathered(
         self, action: ev.Gather, worker: int, value: Any, extra: keys.Extra
@@ -331,7 +322,7 @@ class Coordinator:
             event = ev.DoneRead(round, worker, value is True)
         if isinstance(value, Tombstone) and key is not Key.BYE:
             reason = str(extra.get("reason") or f"worker {worker} left")
-            self._blame(reason)
+            self.lost_because = self.lost_because or reason
             self.record(Fault(where=f"{key.value}/{worker}", error=reason))
             log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
         self.feed(event)

@@ -16,8 +16,6 @@ from tfpreempt.core import deadline as dl
 from tfpreempt.core.clock import Clock
 
 LEAVING = 0.2  # seconds that the way out itself takes
-LINGER = 30.0  # seconds that a program may take to end where no deadline was told
-SHORTEST = 0.5  # seconds that it may in any case
 BYES = 10.0  # seconds that the store's host waits, at most, for the others to leave
 
 
@@ -41,6 +39,7 @@ class Deadlines:
         save_timeout: as given; a later handler may say otherwise.
         save_seconds: measured, of the last save; None before the first one.
         noticed_at: when the notice that is served was seen, wherever it came.
+        told: when the machine goes; None where no source said it.
     """
 
     runtime: Runtime
@@ -51,7 +50,7 @@ class Deadlines:
     on_guard: Callable[[bool], bool]
     save_seconds: float | None = None
     noticed_at: float | None = None
-    _told: float | None = None  # when the machine goes
+    told: float | None = None
     _grace: float | None = None  # seconds told with that
     _soft: float | None = None  # when waiting stops, nobody having told
     _ends: float | None = None  # when the process is to be gone, if need be
@@ -61,12 +60,7 @@ class Deadlines:
     @property
     def at(self) -> float | None:
         """The deadline, told or soft, whichever is earlier; None without a notice."""
-        return min((t for t in (self._told, self._soft) if t is not None), default=None)
-
-    @property
-    def remaining(self) -> float | None:
-        """Seconds until the machine goes, where a source told it."""
-        return None if self._told is None else self._told - self.clock.monotonic()
+        return min((t for t in (self.told, self._soft) if t is not None), default=None)
 
     @property
     def left(self) -> float:
@@ -78,11 +72,6 @@ class Deadlines:
         if self._ends is None:
             return self.save_timeout
         return max(0.0, self._ends - self.clock.monotonic() - LEAVING)
-
-    @property
-    def linger(self) -> float:
-        """Seconds for what the program does between SystemExit and its end."""
-        return LINGER if self._told is None else max(SHORTEST, self.left)
 
     @property
     def may_go(self) -> bool:
@@ -109,10 +98,10 @@ class Deadlines:
         before = self.at
         patience = grace or self._patience
         end, gone = received_at + patience, received_at + dl.until_end(patience)
-        known = self._told if grace else self._soft
+        known = self.told if grace else self._soft
         if known is None or end < known:
             if grace:
-                self._told, self._grace = end, grace
+                self.told, self._grace = end, grace
             else:
                 self._soft = end
             self.runtime.at(gone, functools.partial(self._guard, end))
@@ -120,22 +109,21 @@ class Deadlines:
         self._goes_by = max(self._goes_by, end + dl.LATE)
         return before is None or end < before
 
-    def extend(self) -> None:
-        """Main begins to wait: a deadline that nobody told allows a full wait."""
-        if self._soft is not None:
-            self._soft = max(self._soft, self.clock.monotonic() + self._patience)
-            self.runtime.at(self._soft, functools.partial(self._guard, self._soft))
+    def extend(self, *, at_boundary: bool) -> None:
+        """Main begins to wait: a deadline that nobody told allows a full wait.
 
-    def arrive(self) -> None:
-        """Main stands at a boundary.
-
-        A step that outlived a deadline that nobody told shows that nobody counts from
-        the notice: the time for what comes after the commit begins here.
+        Args:
+            at_boundary: whether a step came to its end. One that outlived such a
+                deadline shows that nobody counts from the notice: the time for what
+                comes after the commit begins here.
         """
         now = self.clock.monotonic()
-        if self._told is None and self._ends is not None and self._ends <= now:
+        has_outlived = self._ends is not None and self._ends <= now
+        if at_boundary and self.told is None and has_outlived:
             self._ends = now + self.save_timeout
-        self.extend()
+        if self._soft is not None:
+            self._soft = max(self._soft, now + self._patience)
+            self.runtime.at(self._soft, functools.partial(self._guard, self._soft))
 
     def pays_twice(self, grace: float | None) -> bool:
         """Whether a second commit at the end of a grace is worth it.
@@ -168,11 +156,11 @@ class Deadlines:
 
     def _last_call_time(self) -> float | None:
         """When the final round must be opened so that its commit is in time."""
-        if self._told is None or self._grace is None:
+        if self.told is None or self._grace is None:
             return None
         save = self._grace / 4 if self.save_seconds is None else self.save_seconds
         margin = min(2.0, 0.25 * self._grace)
-        return self._told - (dl.SAFETY * save + 2 * self.step_seconds() + margin)
+        return self.told - (dl.SAFETY * save + 2 * self.step_seconds() + margin)
 
     def waits_until(self, key: Key) -> float:
         """When a wait for others' keys of this kind, which begins now, is given up.
@@ -195,7 +183,7 @@ class Deadlines:
 
     def forget(self) -> None:
         """The notice was served, and the process stays."""
-        self._told = self._soft = self._ends = self._grace = self._last_call_at = None
+        self.told = self._soft = self._ends = self._grace = self._last_call_at = None
         self.noticed_at = None
 
     def _last_call(self, when: float) -> None:
@@ -212,12 +200,12 @@ class Deadlines:
         return max(self.save_timeout, 3 * (self.save_seconds or 0.0))
 
     def _guard(self, deadline: float) -> None:
-        is_told = deadline == self._told
+        is_told = deadline == self.told
         if not is_told and deadline != self._soft:
             return  # replaced, or the notice was served
         if not self.on_guard(is_told):
             now = self.clock.monotonic()
             again = now + self.save_timeout
-            if self._told is not None:
-                again = min(again, max(now, self._told))
+            if self.told is not None:
+                again = min(again, max(now, self.told))
             self.runtime.at(again, functools.partial(self._guard, deadline))

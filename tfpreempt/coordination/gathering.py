@@ -21,7 +21,7 @@ Then = Callable[[int, Any, keys.Extra], None]
 
 @dataclasses.dataclass(eq=False)
 class Gathering:
-    """One key of each of some workers; all methods may be called from any thread.
+    """One key of each of some workers, which is read from now on; any thread.
 
     Args:
         runtime: access to the store.
@@ -41,9 +41,6 @@ class Gathering:
         self._lock = threading.Lock()
         self._missing = set(self.names)
         self._complete = threading.Event()
-
-    def start(self) -> None:
-        """Begins to read, and to watch for deaths until all is there."""
         workers = list(self.names)
 
         def got(index: int, text: str) -> None:

@@ -14,7 +14,7 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.clock import Clock
@@ -51,8 +51,9 @@ class Runtime:
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._alarm_set = threading.Condition()
-        OwnedThread("tfpreempt-hub", lambda: self._drain(self._reads)).start()
-        OwnedThread("tfpreempt-writer", lambda: self._drain(self._writes)).start()
+        reads, writes = iter(self._reads.get, None), iter(self._writes.get, None)
+        OwnedThread("tfpreempt-hub", lambda: self._work(reads)).start()
+        OwnedThread("tfpreempt-writer", lambda: self._work(writes)).start()
         OwnedThread("tfpreempt-alarms", self._ring).start()
 
     def get(self, key: str, then: OnValue) -> None:
@@ -65,15 +66,10 @@ class Runtime:
         def read(i: int) -> None:
             then(i, self.store.get(keys[i]))
 
-        def walk(indices: range) -> None:
-            for i in indices:
-                self._guarded(functools.partial(read, i))
-
-        threads = min(GATHERERS, len(keys))
-        for t in range(threads):
-            indices = range(t, len(keys), threads)
-            walks = functools.partial(walk, indices)
-            OwnedThread("tfpreempt-gather", walks).start()
+        reads = [functools.partial(read, i) for i in range(len(keys))]
+        for first in range(min(GATHERERS, len(keys))):
+            share = functools.partial(self._work, reads[first::GATHERERS])
+            OwnedThread("tfpreempt-gather", share).start()
 
     def insert(self, key: str, value: str, then: OnValue) -> None:
         """Inserts a key; `then` is given what the key holds now: this value or an
@@ -111,19 +107,16 @@ class Runtime:
             lambda: None if until.is_set() else self._writes.put(ask),
         )
 
-    def _drain(self, jobs: queue.SimpleQueue[Callable[[], None]]) -> None:
-        while True:
-            self._guarded(jobs.get())
-
-    def _guarded(self, job: Callable[[], None]) -> None:
-        """Runs a job; a gone store is told to the coordinator, a bug to the log."""
-        try:
-            job()
-        except StoreGoneError as error:
-            self.on_gone(error)
-        except Exception as error:
-            log.exception("tfpreempt: a coordination thread failed; this is a bug")
-            self.on_gone(StoreGoneError(f"a coordination thread failed: {error}"))
+    def _work(self, jobs: Iterable[Callable[[], None]]) -> None:
+        """Runs jobs; a gone store is told to the coordinator, a bug to the log."""
+        for job in jobs:
+            try:
+                job()
+            except StoreGoneError as error:
+                self.on_gone(error)
+            except Exception as error:
+                log.exception("tfpreempt: a coordination thread failed; this is a bug")
+                self.on_gone(StoreGoneError(f"a coordination thread failed: {error}"))
 
     def _ring(self) -> None:
         while True:
@@ -136,7 +129,7 @@ class Runtime:
                     self._alarm_set.wait(wait)
                     continue
                 heapq.heappop(self._alarms)
-            self._guarded(call)
+            self._work([call])
 
 
 def answer(ask: Callable[[OnValue], None], wait: float) -> str | None:

@@ -83,8 +83,17 @@ class JsonLines:
         times = {"wall": self._clock.wall(), "monotonic": self._clock.monotonic()}
         with self._lock:
             try:
-                line = json.dumps({**times, **record}, default=_to_json) + "\n"
-                self._write(line.encode("utf-8"), durable)
+                text = json.dumps({**times, **record}, default=_to_json)
+                line = f"{text}\n".encode()
+                if self._descriptor is None:
+                    self._descriptor = _open(self._path)
+                written = os.write(self._descriptor, line)
+                if written != len(line):
+                    os.close(self._descriptor)  # opening again closes the torn line
+                    self._descriptor = None
+                    raise OSError(f"wrote {written} of {len(line)} bytes")
+                if durable:
+                    os.fdatasync(self._descriptor)
             except (OSError, TypeError, ValueError) as error:
                 self._warn(error)
 
@@ -94,17 +103,6 @@ class JsonLines:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
-
-    def _write(self, line: bytes, durable: bool) -> None:
-        if self._descriptor is None:
-            self._descriptor = _open(self._path)
-        written = os.write(self._descriptor, line)
-        if written != len(line):
-            os.close(self._descriptor)  # opening again closes the torn line
-            self._descriptor = None
-            raise OSError(f"wrote {written} of {len(line)} bytes")
-        if durable:
-            os.fdatasync(self._descriptor)
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:

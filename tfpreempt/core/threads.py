@@ -26,15 +26,14 @@ class OwnedThread(threading.Thread):
         name: the thread's name, shown by debuggers and in logs.
         target: runs in the thread, without arguments; it returns soon after
             `stop_event` is set.
+
+    Attributes:
+        stop_event: its owner asks the target to return by it; any thread.
     """
 
     def __init__(self, name: str, target: Callable[[], None]) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self.stop_event = threading.Event()
-
-    def stop(self) -> None:
-        """Asks the target to return; does not wait. Any thread."""
-        self.stop_event.set()
 
     def join(  # type: ignore[override]  # says what Thread's leaves to is_alive()
         self, timeout: float | None = None

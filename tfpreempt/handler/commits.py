@@ -111,7 +111,8 @@ class Commits:
                 self.discard(staged)
                 raise
         commit = self.saver.commit(staged, because, tuple(workers))
-        self._is_over(staged)
+        if self.exchange is not None:
+            self._clear(self.exchange, staged)
         if commit is not None and self.mirror is not None:
             self.mirror.add(catalog.at(commit.path))
         return commit
@@ -119,13 +120,13 @@ class Commits:
     def discard(self, staged: Staged) -> None:
         """Throws away a staged save; on the chief."""
         self.saver.discard(staged)
-        self._is_over(staged)
+        if self.exchange is not None:
+            self._clear(self.exchange, staged)
 
-    def _is_over(self, staged: Staged) -> None:
+    def _clear(self, exchange: ShardExchange, staged: Staged) -> None:
         """What came by way of the store for this save is wanted no more."""
-        if self.exchange is not None and self.mirror is not None:
-            clear = functools.partial(self.exchange.clear, staged.attempt)
-            self.mirror.task(clear)
+        if self.mirror is not None:
+            self.mirror.task(functools.partial(exchange.clear, staged.attempt))
 
     # --- restore ---------------------------------------------------------------------
 
@@ -155,11 +156,6 @@ class Commits:
         """Loads the named States of the agreed commit, ahead of `restore`."""
         if self.candidate is not None and self.candidate.manifest is not None:
             self._loader.load_named_states(self.candidate)
-
-    def load_random_state(self) -> None:
-        """Sets this worker's random generators to the restored commit."""
-        if self.candidate is not None:
-            self._loader.load_random_state(self.candidate)
 
     def warn_of_late_random_state(self) -> None:
         """A first boundary after the first step finds the generators moved on."""
@@ -235,8 +231,3 @@ class Commits:
     def wait_for_mirror(self, timeout: float | None) -> bool:
         """Waits until all is copied; whether the newest commit is. Any thread."""
         return self.mirror is None or self.mirror.wait(timeout)
-
-    def close(self) -> None:
-        """Copies no more."""
-        if self.mirror is not None:
-            self.mirror.close()

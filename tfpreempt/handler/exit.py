@@ -15,7 +15,7 @@ from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.runtime import Runtime, answer
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.events import Outcome
+from tfpreempt.core.events import Fault, Outcome
 from tfpreempt.core.python import add_note
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.handler.interrupts import held_back
@@ -31,6 +31,12 @@ from tfpreempt.notice._signal_registry import REGISTRY
 
 log = logging.getLogger(__name__)
 
+LINGER = 30.0
+"""Seconds from SystemExit to the program's end where no deadline was told."""
+
+SHORTEST = 0.5
+"""Seconds for that in any case."""
+
 
 @dataclasses.dataclass(eq=False)
 class ExitPath:
@@ -44,6 +50,7 @@ class ExitPath:
     Attributes:
         left: whether SystemExit is on its way.
         detached: whether main has raised, and the peers were told.
+        process: its number; a child that was forked has no part in its end.
     """
 
     cluster: Cluster
@@ -51,8 +58,8 @@ class ExitPath:
     coordinator: Coordinator
     left: bool = False
     detached: bool = False
+    process: int = dataclasses.field(default_factory=os.getpid)
     _last_exit: LastExit | None = None
-    _process: int = dataclasses.field(default_factory=os.getpid)
 
     @held_back(lambda: True)  # a copy may be under way
     def leave(self, outcome: Outcome, reason: str) -> None:
@@ -81,7 +88,8 @@ class ExitPath:
         atexit.register(skip_last_collections)
         try:
             mirrored = self.finish_mirrors(members)
-            self._record(members, outcome, reason)
+            for member in members:
+                member.record_exit(outcome, reason)
             end = functools.partial(
                 members[0].config.leave, committed, self.cluster, mirrored=mirrored
             )
@@ -90,7 +98,9 @@ class ExitPath:
             else:  # SystemExit would end this thread alone, and the program with 0
                 exit_hard(end)
         except SystemExit as exit:
-            self._last_exit = LastExit(exit, self.coordinator.deadlines.linger)
+            deadlines = self.coordinator.deadlines
+            left = LINGER if deadlines.told is None else max(SHORTEST, deadlines.left)
+            self._last_exit = LastExit(exit, left)
             raise
         except BaseException:  # of an exit function that restarts in this process
             REGISTRY.stay()
@@ -98,12 +108,30 @@ class ExitPath:
         atexit.unregister(skip_last_collections)
         self.come_back()  # the exit function returned: training goes on
 
-    def finish_mirrors(self, members: list[Member]) -> bool:
-        """Gives the newest commits' copies what time is left; whether all are whole."""
-        are_whole = [
-            each.finish_copy(self.coordinator.deadlines.left) for each in members
-        ]
-        return all(are_whole)
+    def finish_mirrors(self, members: list[Member], limit: float | None = None) -> bool:
+        """Waits for the copies of the newest commits.
+
+        Args:
+            members: whose.
+            limit: seconds for each; None: what the notice leaves.
+
+        Returns:
+            Whether all are whole.
+        """
+        are_whole = True
+        for member in members:
+            mirror = member.commits.mirror
+            if mirror is None:
+                continue
+            left = self.coordinator.deadlines.left if limit is None else limit
+            if mirror.finish(left):
+                continue
+            are_whole = False
+            status = mirror.status
+            why = f": {status.fault}" if status.fault else ""
+            late = f"the copy of step {status.newest} in {status.uri} was not whole"
+            member.record(Fault(where="mirror", error=f"{late} in time{why}"))
+        return are_whole
 
     def finish_copy(self, member: Member, timeout: float | None) -> None:
         """Training is over: waits for the copy of its last commit.
@@ -118,21 +146,22 @@ class ExitPath:
         if member.commits.wait_for_mirror(timeout):
             return
         is_noticed = self.coordinator.deadlines.at is not None
-        left = self.coordinator.deadlines.left if is_noticed else 0.0
-        if not member.finish_copy(left) and is_noticed:  # which says what is missing
+        limit = None if is_noticed else 0.0
+        if not self.finish_mirrors([member], limit) and is_noticed:
             self.leave(Outcome.COMMITTED, "training is over, its copy is not whole")
 
     def come_back(self) -> None:
         """The process is not on its way out any more."""
         self.left = False
         if self._last_exit is not None:
-            self._last_exit.stop()
+            self._last_exit.stop_event.set()
         REGISTRY.stay()
 
     def overrun(self, why: str) -> None:
         """No boundary comes in time: ends the process from this thread."""
         members = list(self.members)
-        if self.left or self.detached or self.is_forked or not members:
+        is_forked = os.getpid() != self.process
+        if self.left or self.detached or is_forked or not members:
             return
         keep_streams()
         log.error(
@@ -141,8 +170,13 @@ class ExitPath:
             "them.",
             why,
         )
+
+        def record() -> None:
+            for member in members:
+                member.record_exit(Outcome.LOST, why)
+
         try:  # storage that hangs is what may have kept the boundary from coming
-            call_within(0.5, lambda: self._record(members, Outcome.LOST, why))
+            call_within(0.5, record)
         except OutOfTimeError:
             log.error("tfpreempt: the journal did not take this within 0.5 s")
         self.left = True
@@ -174,15 +208,6 @@ class ExitPath:
                 self.detached = True
                 if coordinator.deadlines.may_go:  # trained on after a commit
                     self.leave(Outcome.LOST, coordinator.lost_because)
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether this is a child of the process: it has no part in its end."""
-        return os.getpid() != self._process
-
-    def _record(self, members: list[Member], outcome: Outcome, why: str) -> None:
-        for member in members:
-            member.record_exit(outcome, why)
 
 
 def tell_peers(

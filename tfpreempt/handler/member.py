@@ -161,23 +161,13 @@ class Member:
         code = 0 if outcome is Outcome.FINISHED else code
         self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
 
-    def finish_copy(self, seconds: float) -> bool:
-        """Gives the newest commit's copy so much time; whether it is whole."""
-        mirror = self.commits.mirror
-        if mirror is None or mirror.finish(seconds):
-            return True
-        status = mirror.status
-        why = f": {status.fault}" if status.fault else ""
-        late = f"the copy of step {status.newest} in {status.uri} was not whole in time"
-        self.record(Fault(where="mirror", error=late + why))
-        return False
-
     def close(self) -> None:
         """Listens, copies and records no more."""
         self.is_closed = True
         self.stop_at = -1
         self.watcher.close()
-        self.commits.close()
+        if self.commits.mirror is not None:
+            self.commits.mirror.close()
         self._journal.close()
 
 

@@ -157,7 +157,6 @@ class CollectiveSaves:
             then=then,
         )
         self._gathering = gathering
-        gathering.start()
         gathering.give_up(frozenset(self._final), "its training is over")
         late = gathering.wait(timeout)
         gathering.give_up(late, f"no part within {timeout:g} s")

@@ -161,7 +161,9 @@ class Session:
             member.is_armed = True
             member.watcher.rearm()
             self.members.kept.add(member)
-            member.commits.load_random_state()
+            commits = member.commits
+            if commits.candidate is not None:
+                commits.saver.loader.load_random_state(commits.candidate)
 
     def part(self, member: Member) -> None:
         """A member takes part no more."""
@@ -619,7 +621,7 @@ class Session:
     def _at_exit(self) -> None:
         """The interpreter ends while members are open: that is the last boundary."""
         members = list(self.members)
-        if self.exit.is_forked:
+        if os.getpid() != self.exit.process:
             return
         flush_streams()
         if self.exit.left or not members:
@@ -684,12 +686,14 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
     cluster = read_cluster(cluster_resolver, drives_others=connection() is not None)
     timeout = check_seconds("save_timeout", save_timeout)
     if _current is None:
-        store: KeyValueStore = MemoryStore()
+        store: KeyValueStore
         if cluster.world > 1:
             from tfpreempt.coordination.tf_service import TensorFlowStore
 
             seams.require("coordination")
             store = TensorFlowStore(cluster.jobs)
+        else:
+            store = MemoryStore()
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
         _current = Session(cluster, store, incarnation, timeout)
     if _current.cluster != cluster:

@@ -27,36 +27,27 @@ class _Watch:
     """One signal: who listens, and which handlers ours hides.
 
     The handlers are a stack, because a handler that was installed over ours may call
-    ours, and `arm()` then puts ours over it: each time ours is entered from within
+    ours, and `rearm()` then puts ours over it: each time ours is entered from within
     itself it calls the next one down, so nobody is called twice and nothing loops.
     """
 
     def __init__(self, signum: int, registry: SignalRegistry) -> None:
         self.signum = signum
         self.listeners: tuple[Listener, ...] = ()
+        self.hidden: list[_Handler] = []  # the last one is the one that we replaced
+        self.handler = self._handle
         self._registry = registry
-        self._hidden: list[_Handler] = []  # the last one is the one that we replaced
         self._depth = 0
-        self._handler = self._handle
-
-    def arm(self) -> None:
-        """Installs our handler, anew if it is there: C++ may have replaced it."""
-        current = signal.getsignal(self.signum)
-        if current is not self._handler:
-            if current in self._hidden:
-                self._hidden.remove(current)
-            self._hidden.append(current)
-        signal.signal(self.signum, self._handler)
 
     def disarm(self) -> None:
         """Puts back the handler that ours replaced, if ours is still there."""
-        if signal.getsignal(self.signum) is self._handler:
-            self._registry.put_back(self.signum, self._hidden[-1])
+        if signal.getsignal(self.signum) is self.handler:
+            self._registry.put_back(self.signum, self.hidden[-1])
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         depth = self._depth
         if depth == 0:
-            is_ours = signal.getsignal(signum) is self._handler
+            is_ours = signal.getsignal(signum) is self.handler
             if is_ours and not self.listeners:  # a close() off the main thread left it
                 self.disarm()
                 signal.raise_signal(signum)
@@ -64,9 +55,9 @@ class _Watch:
             wakeup = self._registry.wakeup
             if wakeup is not None and wakeup.probe() != wakeup.fd:
                 wakeup.put(signum)  # its byte went elsewhere
-        if depth >= len(self._hidden):
+        if depth >= len(self.hidden):
             return
-        hidden = self._hidden[-1 - depth]
+        hidden = self.hidden[-1 - depth]
         if callable(hidden) and hidden is not signal.default_int_handler:
             self._depth = depth + 1
             try:
@@ -98,7 +89,6 @@ class SignalRegistry:
         with self._lock:
             if self.wakeup is None:
                 self.wakeup = WakeupFd(self._dispatch)
-                self.wakeup.install()
             watch = self._watches.get(signum)
             if watch is None:
                 watch = self._watches[signum] = _Watch(signum, self)
@@ -108,16 +98,22 @@ class SignalRegistry:
     def rearm(self, signum: int) -> None:
         """Installs handler and wake-up fd anew, over what came since. Main thread."""
         with self._lock:
-            if self.wakeup is None or signum not in self._watches:
+            watch = self._watches.get(signum)
+            if self.wakeup is None or watch is None:
                 return
             if self.wakeup.probe() not in (self.wakeup.fd, -1):
                 # Somebody else's fd is in. He may forward to ours, so we go over him
                 # with another pair and stop reading the old one: no byte runs in
                 # circles.
                 retired, self.wakeup = self.wakeup, WakeupFd(self._dispatch)
-                self.wakeup.install()
                 retired.stop()
-            self._watches[signum].arm()
+            current = signal.getsignal(signum)
+            if current is not watch.handler:
+                if current in watch.hidden:
+                    watch.hidden.remove(current)
+                watch.hidden.append(current)
+            # Also where it seems to be there: C++ replaces it without a word.
+            signal.signal(signum, watch.handler)
 
     def unsubscribe(self, signum: int, listener: Listener) -> None:
         """Ends it. The last one puts handler and wake-up fd back. Main thread.

@@ -30,7 +30,8 @@ _left_open: list[tuple[socket.socket, socket.socket]] = []
 class WakeupFd:
     """One socket pair in the place of the wake-up fd, and the thread that reads it.
 
-    Bytes are forwarded to the fd that was there before. All methods but `put()` are
+    It takes that place, whoever has it, when it is made; bytes are forwarded to the fd
+    that was there before. All methods but `put()` are
     called on the main thread, as `signal.set_wakeup_fd` demands.
 
     Args:
@@ -48,9 +49,6 @@ class WakeupFd:
         self._forward_to = -1
         self._is_shared = False  # somebody may have kept our fd's number
         self._thread = OwnedThread("tfpreempt-signals", self._read)
-
-    def install(self) -> None:
-        """Takes the place of whatever wake-up fd is there, and starts to read."""
         self._thread.start()
         self._forward_to = _set_wakeup_fd(self.fd)
 
@@ -79,7 +77,7 @@ class WakeupFd:
 
     def stop(self) -> None:
         """Ends the thread after the bytes that are there already; frees the pair."""
-        self._thread.stop()
+        self._thread.stop_event.set()
         with contextlib.suppress(OSError):  # full: the stop event is looked at too
             self._write_end.send(_STOP)
         if not self._thread.join(_JOIN_LIMIT_SECONDS):

@@ -116,7 +116,7 @@ class PollingLoop:
 
     def close(self) -> None:
         """Stops; waits for the thread with a limit and warns if it is still there."""
-        self._thread.stop()
+        self._thread.stop_event.set()
         self._cut_off()
         is_own = self._thread is threading.current_thread()  # and ends by itself
         if not self._thread.join(CLOSE_LIMIT_SECONDS) and not is_own:

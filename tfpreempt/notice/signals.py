@@ -51,7 +51,7 @@ class SignalSource(Source):
         self._has_warned = False
 
     def _begin(self) -> None:
-        if not _is_main_thread():
+        if threading.current_thread() is not threading.main_thread():
             raise errors.NotMainThreadError(
                 f"{self.name} was started on the thread "
                 f"{threading.current_thread().name!r}; Python lets only the main "
@@ -67,7 +67,7 @@ class SignalSource(Source):
         MultiWorkerMirroredStrategy is made, silently takes the place of ours. Off the
         main thread this cannot be undone: one warning, and training goes on.
         """
-        if _is_main_thread():
+        if threading.current_thread() is threading.main_thread():
             REGISTRY.rearm(self._signal)
         elif not self._has_warned:
             self._has_warned = True
@@ -100,7 +100,3 @@ def parse_signal(value: signal.Signals | int | str) -> signal.Signals:
             "cannot be caught (KILL, STOP) or do not mean that the machine goes away"
         )
     return found
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()

@@ -73,7 +73,7 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
         thread = OwnedThread("tfpreempt-borg-tpu-exit", look)
         thread.start()
         if not thread.join(self._wait_limit):
-            thread.stop()
+            thread.stop_event.set()
             _logger.warning(
                 "tfpreempt: the TPU workers are still there after %.0f s; leaving "
                 "without waiting any longer. A larger wait_limit waits longer",

@@ -310,7 +310,7 @@ class Mirror:
         if self.is_open:
             del _in_use[self.store.uri]
         with self._changed:
-            self._thread.stop()
+            self._thread.stop_event.set()
             if self._upload is not None:
                 self._upload.cancel()
             self._changed.notify_all()

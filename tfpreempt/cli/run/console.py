@@ -72,7 +72,7 @@ class Console:
             self.feed(b"\n")
         self.flush(_LAST_SECONDS)
         with self._changed:
-            self._thread.stop()
+            self._thread.stop_event.set()
             self._changed.notify_all()
         self._thread.join(0.0 if self._is_stalled else _STALL_SECONDS)
 
