@@ -185,7 +185,8 @@ def test_a_part_that_comes_before_the_store_was_cleared_stays(
     assert set(machines.store.list("shards/")) == sent
     chief.commit(parts[0], "save", [0, 1], lambda: 60.0)
     assert machines.workers_of_the_newest() == (0, 1)
-    chief.close()
+    assert chief.mirror is not None
+    chief.mirror.close()
 
 
 def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(

@@ -72,10 +72,10 @@ def save_these(
     pair: list[CollectiveSaves], name: str, chief: Member, other: Member
 ) -> Member:
     thread = threading.Thread(
-        target=lambda: pair[1].save(other, name, "save", SECONDS, Member.stage)  # type: ignore[arg-type]
+        target=lambda: pair[1].save(other, name, "save", SECONDS, other.stage)  # type: ignore[arg-type]
     )
     thread.start()
-    pair[0].save(chief, name, "save", SECONDS, Member.stage)  # type: ignore[arg-type]
+    pair[0].save(chief, name, "save", SECONDS, chief.stage)  # type: ignore[arg-type]
     thread.join(SECONDS)
     assert other.staged[-1] == name
     return chief
@@ -90,7 +90,7 @@ def test_a_worker_that_is_through_is_not_waited_for(
 ) -> None:
     pair[1].finishing()
     chief = Member()
-    commit = pair[0].save(chief, "periodic-3", "periodic", 60.0, Member.stage)  # type: ignore[arg-type]
+    commit = pair[0].save(chief, "periodic-3", "periodic", 60.0, chief.stage)  # type: ignore[arg-type]
     assert commit is not None
     assert chief.present == [(0,)]
 
@@ -104,10 +104,11 @@ def test_the_next_fit_needs_it_again(pair: list[CollectiveSaves]) -> None:
 def test_a_part_of_another_save_does_not_pass_for_this_one(
     pair: list[CollectiveSaves],
 ) -> None:
-    pair[1].save(Member(), "periodic-20", "periodic", SECONDS, Member.stage)  # type: ignore[arg-type]
+    other = Member()
+    pair[1].save(other, "periodic-20", "periodic", SECONDS, other.stage)  # type: ignore[arg-type]
     chief = Member()
     with pytest.raises(SaveError, match=r"worker\(s\) \[1\]"):
-        pair[0].save(chief, "periodic-30", "periodic", 0.1, Member.stage)  # type: ignore[arg-type]
+        pair[0].save(chief, "periodic-30", "periodic", 0.1, chief.stage)  # type: ignore[arg-type]
     assert chief.discarded == 1
     assert chief.present == []
 
@@ -116,7 +117,7 @@ def test_the_last_state_is_committed_with_whoever_is_there(
     pair: list[CollectiveSaves],
 ) -> None:
     chief = Member()
-    pair[0].save(chief, "finished-1", "finished", 0.1, Member.stage)  # type: ignore[arg-type]
+    pair[0].save(chief, "finished-1", "finished", 0.1, chief.stage)  # type: ignore[arg-type]
     assert chief.present == [(0,)]
 
 

@@ -66,7 +66,7 @@ def admit(
         CheckpointDamagedError: there are commits, and none is whole.
         WorkersDisagreeError: workers differ.
     """
-    check_checkpoint(checkpoint)
+    counter = attach_counters(checkpoint)
     cluster, connected = session.cluster, connection()
     own = getattr(checkpoint, "directory", checkpoint_dir)
     store = chosen_store(remote_checkpoint_dir, own)
@@ -87,11 +87,15 @@ def admit(
         make,
         own,
         cluster,
-        counter=attach_counters(checkpoint),
+        counter=counter,
         restore=restore,
         store=store,
         mirror=mirror,
-        in_use=session.in_use(),
+        in_use=[
+            each.commits.directory
+            for each in session.members
+            if not session.is_over(each)
+        ],
     )
     commits = start.agree(session.store, session.next_prefix(), START_TIMEOUT)
     hear = functools.partial(session.hear, commits.token)
@@ -124,17 +128,6 @@ def _native_source(
     return WatchedSource(native, left)
 
 
-def check_checkpoint(given: Any) -> None:
-    """Refuses what is neither a checkpoint, a manager, nor None."""
-    kinds = (tf.train.Checkpoint, tf.train.CheckpointManager)
-    if given is not None and not isinstance(given, kinds):
-        raise errors.ConfigurationError(
-            f"checkpoint_or_checkpoint_manager is {given!r}; expected a "
-            "tf.train.Checkpoint with checkpoint_dir, a tf.train.CheckpointManager, or "
-            "None for named States alone"
-        )
-
-
 def attach_counters(given: Any) -> Any:
     """Attaches the variables that a save counts by to the user's checkpoint.
 
@@ -143,7 +136,17 @@ def attach_counters(given: Any) -> Any:
 
     Returns:
         The variable that counts runs, int64; None where there is no checkpoint.
+
+    Raises:
+        ConfigurationError: it is none of these.
     """
+    kinds = (tf.train.Checkpoint, tf.train.CheckpointManager)
+    if given is not None and not isinstance(given, kinds):
+        raise errors.ConfigurationError(
+            f"checkpoint_or_checkpoint_manager is {given!r}; expected a "
+            "tf.train.Checkpoint with checkpoint_dir, a tf.train.CheckpointManager, or "
+            "None for named States alone"
+        )
     checkpoint = getattr(given, "checkpoint", given)
     if checkpoint is None:
         return None

@@ -18,14 +18,13 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.unsaved import Unsaved
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler.admission import admit
-from tfpreempt.handler.member import NEVER, Member
+from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start
-from tfpreempt.handler.saving import Stage, stage_plain
+from tfpreempt.handler.saving import PLAIN, Stages
 from tfpreempt.handler.session import find_session
 from tfpreempt.handler.step_errors import step_failed, was_preemption
 from tfpreempt.platforms.config import TerminationConfig
@@ -175,17 +174,14 @@ class PreemptionCheckpointHandler:
             **kwargs: likewise, such as `checkpoint_number=` or `options=`.
         """
         gate, mine = self._gate, self._member
-
-        def stage(member: Member, name: str) -> Staged:
-            if member is mine:
-                return member.stage(name, *args, **kwargs)
-            return member.stage(name)
-
         gate.started += 1
         if gate.flag or gate.busy or mine.runs >= mine.stop_at:
             if not mine.is_armed:
                 mine.commits.warn_of_late_random_state()
-            self._enter("save_checkpoint_if_preempted()", stage)
+            self._enter(
+                "save_checkpoint_if_preempted()",
+                {mine: lambda name: mine.stage(name, *args, **kwargs)},
+            )
         gate.bare = gate.started
         mine.runs += 1
 
@@ -363,14 +359,14 @@ class PreemptionCheckpointHandler:
 
     # --- boundaries, the slow path ---------------------------------------------------
 
-    def _enter(self, what: str, stage: Stage = stage_plain) -> None:
+    def _enter(self, what: str, stages: Stages = PLAIN) -> None:
         """A boundary at which there is something to do; the interval is counted."""
         session, member = self._session, self._member
-        session.enter(member, what, stage)
+        session.enter(member, what, stages)
         self._unsaved.compare()
         every = self._save_steps
         if every is not None and member.has_moved and member.step % every == 0:
-            session.try_to_save(member, stage)
+            session.try_to_save(member, stages)
         if member.runs < 4:
             member.stop_at = member.runs
         elif every is None:

@@ -172,7 +172,7 @@ class Member:
 
 
 class Members:
-    """Those of a session that take part, oldest first; iterated on any thread.
+    """Those of a session that are not closed, oldest first; iterated on any thread.
 
     A member that was never used is held weakly: who drops the handler has closed it.
     From the first step on it is kept, because a program that never closes its handler
@@ -187,19 +187,15 @@ class Members:
         self.kept: set[Member] = set()
 
     def __iter__(self) -> Iterator[Member]:
-        return iter([member for ref in self._refs if (member := ref()) is not None])
+        members = [member for ref in self._refs if (member := ref()) is not None]
+        return iter([member for member in members if not member.is_closed])
 
     def __bool__(self) -> bool:
         return any(True for _ in self)
 
     def add(self, member: Member) -> None:
         """It takes part from now on."""
-        self._refs.append(weakref.ref(member))
-
-    def remove(self, member: Member) -> None:
-        """It takes part no more."""
-        self.kept.discard(member)
-        self._refs = [ref for ref in self._refs if ref() not in (None, member)]
+        self._refs = [weakref.ref(each) for each in (*self, member)]
 
     def record(self, event: Event) -> None:
         """Writes an event to every journal; any thread."""

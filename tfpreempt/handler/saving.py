@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.payload import Staged
@@ -26,13 +27,14 @@ from tfpreempt.handler.member import Member, Members
 
 log = logging.getLogger(__name__)
 
-Stage = Callable[[Member, str], Staged]
+Stage = Callable[[str], Staged]
 """Writes a member's part of the save of a name."""
 
+Stages = Mapping[Member, Stage]
+"""That of the members to whose `stage` the program gives arguments."""
 
-def stage_plain(member: Member, name: str) -> Staged:
-    """Writes it without anything from the user."""
-    return member.stage(name)
+PLAIN: Stages = types.MappingProxyType({})
+"""The program gives none."""
 
 
 class CollectiveSaves:
@@ -93,7 +95,7 @@ class CollectiveSaves:
         if not self._cluster.is_chief:
             done = False
             try:
-                stage(member, name)
+                stage(name)
                 done = True
             finally:
                 key = f"{self._prefix}/{name}/{self._cluster.worker}"
@@ -102,7 +104,7 @@ class CollectiveSaves:
             return None
         commit = None
         try:
-            staged = stage(member, name)
+            staged = stage(name)
             absent = self._absent(name, timeout)
             missing = sorted(absent - self._final)
             if missing and because != "finished":
@@ -196,7 +198,7 @@ class RoundSave:
     _began: float = 0.0
     _staged: Sequence[tuple[Member, Staged]] = ()
 
-    def stage(self, stage: Stage) -> bool:
+    def stage(self, stages: Stages) -> bool:
         """Writes this worker's part; whether it could."""
         name = f"round-{self.coordinator.state.round}"
         self._began = self.clock.monotonic()
@@ -205,7 +207,7 @@ class RoundSave:
             limit, stands = self.coordinator.deadlines.left, self.collective.stands
             due = [each for each in self.members if not stands(each, limit)]
         try:
-            self._staged = [(member, stage(member, name)) for member in due]
+            self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
         except Exception as error:  # noqa: BLE001 - told to all workers; all leave
             self._failed(error)
             return False

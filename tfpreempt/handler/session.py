@@ -48,7 +48,7 @@ from tfpreempt.handler.process_end import (
     on_interpreter_end,
 )
 from tfpreempt.handler.remote_cluster import connection
-from tfpreempt.handler.saving import CollectiveSaves, RoundSave, Stage, stage_plain
+from tfpreempt.handler.saving import PLAIN, CollectiveSaves, RoundSave, Stages
 from tfpreempt.notice.children import killed_children
 
 log = logging.getLogger(__name__)
@@ -114,11 +114,6 @@ class Session:
         self._admitted += 1
         return f"tfpreempt/{self.incarnation}/start/{self._admitted}"
 
-    def in_use(self) -> list[str]:
-        """Directories of open members; no other one can have them."""
-        members = [each for each in self.members if not self._is_over(each)]
-        return [each.commits.directory for each in members]
-
     def open(self, member: Member, every: datetime.timedelta | None = None) -> None:
         """A member takes part from now on: listens, and copies its commits.
 
@@ -145,12 +140,12 @@ class Session:
             raise
         for other in before:
             directories = other.commits.directory, member.commits.directory
-            if self._is_over(other) and is_same(*directories):
+            if self.is_over(other) and is_same(*directories):
                 self.part(other)
         if every is not None and self.cluster.is_chief:
             self._save_each(every.total_seconds(), weakref.ref(member))
 
-    def _is_over(self, member: Member) -> bool:
+    def is_over(self, member: Member) -> bool:
         """Whether nobody trains on with it: it has left, or the last step failed."""
         has_failed = self.gate.failed == self.gate.started
         return has_failed or member.left_at == member.step
@@ -167,7 +162,7 @@ class Session:
 
     def part(self, member: Member) -> None:
         """A member takes part no more."""
-        self.members.remove(member)
+        self.members.kept.discard(member)
         member.close()
 
     # --- boundaries ------------------------------------------------------------------
@@ -207,18 +202,18 @@ class Session:
             )
         self.arm(member)
 
-    def enter(self, member: Member, what: str, stage: Stage = stage_plain) -> None:
+    def enter(self, member: Member, what: str, stages: Stages = PLAIN) -> None:
         """The slow path of a step's boundary; the interval is counted.
 
         Args:
             member: is about to step.
             what: was called, for an error.
-            stage: writes a member's part of a save.
+            stages: how members are staged that the program gives arguments.
 
         Raises:
             UsageError: see `ready`; the interval is taken back.
         """
-        self.check(member, what, stage)
+        self.check(member, what, stages)
         if member.runs == 1:
             member.commits.saver.try_states()  # all is there: a step was made
             self._started = (self._clock.monotonic(), self.gate.started)
@@ -236,13 +231,13 @@ class Session:
                 grace,
             )
 
-    def check(self, member: Member, what: str, stage: Stage = stage_plain) -> None:
+    def check(self, member: Member, what: str, stages: Stages = PLAIN) -> None:
         """The slow path of any boundary of a member; the interval is counted.
 
         Args:
             member: has come to it.
             what: was called, for an error.
-            stage: writes a member's part of a save.
+            stages: how members are staged that the program gives arguments.
 
         Raises:
             UsageError: see `ready`; the interval is taken back.
@@ -252,7 +247,7 @@ class Session:
         except TfpreemptError:
             self.gate.started -= 1
             raise
-        self.look(stage)
+        self.look(stages)
 
     def boundary(self) -> None:
         """A place where the process may save and leave; counts no step."""
@@ -260,13 +255,13 @@ class Session:
         if self.gate.flag:
             self.look()
 
-    def look(self, stage: Stage = stage_plain) -> None:
+    def look(self, stages: Stages = PLAIN) -> None:
         """The slow path of a boundary: the next interval is counted.
 
         Returns when that interval may start; ends the process if it must.
 
         Args:
-            stage: writes a member's part of a save.
+            stages: how members are staged that the program gives arguments.
         """
         self.come_back()
         if not self.gate.flag:
@@ -274,7 +269,7 @@ class Session:
         with self._undisturbed():
             while self.gate.flag:
                 self.gate.started -= 1
-                verdict = self.settle(stage)
+                verdict = self.settle(stages)
                 self.gate.started += 1
                 if verdict is ev.Proceed:
                     return
@@ -394,7 +389,7 @@ class Session:
 
     def settle(
         self,
-        stage: Stage = stage_plain,
+        stages: Stages = PLAIN,
         *,
         last: bool = False,
         limit: float | None = None,
@@ -417,7 +412,7 @@ class Session:
                     )
                     return None
                 case ev.Save(_, _, repeat):
-                    c.feed(ev.Saved(repeat or save.stage(stage)))
+                    c.feed(ev.Saved(repeat or save.stage(stages)))
                 case ev.WriteMarker(workers):
                     c.feed(ev.Committed(save.mark(workers, steps_follow)))
                 case ev.Leave(outcome):
@@ -454,7 +449,7 @@ class Session:
         return commit.path
 
     def save_together(
-        self, member: Member, because: str, stage: Stage = stage_plain
+        self, member: Member, because: str, stages: Stages = PLAIN
     ) -> Commit | None:
         """All workers save now; every worker calls this at the same place.
 
@@ -475,7 +470,7 @@ class Session:
                     name,
                     because,
                     self.coordinator.deadlines.save_timeout,
-                    stage,
+                    stages.get(member, member.stage),
                 )
             finally:
                 self.coordinator.is_saving = False
@@ -483,10 +478,10 @@ class Session:
                 self.coordinator.deadlines.save_seconds = commit.save_seconds
             return commit
 
-    def try_to_save(self, member: Member, stage: Stage = stage_plain) -> None:
+    def try_to_save(self, member: Member, stages: Stages = PLAIN) -> None:
         """A periodic save. A failure is logged and recorded, and training goes on."""
         try:
-            self.save_together(member, "periodic", stage)
+            self.save_together(member, "periodic", stages)
         except CheckpointError as error:
             self.members.fault("periodic save", error)
 
