@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-from-constraints
-EXTRAS := demo,test,dev,legacy-keras
+EXTRAS := tensorflow,demo,test,dev,legacy-keras
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 

@@ -16,7 +16,10 @@ from packaging.utils import canonicalize_name
 import tfpreempt
 
 ROOT = Path(__file__).parents[1]
-UNPINNED_EXTRAS = {"docs"}  # no make target installs it yet
+UNPINNED_EXTRAS = {
+    "docs",  # no make target installs it yet
+    *("tensorflow-cpu", "tensorflow-tpu"),  # the same files as tensorflow
+}
 
 
 def setup_cfg() -> configparser.ConfigParser:

@@ -122,7 +122,8 @@ def __getattr__(name: str) -> object:
     if name in _SUBMODULES:
         value: object = importlib.import_module(_SUBMODULES[name])
     elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        load = importlib.import_module("tfpreempt.core.loading").load
+        value = getattr(load(_HOMES[name]), name)
     else:
         raise AttributeError(
             f"module 'tfpreempt' has no attribute {name!r}; its public names are "

@@ -13,8 +13,9 @@ fit/          one `model.fit`: its loop, its phases, and what a save takes of it
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from tfpreempt.core.loading import load
 
 if TYPE_CHECKING:
     from tfpreempt.keras import data
@@ -37,7 +38,7 @@ def __getattr__(name: str) -> object:
             f"module 'tfpreempt.keras' has no attribute {name!r}; its public names are "
             f"{', '.join(__all__)}"
         )
-    home = importlib.import_module(f"tfpreempt.keras.{_HOMES[name]}")
+    home = load(f"tfpreempt.keras.{_HOMES[name]}")
     value: object = getattr(home, name, home)
     globals()[name] = value
     return value

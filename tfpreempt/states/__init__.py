@@ -12,8 +12,9 @@ values             ready-made States for plain values: a step, anything JSON-abl
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from tfpreempt.core.loading import load
 
 if TYPE_CHECKING:
     from tfpreempt.checkpoint.state import State
@@ -64,6 +65,6 @@ def __getattr__(name: str) -> object:
             f"module 'tfpreempt.states' has no attribute {name!r}; its public names "
             f"are {', '.join(__all__)}"
         )
-    value: object = getattr(importlib.import_module(_HOMES[name]), name)
+    value: object = getattr(load(_HOMES[name]), name)
     globals()[name] = value
     return value

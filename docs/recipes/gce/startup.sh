@@ -21,7 +21,7 @@ mountpoint -q /srv/ckpt || mount /srv/ckpt
 
 if ! [ -x /opt/train/venv/bin/tfpreempt ]; then
   python3 -m venv /opt/train/venv
-  /opt/train/venv/bin/pip install /srv/ckpt/wheels/tfpreempt-*.whl
+  /opt/train/venv/bin/pip install tensorflow /srv/ckpt/wheels/tfpreempt-*.whl
 fi
 
 attribute train-py >/opt/train/train.py

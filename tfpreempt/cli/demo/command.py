@@ -18,7 +18,12 @@ from rich.table import Table
 
 from tfpreempt.cli.demo.job import EPOCH_STEPS, draw_preemptions, supervised, train
 from tfpreempt.cli.demo.result import Result, assess
-from tfpreempt.errors import ConfigurationError, TfpreemptError
+from tfpreempt.core import loading
+from tfpreempt.errors import (
+    ConfigurationError,
+    TensorFlowMissingError,
+    TfpreemptError,
+)
 
 
 @click.command()
@@ -105,6 +110,8 @@ def _fresh_directory(out: Path) -> Path:
     Raises:
         ConfigurationError: none can be made, or there is nothing to train on.
     """
+    if not loading.has_tensorflow():
+        raise TensorFlowMissingError(f"The demo {loading.WANTED}")
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigurationError(
             "The demo trains on the handwritten digits that come with scikit-learn, "

@@ -1,0 +1,62 @@
+"""Without TensorFlow: what needs it says which to install, all else works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT = "import sys; sys.modules['tensorflow'] = None\n"
+
+
+def run_without(program: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program where no TensorFlow can be imported."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT + program], capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from tfpreempt import PreemptionCheckpointHandler",
+        "import tfpreempt; tfpreempt.PreemptionCheckpointHandler",
+        "from tfpreempt.keras import PreemptionCallback",
+        "from tfpreempt.states import TensorFlowRandomState",
+    ],
+)
+def test_what_needs_tensorflow_says_which_to_install(program: str) -> None:
+    done = run_without(program)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("tfpreempt.errors.TensorFlowMissingError: tfpreempt.")
+    assert sys.executable in last
+    for extra in ("tensorflow", "and-cuda", "tensorflow-tpu", "tensorflow-cpu"):
+        assert extra in last
+
+
+def test_the_error_is_an_import_error_and_ours() -> None:
+    done = run_without(
+        "import tfpreempt\n"
+        "for kind in ImportError, tfpreempt.TfpreemptError:\n"
+        "    try: tfpreempt.PreemptionCheckpointHandler\n"
+        "    except kind: print('caught')\n"
+    )
+    assert done.stdout == "caught\n" * 2, done.stderr
+
+
+def test_what_needs_none_works_without() -> None:
+    done = run_without(
+        "import tfpreempt, tfpreempt.keras, tfpreempt.states as states\n"
+        "tfpreempt.TerminationConfig(); tfpreempt.detect_platform()\n"
+        "states.StepCounter('step'); tfpreempt.num_restarts()\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_demo_says_so_before_it_starts_a_worker() -> None:
+    done = run_without("from tfpreempt.cli import main; main(['demo'])")
+    assert done.returncode != 0
+    assert "The demo needs TensorFlow" in done.stderr
+    assert "tfpreempt[tensorflow]" in done.stderr

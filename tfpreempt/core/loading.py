@@ -1,0 +1,38 @@
+"""Public names that are loaded on first use, and what is missing for them then."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+
+from tfpreempt import errors
+
+
+def load(module: str) -> ModuleType:
+    """Imports a module of ours.
+
+    Raises:
+        TensorFlowMissingError: it needs TensorFlow, and there is none.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise errors.TensorFlowMissingError(f"{module} {WANTED}") from error
+
+
+def has_tensorflow() -> bool:
+    """Whether there is one; it is not imported."""
+    return importlib.util.find_spec("tensorflow") is not None
+
+
+WANTED = (
+    f"needs TensorFlow, and there is none for {sys.executable}. The base install "
+    "leaves the choice to you: pip install 'tfpreempt[tensorflow]', or [and-cuda] for "
+    "NVIDIA GPUs, [tensorflow-tpu] for TPU VMs, [tensorflow-cpu] for the smaller wheel "
+    "without GPUs."
+)
+"""What an error or the command line says, after the name of what needs it."""
