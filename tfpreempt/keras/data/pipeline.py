@@ -19,7 +19,6 @@ Found by trying on TensorFlow 2.21; tests/keras/test_position.py tries again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -42,26 +41,33 @@ def shuffles(dataset: Any) -> bool:
     return any(map(_reshuffles, parts(*roots(dataset))))
 
 
-def draw(dataset: Any, count: int) -> None:
+def draw(node: Any, count: int, *, is_below: bool = False) -> None:
     """Draws the seeds of shuffles that draw when they are read, not when an iterator is
-    made, as reading all of so many iterators did."""
-    for root in roots(dataset):
-        for node in _late_shuffles(root, is_below=False):
-            for _ in range(count):
-                iter(node)
+    made, as reading all of so many iterators did.
+
+    Args:
+        node: a pipeline, or what it is built of.
+        count: of the iterators.
+        is_below: whether the node is read only when something above it is.
+    """
+    if (reshuffles := _reshuffles(node)) and is_below:
+        for _ in range(count):
+            iter(node)
+    for number, part in enumerate(node._inputs()):
+        is_next = number > 0 and _concatenates(node)
+        draw(part, count, is_below=is_below or reshuffles or is_next)
 
 
-def is_endless(dataset: Any) -> bool:
-    """Whether one iterator serves all epochs: no end is ever met."""
-    return any(_is_endless(root) for root in roots(dataset))
-
-
-def _is_endless(node: Any) -> bool:
-    count = int(node.cardinality())
-    if count != tf.data.UNKNOWN_CARDINALITY:
-        return bool(count == tf.data.INFINITE_CARDINALITY)
-    inputs = node._inputs()  # of a filter, say
-    return bool(inputs) and all(map(_is_endless, inputs))
+def is_endless(*nodes: Any) -> bool:
+    """Whether one iterator serves all epochs: no end of any of them is ever met."""
+    for node in nodes:
+        count = int(node.cardinality())
+        if count == tf.data.UNKNOWN_CARDINALITY:  # of a filter, say
+            if not is_endless(*node._inputs()):
+                return False
+        elif count != tf.data.INFINITE_CARDINALITY:
+            return False
+    return bool(nodes)
 
 
 def repeated_shuffles(dataset: Any) -> bool:
@@ -91,14 +97,6 @@ def caches_in_memory(dataset: Any) -> bool:
         type(node).__name__ == "CacheDataset" and not node._filename.numpy()
         for node in parts(*roots(dataset))
     )
-
-
-def _late_shuffles(node: Any, *, is_below: bool) -> Iterator[Any]:
-    if (reshuffles := _reshuffles(node)) and is_below:
-        yield node
-    for number, part in enumerate(node._inputs()):
-        is_next = number > 0 and _concatenates(node)
-        yield from _late_shuffles(part, is_below=is_below or reshuffles or is_next)
 
 
 def _reshuffles(node: Any) -> bool:

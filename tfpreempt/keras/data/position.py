@@ -67,6 +67,7 @@ class Position:
     more: Any = None
 
 
+@dataclasses.dataclass(eq=False)
 class Tracker:
     """One way to know where training is, and to get there again. Main thread.
 
@@ -79,10 +80,8 @@ class Tracker:
     """
 
     kind = ""
-
-    def __init__(self, fit: Fit, data: CountedDataset) -> None:
-        self._fit = fit
-        self._data = data
+    fit: Fit
+    data: CountedDataset
 
     def epoch_begins(self) -> None:
         """An epoch begins, before Keras turns to its data; or training is over."""
@@ -120,18 +119,19 @@ class IteratorTracker(Tracker):
         except tf.errors.OpError as error:  # known only now that it was read
             log.warning("tfpreempt: %s (%s).", AGAIN, error.message)
             return dataclasses.replace(position, kind="replay")
-        made_since = self._data.made - self._data.number(iterator)
+        made_since = self.data.made - self.data.number(iterator)
         states = [*self._before, *now]
         return dataclasses.replace(position, states=states, more=made_since)
 
     def prepare(self, position: Position) -> None:
-        pipeline.draw(self._data.dataset, position.read + (position.batches > 0))
+        for root in pipeline.roots(self.data.dataset):
+            pipeline.draw(root, position.read + (position.batches > 0))
 
     def extend(self, position: Position, iterator: Any) -> None:
-        _set_states(self._data.spare(), position.states)
+        _set_states(self.data.spare(), position.states)
         for _ in range(position.more):  # made after the one that was read last
-            self._data.spare()
-        self._before = _states(self._data.spare())
+            self.data.spare()
+        self._before = _states(self.data.spare())
         _set_states(iterator, self._before)
 
     def restore(self, position: Position, iterator: Any) -> None:
@@ -140,8 +140,8 @@ class IteratorTracker(Tracker):
         _set_states(iterator, now or self._before)
         # Data without an end repeat their shuffle within the iterator, and it goes on
         # drawing; else another iterator follows, and draws the next seed.
-        if now and not pipeline.is_endless(self._data.dataset):
-            _set_states(self._data.spare(), self._before)
+        if now and not pipeline.is_endless(*pipeline.roots(self.data.dataset)):
+            _set_states(self.data.spare(), self._before)
 
 
 class IndexTracker(Tracker):
@@ -151,8 +151,8 @@ class IndexTracker(Tracker):
 
     def prepare(self, position: Position) -> None:
         if position.batches:
-            rest = self._fit.distribute_arrays(position.batches)
-            self._data.instead = self._fit.first_iterator, rest
+            rest = self.fit.distribute_arrays(position.batches)
+            self.data.instead = self.fit.first_iterator, rest
 
 
 class ReplayTracker(Tracker):
@@ -161,9 +161,10 @@ class ReplayTracker(Tracker):
     kind = "replay"
 
     def prepare(self, position: Position) -> None:
-        pipeline.draw(self._data.dataset, position.read)
-        for _ in range(position.made - (self._fit.first_iterator - 1)):
-            self._data.spare()
+        for root in pipeline.roots(self.data.dataset):
+            pipeline.draw(root, position.read)
+        for _ in range(position.made - (self.fit.first_iterator - 1)):
+            self.data.spare()
 
     def restore(self, position: Position, iterator: Any) -> None:
         if not position.batches:
@@ -174,7 +175,7 @@ class ReplayTracker(Tracker):
                 try:
                     read_locally(iterator)
                 except StopIteration:
-                    if index > position.batches - self._fit.steps_per_execution:
+                    if index > position.batches - self.fit.steps_per_execution:
                         return  # the last step of an epoch may have had fewer
                     raise errors.CheckpointMismatchError(
                         f"The training data end after {index} batches, and the "

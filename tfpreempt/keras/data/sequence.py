@@ -72,7 +72,7 @@ class SequenceTracker(Tracker):
         self._before_epoch = (len(self._calls), state)
 
     def begins(self, iterator: Any) -> None:
-        if not self._fit.reads_early:
+        if not self.fit.reads_early:
             self._shuffle_state = random.getstate()
 
     def save(self, iterator: Any, position: Position) -> Position:
@@ -98,27 +98,27 @@ class SequenceTracker(Tracker):
         if position.batches:
             self._has_rest = True
             rest = self._rest(position.batches)
-            self._data.instead = self._fit.first_iterator, rest
+            self.data.instead = self.fit.first_iterator, rest
 
     def extend(self, position: Position, iterator: Any) -> None:
         self.begins(iterator)
 
     def _watch(self, hook: str) -> None:
         """Notes calls of a hook that the fit makes through its adapter."""
-        inner: Callable[[], None] = getattr(self._fit.adapter, hook)
+        inner: Callable[[], None] = getattr(self.fit.adapter, hook)
 
         def noted() -> None:
             if self._again:
                 _set_generators(self._again.pop(0)[1])
             before = _generators()
-            if hook == "on_epoch_begin" and self._fit.reads_early:
+            if hook == "on_epoch_begin" and self.fit.reads_early:
                 self._begin_early(inner)
             else:
                 inner()
             drew = encode(before) != encode(_generators())
             self._calls.append([hook, before if drew else None])
 
-        setattr(self._fit.adapter, hook, noted)
+        setattr(self.fit.adapter, hook, noted)
 
     def _begin_early(self, inner: Callable[[], None]) -> None:
         """Keras' readers start here, and draw the order in a thread of their own."""
@@ -127,14 +127,14 @@ class SequenceTracker(Tracker):
             inner()
             return
         self._has_rest = False  # this epoch is read by `_rest`
-        adapter = self._fit.adapter
+        adapter = self.fit.adapter
         readers, adapter.enqueuer = adapter.enqueuer, None
         inner()
         adapter.enqueuer = readers
 
     def _rest(self, batches: int) -> Any:
         """The dataset of what is left of an epoch."""
-        fit, indices = self._fit, None
+        fit, indices = self.fit, None
         if fit.sequence_length is not None:
             indices = list(range(fit.sequence_length))
             if fit.shuffles_sequence:
