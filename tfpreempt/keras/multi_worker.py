@@ -174,7 +174,7 @@ def _building(previous: _Function) -> _Function:
             previous(self, data_batch=data_batch)
         else:
             with strategy.scope():
-                self._symbolic_build(iterator=_Example(iterator, strategy))
+                self._symbolic_build(iterator=_example(iterator, strategy))
         for variable in self.metrics_variables:
             # An EarlyStopping that ends one worker leaves the others waiting for it.
             if not strategy.extended.variable_created_in_scope(variable.value):
@@ -187,55 +187,34 @@ def _building(previous: _Function) -> _Function:
     return build
 
 
-class _Example:
+def _example(iterator: Any, strategy: Any) -> Iterator[tuple[int, int, list[Any]]]:
     """One replica's batch in shape and dtype, in the form of Keras' iterators.
 
-    `Trainer._symbolic_build` only iterates over it if anything is left to build.
+    `Trainer._symbolic_build` only iterates over it if anything is left to build. All
+    workers come here, or none, and all have the same specs.
 
     Args:
         iterator: Keras' `TFEpochIterator` over the data.
         strategy: the strategy that distributes them.
     """
+    import keras
 
-    def __init__(self, iterator: Any, strategy: Any) -> None:
-        self._iterator = iterator
-        self._strategy = strategy
-
-    def __iter__(self) -> Iterator[tuple[int, int, list[Any]]]:
-        import keras
-
-        spec = keras.tree.map_structure(
-            of_one_replica, self._iterator._distributed_dataset.element_spec
+    specs = iterator._distributed_dataset.element_spec
+    batch = keras.tree.map_structure(of_one_replica, specs)
+    # An open dimension may be what a layer is built with, or what tells sparse labels
+    # from one-hot ones. Open rows are no loss: the steps are traced with them open.
+    shapes = [getattr(spec, "shape", None) for spec in keras.tree.flatten(batch)]
+    if any(s is None or s.rank is None or None in s.as_list()[1:] for s in shapes):
+        _, _, batches = next(iter(iterator))
+        batch = keras.tree.map_structure(
+            lambda value: strategy.experimental_local_results(value)[0], next(batches)
         )
-        is_enough = all(map(_is_open_in_rows_only, keras.tree.flatten(spec)))
-        return iter([(0, 0, [spec if is_enough else self._read()])])
-
-    def _read(self) -> Any:
-        """Reads a batch. All workers come here, or none, as all have the same specs."""
-        import keras
-
-        _, _, batches = next(iter(self._iterator))
-        return keras.tree.map_structure(
-            lambda value: self._strategy.experimental_local_results(value)[0],
-            next(batches),
-        )
+    yield 0, 0, [batch]
 
 
 def of_one_replica(spec: Any) -> Any:
     """A replica's part of a `PerReplicaSpec`; another spec as it is."""
     return getattr(spec, "_value_specs", (spec,))[0]
-
-
-def _is_open_in_rows_only(spec: Any) -> bool:
-    """Whether a spec says all that building needs.
-
-    An open dimension may be what a layer is built with, or what tells sparse labels
-    from one-hot ones. Open rows are no loss: the steps are traced with them open.
-    """
-    shape = getattr(spec, "shape", None)
-    if shape is None or shape.rank is None:
-        return False
-    return None not in shape.as_list()[1:]
 
 
 # --- steps_per_execution -------------------------------------------------------------
