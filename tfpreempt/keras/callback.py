@@ -23,7 +23,7 @@ from tfpreempt.keras.fit.lookup import (
     is_running,
     is_validation,
 )
-from tfpreempt.keras.fit.options import Options, check_directory, check_save_freq
+from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.fit.training import Training
 from tfpreempt.keras.record import Encoded
 from tfpreempt.platforms.config import TerminationConfig
@@ -81,9 +81,11 @@ class PreemptionCallback:
         max_to_keep: int | None = 2,
         remote_checkpoint_dir: Any = None,
     ) -> None:
+        if isinstance(checkpoint_dir, os.PathLike):
+            checkpoint_dir = os.fspath(checkpoint_dir)
         self._options = Options(
-            checkpoint_dir=check_directory(checkpoint_dir),
-            save_freq=check_save_freq(save_freq),
+            checkpoint_dir=checkpoint_dir,
+            save_freq=save_freq,
             termination_config=termination_config,
             restore=restore,
             save_timeout=save_timeout,

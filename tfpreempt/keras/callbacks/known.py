@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-ROOTS = ("keras", "tf_keras")
+ROOTS = ("keras.", "tf_keras.")
+"""How modules of either Keras begin."""
 
 REMEMBERED: dict[str, tuple[str, ...]] = {
     "BackupAndRestore": (),  # keeps the place of its own backup; left alone
@@ -47,6 +48,9 @@ REMEMBERED: dict[str, tuple[str, ...]] = {
 }
 """Attributes by class. Subclasses are known by the class they are made of."""
 
+KEPT = {name for name, found in REMEMBERED.items() if found} - {"ProgbarLogger"}
+"""Those of which a commit has more than display."""
+
 _BAR = ("_seen_so_far", "_values", "_values_order")
 _BAR_TIMES = ("_start", "_time_after_first_step", "_time_at_epoch_start")
 
@@ -54,14 +58,9 @@ _BAR_TIMES = ("_start", "_time_after_first_step", "_time_at_epoch_start")
 def kind(callback: Any) -> str | None:
     """The class of Keras that a callback is, or is a subclass of, if it is known."""
     for cls in type(callback).__mro__:
-        if cls.__name__ in REMEMBERED and is_of_keras(cls):
+        if cls.__name__ in REMEMBERED and cls.__module__.startswith(ROOTS):
             return cls.__name__
     return None
-
-
-def is_of_keras(cls: type) -> bool:
-    """Whether the class is defined by Keras 3 or tf_keras."""
-    return cls.__module__.partition(".")[0] in ROOTS
 
 
 def has_hooks(callback: Any) -> bool:
@@ -74,15 +73,9 @@ def class_name(callback: Any) -> str:
     """Names the class, and the same one in any version of Keras."""
     cls = type(callback)
     module = cls.__module__
-    if is_of_keras(cls):
+    if module.startswith(ROOTS):
         module = module.partition(".")[0]
     return f"{module}.{cls.__qualname__}"
-
-
-def has_state(callback: Any) -> bool:
-    """Whether `capture` gives something that is more than display."""
-    name = kind(callback)
-    return name is not None and name != "ProgbarLogger" and bool(REMEMBERED[name])
 
 
 def capture(callback: Any) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
     all that it remembers.
     """
     lost = []
+    named = {"Callback", *known.REMEMBERED}
     for callback in callbacks:
         attributes = getattr(callback, "__dict__", {})
         has_state = any(isinstance(v, State) for v in (callback, *attributes.values()))
@@ -104,26 +105,22 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
                 f"{class_name(callback)} (of get_state and set_state only "
                 f"{hooks[0]} is there)"
             )
-        elif names := _unknown(callback, attributes):
-            lost.append(f"{class_name(callback)} ({', '.join(names)})")
+            continue
+        # The first class of Keras itself of which all that it remembers is saved.
+        kinds = type(callback).__mro__
+        of_keras = (kind for kind in kinds if kind.__module__.startswith(known.ROOTS))
+        anchor = next((kind for kind in of_keras if kind.__name__ in named), None)
+        if anchor is kinds[0]:
+            continue
+        understood = _OF_KERAS | (set_by(anchor) if anchor is not None else set())
+        unknown = [
+            name
+            for name, value in attributes.items()
+            if name not in understood and not _is_fixed(value, callback)
+        ]
+        if unknown:
+            lost.append(f"{class_name(callback)} ({', '.join(unknown)})")
     return lost
-
-
-def _unknown(callback: Any, attributes: dict[str, Any]) -> list[str]:
-    """Attributes that nobody saves and that could change in training."""
-    # The first class of Keras itself of which all that it remembers is saved.
-    kinds = type(callback).__mro__
-    of_keras = filter(known.is_of_keras, kinds)
-    named = {"Callback", *known.REMEMBERED}
-    anchor = next((kind for kind in of_keras if kind.__name__ in named), None)
-    if anchor is kinds[0]:
-        return []
-    understood = _OF_KERAS | (set_by(anchor) if anchor is not None else set())
-    return [
-        name
-        for name, value in attributes.items()
-        if name not in understood and not _is_fixed(value, callback)
-    ]
 
 
 def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) -> None:

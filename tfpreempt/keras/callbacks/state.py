@@ -68,7 +68,7 @@ def restore(
     for callback, entry in _matched(
         callbacks,
         states.header,
-        lambda each: known.has_state(each) or known.has_hooks(each),
+        lambda each: known.kind(each) in known.KEPT or known.has_hooks(each),
     ):
         if "keras" in entry:
             remembered = decode(entry["keras"], states.arrays)
