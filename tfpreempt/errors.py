@@ -88,6 +88,14 @@ class SaveError(CheckpointError):
     """A checkpoint could not be committed; nothing older was touched."""
 
 
+class DirectoryInUseError(CheckpointError):
+    """Another program holds the lease of the checkpoint directory, and lives."""
+
+
+class LeaseLostError(SaveError):
+    """This process lost the lease of its directory, and commits nothing any more."""
+
+
 class CheckpointDamagedError(CheckpointError):
     """A file of a committed checkpoint is missing, short or has another checksum."""
 

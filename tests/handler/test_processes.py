@@ -50,7 +50,7 @@ print(sorted(os.listdir(d)))
         tmp_path,
     )
     assert done.stdout.splitlines() == [
-        "0 ['.tfpreempt-directory', 'journal']",
+        "0 ['.tfpreempt-directory', '.tfpreempt-lease', 'journal']",
         "['.tfpreempt-directory', '4', 'checkpoint', 'journal']",
     ], done.stderr
 

@@ -68,6 +68,9 @@ class FakeMember:
     def watcher(self) -> FakeMember:
         return self
 
+    def release(self) -> None:
+        pass
+
     def stage(self, name: str) -> str:
         if self.error is not None:
             raise self.error

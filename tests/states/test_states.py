@@ -303,11 +303,12 @@ def test_a_state_that_fails_to_save_is_named_and_nothing_is_lost(method, directo
     with pytest.raises(KeyError) as caught:
         tfpreempt.save_state(broken, directory)
     assert "'broken'" in caught.value.__notes__[0]
-    assert sorted(os.listdir(directory)) == [".tfpreempt-directory", "1"]
+    ours = [".tfpreempt-directory", ".tfpreempt-lease"]
+    assert sorted(os.listdir(directory)) == [*ours, "1"]
     assert load(words) == "one"
     broken.unregister()
     tfpreempt.save_all_states()
-    assert sorted(os.listdir(directory)) == [".tfpreempt-directory", "1", "2"]
+    assert sorted(os.listdir(directory)) == [*ours, "1", "2"]
 
 
 def test_a_state_that_fails_to_load_is_named(directory):

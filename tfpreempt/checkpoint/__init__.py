@@ -8,13 +8,16 @@ claims          who is saving here: what dead writers staged is left over
 collective      the part of a save that all workers do at once
 commit          files made durable, manifest, one rename, and the marker last
 encoding        Python and NumPy values as JSON and raw bytes, bit for bit
+fence           the lease of a directory on its disk, and what it fences
 flat            commits of checkpoints that stay flat
 foreign         checkpoints that somebody else wrote, among ours in a directory
 handle          Checkpoint: a reference to one checkpoint, for users
+holder          who holds a lease, and does that process live?
 home            is the checkpoint directory still the one of the start?
 inspection      what `tfpreempt inspect` and `tfpreempt verify` show of the catalog
 iterator_state  positions in tf.data pipelines: states of dataset iterators
 layout          what lies where in a checkpoint directory
+lease           one run, one directory: taken, waited for, renewed, lost
 loader          finds and restores a checkpoint on one worker
 locks           one process of a machine at a time, on a file or a directory
 lookup          what lies at the place that a handle names

@@ -14,6 +14,7 @@ Own form, in `<dir>`:
     .tfpreempt-staging/<attempt>/   the same before the commit
     .tfpreempt-staging/<attempt>.claim  locked by who writes there
     .tfpreempt-directory            a token: whoever reads it has the same storage
+    .tfpreempt-lease/<token>/       who may commit here, and by what way
     .tfpreempt-fetch.lock           held while a plain program fetches a commit
 
 In a directory that is a URL (gs://bucket/run), where nothing can be renamed, a commit
@@ -43,6 +44,7 @@ MARKER = "COMMITTED"
 METADATA = ".metadata.json"
 STAGING = ".tfpreempt-staging"
 TOKEN = ".tfpreempt-directory"
+LEASE = ".tfpreempt-lease"
 FETCH = "fetch-"  # begins the staging directory of a download
 FETCH_LOCK = ".tfpreempt-fetch.lock"
 POINTER = "checkpoint"

@@ -20,11 +20,13 @@ from tfpreempt import errors, seams
 from tfpreempt.checkpoint import layout, reader
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.collective import gathering
+from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.iterator_state import (
     IteratorState,
     check_position,
     iterators,
 )
+from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Payload, Staged
 from tfpreempt.checkpoint.per_replica import PerReplicaState
@@ -56,6 +58,7 @@ def make_saver(
     copies: Copies | None = None,
     registry: StateRegistry = REGISTRY,
     files: Files | None = None,
+    lease: Lease | None = None,
     clock: Clock | None = None,
 ) -> CheckpointSaver:
     """Builds the saver for what the user gave.
@@ -73,6 +76,7 @@ def make_saver(
         copies: the copy of the directory in an object store; None without one.
         registry: the named States that go along.
         files: the file operations.
+        lease: of the directory, under which the chief commits; None without one.
         clock: for measured times.
 
     Raises:
@@ -107,10 +111,11 @@ def make_saver(
         payload = _ManagedPayload(checkpoint, given, is_chief, io_device)
     elif given is not None:
         payload = _OwnPayload(checkpoint, None, is_chief, io_device)
+    files = files or files_for(directory)
     loader = CheckpointLoader(
         directory=directory,
         cluster=cluster,
-        files=files or files_for(directory),
+        files=files if lease is None else FencedFiles(files, lease),
         payload=payload,
         random_state=RandomState(),
         registry=registry,

@@ -13,11 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.lease import GRACE, Lease
 from tfpreempt.checkpoint.remote.chosen_store import chosen_store
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.variables import out_of_scope
 from tfpreempt.checkpoint.writer import make_saver
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.deadline import after_travel
+from tfpreempt.core.events import Notice
 from tfpreempt.handler.member import Member
 from tfpreempt.handler.remote_cluster import NATIVE_DELAY, Connection, connection
 from tfpreempt.handler.session import Session
@@ -61,7 +64,9 @@ def admit(
         is_alive: see `Member`.
 
     Raises:
-        ConfigurationError: something cannot work, or the directory is in use.
+        ConfigurationError: something cannot work, or another handler of this process
+            is open in the directory.
+        DirectoryInUseError: another program is at work in it.
         DirectoryNotSharedError: workers see different storage.
         CheckpointDamagedError: there are commits, and none is whole.
         WorkersDisagreeError: workers differ.
@@ -73,6 +78,7 @@ def admit(
     mirror = None
     if store is not None and cluster.is_chief:
         mirror = Mirror(store, max_to_keep=max_to_keep)
+    lease = Lease(config.grace_seconds) if cluster.is_chief else None
     make = functools.partial(
         make_saver,
         checkpoint,
@@ -82,6 +88,7 @@ def admit(
         save_fn=config.save_fn,
         io_device=None if connected is None else connected.device,
         copies=mirror,
+        lease=lease,
     )
     start = Start(
         make,
@@ -91,6 +98,7 @@ def admit(
         restore=restore,
         store=store,
         mirror=mirror,
+        lease=lease,
         in_use=[
             each.commits.directory
             for each in session.members
@@ -99,6 +107,8 @@ def admit(
     )
     commits = start.agree(session.store, session.next_prefix(), START_TIMEOUT)
     hear = functools.partial(session.hear, commits.token)
+    if lease is not None:
+        lease.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
     sources = list(config.watched_sources())
     if cluster.jobs or connected is not None:
         sources.append(_native_source(config, connected))
@@ -109,6 +119,17 @@ def admit(
         Watcher(sources, cluster.worker, hear),
         amid=amid,
         is_alive=is_alive,
+    )
+
+
+def _loss(worker: int, reason: str) -> Notice:
+    """All workers leave together, as at a preemption, and nothing is committed."""
+    return Notice(
+        source="lease",
+        worker=worker,
+        grace_seconds=GRACE,
+        received_at=SystemClock().monotonic(),
+        detail=reason,
     )
 
 

@@ -12,6 +12,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, handle
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.exchange import ShardExchange, clear_others
 from tfpreempt.checkpoint.remote.mirror import Mirror
@@ -37,6 +38,7 @@ class Commits:
         candidate: the commit that all workers are to restore; None to start afresh.
         token: unique to this start, equal on all workers; begins the names of saves.
         mirror: on the chief, its copy in an object store; None without one.
+        lease: on the chief, of the directory; None elsewhere.
         exchange: takes the parts of workers with other disks there; None without any.
         skipped: what was found damaged on the way (chief only).
 
@@ -50,6 +52,7 @@ class Commits:
     candidate: Entry | None
     token: str
     mirror: Mirror | None
+    lease: Lease | None
     exchange: ShardExchange | None
     skipped: Sequence[str]
 
@@ -231,3 +234,8 @@ class Commits:
     def wait_for_mirror(self, timeout: float | None) -> bool:
         """Waits until all is copied; whether the newest commit is. Any thread."""
         return self.mirror is None or self.mirror.wait(timeout)
+
+    def release(self) -> None:
+        """Other programs may use the directory; a save takes it again, if it can."""
+        if self.lease is not None:
+            self.lease.release()

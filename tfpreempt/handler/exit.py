@@ -90,6 +90,7 @@ class ExitPath:
             mirrored = self.finish_mirrors(members)
             for member in members:
                 member.record_exit(outcome, reason)
+                member.commits.release()  # the next start need not wait
             end = functools.partial(
                 members[0].config.leave, committed, self.cluster, mirrored=mirrored
             )
@@ -174,6 +175,7 @@ class ExitPath:
         def record() -> None:
             for member in members:
                 member.record_exit(Outcome.LOST, why)
+                member.commits.release()
 
         try:  # storage that hangs is what may have kept the boundary from coming
             call_within(0.5, record)

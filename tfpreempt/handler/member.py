@@ -162,12 +162,13 @@ class Member:
         self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
 
     def close(self) -> None:
-        """Listens, copies and records no more."""
+        """Listens, copies and records no more; others may have the directory."""
         self.is_closed = True
         self.stop_at = -1
         self.watcher.close()
         if self.commits.mirror is not None:
             self.commits.mirror.close()
+        self.commits.release()
         self._journal.close()
 
 

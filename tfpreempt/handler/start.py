@@ -13,6 +13,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, probe
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.remote import fetch
 from tfpreempt.checkpoint.remote.exchange import ShardExchange
 from tfpreempt.checkpoint.remote.mirror import Mirror
@@ -48,6 +49,7 @@ class Start:
         restore: False starts afresh.
         store: where commits are copied to; None without one.
         mirror: on the chief, what copies them.
+        lease: on the chief, of the directory; taken before anything is touched there.
         in_use: directories of this process's other open handlers.
     """
 
@@ -58,6 +60,7 @@ class Start:
     restore: bool = True
     store: ObjectStore | None = None
     mirror: Mirror | None = None
+    lease: Lease | None = None
     in_use: Sequence[str] = ()
     _saver: CheckpointSaver | None = None
     _candidate: Entry | None = None
@@ -80,6 +83,7 @@ class Start:
             What is there, for a member to restore.
 
         Raises:
+            DirectoryInUseError: another program is at work in the directory.
             DirectoryNotSharedError: a worker sees other storage.
             CheckpointDamagedError: there are commits, and none is whole.
             WorkersDisagreeError: workers differ in world size or in what they find.
@@ -93,6 +97,10 @@ class Start:
                     self._ask(store, place, timeout, self._place, self._sees)
                 timeout += FETCH_TIMEOUT  # who is missing was missed in the first one
             plan = self._ask(store, prefix, timeout, self._propose, self._check)
+        except BaseException:
+            if self.lease is not None:
+                self.lease.release()
+            raise
         finally:
             for made in self._probes:
                 probe.remove_probe(made["directory"], made["probe"])
@@ -108,6 +116,7 @@ class Start:
             candidate=self._candidate,
             token=str(plan["token"]),
             mirror=self.mirror,
+            lease=self.lease,
             exchange=exchange,
             skipped=self._skipped,
         )
@@ -155,6 +164,8 @@ class Start:
                     "`with` block), or give each a directory of its own"
                 )
         self._saver = self.make(chief_directory=directory)
+        if self.lease is not None:
+            self.lease.acquire(self._saver.directory)
         return self._saver
 
     def _propose(self) -> rendezvous.Plan:

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.fence import FencedFiles
+from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import REGISTRY, State, sync_states
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.handler import session
 from tfpreempt.states.copies import Copies
 from tfpreempt.states.values import StepCounter
 from tfpreempt.storage import failure
@@ -42,6 +45,8 @@ class StatesAlone:
             self._copies = Copies(store, directory, cluster, self._loader.newest)
         self._saver: CheckpointSaver | None = None  # from the first save on
         self._is_started = False
+        self._lease = Lease()
+        self._seen: int | None = None  # the highest sequence at the first load
 
     def load(self, state: State) -> bool:
         """Loads a State from the newest whole commit; whether there was something.
@@ -50,7 +55,10 @@ class StatesAlone:
             CheckpointError: see `load_state`.
         """
         if self._copies is not None:
+            self._hold()
             self._copies.begin()
+        if self._seen is None:
+            self._seen = self._highest()
         return self._loader.load(state)
 
     def save(self, named: str) -> str:
@@ -65,16 +73,11 @@ class StatesAlone:
 
         Raises:
             SaveError: nothing was committed, and nothing older was touched.
+            DirectoryInUseError: another program is at work in the directory.
             ConfigurationError: the directory cannot work; or there are several workers,
                 and a State of each.
             UsageError: there is no State.
         """
-        if self._saver is None:
-            failure.check_directory(named)  # later it must be the same one
-        if self._copies is not None:
-            self._copies.begin()
-        if self._saver is None:
-            self._saver = self._make_saver()
         states = REGISTRY.in_order()
         if not states:
             raise errors.UsageError(
@@ -89,6 +92,14 @@ class StatesAlone:
                 f"PreemptionCheckpointHandler(resolver, None, {self._directory!r}); "
                 "or use States with per_worker=False."
             )
+        if self._saver is None:
+            failure.check_directory(named)  # later it must be the same one
+        self._hold()
+        if self._saver is None:
+            self._check_nothing_came()
+            self._saver = self._make_saver()
+        if self._copies is not None:
+            self._copies.begin()
         if not self._cluster.is_chief:
             sync_states(states)
             return self._directory
@@ -103,11 +114,32 @@ class StatesAlone:
             self._copies.committed(commit.path)
         return commit.path
 
+    def _hold(self) -> None:
+        """The chief writes to the directory from now on, until the process ends."""
+        if self._cluster.is_chief:
+            self._lease.acquire(self._directory)
+
+    def _check_nothing_came(self) -> None:
+        """Who only reads needs no lease, so another program may have come between."""
+        if self._seen is None or session.current() or self._highest() <= self._seen:
+            return
+        self._lease.release()
+        raise errors.DirectoryInUseError(
+            f"another program has committed in {self._directory!r} since this one "
+            "loaded its States from there; to save them now would undo its steps. "
+            "Start this program again when that one has ended, or give it a directory "
+            "of its own."
+        )
+
+    def _highest(self) -> int:
+        with failure.translated("read the last commit", self._directory):
+            return catalog.highest_sequence(catalog.scan(self._directory))
+
     def _make_saver(self) -> CheckpointSaver:
         loader = CheckpointLoader(
             directory=self._directory,
             cluster=self._cluster,
-            files=files_for(self._directory),
+            files=FencedFiles(files_for(self._directory), self._lease),
         )
         return CheckpointSaver(loader, copies=self._copies)
 

@@ -1,0 +1,353 @@
+"""A lease on a fake clock: who waits, how long, who is refused, who loses it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import threading
+
+import pytest
+
+from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.multiprocess.harness import wait_until
+from tfpreempt import errors
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.fence import FencedFiles, LeaseDirectory
+from tfpreempt.checkpoint.holder import Holder, from_json, this_process
+from tfpreempt.checkpoint.lease import EXPIRY, GRACE, LONGEST_GRACE, MARGIN, POLL, Lease
+from tfpreempt.storage.files import LocalFiles
+
+ELSEWHERE = dataclasses.replace(
+    this_process(GRACE), host="node-7", machine="another", boot="another", pid=4711
+)
+HERE = this_process(GRACE)
+
+
+class Other:
+    """Another process's lease, as it lies on the disk."""
+
+    def __init__(self, directory, **more):
+        self.holder = dataclasses.replace(ELSEWHERE, token="theirs", **more)
+        self.place = LeaseDirectory(str(directory))
+        self.beats = 0
+        assert self.place.take(self.holder)
+
+    def beat(self):
+        self.beats += 1
+        self.place.beat("theirs", self.beats)
+
+    def leave(self):
+        self.place.end("theirs")
+
+
+class Waiting:
+    """The pauses of a start, in which others do something."""
+
+    def __init__(self, during=lambda waited: None, takes=POLL):
+        self.waited = 0.0
+        self._during = during
+        self._takes = takes
+
+    def __call__(self, seconds):
+        self.waited += self._takes
+        self._during(self.waited)
+        return self._takes
+
+
+def acquired(directory, pause=None, **more):
+    lease = Lease(pause=pause or Waiting(), **more)
+    lease.acquire(str(directory))
+    return lease
+
+
+def is_free(directory):
+    return LeaseDirectory(str(directory)).look() is None
+
+
+# --- the quiet path ------------------------------------------------------------------
+
+
+def test_a_directory_that_nobody_has_is_taken_at_once_and_left_without_a_trace(
+    tmp_path,
+):
+    pause = Waiting()
+    lease = acquired(tmp_path, pause)
+    assert os.listdir(tmp_path) == [layout.LEASE]
+    assert pause.waited == 0
+    lease.release()
+    lease.release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_one_that_is_dropped_is_released(tmp_path):
+    lease = acquired(tmp_path)
+    del lease
+    gc.collect()
+    assert is_free(tmp_path)
+
+
+def test_in_one_process_the_newest_has_it(tmp_path):
+    first = acquired(tmp_path)
+    second = acquired(tmp_path)
+    first.check()  # and now this one
+    second.check()
+    second.release()
+    assert is_free(tmp_path)
+
+
+def test_a_url_has_none():
+    lease = acquired("ram://bucket/run")
+    lease.check()
+    with lease.moving() as way:
+        assert way is None
+
+
+# --- who is gone ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        {"pid": 2**22 + 1, "boot": HERE.boot},
+        {"pid": os.getppid(), "started": 1, "boot": HERE.boot},  # a number used again
+        {"pid": HERE.pid, "boot": HERE.boot},  # what this process was before exec
+        {"host": HERE.host, "machine": HERE.machine or "m", "boot": "before"},
+    ],
+    ids=["no such process", "another process", "before exec", "before a reboot"],
+)
+def test_what_is_provably_dead_is_taken_over_at_once(tmp_path, holder, caplog):
+    if not HERE.machine and "machine" in holder:
+        pytest.skip("this machine has no id")
+    Other(tmp_path, **holder)
+    pause = Waiting()
+    acquired(tmp_path, pause)
+    assert pause.waited == 0
+    assert "which is dead" in caplog.text
+
+
+def test_of_another_pid_namespace_nothing_is_known(tmp_path):
+    other = Other(tmp_path, pid=2**22 + 1, boot=HERE.boot, namespace="pid:[1]")
+    pause = Waiting(lambda waited: other.leave() if waited > 3 else other.beat())
+    acquired(tmp_path, pause)
+    assert 3 < pause.waited < 4
+
+
+def test_a_zombie_is_dead(tmp_path):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert dataclasses.replace(HERE, pid=pid).is_dead(HERE)
+    os.waitpid(pid, 0)
+
+
+# --- who waits -----------------------------------------------------------------------
+
+
+def test_a_start_goes_on_as_soon_as_the_holder_leaves(tmp_path, caplog):
+    other = Other(tmp_path)
+    pause = Waiting(lambda waited: other.leave() if waited > 12 else other.beat())
+    with caplog.at_level(logging.WARNING):
+        acquired(tmp_path, pause)
+    assert 12 < pause.waited < 13
+    said = [r.message for r in caplog.records if "waiting up to" in r.message]
+    assert len(said) == 2  # at once, and now and then
+    assert "process 4711 on node-7" in said[0]
+
+
+def test_what_nobody_renews_is_taken_over(tmp_path, caplog):
+    other = Other(tmp_path)
+    pause = Waiting(lambda waited: other.beat() if waited < 5 else None)
+    acquired(tmp_path, pause)
+    assert EXPIRY < pause.waited < EXPIRY + 6
+    assert "did not renew it for 30 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("grace", "limit"),
+    [
+        (5.0, 5.0 + EXPIRY + MARGIN),
+        (3600.0, LONGEST_GRACE + EXPIRY + MARGIN),
+        (float("nan"), LONGEST_GRACE + EXPIRY + MARGIN),
+    ],
+)
+def test_a_living_holder_is_named_when_its_time_to_leave_is_over(
+    tmp_path, grace, limit
+):
+    other = Other(tmp_path, grace_seconds=grace)
+    before = sorted(tmp_path.rglob("*"))
+    pause = Waiting(lambda waited: other.beat())
+    with pytest.raises(errors.DirectoryInUseError) as caught:
+        acquired(tmp_path, pause)
+    assert limit <= pause.waited < limit + 1
+    for part in (str(tmp_path), "process 4711 on node-7", "since 20", "end it"):
+        assert part in str(caught.value)
+    assert [e for e in sorted(tmp_path.rglob("*")) if e.name != "beat"] == before
+
+
+def test_a_pause_of_who_waits_is_no_silence_of_the_holder(tmp_path):
+    """Both were on one machine that stood still, or this process was stopped."""
+    other = Other(tmp_path, grace_seconds=0.0)
+    beats = iter(range(1000))
+    pause = Waiting(lambda waited: next(beats) % 20 or other.beat(), takes=100.0)
+    with pytest.raises(errors.DirectoryInUseError):
+        acquired(tmp_path, pause)
+
+
+def test_a_clock_that_stands_still_ends_the_wait_too(tmp_path):
+    other = Other(tmp_path)
+    with pytest.raises(errors.DirectoryInUseError):
+        acquired(tmp_path, Waiting(lambda waited: other.beat(), takes=0.0))
+
+
+def test_a_record_that_nobody_can_read_is_waited_for(tmp_path):
+    Other(tmp_path)
+    (tmp_path / layout.LEASE / "theirs" / "holder").write_bytes(b"\xff{")
+    pause = Waiting()
+    acquired(tmp_path, pause)
+    assert pause.waited >= EXPIRY
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"pid": "1"}',
+        HERE.to_json().replace(b"1", b"true"),
+    ],
+)
+def test_a_hostile_record_is_nobody(data):
+    holder = from_json(data, "token")
+    assert (holder.pid, holder.token) == (0, "token")
+    assert not holder.is_dead(HERE)
+
+
+def test_a_record_is_read_as_it_was_written():
+    assert from_json(HERE.to_json(), HERE.token) == HERE
+    assert isinstance(HERE, Holder)
+
+
+def test_what_a_start_left_that_was_killed_goes(tmp_path):
+    left = tmp_path / f"{layout.LEASE}.dead" / "dead"
+    left.mkdir(parents=True)
+    (left / "holder").write_bytes(b"{")
+    lease = acquired(tmp_path)
+    assert os.listdir(tmp_path) == [layout.LEASE]
+    lease.release()
+
+
+# --- the fence -----------------------------------------------------------------------
+
+
+def steal(directory):
+    place = LeaseDirectory(str(directory))
+    place.end(place.look().token)
+    assert place.take(dataclasses.replace(ELSEWHERE, token="thief"))
+
+
+def leased(directory):
+    lease = acquired(directory)
+    files = FencedFiles(LocalFiles(), lease)
+    return lease, make_saver(directory, OwnPayload(), files=files)
+
+
+def test_a_holder_commits_and_leaves_nothing_in_the_lease(tmp_path):
+    lease, saver = leased(tmp_path)
+    for step in range(4):
+        save(saver, step)
+    assert saver.loader.newest().step == 3
+    assert (tmp_path / "checkpoint").read_text().startswith('model_checkpoint_path: "3')
+    [mine] = (tmp_path / layout.LEASE).iterdir()
+    assert [each.name for each in mine.iterdir()] == ["holder"]
+    lease.release()
+
+
+def test_who_lost_it_commits_nothing_whatever_was_staged(tmp_path):
+    lease, saver = leased(tmp_path)
+    heard = []
+    lease.on_loss(heard.append)
+    save(saver, 1)
+    staged = saver.stage(2, "a-2")
+    steal(tmp_path)
+    with pytest.raises(errors.LeaseLostError, match="4711 on node-7"):
+        saver.commit(staged, "preemption", [0])
+    assert saver.loader.newest().step == 1
+    assert len(heard) == 1
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(errors.LeaseLostError):
+        save(saver, 3)  # not even staged
+    assert sorted(tmp_path.rglob("*")) == before
+    lease.release()
+    assert LeaseDirectory(str(tmp_path)).has("thief")
+
+
+def test_who_lost_it_deletes_no_commit(tmp_path):
+    _, saver = leased(tmp_path)
+    save(saver, 1)
+    entry = saver.commit_of(str(tmp_path / "1"))
+    steal(tmp_path)
+    with pytest.raises(errors.LeaseLostError):
+        saver.delete(entry)
+    assert saver.loader.newest().step == 1
+
+
+def test_the_fence_is_the_move_and_not_a_look_before(tmp_path):
+    """The thief comes between the last line before the marker and the marker."""
+
+    class Frozen(LocalFiles):
+        def rename(self, source, target):
+            if target.endswith(layout.MARKER):
+                steal(tmp_path)
+            super().rename(source, target)
+
+    saver = make_saver(
+        tmp_path, OwnPayload(), files=FencedFiles(Frozen(), acquired(tmp_path))
+    )
+    with pytest.raises(errors.LeaseLostError):
+        save(saver, 1)
+    assert saver.loader.newest() is None
+
+
+def test_one_that_was_released_is_taken_again_unless_somebody_has_it(tmp_path):
+    lease, saver = leased(tmp_path)
+    lease.release()
+    save(saver, 1)
+    assert not is_free(tmp_path)
+    lease.release()
+    Other(tmp_path)
+    with pytest.raises(errors.LeaseLostError):
+        save(saver, 2)
+
+
+def test_a_directory_that_is_away_for_a_while_is_no_loss(tmp_path):
+    run = tmp_path / "mount" / "run"
+    run.mkdir(parents=True)
+    _, saver = leased(run)
+    saver.start()
+    (tmp_path / "mount").rename(tmp_path / "away")
+    run.mkdir(parents=True)
+    with pytest.raises(errors.SaveError, match="not the directory any more"):
+        save(saver, 1)
+    run.rmdir()
+    (tmp_path / "mount").rmdir()
+    (tmp_path / "away").rename(tmp_path / "mount")
+    save(saver, 2)
+    assert saver.loader.newest().step == 2
+
+
+def test_a_thread_renews_it_and_tells_of_its_loss(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.RENEWAL", 0.01)
+    lease, heard = acquired(tmp_path), []
+    lost = threading.Event()
+    lease.on_loss(lambda reason: (heard.append(reason), lost.set()))
+    place = LeaseDirectory(str(tmp_path))
+    first = place.look()
+    wait_until(lambda: place.look().beat not in (b"", first.beat), "a beat")
+    steal(tmp_path)
+    assert lost.wait(20)
+    assert "is held by process 4711 on node-7" in heard[0]

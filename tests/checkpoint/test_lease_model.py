@@ -1,0 +1,220 @@
+"""The lease, in every order of the file operations of processes that contend for it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+
+import pytest
+
+from tests.checkpoint import lease_world
+from tests.checkpoint.lease_world import Disk, Process, World
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.fence import FencedFiles, Found, LeaseDirectory
+from tfpreempt.checkpoint.holder import this_process
+from tfpreempt.checkpoint.lease import attempt
+
+HERE = this_process(30.0)
+NAMES = "abc"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def silence():
+    """What is taken over is said, thousands of times."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@dataclasses.dataclass
+class Way:
+    """The lease as its files see it."""
+
+    place: LeaseDirectory
+    token: str
+
+    def check(self):
+        pass
+
+    @contextlib.contextmanager
+    def moving(self):
+        yield self.place.way(self.token)
+
+
+def program(disk: Disk, name: str, does: str, kind: type[LeaseDirectory]) -> str:
+    """A process, by what it does one after the other.
+
+    S: it starts, with two looks; s: with one; n: with two, and takes nobody for dead
+    who is not. c: it commits. e: it ends its lease.
+    """
+    place = kind("/", disk)
+    files = FencedFiles(disk, Way(place, name))
+    for each in does:
+        if each in "sSn" and not start(disk, place, name, each):
+            return "refused"
+        if each == "c":
+            try:
+                files.write(f"/{name}/marker.tmp", b"")
+                files.rename(f"/{name}/marker.tmp", f"/{name}/{layout.MARKER}")
+            except FileNotFoundError:
+                return "lost"
+        if each == "e":
+            place.end(name)
+    return "done"
+
+
+def start(disk: Disk, place: LeaseDirectory, name: str, how: str) -> bool:
+    def why_over(found: Found) -> str | None:
+        is_over = found.holder is None or (how != "n" and disk.choose())
+        return "over" if is_over else None
+
+    here = dataclasses.replace(HERE, token=name)
+    return any(attempt(place, here, why_over) for _ in range(1 if how == "s" else 2))
+
+
+def explore(*does: str, kind: type[LeaseDirectory] = LeaseDirectory) -> Result:
+    """Every world that such processes can make; the one that does not start has it."""
+    programs = [
+        functools.partial(program, name=name, does=each, kind=kind)
+        for name, each in zip(NAMES, does, strict=False)
+    ]
+    first = World(frozenset(nodes(does)), (Process(),) * len(does), holder(does))
+    result, todo, seen = Result(), [first], {first}
+    while todo:
+        world = todo.pop()
+        if world.wrong:
+            result.wrong.add(world.wrong)
+            continue
+        after = lease_world.moves(programs, world)
+        if not after:
+            result.ends.add(tuple(each.word or "" for each in world.processes))
+        for each in after:
+            if each not in seen:
+                seen.add(each)
+                todo.append(each)
+    result.worlds = seen
+    return result
+
+
+def nodes(does):
+    """The disk at first: a directory for the commit of each, and who has the lease."""
+    for i, name in enumerate(NAMES[: len(does)]):
+        yield (0, name, 1 + i, None)
+    if (has := holder(does)) is not None:
+        here = dataclasses.replace(HERE, token=NAMES[has])
+        yield (0, layout.LEASE, 10, None)
+        yield (10, NAMES[has], 11, None)
+        yield (11, "holder", 12, here.to_json())
+
+
+def holder(does):
+    return next(
+        (i for i, each in enumerate(does) if each[:1] not in tuple("sSn")), None
+    )
+
+
+@dataclasses.dataclass
+class Result:
+    worlds: set[World] = dataclasses.field(default_factory=set)
+    ends: set[tuple[str, ...]] = dataclasses.field(default_factory=set)
+    wrong: set[str] = dataclasses.field(default_factory=set)
+
+
+# What happens, and which ends at least one path must reach: a search that never gets
+# there proves nothing.
+SMALL = {
+    "a frozen holder": (("cce", "Sc"), {("lost", "done"), ("done", "done")}),
+    "a holder that leaves": (("e", "Sc"), {("done", "done")}),
+    "a dead holder, two starts": (
+        ("", "sc", "sc"),
+        {("done", "lost", "done"), ("done", "refused", "done")},
+    ),
+    "a holder that nobody takes for dead": (
+        ("ce", "nc"),
+        {("done", "refused"), ("done", "done")},
+    ),
+}
+LARGE = {
+    "two starts": (("Sc", "Sc"), {("done", "refused"), ("done", "lost")}),
+    "two lives": (("Sce", "Sce"), {("done", "done"), ("lost", "done")}),
+    "two lives, nobody dead": (("nce", "nce"), {("done", "done"), ("refused", "done")}),
+    "a frozen holder, two starts": (
+        ("c", "sc", "sc"),
+        {("lost", "lost", "done"), ("done", "done", "lost")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_order_of_operations(name):
+    check(*SMALL[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", LARGE)
+def test_every_order_of_operations_of_more(name):
+    check(*LARGE[name])
+
+
+def check(does, wanted):
+    result = explore(*does)
+    assert not result.wrong
+    assert wanted <= result.ends
+    if not {*"sS"} & {*"".join(does)}:
+        assert "lost" not in {word for ends in result.ends for word in ends}
+    for disk in {world.nodes for world in result.worlds}:
+        assert is_free_for_who_takes_all_for_dead(disk), sorted(disk)
+
+
+def is_free_for_who_takes_all_for_dead(nodes) -> bool:
+    """Whoever died, and wherever, nobody is kept out for ever."""
+    late = [functools.partial(program, name="d", does="Sc", kind=LeaseDirectory)]
+    world = World(nodes | {(0, "d", 99, None)}, (Process(),))
+    while world.processes[0].word is None:
+        world = lease_world.moves(late, world)[-1]
+    return world.processes[0].word == "done"
+
+
+class Renamed(LeaseDirectory):
+    """Who is taken over can go on in what it has opened."""
+
+    def end(self, token):
+        self._disk.rename(f"/{layout.LEASE}/{token}", f"/over-{token}")
+
+
+class LookedAt(LeaseDirectory):
+    """A look, and then the act."""
+
+    def way(self, token):
+        if not self.has(token):
+            raise FileNotFoundError(token)
+        return f"/{token}/moved"
+
+
+class MadeThere(LeaseDirectory):
+    """Not by one rename: two can make theirs beside each other's."""
+
+    def take(self, holder):
+        new, root = f"/{layout.LEASE}.{holder.token}", f"/{layout.LEASE}"
+        self._disk.make_dirs(f"{new}/{holder.token}")
+        self._disk.write(f"{new}/{holder.token}/holder", holder.to_json())
+        self._disk.make_dirs(root)
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.rename(f"{new}/{holder.token}", f"{root}/{holder.token}")
+        return self.has(holder.token)
+
+
+@pytest.mark.parametrize(
+    ("kind", "does"),
+    [
+        (Renamed, ("c", "Sc")),
+        (LookedAt, ("c", "Sc")),
+        (MadeThere, ("Sc", "Sc")),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_simpler_rules_fail(kind, does):
+    assert explore(*does, kind=kind).wrong

@@ -1,0 +1,173 @@
+"""Real processes in one directory: killed, frozen, and started at the same moment.
+
+They save named States alone, so none of them imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.multiprocess.harness import wait_until
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.restore import newest_verified
+
+PROGRAM = """
+import sys, time
+import tfpreempt
+from tfpreempt.checkpoint import lease
+from tfpreempt.states import StepCounter
+lease.RENEWAL, lease.EXPIRY, lease.GRACE, lease.MARGIN = map(float, sys.argv[1:5])
+step = StepCounter()
+tfpreempt.load_state(step)
+began = time.monotonic()
+print("loaded", flush=True)
+for line in iter(sys.stdin.readline, ""):
+    step.increment()
+    try:
+        path = tfpreempt.save_all_states()
+        print("saved", path, time.monotonic() - began, flush=True)
+    except tfpreempt.errors.CheckpointError as error:
+        print(type(error).__name__, error, flush=True)
+"""
+
+
+class Run:
+    """A program that saves whenever it is told to."""
+
+    def __init__(self, directory, log, renewal=0.1, expiry=1.0, grace=5.0, margin=5.0):
+        self._log = log
+        times = map(str, (renewal, expiry, grace, margin))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *times],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("wb"),
+            text=True,
+            env=dict(os.environ, TFPREEMPT_CHECKPOINT_DIR=str(directory)),
+        )
+        self.pid = self._process.pid
+        assert self.hear() == "loaded\n"
+
+    def tell(self):
+        self._process.stdin.write("save\n")
+        self._process.stdin.flush()
+
+    def hear(self):
+        return self._process.stdout.readline()
+
+    def save(self):
+        self.tell()
+        return self.hear()
+
+    def send(self, signum):
+        self._process.send_signal(signum)
+
+    @property
+    def log(self):
+        return self._log.read_text()
+
+    def end(self):
+        """Returns what it logged."""
+        self._process.communicate(timeout=60)
+        return self.log
+
+    def kill(self):
+        if self._process.poll() is None:
+            self.send(signal.SIGKILL)
+            self._process.communicate(timeout=60)
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = []
+
+    def start(**times):
+        made.append(Run(tmp_path / "ckpt", tmp_path / f"log-{len(made)}", **times))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.kill()
+
+
+def newest(tmp_path):
+    return newest_verified(str(tmp_path / "ckpt"), lambda problem: None).step
+
+
+def test_one_that_ended_leaves_nothing_to_wait_for(run, tmp_path):
+    first = run()
+    assert first.save().startswith("saved")
+    assert (tmp_path / "ckpt" / layout.LEASE).exists()
+    first.end()
+    assert not (tmp_path / "ckpt" / layout.LEASE).exists()
+
+
+def test_after_a_kill_the_next_start_waits_for_nothing(run, tmp_path):
+    first = run(expiry=1000.0)
+    first.save()
+    first.kill()
+    second = run(expiry=1000.0, grace=1000.0)
+    word, path, seconds = second.save().split()
+    assert (word, path) == ("saved", str(tmp_path / "ckpt" / "2"))
+    assert float(seconds) < 2.0
+    assert "which is dead" in second.end()
+
+
+def test_a_frozen_one_that_wakes_after_a_takeover_commits_nothing(run, tmp_path):
+    first = run(renewal=1000.0)  # so that it finds out when it saves
+    first.save()
+    first.send(signal.SIGSTOP)
+    first.tell()
+    second = run(expiry=1.0)
+    assert second.save().startswith("saved")
+    assert newest(tmp_path) == 2
+    first.send(signal.SIGCONT)
+    assert first.hear().startswith("LeaseLostError")
+    assert first.save().startswith("LeaseLostError")
+    assert str(second.pid) in first.save()
+    second.save()
+    assert newest(tmp_path) == 3
+    assert first.end().count("is lost") == 1
+    second.save()  # its lease is not released by the other's end
+    assert newest(tmp_path) == 4
+
+
+def test_of_two_starts_one_is_refused_and_told_who_is_there(run, tmp_path):
+    runs = [run(expiry=2.0, grace=0.5, margin=0.0) for _ in range(2)]
+    for each in runs:
+        each.tell()
+    said = [each.hear() for each in runs]
+    words = [each.split()[0] for each in said]
+    assert sorted(words) == ["DirectoryInUseError", "saved"]
+    winner, loser = sorted(range(2), key=lambda i: words[i] != "saved")
+    assert f"process {runs[winner].pid} on " in said[loser]
+    assert "which still renews it after" in said[loser]
+    assert "waiting up to" in runs[loser].end()
+    assert runs[winner].save().startswith("saved")
+
+
+def test_a_start_goes_on_when_the_first_one_has_left(run, tmp_path):
+    first = run()
+    first.save()
+    second = run(grace=30.0)
+    second.tell()
+    wait_until(lambda: "waiting up to" in second.log, "the second one waits")
+    first.end()
+    assert second.hear().startswith("saved")
+    assert newest(tmp_path) == 2
+
+
+def test_a_program_that_loaded_before_another_one_committed_is_refused(run, tmp_path):
+    """Each step of the first one would be undone by the second one's."""
+    first = run()
+    first.save()
+    second = run()
+    first.save()
+    first.end()
+    assert second.save().startswith("DirectoryInUseError")
+    assert newest(tmp_path) == 2
