@@ -1,4 +1,4 @@
-"""What all tests share: seeds in the header, Hypothesis profiles.
+"""What all tests share: seeds in the header, Hypothesis profiles, a zygote.
 
 Set TFPREEMPT_TEST_PROFILE to "fast" (300 schedules) or "full" (10,000), and
 TFPREEMPT_TEST_SEED to the seed that a failing run printed to draw its cases again.
@@ -11,10 +11,15 @@ import os
 import random
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.multiprocess.harness import Place, Zygote
 
 PROFILE = os.environ.get("TFPREEMPT_TEST_PROFILE", "fast")
 SEED = int(
@@ -72,3 +77,24 @@ def pytest_report_header() -> str:
 def rng() -> random.Random:
     """Random numbers from the seed that the header shows."""
     return random.Random(SEED)
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """The process that has TensorFlow imported and forks programs that need it."""
+    from tests.multiprocess.harness import Zygote
+
+    process = Zygote()
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def here(zygote: Zygote) -> Iterator[Place]:
+    """A place of this test's own, where the zygote's programs run."""
+    from tests.multiprocess.harness import place
+
+    with place(zygote) as made:
+        yield made

@@ -65,19 +65,12 @@ def wait_for(path):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ports", required=True)
-    parser.add_argument("--worker", type=int, required=True)
+    parser.add_argument("checkpoint_dir", help="not used")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--form", required=True)
     options = parser.parse_args()
-    workers = [f"127.0.0.1:{port}" for port in options.ports.split(",")]
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    os.environ["TF_CONFIG"] = json.dumps(
-        {
-            "cluster": {"worker": workers},
-            "task": {"type": "worker", "index": options.worker},
-        }
-    )
+    config = json.loads(os.environ["TF_CONFIG"])
+    worker, world = config["task"]["index"], len(config["cluster"]["worker"])
     logging.basicConfig(level=logging.INFO)
     import tensorflow as tf
 
@@ -86,13 +79,13 @@ def main():
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     variables = make_variables(tf, strategy)
-    data = iter(tf.data.Dataset.range(100).shuffle(10, seed=options.worker))
+    data = iter(tf.data.Dataset.range(100).shuffle(10, seed=worker))
     checkpoint = tf.train.Checkpoint(data=data, **variables)
     directory = options.out / "checkpoints"
     given = checkpoint
     if options.form == "manager":
         # a non-chief manager may have a directory of its own
-        own = directory if options.worker == 0 else options.out / "elsewhere"
+        own = directory if worker == 0 else options.out / "elsewhere"
         given = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
     saver = make_saver(
         given,
@@ -100,27 +93,27 @@ def main():
         cluster=read_cluster(strategy.cluster_resolver),
         chief_directory=str(directory),
     )
-    fill(variables, options.worker, add=0.0)
+    fill(variables, worker, add=0.0)
     before = parts(variables)
     report = {"needs_peers": saver.needs_peers(), "parts": before}
     for step in (3, 4):
         staged = saver.stage(step, f"test-{step}")
-        (options.out / f"done-{step}-{options.worker}").touch()
-        if options.worker == 0:
-            for other in range(len(workers)):
+        (options.out / f"done-{step}-{worker}").touch()
+        if worker == 0:
+            for other in range(world):
                 wait_for(options.out / f"done-{step}-{other}")
-            commit = saver.commit(staged, "save", range(len(workers)))
+            commit = saver.commit(staged, "save", range(world))
             report["path"] = commit.path
             (options.out / f"committed-{step}").touch()
         wait_for(options.out / f"committed-{step}")
         if step == 3:
-            fill(variables, options.worker, add=1.0 / 7)
-            for _ in range(2 + options.worker):
+            fill(variables, worker, add=1.0 / 7)
+            for _ in range(2 + worker):
                 next(data)
     report["parts"] = parts(variables)
     report["counter"] = int(checkpoint.save_counter.numpy())
     report["next"] = [int(next(data)) for _ in range(5)]
-    fill(variables, options.worker, add=5.0)
+    fill(variables, worker, add=5.0)
     variables["weights"].assign([0.0, 0.0, 0.0])
     candidate = saver.loader.newest()
     restored = saver.loader.restore(saver.loader.find(candidate.token))
@@ -132,7 +125,7 @@ def main():
         name: [float(x) for x in tf.reshape(tf.convert_to_tensor(v), [-1])]
         for name, v in sorted(variables.items())
     }
-    (options.out / f"report-{options.worker}.json").write_text(json.dumps(report))
+    (options.out / f"report-{worker}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

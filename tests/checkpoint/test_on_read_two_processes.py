@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.ports import free_ports
-
 pytestmark = pytest.mark.multiprocess
 _WORKER = pathlib.Path(__file__).with_name("on_read_worker.py")
-_ROOT = _WORKER.parents[2]
 
 
-def run_workers(out, form, ports):
-    ports = ",".join(map(str, ports))
-    environment = dict(os.environ, PYTHONPATH=str(_ROOT), TF_CPP_MIN_LOG_LEVEL="2")
-    processes = []
-    for worker in range(2):
-        log = (out / f"log-{worker}.txt").open("w")
-        command = [sys.executable, str(_WORKER), "--ports", ports, "--form", form]
-        command += ["--worker", str(worker), "--out", str(out)]
-        processes.append(
-            subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        )
-    try:
-        for process in processes:
-            process.wait(timeout=100)
-    finally:
-        for process in processes:
-            process.kill()
-    logs = "\n".join((out / f"log-{i}.txt").read_text()[-3000:] for i in range(2))
-    assert [process.returncode for process in processes] == [0, 0], logs
+def run_workers(here, out, form):
+    arguments = ["--form", form, "--out", out]
+    here.start(str(_WORKER), *arguments, world=2).expect(0, 0)
     return [json.loads((out / f"report-{i}.json").read_text()) for i in range(2)]
 
 
@@ -45,8 +23,10 @@ def value(hexed):
 
 
 @pytest.mark.parametrize("form", ["own", "manager"])
-def test_reduced_values_are_saved_and_the_parts_come_back_bit_for_bit(tmp_path, form):
-    chief, other = run_workers(tmp_path, form, free_ports(2))
+def test_reduced_values_are_saved_and_the_parts_come_back_bit_for_bit(
+    here, tmp_path, form
+):
+    chief, other = run_workers(here, tmp_path, form)
     assert chief["needs_peers"]
     assert chief["counter"] == other["counter"] == 2
     for report in (chief, other):

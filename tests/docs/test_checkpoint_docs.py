@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tfpreempt
+from tests.multiprocess.harness import Zygote, worker_environment
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.testing.gcs import GcsServer
 
@@ -32,6 +33,16 @@ def run(program: str, directory: Path, more: dict[str, str]) -> str:
     return ended.stdout + ended.stderr
 
 
+def fork(zygote: Zygote, program: str, directory: Path, more: dict[str, str]) -> str:
+    """The same for one that imports TensorFlow."""
+    file = directory / "train.py"
+    file.write_text(program, encoding="utf-8")
+    environment = worker_environment(directory, more)
+    ended = zygote.run(file, directory=directory, env=environment)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
 @pytest.mark.slow
 def test_the_loop_of_states_goes_on_and_ends(tmp_path: Path) -> None:
     (program,) = [block for block in BLOCKS if "StepCounter" in block]
@@ -42,19 +53,23 @@ def test_the_loop_of_states_goes_on_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-def test_the_first_program_goes_on_from_the_bucket(tmp_path: Path) -> None:
+def test_the_first_program_goes_on_from_the_bucket(
+    zygote: Zygote, tmp_path: Path
+) -> None:
     program = next(block for block in BLOCKS if block.startswith("# train.py"))
     with GcsServer() as server:
         for machine in ("first", "second"):
             (tmp_path / machine).mkdir()
-            told = run(program, tmp_path / machine, server.environment())
+            told = fork(zygote, program, tmp_path / machine, server.environment())
     assert "fetching step 1000" in told
 
 
 @pytest.mark.tensorflow
-def test_the_program_without_a_cloud_outlives_its_disk(tmp_path: Path) -> None:
+def test_the_program_without_a_cloud_outlives_its_disk(
+    zygote: Zygote, tmp_path: Path
+) -> None:
     (program,) = [block for block in BLOCKS if "GcsServer" in block]
-    told = run(program, tmp_path, {})
+    told = fork(zygote, program, tmp_path, {})
     assert told.count("fetching step 20") == 1
     assert "20.0" in told.split()
 

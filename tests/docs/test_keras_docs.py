@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.multiprocess.harness import Place
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -36,18 +38,22 @@ def run(command: list[str], directory: Path) -> str:
 
 
 @pytest.mark.tensorflow
-def test_the_examples_run_one_after_the_other(tmp_path: Path) -> None:
+def test_the_examples_run_one_after_the_other(here: Place) -> None:
     blocks = [block for block in BLOCKS if not block.startswith(WORKERS)]
     assert len(blocks) == len(BLOCKS) - 1
     shown = [
         'assert counter.get_state()["last"] is not None',
         "assert seen.samples == 2 * 2048",
     ]
-    (tmp_path / "page.py").write_text("\n".join([*blocks, *shown]), encoding="utf-8")
-    first = run([sys.executable, "page.py"], tmp_path)
-    assert "epochs in the history: 40" in first
-    again = run([sys.executable, "page.py"], tmp_path)
-    assert "this fit was complete after 40 epochs; nothing is left to train" in again
+    page = here.path / "page.py"
+    page.write_text("\n".join([*blocks, *shown]), encoding="utf-8")
+    for said in (
+        "epochs in the history: 40",
+        "this fit was complete after 40 epochs; nothing is left to train",
+    ):
+        cluster = here.start(str(page))
+        cluster.expect(0, limit=240)
+        assert said in cluster[0].output
 
 
 @pytest.mark.multiprocess

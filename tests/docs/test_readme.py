@@ -7,10 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.multiprocess.harness import RESTART, Place, Zygote
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,13 +30,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    program = block("python", "PreemptionCheckpointHandler")
-    (tmp_path / "train.py").write_text(program, encoding="utf-8")
-    return tmp_path
-
-
 def test_linked_files_exist() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert links
@@ -48,68 +42,60 @@ def test_make_targets_exist() -> None:
     assert set(re.findall(r"`make ([a-z-]+)", README)) <= targets
 
 
-def preempt(command: list[str], directory: Path, at: str) -> None:
+def write(directory: Path, name: str, containing: str) -> Path:
+    """Writes an example into a file there."""
+    file = directory / name
+    file.write_text(block("python", containing), encoding="utf-8")
+    return file
+
+
+def preempt(here: Place, program: Path, at: str) -> None:
     """Sends SIGTERM to an example once it has said something; it leaves to restart."""
-    log = directory / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, cwd=directory, env=environment(), stdout=file, stderr=file
-        )
-        try:
-            limit = time.monotonic() + 120
-            while at not in log.read_text("utf-8"):
-                assert process.poll() is None, log.read_text("utf-8")
-                assert time.monotonic() < limit, log.read_text("utf-8")
-                time.sleep(0.02)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=60) == 143, log.read_text("utf-8")
-        finally:
-            process.kill()
+    cluster = here.start(str(program))
+    cluster[0].wait_text(at)
+    cluster[0].send(signal.SIGTERM)
+    cluster.expect(RESTART)
 
 
-@pytest.mark.tensorflow
-def test_run_example_commits_on_sigterm_and_goes_on(directory: Path) -> None:
-    command = [sys.executable, "train.py"]
-    preempt(command, directory, "step 100,")
-    second = run_to_end(command, directory)
-    assert "step 0," not in second
-    assert "step 1900," in second
-    assert "step" not in run_to_end(command, directory)
-
-
-@pytest.mark.tensorflow
-def test_fit_example_commits_on_sigterm_and_goes_on(tmp_path: Path) -> None:
-    program = block("python", "PreemptionCallback")
-    (tmp_path / "fit.py").write_text(program, encoding="utf-8")
-    command = [sys.executable, "fit.py"]
-    preempt(command, tmp_path, "Epoch 3/20")
-    second = run_to_end(command, tmp_path)
-    assert "Epoch 1/20" not in second
-    assert "epochs in history: 20" in second
-    again = run_to_end(command, tmp_path)
-    assert "Epoch" not in again
-    assert "epochs in history: 20" in again
-
-
-def run_to_end(command: list[str], directory: Path) -> str:
-    done = subprocess.run(
-        command,
-        cwd=directory,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def run_to_end(zygote: Zygote, program: Path) -> str:
+    done = zygote.run(program, directory=program.parent, limit=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.tensorflow
+def test_run_example_commits_on_sigterm_and_goes_on(
+    zygote: Zygote, here: Place
+) -> None:
+    program = write(here.path, "train.py", "PreemptionCheckpointHandler")
+    preempt(here, program, "step 100,")
+    second = run_to_end(zygote, program)
+    assert "step 0," not in second
+    assert "step 1900," in second
+    assert "step" not in run_to_end(zygote, program)
+
+
+@pytest.mark.tensorflow
+def test_fit_example_commits_on_sigterm_and_goes_on(
+    zygote: Zygote, here: Place
+) -> None:
+    program = write(here.path, "fit.py", "PreemptionCallback")
+    preempt(here, program, "Epoch 3/20")
+    second = run_to_end(zygote, program)
+    assert "Epoch 1/20" not in second
+    assert "epochs in history: 20" in second
+    again = run_to_end(zygote, program)
+    assert "Epoch" not in again
+    assert "epochs in history: 20" in again
+
+
+@pytest.mark.tensorflow
 @pytest.mark.multiprocess
-def test_supervisor_example_runs_as_it_stands(directory: Path) -> None:
+def test_supervisor_example_runs_as_it_stands(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", "PreemptionCheckpointHandler")
     done = subprocess.run(
         ["bash", "-c", block("bash")],
-        cwd=directory,
+        cwd=tmp_path,
         env=environment(),
         capture_output=True,
         text=True,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.multiprocess.harness import Zygote
 
 pytestmark = pytest.mark.tensorflow
 
@@ -25,17 +27,24 @@ def step():
 """
 
 
-def python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", HEAD + code, str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+Python = Callable[[str, Path], subprocess.CompletedProcess[str]]
 
 
-def test_a_forked_child_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+@pytest.fixture
+def python(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Python:
+    """`python(code, directory)` runs a program that uses that directory."""
+    file = tmp_path_factory.mktemp("program") / "program.py"
+
+    def run(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
+        file.write_text(HEAD + code)
+        return zygote.run(file, directory, directory=file.parent)
+
+    return run
+
+
+def test_a_forked_child_leaves_the_checkpoint_alone(
+    python: Python, tmp_path: Path
+) -> None:
     """Its end is not the end of training."""
     done = python(
         """
@@ -56,7 +65,7 @@ print(sorted(os.listdir(d)))
 
 
 def test_training_off_the_main_thread_leaves_with_the_restart_code(
-    tmp_path: Path,
+    python: Python, tmp_path: Path
 ) -> None:
     """SystemExit in another thread would let the program end with 0."""
     done = python(
@@ -77,7 +86,9 @@ print("main goes on")
     assert "main goes on" not in done.stdout
 
 
-def test_more_signals_on_the_way_out_change_nothing(tmp_path: Path) -> None:
+def test_more_signals_on_the_way_out_change_nothing(
+    python: Python, tmp_path: Path
+) -> None:
     """A launcher and its scheduler send one each; the platform counts the code."""
     done = python(
         """
@@ -98,7 +109,9 @@ finally:
     assert done.stdout.splitlines() == ["finally", "exit hooks"]
 
 
-def test_a_program_that_stays_can_be_ended_again(tmp_path: Path) -> None:
+def test_a_program_that_stays_can_be_ended_again(
+    python: Python, tmp_path: Path
+) -> None:
     """As a notebook does, it catches SystemExit, and trains on."""
     done = python(
         """
@@ -121,7 +134,9 @@ os.kill(os.getpid(), 15); time.sleep(5)
     assert done.returncode == -15
 
 
-def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
+def test_a_thread_that_never_ends_does_not_keep_the_process(
+    python: Python, tmp_path: Path
+) -> None:
     """The restart code counts, and after the grace it would be SIGKILL's."""
     done = python(
         """
@@ -144,7 +159,7 @@ finally:
 
 
 def test_a_program_without_standard_streams_leaves_with_the_restart_code(
-    tmp_path: Path,
+    python: Python, tmp_path: Path
 ) -> None:
     """A test runner, or a daemon, has closed them: nothing at the end needs one."""
     done = python(
@@ -164,7 +179,7 @@ for fd in (1, 2):
 
 
 def test_an_exit_function_that_restarts_in_the_process_leaves_signals(
-    tmp_path: Path,
+    python: Python, tmp_path: Path
 ) -> None:
     """Between two incarnations the program itself can still be ended."""
     done = python(
@@ -187,7 +202,7 @@ except Again:
 
 
 def test_a_save_before_the_first_run_holds_the_restored_generators(
-    tmp_path: Path,
+    python: Python, tmp_path: Path
 ) -> None:
     """The next start draws what an undisturbed run would have drawn."""
     first = python(
@@ -209,7 +224,7 @@ def test_a_save_before_the_first_run_holds_the_restored_generators(
 
 @pytest.mark.parametrize("where", ["h.run(fail)", "fail()"])
 def test_a_program_that_dies_of_an_error_finishes_the_copy_first(
-    tmp_path: Path, where: str
+    python: Python, tmp_path: Path, where: str
 ) -> None:
     """Where the disk dies too, nothing else is left of the run."""
     done = python(
@@ -234,7 +249,7 @@ h.save()
 
 
 def test_a_reader_that_dies_with_the_group_ends_the_program_as_a_preemption(
-    tmp_path: Path,
+    python: Python, tmp_path: Path
 ) -> None:
     """The error passes no handler, and may come before the notice is heard of."""
     done = python(
@@ -263,7 +278,9 @@ def kill_group():
 """
 
 
-def test_readers_outlive_a_signal_to_the_group_until_the_commit(tmp_path: Path) -> None:
+def test_readers_outlive_a_signal_to_the_group_until_the_commit(
+    python: Python, tmp_path: Path
+) -> None:
     """As systemd and Slurm send it; the step that runs still gets its batch."""
     done = python(
         KILL_GROUP
@@ -289,7 +306,9 @@ with make() as h, fork.Pool(2) as pool:
     assert (tmp_path / "4" / "COMMITTED").exists()
 
 
-def test_readers_of_a_fit_outlive_a_signal_to_the_group(tmp_path: Path) -> None:
+def test_readers_of_a_fit_outlive_a_signal_to_the_group(
+    python: Python, tmp_path: Path
+) -> None:
     """Keras starts some before the fit begins, because the model is not built."""
     done = python(
         KILL_GROUP

@@ -6,8 +6,6 @@ import functools
 import importlib
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -322,7 +320,7 @@ def test_fit_goes_on_exactly(library, steps):
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory):
+def elsewhere(zygote, tmp_path_factory):
     """What a fresh process finds, which has two devices besides."""
     dataset = data_program.dataset()
     for _ in range(2):
@@ -332,13 +330,8 @@ def elsewhere(tmp_path_factory):
         next(iterator)
     path = tmp_path_factory.mktemp("position") / "state"
     path.write_bytes(serialize(iterator))
-    done = subprocess.run(
-        [sys.executable, "-m", data_program.__name__, str(path)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = Path(data_program.__file__)
+    done = zygote.run(program, path, directory=path.parent)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

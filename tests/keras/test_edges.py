@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.multiprocess.harness import Zygote
+
 pytestmark = [pytest.mark.tensorflow]
 
 PROGRAM = Path(__file__).with_name("programs") / "edges.py"
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    environment = {
-        **os.environ,
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", PROGRAM, tmp_path_factory.mktemp("edges")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def ended(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    place = tmp_path_factory.mktemp("edges")
+    return zygote.run(PROGRAM, place, directory=place, limit=240)
 
 
 @pytest.fixture

@@ -1,33 +1,16 @@
-"""One zygote for the session, one place in memory for each test, shared references."""
+"""What train.py yields undisturbed, made once for all tests that compare with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.multiprocess.harness import Place, Zygote, place
+from tests.multiprocess.harness import Zygote, place
 
 Results = list[dict[str, Any]]
 Reference = Callable[[str, int], Results]
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    """The process that forks workers."""
-    process = Zygote()
-    try:
-        yield process
-    finally:
-        process.close()
-
-
-@pytest.fixture
-def here(zygote: Zygote) -> Iterator[Place]:
-    """A place of this test's own."""
-    with place(zygote) as made:
-        yield made
 
 
 @pytest.fixture(scope="session")

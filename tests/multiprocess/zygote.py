@@ -4,12 +4,16 @@ Importing TensorFlow takes most of the time of a small test; a fork of a process
 has imported it, and has run nothing yet, takes none. Every worker is a real process
 that makes its own TensorFlow runtime. Requests come on stdin, one JSON object a line;
 an exit code goes into the file that the request names.
+
+It is a start of Python in all that a test can see, but for the command line that `ps`
+shows. What the interpreter itself is asked to do (-c, -m, -W) needs a start of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -73,6 +77,10 @@ def become(request: Request) -> None:
     os.dup2(log, 2)
     for descriptor in (null, log):
         os.close(descriptor)
+    if errors := request.get("errors"):
+        own = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(own, 2)
+        os.close(own)
     faulthandler.enable()  # SIGABRT shows where every thread is
     os.environ.clear()
     os.environ.update(request["env"])
@@ -84,6 +92,7 @@ def become(request: Request) -> None:
 if __name__ == "__main__":
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.freeze()  # or every worker copies the pages that they share, to free them
 
     become(serve())
     # As the interpreter does: in this very module, whose globals live to the end.
