@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import subprocess
@@ -206,7 +207,11 @@ def test_what_cannot_work_is_said_before_anything_is_made(
 
 
 def test_without_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name: None if name == "sklearn" else find(name),
+    )
     done = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
     assert done.exit_code == 1
     assert "pip install 'tfpreempt[demo]'" in done.output

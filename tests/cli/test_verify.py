@@ -17,7 +17,7 @@ from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.cli.conftest import wait_until
 from tests.cli.test_inspect import KEYS, filled
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, foreign, inspection
+from tfpreempt.checkpoint import catalog, flat, inspection
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.cli import main
 from tfpreempt.cli.inspect import rows
@@ -139,8 +139,8 @@ def test_what_retention_takes_meanwhile_is_not_damaged(run: Path) -> None:
 def test_what_goes_while_the_directory_is_listed_is_left_out(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = [str(run / "gone")]
-    monkeypatch.setattr(foreign, "prefixes", lambda *args, **kwargs: gone)
+    gone = {str(run / "gone")}
+    monkeypatch.setattr(flat, "intents", lambda directory: gone)
     code, found = told(run)
     assert code == 0
     assert [each["name"] for each in found] == ["2", "1"]
