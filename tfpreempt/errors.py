@@ -91,9 +91,13 @@ class SaveError(CheckpointError):
 class DirectoryInUseError(CheckpointError):
     """Another program holds the lease of the checkpoint directory, and lives."""
 
+    is_permanent = True
+
 
 class LeaseLostError(SaveError):
     """This process lost the lease of its directory, and commits nothing any more."""
+
+    is_permanent = True
 
 
 class CheckpointDamagedError(CheckpointError):

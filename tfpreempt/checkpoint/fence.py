@@ -29,6 +29,7 @@ from typing import Protocol
 
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.holder import Holder, from_json
+from tfpreempt.checkpoint.home import Home
 from tfpreempt.storage.files import Files, LocalFiles, remove_if_empty
 
 _HOLDER, _BEAT = "holder", "beat"
@@ -77,13 +78,16 @@ class Found:
 class LeaseDirectory:
     """The lease of one directory; any thread.
 
+    Unlike a `StorePlace` it can be away for a while: unmounted, or moved.
+
     Args:
         directory: which exists.
         disk: where.
     """
 
     def __init__(self, directory: str, disk: Disk | None = None) -> None:
-        self.directory = directory
+        self.where = directory
+        self._home = Home(directory)
         self._disk: Disk = disk or LocalDisk()
         self._root = os.path.join(directory, layout.LEASE)
         self._moves = itertools.count()
@@ -103,8 +107,11 @@ class LeaseDirectory:
             )
         return None
 
-    def take(self, holder: Holder) -> bool:
-        """Takes it, unless somebody has it; whether that was done.
+    def take(self, holder: Holder) -> str | None:
+        """Takes it, unless somebody has it.
+
+        Returns:
+            Its token; None if somebody has it.
 
         Raises:
             OSError: as the file system says.
@@ -120,7 +127,7 @@ class LeaseDirectory:
                 raise
             # Refused; or a network lost the answer, asked again, and was refused then.
             self._remove(new, holder.token)
-        return self.has(holder.token)
+        return holder.token if self.has(holder.token) else None
 
     def end(self, token: str) -> None:
         """Ends a lease, if it is still there: its holder commits nothing any more.
@@ -148,6 +155,10 @@ class LeaseDirectory:
         path = os.path.join(self._root, token, _BEAT)
         self._disk.write(path, b"%d" % count)
 
+    def is_away(self) -> bool:
+        """Whether another directory, or none, is in its place for now."""
+        return not self._home.is_same()
+
     def way(self, token: str) -> str:
         """A path in a lease, by which one file can be moved to another place."""
         return os.path.join(self._root, token, f"move-{next(self._moves)}")
@@ -159,9 +170,9 @@ class LeaseDirectory:
             OSError: as the file system says.
         """
         begins = layout.LEASE + "."
-        for name in self._names(self.directory):
+        for name in self._names(self.where):
             if name.startswith(begins):
-                new = os.path.join(self.directory, name)
+                new = os.path.join(self.where, name)
                 self._remove(new, name.removeprefix(begins))
 
     def _remove(self, root: str, token: str) -> None:

@@ -17,12 +17,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.fence import Disk, Found, LeaseDirectory
 from tfpreempt.checkpoint.holder import Holder, this_process
-from tfpreempt.checkpoint.home import Home
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.storage import failure, paths
 
@@ -36,7 +35,9 @@ MARGIN = 10.0  # more than the grace and the expiry
 POLL = 0.2
 SAID_EACH = 10.0
 
-_held: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
+_held: weakref.WeakValueDictionary[tuple[str, str], Lease] = (
+    weakref.WeakValueDictionary()
+)
 
 
 class Patience:
@@ -88,9 +89,42 @@ class Patience:
         return self.waited >= self.limit
 
 
+class Place(Protocol):
+    """What one run at a time has: a directory, or a place in an object store.
+
+    All methods raise OSError or CheckpointError.
+    """
+
+    where: str
+
+    def look(self) -> Found | None:
+        """Who has it; None if nobody."""
+        ...
+
+    def take(self, holder: Holder) -> str | None:
+        """Takes it, as it was at the last look; its token, None if that failed."""
+        ...
+
+    def end(self, token: str) -> None:
+        """Ends a lease: its holder commits nothing any more."""
+        ...
+
+    def beat(self, token: str, count: int) -> None:
+        """Renews a lease; raises where it is over."""
+        ...
+
+    def is_away(self) -> bool:
+        """Whether nothing is known of it for now."""
+        ...
+
+    def sweep(self) -> None:
+        """Removes what was left by starts that were killed."""
+        ...
+
+
 def attempt(
-    place: LeaseDirectory, here: Holder, why_over: Callable[[Found], str | None]
-) -> bool:
+    place: Place, here: Holder, why_over: Callable[[Found], str | None]
+) -> str | None:
     """Takes a lease that nobody has, or whose holder counts for nothing.
 
     Args:
@@ -99,21 +133,22 @@ def attempt(
         why_over: why a lease counts for nothing; None if it counts.
 
     Returns:
-        Whether it was taken; else another one has it, or was quicker.
+        Its token; None where another one has it, or was quicker.
 
     Raises:
         OSError: as the file system says.
+        CheckpointError: as the object store says.
     """
     found = place.look()
     if found is not None:
         why = why_over(found)
         if why is None:
-            return False
+            return None
         place.end(found.token)
         if found.holder is not None:
             _log.warning(
                 "tfpreempt: took over %s from %s, %s",
-                place.directory,
+                place.where,
                 found.holder,
                 why,
             )
@@ -129,6 +164,9 @@ class Lease:
         grace_seconds: that this process may need to leave; None where nobody knows.
         pause: waits so many seconds, and says how many passed.
         disk: where directories are.
+
+    Attributes:
+        token: of the lease that is held; None without one.
     """
 
     def __init__(
@@ -141,8 +179,9 @@ class Lease:
         self._grace = GRACE if grace_seconds is None else grace_seconds
         self._pause = pause or _pause
         self._disk = disk
-        self._place: LeaseDirectory | None = None
-        self._holder: Holder | None = None
+        self._place: Place | None = None
+        self._files: LeaseDirectory | None = None
+        self.token: str | None = None
         self._on_loss: Callable[[str], None] = lambda reason: None
         self._lost = ""
         self._end: Callable[[], object] = lambda: None
@@ -157,13 +196,24 @@ class Lease:
             DirectoryInUseError: its holder lives, and does not leave.
             SaveError: the disk.
         """
-        if paths.is_url(directory) or self._place is not None:
-            return
-        place = LeaseDirectory(directory, self._disk)
-        with failure.translated("take the lease", directory):
+        if not paths.is_url(directory) and self._place is None:
+            with failure.translated("take the lease", directory):
+                files = LeaseDirectory(directory, self._disk)
+                self.acquire_at(files)
+            self._files = files
+
+    def acquire_at(self, place: Place) -> None:
+        """As `acquire`, wherever the lease is.
+
+        Raises:
+            DirectoryInUseError: its holder lives, and does not leave.
+            CheckpointError: the object store.
+            OSError: as the file system says.
+        """
+        if self._place is None:
             self._wait_for(place)
             place.sweep()
-        self._place = place
+            self._place = place
 
     def on_loss(self, call: Callable[[str], None]) -> None:
         """Calls, on any thread, when it was lost, with the reason."""
@@ -178,11 +228,11 @@ class Lease:
         """
         if self._place is None:
             return
-        if self._holder is None and not self._lost:
+        if self.token is None and not self._lost:
             here = this_process(self._grace)
             if not self._try(self._place, here, Patience(here)):
                 self._lose()
-        elif self._holder is not None and self._beats.is_lost():
+        elif self.token is not None and self._beats.is_lost():
             self._lose()
         if self._lost:
             raise errors.LeaseLostError(self._lost)
@@ -195,13 +245,13 @@ class Lease:
             LeaseLostError: another process has it.
             OSError: as the file system says.
         """
-        if self._holder is None:
+        if self.token is None:
             self.check()
-        if self._place is None or self._holder is None:
+        if self._files is None or self.token is None:
             yield None
             return
         try:
-            yield self._place.way(self._holder.token)
+            yield self._files.way(self.token)
         except FileNotFoundError:
             self.check()
             raise
@@ -209,15 +259,15 @@ class Lease:
     def release(self) -> None:
         """Others may have it from now on; a save of this process takes it again."""
         self._end()
-        self._holder = None
+        self.token = None
 
-    def _wait_for(self, place: LeaseDirectory) -> None:
+    def _wait_for(self, place: Place) -> None:
         here = this_process(self._grace)
         patience, said_at = Patience(here), -SAID_EACH
         while not self._try(place, here, patience):
             if patience.is_over:
                 raise errors.DirectoryInUseError(
-                    f"{place.directory!r} is in use: its lease is held by "
+                    f"{place.where!r} is in use: its lease is held by "
                     f"{patience.holder}, which still renews it after "
                     f"{patience.waited:.0f} s. Two runs in one checkpoint directory "
                     "would mix their steps. Wait until that one has ended, or end it; "
@@ -227,26 +277,26 @@ class Lease:
                 said_at = patience.waited
                 _log.warning(
                     "tfpreempt: %s is held by %s; waiting up to %.0f s for it to leave",
-                    place.directory,
+                    place.where,
                     patience.holder or "a process that just took it",
                     patience.limit - patience.waited,
                 )
             patience.passed(self._pause(POLL))
 
-    def _try(self, place: LeaseDirectory, here: Holder, patience: Patience) -> bool:
+    def _try(self, place: Place, here: Holder, patience: Patience) -> bool:
         """Takes it unless somebody has it; whether that was done."""
 
         def why_over(found: Found) -> str | None:
-            if mine := _of_this_process(found):
+            if mine := _of_this_process(place, found):
                 mine.release()  # the session knows whether two may be open in one
                 return "which is this process"
             return patience.why_over(found)
 
-        if not attempt(place, here, why_over):
+        self.token = attempt(place, here, why_over)
+        if self.token is None:
             return False
-        self._holder = here
-        _held[here.token] = self
-        self._beats = _Beats(place, here.token, weakref.WeakMethod(self._lose))
+        _held[place.where, self.token] = self
+        self._beats = _Beats(place, self.token, weakref.WeakMethod(self._lose))
         self._beats.start()
         self._end = weakref.finalize(self, _release, self._beats, os.getpid())
         return True
@@ -254,13 +304,14 @@ class Lease:
     def _lose(self) -> None:
         """Another process has it; any thread."""
         assert self._place is not None
-        with contextlib.suppress(OSError):
+        found = None
+        with contextlib.suppress(OSError, errors.CheckpointError):
             found = self._place.look()
         who = "nobody" if found is None or found.holder is None else found.holder
         self._lost = (
-            f"the lease of {self._place.directory!r} is lost: it is held by {who} now. "
+            f"the lease of {self._place.where!r} is lost: it is held by {who} now. "
             "This process was frozen, or cut off from its storage, for longer than "
-            f"{EXPIRY:g} s; or somebody removed {layout.LEASE!r}. It commits nothing "
+            f"{EXPIRY:g} s; or somebody removed its lease. It commits nothing "
             "any more, and leaves"
         )
         _log.error("tfpreempt: %s", self._lost)
@@ -279,14 +330,13 @@ class _Beats(OwnedThread):
 
     def __init__(
         self,
-        place: LeaseDirectory,
+        place: Place,
         token: str,
         lose: weakref.WeakMethod[Callable[[], None]],
     ) -> None:
         super().__init__("tfpreempt-lease", self._renew)
         self.place, self.token = place, token
         self._lose = lose
-        self._home = Home(place.directory)
 
     def _renew(self) -> None:
         count, is_said = 0, False
@@ -295,7 +345,7 @@ class _Beats(OwnedThread):
             try:
                 self.place.beat(self.token, count)
                 is_said = False
-            except OSError as error:
+            except (OSError, errors.CheckpointError) as error:
                 if self.is_lost():
                     if not self.stop_event.is_set() and (lose := self._lose()):
                         lose()
@@ -304,7 +354,7 @@ class _Beats(OwnedThread):
                     is_said = True
                     _log.warning(
                         "tfpreempt: the lease of %s cannot be renewed: %s",
-                        self.place.directory,
+                        self.place.where,
                         error,
                     )
 
@@ -312,10 +362,10 @@ class _Beats(OwnedThread):
         """Whether it was ended: not where the directory itself is away for a while."""
         try:
             found = self.place.look()
-        except OSError:
+        except (OSError, errors.CheckpointError):
             return False
         if found is None:
-            return self._home.is_same()
+            return not self.place.is_away()
         return found.token != self.token or found.holder is None
 
 
@@ -325,15 +375,15 @@ def _release(beats: _Beats, process: int) -> None:
     beats.stop_event.set()
     try:
         beats.place.end(beats.token)
-    except OSError as error:
-        _log.warning("tfpreempt: %s: %s", beats.place.directory, error)
+    except (OSError, errors.CheckpointError) as error:
+        _log.warning("tfpreempt: %s: %s", beats.place.where, error)
 
 
-def _of_this_process(found: Found) -> Lease | None:
+def _of_this_process(place: Place, found: Found) -> Lease | None:
     """The lease that this process has there already."""
     if found.holder is None or found.holder.pid != os.getpid():
         return None
-    return _held.get(found.token)
+    return _held.get((place.where, found.token))
 
 
 def _pause(seconds: float) -> float:

@@ -77,7 +77,9 @@ def admit(
     store = chosen_store(remote_checkpoint_dir, own)
     mirror = None
     if store is not None and cluster.is_chief:
-        mirror = Mirror(store, max_to_keep=max_to_keep)
+        mirror = Mirror(
+            store, max_to_keep=max_to_keep, lease=Lease(config.grace_seconds)
+        )
     lease = Lease(config.grace_seconds) if cluster.is_chief else None
     make = functools.partial(
         make_saver,
@@ -107,8 +109,9 @@ def admit(
     )
     commits = start.agree(session.store, session.next_prefix(), START_TIMEOUT)
     hear = functools.partial(session.hear, commits.token)
-    if lease is not None:
-        lease.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
+    leases = [lease, None if mirror is None else mirror.lease]
+    for each in (each for each in leases if each is not None):
+        each.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
     sources = list(config.watched_sources())
     if cluster.jobs or connected is not None:
         sources.append(_native_source(config, connected))

@@ -239,3 +239,5 @@ class Commits:
         """Other programs may use the directory; a save takes it again, if it can."""
         if self.lease is not None:
             self.lease.release()
+        if self.mirror is not None:
+            self.mirror.release()

@@ -19,6 +19,7 @@ import filelock
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.remote import fetch
 from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE
 from tfpreempt.checkpoint.remote.exchange import clear_others
@@ -58,7 +59,11 @@ class Copies:
     _process: int = 0  # the one whose end waits; not that of a forked child
 
     def __post_init__(self) -> None:
-        self._mirror = Mirror(self.store, max_to_keep=_MAX_TO_KEEP)
+        self._mirror = Mirror(
+            self.store,
+            max_to_keep=_MAX_TO_KEEP,
+            lease=Lease() if self.cluster.is_chief else None,
+        )
 
     def begin(self) -> None:
         """Before anything is loaded or saved: once, the newest commit is brought here.
@@ -76,7 +81,12 @@ class Copies:
             self._has_looked = True
         if self.cluster.is_chief and not self._mirror.is_open:
             taken = self._mirror.highest_sequence
-            self._mirror = Mirror(self.store, max_to_keep=_MAX_TO_KEEP, taken=taken)
+            self._mirror = Mirror(
+                self.store,
+                max_to_keep=_MAX_TO_KEEP,
+                taken=taken,
+                lease=self._mirror.lease,
+            )
             self._mirror.begin(self.directory, self.newest(), self._record)
             none = uuid.uuid4().hex  # there are no shards under way here
             self._mirror.task(functools.partial(clear_others, self.store, none))

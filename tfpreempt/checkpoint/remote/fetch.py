@@ -45,13 +45,14 @@ def look_for_newer(
 
     Raises:
         CheckpointError: the store cannot be read, and there is nothing local.
+        DirectoryInUseError: another program copies to the store.
         SaveError: the disk.
     """
     try:
         _look_aloud(mirror, timeout=None if local is None else LOOK_SECONDS)
         return fetch()
-    except errors.SaveError:
-        raise  # this disk
+    except (errors.SaveError, errors.DirectoryInUseError):
+        raise  # this disk; or another program is at work
     except errors.CheckpointError as error:
         if local is None:
             raise errors.CheckpointError(

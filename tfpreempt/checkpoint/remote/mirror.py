@@ -20,7 +20,9 @@ from collections.abc import Callable
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.remote import upload
+from tfpreempt.checkpoint.remote.place import StorePlace
 from tfpreempt.checkpoint.remote.retention import Retention, delete
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.remote.tries import Tries
@@ -48,9 +50,11 @@ class Mirror:
         store: where to.
         max_to_keep: commits to keep there; None keeps all.
         taken: the highest sequence there, as far as is known; see `look`.
+        lease: of the place, taken by the first `look`; None on workers that only read.
 
     Attributes:
         store: the store.
+        lease: see above.
         status: how far it is now.
     """
 
@@ -60,8 +64,11 @@ class Mirror:
         *,
         max_to_keep: int | None,
         taken: int = 0,
+        lease: Lease | None = None,
     ) -> None:
         self.store = store
+        self.lease = lease
+        self._place = StorePlace(store)
         self._directory = ""
         self._record: Callable[[], Callable[[Fault], None] | None] = lambda: None
         self._retention = Retention(store, max_to_keep, taken)
@@ -80,15 +87,26 @@ class Mirror:
     # --- what the owner calls --------------------------------------------------------
 
     def look(self, timeout: float | None = None) -> None:
-        """Finds out what sequences are taken.
+        """Finds out what sequences are taken, once nobody else can take more.
 
         Args:
             timeout: seconds; None: the store's own limit.
 
         Raises:
+            DirectoryInUseError: another program copies to this place.
             CheckpointError: the store cannot be listed.
         """
         self._retention.look(timeout)
+        if self.lease is not None and self.lease.token is None:
+            try:
+                self.lease.acquire_at(self._place)
+            except errors.SaveError as error:  # it can be read, that is enough to start
+                _log.warning(
+                    "tfpreempt: the lease of %s is taken by the first copy: %s",
+                    self.store.uri,
+                    error,
+                )
+            self._retention.look(timeout)
 
     def begin(
         self,
@@ -319,6 +337,12 @@ class Mirror:
         """Ends the thread, see `stop`."""
         self.stop()
         self._thread.join(1.0)
+        self.release()
+
+    def release(self) -> None:
+        """Other programs may copy to the place; the next copy takes it again."""
+        if self.lease is not None:
+            self.lease.release()
 
     # --- the thread ------------------------------------------------------------------
 
@@ -353,12 +377,25 @@ class Mirror:
                 if self._pending:
                     newest = self._pending[-1]
                     self._upload = upload.Upload(
-                        self.store, newest, on_bytes=self._sent
+                        self.store,
+                        newest,
+                        on_bytes=self._sent,
+                        before_marker=self._announce,
                     )
                     return functools.partial(self._copy, self._upload)
                 self._changed.notify_all()
                 self._changed.wait(3600.0)
             return None
+
+    def _announce(self, folder: str) -> None:
+        """Marks nothing that a later holder of the place would not know of."""
+        if self.lease is None:
+            return
+        self.lease.acquire_at(self._place)  # where the start could not reach the store
+        self.lease.check()
+        if self.lease.token is not None:
+            self._place.announce(self.lease.token, folder)
+            self.lease.check()
 
     def _do_task(self) -> None:
         try:

@@ -46,6 +46,7 @@ class Upload:
         commit: which local commit.
         threads: how many files at a time.
         on_bytes: called with the number of bytes that a thread has just read.
+        before_marker: called with the folder that is about to be marked; may refuse.
 
     Attributes:
         commit: see above.
@@ -58,12 +59,14 @@ class Upload:
         *,
         threads: int = THREADS,
         on_bytes: Callable[[int], None] = lambda count: None,
+        before_marker: Callable[[str], None] = lambda folder: None,
     ) -> None:
         self.commit = commit
         self._store = store
         self._folder = catalog.folder_name(commit.step or 0, commit.token)
         self._threads = threads
         self._on_bytes = on_bytes
+        self._before_marker = before_marker
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
@@ -95,6 +98,7 @@ class Upload:
         self._put(there, _entry(layout.MANIFEST, commit.data), commit.data)
         names = [layout.MANIFEST, *(entry.name for entry in manifest.files)]
         self._check_names(names)
+        self._before_marker(self._folder)
         self._put(there, _entry(layout.MARKER, commit.marker), commit.marker)
 
     def _names(self) -> set[str]:

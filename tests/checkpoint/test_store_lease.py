@@ -1,0 +1,180 @@
+"""The lease of a place in an object store: one run copies there, and marks commits."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import threading
+
+import pytest
+
+from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.test_lease import ELSEWHERE, Waiting
+from tests.multiprocess.harness import wait_until
+from tfpreempt import errors
+from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint.lease import EXPIRY, Lease
+from tfpreempt.checkpoint.remote.mirror import Mirror
+from tfpreempt.checkpoint.remote.place import StorePlace
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.testing.storage import FaultyStore
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request, tmp_path):
+    if request.param == "memory":
+        return FaultyStore(uri=f"memory://{tmp_path}")
+    return LocalStore(str(tmp_path / "mirror"))
+
+
+class Other:
+    """Another machine's lease."""
+
+    def __init__(self, store):
+        self.place = StorePlace(store)
+        self.place.look()
+        self.token = self.place.take(dataclasses.replace(ELSEWHERE))
+        assert self.token
+        self.beats = 0
+
+    def beat(self):
+        self.beats += 1
+        self.place.beat(self.token, self.beats)
+
+
+def acquired(store, pause=None):
+    lease = Lease(pause=pause or Waiting())
+    lease.acquire_at(StorePlace(store))
+    return lease
+
+
+def steal(store):
+    place = StorePlace(store)
+    place.end(place.look().token)
+    assert place.take(ELSEWHERE)
+    return place
+
+
+def test_a_place_that_nobody_has_is_taken_at_once(store):
+    pause = Waiting()
+    first = acquired(store, pause)
+    assert first.token == "1"
+    first.release()
+    assert StorePlace(store).look() is None
+    assert acquired(store, pause).token == "2"  # no number comes twice
+    assert pause.waited == 0
+
+
+def test_of_two_that_saw_the_same_one_takes_it(store):
+    one, other = StorePlace(store), StorePlace(store)
+    assert one.look() is other.look() is None
+    assert one.take(ELSEWHERE) == "1"
+    assert other.take(ELSEWHERE) is None
+
+
+def test_a_start_waits_for_another_machine_and_names_it(store):
+    other = Other(store)
+    with pytest.raises(errors.DirectoryInUseError, match="process 4711 on node-7"):
+        acquired(store, Waiting(lambda waited: other.beat()))
+
+
+def test_what_nobody_renews_is_taken_over(store):
+    Other(store)
+    pause = Waiting()
+    assert acquired(store, pause).token == "2"
+    assert pause.waited >= EXPIRY
+
+
+def test_who_was_taken_over_finds_out(store):
+    lease, heard = acquired(store), []
+    lease.on_loss(heard.append)
+    steal(store)
+    with pytest.raises(errors.LeaseLostError, match="node-7"):
+        lease.check()
+    assert len(heard) == 1
+    lease.release()
+    assert StorePlace(store).look().token == "2"  # the other one's stays
+
+
+class Journal:
+    def record(self, fault):
+        pass
+
+
+def test_a_mirror_copies_under_its_lease_and_marks_nothing_once_it_is_lost(
+    store, tmp_path
+):
+    directory, journal = tmp_path / "run", Journal()
+    saver = make_saver(directory, OwnPayload())
+    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror.look()
+    mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
+    assert mirror.wait(20)
+    assert len(markers(store)) == 1
+    steal(store)
+    mirror.add(catalog.at(save(saver, 2).path))
+    wait_until(lambda: mirror.status.fault, "the mirror finds out")
+    assert "is lost" in mirror.status.fault
+    mirror.close()
+    assert len(markers(store)) == 1
+    assert StorePlace(store).look().token == "2"
+
+
+def test_a_mirror_that_could_not_look_takes_its_lease_with_the_first_copy(
+    store, tmp_path
+):
+    directory, journal = tmp_path / "run", Journal()
+    saver = make_saver(directory, OwnPayload())
+    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
+    assert mirror.wait(20)
+    assert mirror.lease.token == "1"
+    mirror.close()
+    assert StorePlace(store).look() is None
+
+
+def test_a_store_that_takes_nothing_does_not_keep_a_program_from_its_start(
+    store, monkeypatch, caplog
+):
+    monkeypatch.setattr("tfpreempt.checkpoint.remote.place._PUT_SECONDS", 0.05)
+    is_open = threading.Event()
+    put_if_absent = store.put_if_absent
+    store.put_if_absent = lambda *a, **k: is_open.wait(20) and put_if_absent(*a, **k)
+    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror.look()
+    assert "is taken by the first copy" in caplog.text
+    is_open.set()
+
+
+def markers(store):
+    return [name for name in store.list() if name.endswith(layout.MARKER)]
+
+
+def put(store, name, data):
+    assert store.put_if_absent(name, io.BytesIO(data))
+
+
+MANIFEST = b"""{"format": 1, "step": 3, "sequence": 7, "world_size": 1, "workers": [0],
+ "files": [], "prefix": null, "because": "save", "save_seconds": 0.0,
+ "versions": {}, "metadata": {}}"""
+
+
+def test_what_was_about_to_be_marked_is_marked_by_who_takes_over(store):
+    """So that it cannot come to be a commit later, whenever the old one wakes."""
+    old = Other(store)
+    put(store, f"3.7-aa/{layout.MANIFEST}", MANIFEST)
+    old.place.announce(old.token, "3.7-aa")
+    steal(store)
+    target = io.BytesIO()
+    store.get(f"3.7-aa/{layout.MARKER}", target)
+    assert target.getvalue() == catalog.marker_bytes(MANIFEST, 7)
+    assert list(store.list("lease/")) == ["lease/0000000002"]
+
+
+@pytest.mark.parametrize("folder", ["../outside", "nothing", "damaged"])
+def test_what_cannot_be_a_commit_is_not_marked(store, folder):
+    old = Other(store)
+    put(store, f"damaged/{layout.MANIFEST}", b"{")
+    old.place.announce(old.token, folder)
+    steal(store)
+    assert markers(store) == []
