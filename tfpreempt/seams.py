@@ -31,7 +31,10 @@ from tfpreempt.core import reach
 
 SEEN = {
     "tensorflow": ("2.16.2", "2.21.0", "2.22.0rc0"),
-    "keras": ("3.12.4", "3.15.1", "3.16.0.dev2026102704"),
+    "keras": (
+        *("3.7.0", "3.8.0", "3.9.2", "3.10.0", "3.11.3", "3.12.4", "3.13.2", "3.14.1"),
+        *("3.15.1", "3.16.0.dev2026102704"),
+    ),
     "tf_keras": ("2.16.0", "2.21.0"),
 }
 """Versions with which the matrix, or the whole of the tests, passed."""
@@ -74,8 +77,14 @@ MODULES = {
 }
 """How we call a module, and where it is."""
 
-RENAMED = {"TensorFlowTrainer": "Trainer"}  # since Keras 3.16
-"""Classes that have another name in later versions."""
+RENAMED = {
+    "TensorFlowTrainer": "Trainer",  # since Keras 3.16
+    "_flush_futures": "_clear_futures",  # before Keras 3.12
+}
+"""Names that are others in some versions."""
+
+OPTIONAL = {"TensorFlowTrainer._autoconvert_optionals"}  # since Keras 3.12
+"""Names that only some versions have; where one is missing nothing is to be done."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +285,9 @@ def missing(feature: str) -> Iterator[str]:
             yield MODULES[module]
             continue
         for name in names.split():
-            if not _is_there(found, name):
+            renamed = (name.replace(was, other) for was, other in RENAMED.items())
+            is_there = any(_is_there(found, each) for each in (name, *renamed))
+            if not is_there and name not in OPTIONAL:
                 yield f"{MODULES[module]}.{name}"
 
 
@@ -285,10 +296,7 @@ def _is_there(module: Any, name: str) -> bool:
     owner_name, _, attribute = path.partition(".")
     if not attribute:
         return hasattr(module, owner_name)
-    owner = getattr(module, owner_name, None)
-    if owner is None and owner_name in RENAMED:
-        owner = getattr(module, RENAMED[owner_name], None)
-    if owner is None:
+    if (owner := getattr(module, owner_name, None)) is None:
         return False
     if not local:
         return hasattr(owner, attribute) or reach.is_set_by(owner, attribute)

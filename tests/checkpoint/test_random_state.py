@@ -115,7 +115,7 @@ def test_the_generator_of_keras_is_made_outside_of_a_scope(strategy):
     # In one of many workers it would be made by a broadcast, at its own moment.
     keras = pytest.importorskip("keras")
     state = keras.src.backend.common.global_state
-    name = keras.src.random.seed_generator.GLOBAL_SEED_GENERATOR
+    name = "global_seed_generator"
     keras.random.uniform([1])
     data = saved(RandomState())
     expected = keras.random.uniform([3]).numpy()

@@ -253,7 +253,8 @@ def _several_steps(model: Any, step_function: _Function) -> _Function:
         outputs = strategy.run(step_function, args=(data,))
         return seams.keras_trainer.reduce_per_replica(outputs, strategy, "auto")
 
-    one_step = model._autoconvert_optionals(one_step)
+    if hasattr(model, "_autoconvert_optionals"):
+        one_step = model._autoconvert_optionals(one_step)
 
     def goes_on(done: Any, batch: Any, _: Any) -> Any:
         return tf.logical_and(done < model.steps_per_execution, batch.has_value())

@@ -1,6 +1,6 @@
 """`model.fit` of Keras 3 with the TensorFlow backend.
 
-Tested with 3.15. `fit` makes a `TFEpochIterator`, whose `_enumerate_iterator` yields
+`fit` makes a `TFEpochIterator`, whose `_enumerate_iterator` yields
 the steps of one epoch and makes the data iterators on the way; `model._initial_epoch`
 is the first epoch, and `fit` never clears it.
 """
@@ -155,4 +155,8 @@ class Keras3Fit(Fit):
         return [(each.path, each) for each in self.model.metrics_variables]
 
     def settle(self) -> None:
-        self.callbacks._flush_futures()
+        callbacks = self.callbacks
+        if hasattr(callbacks, "_flush_futures"):
+            callbacks._flush_futures()
+        else:  # before Keras 3.12
+            callbacks._clear_futures()

@@ -1,6 +1,6 @@
 """`model.fit` of tf_keras 2.x.
 
-Tested with 2.21. `fit` makes a `DataHandler`, which begins an epoch at `_initial_step`,
+`fit` makes a `DataHandler`, which begins an epoch at `_initial_step`,
 and asks the model by `_maybe_load_initial_counters_from_ckpt` where to begin.
 """
 
