@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST    := not tensorflow and not multiprocess and not slow and not campaign and not bench
 REGULAR := not campaign and not bench
 
-.PHONY: help demo test test-fast lint types wheel bench campaign clean
+.PHONY: help demo test test-fast lint types wheel matrix bench campaign clean
 
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
@@ -35,6 +35,7 @@ help:
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
 	@echo "make wheel      builds what is published, in dist/, and checks it"
+	@echo "make matrix     the versions of TensorFlow, Keras and Python, as a table"
 	@echo "make bench      measurements against what others have, as JSON lines"
 	@echo "make campaign   100,000 random schedules of the simulated cluster"
 	@echo "make clean      remove .venv and everything that was built"
@@ -68,6 +69,16 @@ wheel: $(STAMP)
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m twine check --strict dist/*
 
+# Interpreters of pyenv are found too. Every cell runs, whatever another one comes to.
+PYENV := $(wildcard $(HOME)/.pyenv/versions/3.*/bin)
+
+matrix: $(STAMP)
+	$(BIN)/nox -s begin
+	status=0; \
+	PATH="$$PATH:$$(echo $(PYENV) | tr ' ' :)" $(MEMORY) CI= \
+		$(BIN)/nox $(if $(CELLS),-s $(CELLS:%=cell-%)) || status=$$?; \
+	$(BIN)/nox -s table; exit $$status
+
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)
 
@@ -75,5 +86,5 @@ campaign: $(STAMP)
 	$(BIN)/python -m pytest -m campaign -s $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .nox build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find tfpreempt tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,212 @@
+"""The versions of TensorFlow, Keras and Python that the package is tried with.
+
+`make matrix` runs a cell after the other and prints a table. A cell installs the
+package with one TensorFlow into an environment of its own, looks for the private names
+that we take, and then, in real processes: preempts two workers and restarts them,
+resumes a `model.fit` exactly in each line of Keras that is there, and preempts a remote
+worker of one client. `make matrix CELLS="oldest newest"` runs some of them. A
+cell whose interpreter or packages are not there is skipped, and the table says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.error_on_missing_interpreters = False
+
+TESTS = "tests/multiprocess/"
+CHECKS = {
+    "seams": "tests/contracts/test_seams.py",
+    "2 workers": f"{TESTS}test_exact_resume.py::"
+    "test_real_clusters[2-checkpoint-run-nothing]",
+    "fit, Keras 3": f"{TESTS}test_fit.py::test_one_process[keras-tfdata-last]",
+    "fit, tf_keras": f"{TESTS}test_fit.py::"
+    "test_one_process[tf_keras-tfdata-validation]",
+    "coordinator": f"{TESTS}test_remote.py::"
+    "test_a_worker_is_preempted_and_the_client_restarted[0]",
+}
+TOOLS = ("pytest>=9.0", "pytest-timeout>=2.3", "hypothesis>=6.100", "scikit-learn>=1.4")
+RESULTS = Path(".nox/matrix.jsonl")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One row of the table.
+
+    Attributes:
+        name: for the command line.
+        python: the interpreter's version.
+        tensorflow: the requirement, by any of the names that it is published under.
+        keras: another Keras 3 than the newest that this TensorFlow and Python allow.
+        tf_keras: of the same minor; None where there is none yet.
+        more: requirements besides.
+        environment: variables besides.
+    """
+
+    name: str
+    python: str
+    tensorflow: str
+    keras: str | None = None
+    tf_keras: str | None = None
+    more: tuple[str, ...] = ()
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+CELLS = (
+    Cell(
+        name="oldest", python="3.10", tensorflow="tensorflow==2.16.*", tf_keras="2.16"
+    ),
+    Cell(
+        name="keras-3.7",
+        python="3.10",
+        tensorflow="tensorflow==2.16.*",
+        keras="keras==3.7.*",
+    ),
+    Cell(
+        name="2.17",
+        python="3.11",
+        tensorflow="tensorflow==2.17.*",
+        keras="keras==3.9.*",
+        tf_keras="2.17",
+    ),
+    Cell(
+        name="2.18",
+        python="3.12",
+        tensorflow="tensorflow==2.18.*",
+        keras="keras==3.11.*",
+        tf_keras="2.18",
+    ),
+    Cell(
+        name="2.19",
+        python="3.12",
+        tensorflow="tensorflow==2.19.*",
+        keras="keras==3.13.*",
+        tf_keras="2.19",
+    ),
+    Cell(
+        name="2.20",
+        python="3.13",
+        tensorflow="tensorflow==2.20.*",
+        keras="keras==3.14.*",
+        tf_keras="2.20",
+    ),
+    Cell(name="2.21", python="3.11", tensorflow="tensorflow==2.21.*", tf_keras="2.21"),
+    Cell(name="newest", python="3.13", tensorflow="tensorflow==2.22.0rc0"),
+    Cell(
+        name="cpu",
+        python="3.12",
+        tensorflow="tensorflow-cpu==2.20.*",
+        tf_keras="2.20",
+    ),
+    Cell(
+        name="tpu",
+        python="3.12",
+        tensorflow="tensorflow-tpu==2.20.*",
+        tf_keras="2.20",
+        # Without a TPU: its library must not be found, or the import aborts.
+        environment={"TPU_LIBRARY_PATH": "/nonexistent/libtpu.so"},
+    ),
+)
+
+
+def run(cell: Cell, session: nox.Session) -> None:
+    """Installs a cell, runs its checks and records what came out."""
+    row = {"name": cell.name, "python": cell.python, "asked": cell.tensorflow}
+    keras = () if cell.keras is None else (cell.keras,)
+    try:
+        session.install(cell.tensorflow, *keras, *cell.more, *TOOLS, ".", silent=True)
+        if cell.tf_keras is not None:  # it asks for `tensorflow` by that name
+            session.install("--no-deps", f"tf_keras=={cell.tf_keras}.*", silent=True)
+    except nox.command.CommandFailed:
+        record(row | {"skipped": "pip finds no such versions together"})
+        session.skip("pip finds no such versions together")
+    environment = {**cell.environment, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    row["versions"] = session.run(
+        "python", "-c", VERSIONS, env=environment, silent=True, stderr=None
+    )
+    checks = dict(CHECKS)
+    if cell.tf_keras is None:
+        del checks["fit, tf_keras"]
+    report = Path(session.create_tmp()) / "report.xml"
+    # 1 is a test that failed, which is for the table
+    session.run(
+        *("python", "-m", "pytest", "-q", "-m", "", f"--junit-xml={report}"),
+        *checks.values(),
+        env=environment,
+        success_codes=[0, 1],
+    )
+    row["checks"] = outcomes(report, checks)
+    record(row)
+    failed = [check for check, outcome in row["checks"].items() if outcome != "passed"]
+    if failed:
+        session.error(", ".join(failed))
+
+
+VERSIONS = """
+import importlib.metadata as m, json
+names = m.packages_distributions()
+wanted = {n: names.get(n, [])[:1] for n in ("tensorflow", "keras", "tf_keras")}
+found = {n: f"{d[0]} {m.version(d[0])}" for n, d in wanted.items() if d}
+print(json.dumps(found))
+"""
+
+
+def outcomes(report: Path, checks: dict[str, str]) -> dict[str, str]:
+    """What each check came to, of pytest's report."""
+    found = dict.fromkeys(checks, "did not run")
+    for case in ElementTree.parse(report).iter("testcase"):
+        file = case.get("classname", "").replace(".", "/") + ".py"
+        is_bad = case.find("failure") is not None or case.find("error") is not None
+        for check, test in checks.items():
+            if test in (file, f"{file}::{case.get('name')}"):
+                was_bad = found[check] == "FAILED"
+                found[check] = "FAILED" if is_bad or was_bad else "passed"
+    return found
+
+
+def record(row: dict[str, object]) -> None:
+    """Keeps a row for the table."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+for _cell in CELLS:
+    nox.session(name=f"cell-{_cell.name}", python=_cell.python)(
+        functools.wraps(run)(functools.partial(run, _cell))
+    )
+
+
+@nox.session(python=False, default=False)
+def begin(session: nox.Session) -> None:
+    """Forgets the rows of an earlier run."""
+    RESULTS.unlink(missing_ok=True)
+
+
+@nox.session(python=False, default=False)
+def table(session: nox.Session) -> None:
+    """Prints the table in Markdown; of cells that did not run it says why."""
+    lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
+    rows = {row["name"]: row for row in map(json.loads, lines)}
+    print("| Python | TensorFlow | Keras | tf_keras |", " | ".join(CHECKS), "|")
+    print("|---" * (4 + len(CHECKS)) + "|")
+    for each in CELLS:
+        print("|", " | ".join(columns(each, rows.get(each.name))), "|")
+
+
+def columns(cell: Cell, row: dict[str, Any] | None) -> list[str]:
+    """The columns of one cell."""
+    if row is None or "skipped" in row:
+        why = "not run: no such Python, or left out" if row is None else row["skipped"]
+        return [cell.python, cell.tensorflow, "", "", why, *[""] * (len(CHECKS) - 1)]
+    versions = json.loads(row["versions"].strip().splitlines()[-1])
+    names = [versions.get(name, "-") for name in ("tensorflow", "keras", "tf_keras")]
+    return [cell.python, *names, *[row["checks"].get(check, "-") for check in CHECKS]]
