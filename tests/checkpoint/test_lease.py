@@ -88,13 +88,14 @@ def test_one_that_is_dropped_is_released(tmp_path):
     assert is_free(tmp_path)
 
 
-def test_in_one_process_the_newest_has_it(tmp_path):
+def test_in_one_process_the_newest_has_it(tmp_path, caplog):
     first = acquired(tmp_path)
     second = acquired(tmp_path)
     first.check()  # and now this one
     second.check()
     second.release()
     assert is_free(tmp_path)
+    assert caplog.text == ""
 
 
 def test_a_url_has_none():
@@ -311,6 +312,22 @@ def test_the_fence_is_the_move_and_not_a_look_before(tmp_path):
     with pytest.raises(errors.LeaseLostError):
         save(saver, 1)
     assert saver.loader.newest() is None
+
+
+def test_a_loss_that_a_thread_finds_out_just_before_a_move_is_no_free_pass(tmp_path):
+    class Blind(Lease):
+        """Its check has just passed."""
+
+        def check(self):
+            pass
+
+    lease = Blind(pause=Waiting())
+    lease.acquire(str(tmp_path))
+    steal(tmp_path)
+    with pytest.raises(errors.LeaseLostError):
+        Lease.check(lease)
+    with pytest.raises(errors.LeaseLostError), lease.moving():
+        pytest.fail("it may go on")
 
 
 def test_one_that_was_released_is_taken_again_unless_somebody_has_it(tmp_path):

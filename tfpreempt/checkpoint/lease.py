@@ -130,7 +130,7 @@ def attempt(
     Args:
         place: of the directory.
         here: who takes it.
-        why_over: why a lease counts for nothing; None if it counts.
+        why_over: why a lease counts for nothing, for people; None if it counts.
 
     Returns:
         Its token; None where another one has it, or was quicker.
@@ -145,7 +145,7 @@ def attempt(
         if why is None:
             return None
         place.end(found.token)
-        if found.holder is not None:
+        if found.holder is not None and why:
             _log.warning(
                 "tfpreempt: took over %s from %s, %s",
                 place.where,
@@ -245,13 +245,16 @@ class Lease:
             LeaseLostError: another process has it.
             OSError: as the file system says.
         """
-        if self.token is None:
-            self.check()
-        if self._files is None or self.token is None:
+        if self._files is None:
             yield None
             return
+        if self.token is None:
+            self.check()
+        token = self.token  # read once: the thread that renews may lose it now
+        if token is None:
+            raise errors.LeaseLostError(self._lost)
         try:
-            yield self._files.way(self.token)
+            yield self._files.way(token)
         except FileNotFoundError:
             self.check()
             raise
@@ -289,7 +292,7 @@ class Lease:
         def why_over(found: Found) -> str | None:
             if mine := _of_this_process(place, found):
                 mine.release()  # the session knows whether two may be open in one
-                return "which is this process"
+                return ""
             return patience.why_over(found)
 
         self.token = attempt(place, here, why_over)

@@ -393,9 +393,13 @@ class Mirror:
             return
         self.lease.acquire_at(self._place)  # where the start could not reach the store
         self.lease.check()
-        if self.lease.token is not None:
-            self._place.announce(self.lease.token, folder)
-            self.lease.check()
+        token = self.lease.token
+        if token is None:  # a moment ago
+            raise errors.LeaseLostError(f"the lease of {self.store.uri} is lost")
+        self._place.announce(token, folder)
+        self.lease.check()
+        if self.lease.token != token:
+            raise errors.SaveError(f"the lease of {self.store.uri} is another one now")
 
     def _do_task(self) -> None:
         try:
