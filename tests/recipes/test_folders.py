@@ -24,7 +24,9 @@ from tests.recipes.folders import (
     text,
 )
 
-SCRIPTS = sorted(path for name in NAMES for path in (RECIPES / name).glob("*.sh"))
+SCRIPTS = sorted(
+    path for name in (*NAMES, "tpu") for path in (RECIPES / name).glob("*.sh")
+)
 VARIANTS = {
     "aws": tfpreempt.AwsSpotTerminationConfig,
     "azure": tfpreempt.AzureTerminationConfig,
@@ -54,7 +56,7 @@ def test_scripts_are_bash(path: str) -> None:
 
 
 def test_there_are_scripts() -> None:
-    assert {path.parent.name for path in SCRIPTS} == set(VIRTUAL_MACHINES)
+    assert {path.parent.name for path in SCRIPTS} == {*VIRTUAL_MACHINES, "tpu"}
     for path in SCRIPTS:
         source = path.read_text(encoding="utf-8")
         assert source.startswith("#!/bin/bash\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from typing import Any
@@ -14,9 +13,9 @@ import tfpreempt
 from tests.recipes.folders import directory, page, text
 
 VERSION = "1.37"
-JOBS = ("job.yaml", "jobset.yaml", "tfjob.yaml")
+JOBS = ("job.yaml", "jobset.yaml")
 SPOT = "cloud.google.com/gke-spot"
-# As the two projects document them, for the versions that the files name.
+# As the project documents them, for the version that the file names.
 DOCUMENTED = {
     "JobSet": {
         "": {"apiVersion", "kind", "metadata", "spec"},
@@ -34,16 +33,6 @@ DOCUMENTED = {
         "spec.replicatedJobs.0": {
             "dependsOn", "groupName", "name", "replicas", "template"
         },
-    },
-    "TFJob": {
-        "": {"apiVersion", "kind", "metadata", "spec"},
-        "spec": {"enableDynamicWorker", "runPolicy", "successPolicy", "tfReplicaSpecs"},
-        "spec.runPolicy": {
-            "activeDeadlineSeconds", "backoffLimit", "cleanPodPolicy", "managedBy",
-            "schedulingPolicy", "suspend", "ttlSecondsAfterFinished",
-        },
-        "spec.tfReplicaSpecs": {"Chief", "Evaluator", "Master", "PS", "Worker"},
-        "spec.tfReplicaSpecs.Worker": {"replicas", "restartPolicy", "template"},
     },
 }  # fmt: skip
 
@@ -71,18 +60,11 @@ def unknown(thing: dict[str, Any]) -> set[str]:
 
 
 def job(file: str) -> dict[str, Any]:
-    """The batch/v1 Job in a file: itself, the JobSet's, or one of a TFJob's pod."""
+    """The batch/v1 Job in a file: itself, or the JobSet's."""
     thing = load(file)
     if thing["kind"] == "Job":
         return thing
-    if thing["kind"] == "JobSet":
-        template = at(thing, "spec.replicatedJobs.0.template")
-    else:
-        pod = copy.deepcopy(at(thing, "spec.tfReplicaSpecs.Worker.template"))
-        # The operator writes it, by the replica's own restartPolicy.
-        assert "restartPolicy" not in pod["spec"]
-        pod["spec"]["restartPolicy"] = "Never"
-        template = {"spec": {"template": pod}}
+    template = at(thing, "spec.replicatedJobs.0.template")
     whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}}
     return whole | template
 
@@ -133,13 +115,12 @@ def test_the_schema_refuses_what_is_misspelt() -> None:
     assert "terminationGracePeriod" in str(complaint_of_kubernetes(spoilt))
 
 
-def test_jobset_and_tfjob_have_documented_fields_only() -> None:
-    jobset, tfjob = load("jobset.yaml"), load("tfjob.yaml")
+def test_the_jobset_has_documented_fields_only() -> None:
+    jobset = load("jobset.yaml")
     assert (jobset["apiVersion"], jobset["kind"]) == (
         "jobset.x-k8s.io/v1alpha2", "JobSet"
     )  # fmt: skip
-    assert (tfjob["apiVersion"], tfjob["kind"]) == ("kubeflow.org/v1", "TFJob")
-    assert unknown(jobset) == unknown(tfjob) == set()
+    assert unknown(jobset) == set()
     jobset["spec"]["failurePolicy"]["maxRestart"] = 1
     assert unknown(jobset) == {"spec.failurePolicy.maxRestart"}
 
@@ -250,15 +231,6 @@ def test_the_jobsets_workers_know_each_other() -> None:
             },
             "task": {"type": "worker", "index": index},
         }
-
-
-def test_the_tfjob_starts_again_on_the_configs_code() -> None:
-    worker = at(load("tfjob.yaml"), "spec.tfReplicaSpecs.Worker")
-    assert worker["restartPolicy"] == "ExitCode"
-    assert tfpreempt.KubernetesTerminationConfig.exit_code >= 128
-    # The operator looks for these two names.
-    assert container("tfjob.yaml")["name"] == "tensorflow"
-    assert [each["name"] for each in container("tfjob.yaml")["ports"]] == ["tfjob-port"]
 
 
 def test_the_page_says_the_limits() -> None:

@@ -1,0 +1,140 @@
+"""docs/recipes/tpu: asked for again after a preemption, and going on where it was."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tfpreempt
+from tests.multiprocess.harness import wait_until
+from tests.recipes.folders import RECIPES, config, page, text, unit
+from tfpreempt.core.journal import journal_directory, read_journal
+
+SHARE = "10.0.0.2:/ckpt"
+GCLOUD = """#!/bin/bash
+echo "$*" >>"$CALLS"
+if [[ $4 == describe ]]; then
+  state=$(head -n 1 "$STATES"); sed -i 1d "$STATES"
+  [[ $state == NONE ]] && exit 1
+  echo "$state"
+fi
+"""
+SLEEP = """#!/bin/bash
+[[ -s $STATES ]] || kill -TERM $PPID
+"""
+
+
+def calls_of_keep(tmp_path: Path, *states: str) -> list[str]:
+    """What keep.sh asks of gcloud, which tells these states one after the other."""
+    for name, source in (("gcloud", GCLOUD), ("sleep", SLEEP)):
+        (tmp_path / name).write_text(source)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "states").write_text("\n".join(states) + "\n")
+    subprocess.run(
+        [RECIPES / "tpu" / "keep.sh", SHARE],
+        env={
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "CALLS": str(tmp_path / "calls"),
+            "STATES": str(tmp_path / "states"),
+        },
+        timeout=60,
+        check=False,
+    )
+    return (tmp_path / "calls").read_text().splitlines()
+
+
+def verbs(calls: list[str]) -> list[str]:
+    return [call.split()[3] for call in calls]
+
+
+def test_a_vm_is_asked_for_once_and_again_after_each_preemption(tmp_path: Path) -> None:
+    states = "NONE", "PROVISIONING", "ACTIVE", "SUSPENDED", "NONE", "ACTIVE"
+    calls = calls_of_keep(tmp_path, *states)
+    assert [verb for verb in verbs(calls) if verb != "describe"] == [
+        "create",
+        "delete",
+        "create",
+    ]
+    [created, again] = [call for call in calls if " create " in call]
+    assert created == again
+    assert "--spot" in created.split()
+    assert f"--metadata=ckpt-share={SHARE}" in created.split()
+    [deleted] = [call for call in calls if " delete " in call]
+    assert {"--force", "--quiet"} <= set(deleted.split())
+
+
+def test_the_vm_gets_the_files_that_its_startup_asks_for(tmp_path: Path) -> None:
+    [created] = [c for c in calls_of_keep(tmp_path, "NONE") if " create " in c]
+    [given] = re.findall(r"--metadata-from-file=(\S+)", created)
+    files = dict(pair.split("=") for pair in given.split(","))
+    assert all((RECIPES / "tpu" / file).is_file() for file in files.values())
+    assert files.pop("startup-script") == "startup.sh"
+    asked = set(re.findall(r"attribute ([a-z-]+)", text("tpu", "startup.sh")))
+    assert asked == {*files, "ckpt-share"}
+
+
+def test_a_share_is_needed() -> None:
+    done = subprocess.run([RECIPES / "tpu" / "keep.sh"], capture_output=True)
+    assert done.returncode != 0
+
+
+def test_the_page_names_the_files_and_the_versions() -> None:
+    linked = set(re.findall(r"\]\(tpu/([^)]+)\)", page("tpu")))
+    assert linked == {path.name for path in (RECIPES / "tpu").iterdir()}
+    for name in ("tensorflow-tpu", "libtpu"):
+        [version] = re.findall(rf"\b{name}==(\S+)", text("tpu", "startup.sh"))
+        assert version in page("tpu")
+
+
+def test_the_unit_and_the_config_fit_each_other() -> None:
+    assert text("tpu", "train.service") == text("gce", "train.service")
+    made = config("tpu")
+    assert type(made) is tfpreempt.GceTpuTerminationConfig
+    service = unit(text("tpu", "train.service"))["Service"]
+    assert service["RestartForceExitStatus"] == str(made.exit_code)
+    assert f"leaves with {made.exit_code}, within 30 s" in page("tpu")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_the_program_goes_on_after_a_preemption(tmp_path: Path) -> None:
+    """With a CPU in place of the TPU, and SIGTERM in place of Google's notice."""
+    directory = tmp_path / "train"
+    source = text("tpu", "train.py")
+    for there, here in (
+        ("tfpreempt.GceTpuTerminationConfig()", "tfpreempt.TerminationConfig()"),
+        ('"/srv/ckpt/train"', repr(str(directory))),
+        ("tf.distribute.cluster_resolver.TPUClusterResolver", "dict"),
+        ("tf.tpu.experimental.initialize_tpu_system", "print"),
+        (
+            "tf.distribute.TPUStrategy(resolver)",
+            'tf.distribute.OneDeviceStrategy("/cpu:0")',
+        ),
+    ):
+        assert source.count(there) == 1
+        source = source.replace(there, here)
+    program = tmp_path / "train.py"
+    program.write_text(source.replace("10_000", "1_000_000"))
+
+    def records(event: str) -> list[dict[str, object]]:
+        found = read_journal(journal_directory(directory))
+        return [each for each in found if each["event"] == event]
+
+    with subprocess.Popen([sys.executable, program]) as first:
+        try:
+            wait_until(lambda: records("commit"), "the first commit")
+            first.send_signal(signal.SIGTERM)
+            assert first.wait(60) == 143
+        finally:
+            first.kill()
+    step = records("commit")[-1]["step"]
+    assert isinstance(step, int)
+    program.write_text(source.replace("10_000", str(step + 10)))
+    subprocess.run([sys.executable, program], check=True, timeout=120)
+    assert [each["step"] for each in records("restored")] == [0, step]
+    assert records("commit")[-1]["step"] == step + 10
