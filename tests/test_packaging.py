@@ -8,8 +8,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -127,3 +129,31 @@ def test_other_systems_are_told_so_at_import() -> None:
 def test_types_are_shipped() -> None:
     assert (ROOT / "tfpreempt/py.typed").exists()
     assert setup_cfg()["options.package_data"]["tfpreempt"] == "py.typed"
+
+
+def workflow(name: str) -> dict[str, Any]:
+    source = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
+    loaded = yaml.safe_load(source)
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def test_the_workflow_runs_each_cell_of_the_matrix_on_its_python() -> None:
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    cells = [
+        {each.arg: ast.literal_eval(each.value) for each in node.keywords}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Cell"
+    ]
+    rows = workflow("ci")["jobs"]["matrix"]["strategy"]["matrix"]["include"]
+    assert rows == [{"cell": c["name"], "python": c["python"]} for c in cells]
+
+
+def test_what_is_published_was_built_and_run_and_needs_no_token() -> None:
+    jobs = workflow("publish")["jobs"]
+    assert jobs["publish"]["needs"] == "build"
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    commands = [step.get("run", "") for step in jobs["build"]["steps"]]
+    assert "make wheel" in commands
+    assert any("tfpreempt demo" in command for command in commands)
+    assert "secrets" not in (ROOT / ".github/workflows/publish.yml").read_text()
