@@ -7,14 +7,13 @@ the same order, so that the host iterator's state is the position of training. W
 given up is the copy to the devices ahead of the step; reading and preprocessing ahead
 (`prefetch`) go on as before, and `model.fit` on one device never had more.
 
-The classes are those of `input_lib` but for that: an iterator is a composite tensor,
-taken apart and put together by its type spec when a tf.function receives it. Imported
-only where a dataset is distributed.
+The classes take the seams of TensorFlow 2.21's `input_lib`: an iterator is a composite
+tensor, taken apart and put together by its type spec when a tf.function receives it.
 """
 
 from __future__ import annotations
 
-import operator
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,97 +22,53 @@ import tensorflow as tf
 from tfpreempt import seams
 from tfpreempt.keras.data.replica_slices import replica_slices
 
-_OPTIONS = tf.distribute.InputOptions(
-    experimental_fetch_to_device=False,
-    experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
-)
-"""With these, TensorFlow's classes make plain iterators, not prefetching ones."""
-
-_PARTS = operator.attrgetter(
-    *("_worker", "_devices", "_element_spec", "_options", "_canonicalize_devices")
-)
-"""What a type spec of one worker's iterator is made of, of that or of another."""
 
 seams.require("distributed_fit")
-_lib: Any = seams.input_lib
-_OwnedIterator: Any = _lib._SingleWorkerOwnedDatasetIterator
-_OwnedIteratorSpec: Any = _lib._SingleWorkerDatasetIteratorSpec
-_Distributed: Any = _lib.DistributedIterator
-_DistributedSpec: Any = _lib.DistributedIteratorSpec
+_Distributed: Any = seams.input_lib.DistributedIterator
+_DistributedSpec: Any = seams.input_lib.DistributedIteratorSpec
 
 
-class _WorkerIterator(_OwnedIterator):  # type: ignore[misc]  # TensorFlow is untyped
-    """One worker's host iterator; gives one element for each of its devices."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Worker:
+    """One worker's host iterator; gives one element for each of its replicas."""
+
+    iterator: Any
+    replicas: int
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
-        with tf.device(self._worker):
-            return [self._iterator.get_next() for _ in self._devices]
+        return [self.iterator.get_next() for _ in range(self.replicas)]
 
     def get_next_as_optional_list(self) -> list[Any]:
-        with tf.device(self._worker):
-            return [self._iterator.get_next_as_optional() for _ in self._devices]
-
-    @property
-    def _type_spec(self) -> Any:
-        return _WorkerIteratorSpec.from_value(self)
-
-
-class _WorkerIteratorSpec(_OwnedIteratorSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    @property
-    def value_type(self) -> type:
-        return _WorkerIterator
-
-    def _from_components(self, components: Any) -> Any:
-        return _WorkerIterator(
-            worker=self._worker,
-            devices=self._devices,
-            components=components,
-            element_spec=self._element_spec,
-            options=self._options,
-            canonicalize_devices=self._canonicalize_devices,
-        )
-
-    @staticmethod
-    def from_value(value: Any) -> Any:
-        return _WorkerIteratorSpec(*_PARTS(value))
+        return [self.iterator.get_next_as_optional() for _ in range(self.replicas)]
 
 
 class HostIterator(_Distributed):  # type: ignore[misc]  # TensorFlow is untyped
-    """A `tf.distribute.DistributedIterator` over host iterators."""
+    """A `tf.distribute.DistributedIterator` over host iterators; its spec makes it."""
 
-    def host_iterators(self) -> Iterator[tuple[Any, int]]:
-        """Each with the number of elements that it gives to one step."""
-        for worker in self._iterators:
-            yield worker._iterator, len(worker._devices)
-
-    @property
-    def _type_spec(self) -> Any:
-        return _HostIteratorSpec(
-            self._input_workers,
-            self._element_spec,
-            self._strategy,
-            self._options,
-            self._cardinality,
-            self._enable_get_next_as_optional,
-            self._replica_order,
-        )
+    _type_spec: Any = None
 
 
 class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    @property
-    def value_type(self) -> type:
-        return HostIterator
+    """Its components are the ordinary tf.data iterators, one for each worker."""
 
     @property
     def _component_specs(self) -> list[Any]:
-        return [
-            _WorkerIteratorSpec.from_value(each) for each in super()._component_specs
-        ]
+        each_worker = super()._component_specs
+        return [tf.data.IteratorSpec(worker._element_spec) for worker in each_worker]
+
+    def _to_components(self, value: Any) -> list[Any]:
+        return [worker.iterator for worker in value._iterators]
 
     def _from_components(self, components: Any) -> Any:
-        return HostIterator(
-            input_workers=self._input_workers,
+        workers = self._input_workers
+        feeds = map(workers.compute_devices_for_worker, range(workers.num_workers))
+        components = [
+            _Worker(iterator=one, replicas=len(devices))
+            for one, devices in zip(components, feeds, strict=True)
+        ]
+        iterator = HostIterator(
+            input_workers=workers,
             components=components,
             element_spec=self._element_spec,
             strategy=self._strategy,
@@ -122,41 +77,62 @@ class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow i
             options=self._options,
             replica_order=self._replica_order,
         )
+        iterator._type_spec = self
+        return iterator
 
 
-def distribute(dataset: Any) -> HostIterator:
-    """An iterator over a distributed dataset.
+def make_iterator(dataset: Any) -> Any:
+    """What `iter(dataset)` gives; of a distributed dataset a `HostIterator`.
 
     Args:
-        dataset: what `strategy.experimental_distribute_dataset` or
+        dataset: also what `strategy.experimental_distribute_dataset` or
             `distribute_datasets_from_function` returned.
     """
+    kinds = (_input_lib.DistributedDataset, _input_lib.DistributedDatasetsFromFunction)
+    if not isinstance(dataset, kinds) or isinstance(
+        dataset._strategy, tf.distribute.TPUStrategy
+    ):
+        return iter(dataset)
     workers = dataset._input_workers
     parts = getattr(dataset, "_cloned_datasets", None) or dataset._datasets
     if (slices := replica_slices(dataset)) is not None:
         parts = [slices]
     iterators = []
-    for index, worker in enumerate(workers.worker_devices):
-        with tf.device(worker):
-            iterators.append(
-                _WorkerIterator(
-                    dataset=parts[index],
-                    worker=worker,
-                    devices=workers.compute_devices_for_worker(index),
-                    options=_OPTIONS,
-                    canonicalize_devices=getattr(
-                        dataset._strategy, "_canonicalize_devices", True
-                    ),
-                )
-            )
-    iterator = HostIterator(
+    for device, part in zip(workers.worker_devices, parts, strict=True):
+        with tf.device(device):
+            iterators.append(iter(part))
+    return _HostIteratorSpec(
         workers,
-        iterators,
+        dataset._element_spec,
         dataset._strategy,
+        options=None,
         cardinality=dataset._cardinality,
         enable_get_next_as_optional=dataset._enable_get_next_as_optional,
-        options=_OPTIONS,
         replica_order=dataset._replica_order,
-    )
-    iterator._element_spec = dataset._element_spec
-    return iterator
+    )._from_components(iterators)
+
+
+def read_locally(iterator: Any) -> None:
+    """Reads one global batch's local part and drops it; needs no other worker.
+
+    Raises:
+        StopIteration: there is none.
+    """
+    if not isinstance(iterator, HostIterator):
+        next(iterator)
+        return
+    for worker in iterator._iterators:
+        for _ in range(worker.replicas):
+            next(worker.iterator)
+
+
+def owned_iterators(iterator: Any) -> Iterator[Any]:
+    """The ordinary tf.data iterators below an iterator, in a fixed order.
+
+    Nothing is yielded for an iterator whose position cannot be asked for.
+    """
+    if isinstance(iterator, tf.data.Iterator):
+        yield iterator
+    elif isinstance(iterator, HostIterator):
+        for worker in iterator._iterators:
+            yield worker.iterator
