@@ -27,6 +27,7 @@ class Fit(Protocol):
             after an error: where the next fit begins.
         line: "keras" or "tf_keras".
         loop: the local variable of `fit` that holds its data.
+        dataset_name: its attribute with the dataset that it makes its iterators of.
         adapter: Keras' own data adapter.
         callbacks: the CallbackList.
         validation_data: what `fit` was given.
@@ -40,12 +41,14 @@ class Fit(Protocol):
         reads_early: whether Keras draws the order in `on_epoch_begin`, and not with a
             batch.
         workers: threads that read it.
+        settle: waits until callbacks that Keras runs in the background are through.
     """
 
     model: Any
     frame: FrameType | None
     line: str
     loop: Any
+    dataset_name: str
     adapter: Any
     callbacks: Any
     validation_data: Any
@@ -56,6 +59,7 @@ class Fit(Protocol):
     shuffles_sequence: bool
     reads_early: bool
     workers: int
+    settle: Callable[[], Any]
 
     @property
     def steps_per_execution(self) -> int:
@@ -77,13 +81,6 @@ class Fit(Protocol):
     def sequence_length(self) -> int | None:
         """Batches of the sequence, which may change it; None for ever."""
 
-    def replace_dataset(self, dataset: Any) -> Any:
-        """`fit` makes its iterators by `iter` of this one.
-
-        Returns:
-            The one before.
-        """
-
     def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
         """A dataset of some batches of it, as `fit` would have made it."""
 
@@ -94,13 +91,6 @@ class Fit(Protocol):
     def distribute_arrays(self, batches: int) -> Any:
         """The dataset of arrays without its first batches, as `fit` would make it."""
         return None  # where `array_way` is "index" only
-
-    def keep_generators(self) -> None:
-        """Makes random layers draw from generators whose state can be saved.
-
-        Unless their step is traced already; then the handler will name them.
-        """
-        return
 
     def loop_state(self) -> dict[str, Any]:
         """What the loop has learned of its data; JSON."""
@@ -146,13 +136,6 @@ class Fit(Protocol):
             self.trace(self.model.test_step, iterator)
         except Exception as error:  # noqa: BLE001 - what is missing will be named
             log.info("tfpreempt: the test step cannot be traced: %s", error)
-
-    def metrics_variables(self) -> list[tuple[str, Any]]:
-        """Those of the model's metrics with their names, as far as they are made."""
-
-    def settle(self) -> None:
-        """Waits until callbacks that Keras runs in the background are through."""
-        return
 
 
 def instead_once(owner: Any, name: str, instead: Callable[..., Any]) -> None:

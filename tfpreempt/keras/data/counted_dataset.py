@@ -29,7 +29,8 @@ class CountedDataset:
 
     def __init__(self, fit: Fit) -> None:
         self.made = 0
-        self.dataset = fit.replace_dataset(self)
+        self.dataset = getattr(fit.loop, fit.dataset_name)
+        setattr(fit.loop, fit.dataset_name, self)
         self.instead: tuple[int, Any] = (0, None)
 
     def __iter__(self) -> Iterator[Any]:

@@ -73,7 +73,7 @@ class Attributes:
         self._roots = {"model": model}
         self._traced: set[str] = set()
         self._named: set[str] = set()
-        self._at_start = self._digests()
+        self._at_start = {path: value.digest for path, value in self._look()}
 
     def capture(self) -> Encoded:
         """What has changed since the fit began; what cannot be saved is named, once."""
@@ -103,26 +103,31 @@ class Attributes:
                 why = f"there is no place for it: {error!r}"
                 self._name(f"{key!r} of {owner}", why)
 
-    @contextlib.contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Takes back what the body, which only traces, does to them."""
-        before = dict(self._look())
-        yield
-        for path, value in self._look():
-            was = before.get(path)
-            if was is None or was.problem is not None or was.digest == value.digest:
-                continue
-            owner, key = value.place.owner, value.place.key
-            with contextlib.suppress(*_UNPLACED):  # a tuple's item: it is another tuple
-                _put(owner, key, was.encoded.value())
+    def traced_by(
+        self, step: Callable[..., Any], *args: Any, is_kept: bool = True
+    ) -> Any:
+        """Calls a step that is traced by it; what it changes is made by its trace.
 
-    def traced_by(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Calls a step for the first time; what it changes is made by its trace."""
-        before = self._digests()
+        Args:
+            step: what to call.
+            args: for it.
+            is_kept: whether the steps to come use this trace; if not, what it does is
+                taken back, because the next trace does it once more.
+        """
+        before = dict(self._look())
         try:
             return step(*args)
         finally:
-            self._traced |= dict(self._digests().items() - before.items()).keys()
+            for path, value in self._look():
+                was = before.get(path)
+                if was is not None and was.digest == value.digest:
+                    continue
+                if is_kept:
+                    self._traced.add(path)
+                elif was is not None and was.problem is None:
+                    # Not a tuple's item: it is another tuple.
+                    with contextlib.suppress(*_UNPLACED):
+                        _put(value.place.owner, value.place.key, was.encoded.value())
 
     def _name(self, path: str, why: str) -> None:
         if path not in self._named:
@@ -133,9 +138,6 @@ class Attributes:
                 path,
                 why,
             )
-
-    def _digests(self) -> dict[str, bytes]:
-        return {path: value.digest for path, value in self._look()}
 
     def _look(self) -> Iterator[tuple[str, Value]]:
         paths: dict[int, str] = {}

@@ -33,6 +33,7 @@ class Keras3Fit(Fit):
     """
 
     line = "keras"
+    dataset_name = "_distributed_dataset"
     cuts_last_step = False
     first_iterator = 1
 
@@ -41,6 +42,8 @@ class Keras3Fit(Fit):
         self.model = model
         self.frame = frame
         self.callbacks = names["callbacks"]
+        flush = getattr(self.callbacks, "_flush_futures", None)  # from Keras 3.12 on
+        self.settle = flush or self.callbacks._clear_futures
         self.loop = names["epoch_iterator"]
         self.adapter = self.loop.data_adapter
         self.validation_data = names["validation_data"]
@@ -53,10 +56,6 @@ class Keras3Fit(Fit):
         self.workers = int(sequence.workers) if has_threads else 1
         self._skip = 0
         self._steps_seen_before_epoch = 0
-
-    def replace_dataset(self, dataset: Any) -> Any:
-        before, self.loop._distributed_dataset = self.loop._distributed_dataset, dataset
-        return before
 
     @property
     def steps_per_execution(self) -> int:
@@ -106,10 +105,11 @@ class Keras3Fit(Fit):
         if self.loop._current_iterator is not None and self.keeps_iterator:
             self._steps_seen_before_epoch = self.loop._steps_seen
         if self._skip:
-            instead_once(self.loop, "_enumerate_iterator", self._rest_of_epoch)
+            self.loop._enumerate_iterator = self._rest_of_epoch
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         """The steps of one epoch without those that were trained before."""
+        del self.loop._enumerate_iterator  # uncovers the class's own
         steps = self.loop._enumerate_iterator()
         skipped, self._skip = self._skip, 0
         # Keras' own generator keeps its books; to step over its yields is all it takes.
@@ -150,13 +150,3 @@ class Keras3Fit(Fit):
                     return  # Python in the step needs values; what is missing is named
         # What a step makes besides, only in training say, is known when it is traced.
         self.trace(model.train_step, iterator)
-
-    def metrics_variables(self) -> list[tuple[str, Any]]:
-        return [(each.path, each) for each in self.model.metrics_variables]
-
-    def settle(self) -> None:
-        callbacks = self.callbacks
-        if hasattr(callbacks, "_flush_futures"):
-            callbacks._flush_futures()
-        else:  # before Keras 3.12
-            callbacks._clear_futures()

@@ -49,8 +49,15 @@ class Progress:
     metrics: int = 0
 
 
-def made_of(fit: Fit) -> dict[str, Any]:
-    """What a run must have in common with the run that it goes on from."""
+def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
+    """What a run must have in common with the run that it goes on from.
+
+    Args:
+        fit: of the run.
+        is_built: whether the optimizer has made its variables.
+    """
+    slots = getattr(fit.model.optimizer, "variables", ())
+    slots = slots() if callable(slots) else slots
     return {
         "keras": fit.line,
         "optimizer": type(fit.model.optimizer).__name__,
@@ -58,6 +65,7 @@ def made_of(fit: Fit) -> dict[str, Any]:
         "samples": getattr(fit.adapter, "_num_samples", None),
         "steps": fit.steps,
         "steps_per_execution": fit.steps_per_execution,
+        "slots": len(slots) if is_built else None,
     }
 
 

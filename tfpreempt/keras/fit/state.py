@@ -30,15 +30,30 @@ from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import local_parts
 from tfpreempt.handler.member import Member
 from tfpreempt.keras.callbacks import state
-from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit.attributes import Attributes
-from tfpreempt.keras.fit.progress import Progress, check_same
+from tfpreempt.keras.fit.progress import Progress, check_same, made_of
 from tfpreempt.keras.interface import Fit
 from tfpreempt.keras.record import Encoded, Record
 
 Taken = dict[str, Encoded]
-Variables = Sequence[tuple[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """A variable that is each worker's own: a metric's, or a seed generator's.
+
+    Attributes:
+        name: its name.
+        kind: dtype and shape; equal on all workers.
+        variable: which may be distributed.
+        parts: its values on this worker's replicas.
+    """
+
+    name: str
+    kind: str
+    variable: Any
+    parts: tuple[Any, ...]
 
 
 class FitState:
@@ -91,10 +106,10 @@ class FitState:
     def take_shared(self, reached: Progress) -> Taken:
         """What all workers have in common."""
         self._fit.settle()
-        now = of_worker(self._fit, self.checkpoint)
+        now = of_worker(self._fit.model, self.checkpoint)
         return {
             "progress": Encoded.of(dataclasses.asdict(reached)),
-            "variables": Encoded.of(looks(now)),
+            "variables": Encoded.of([(own.name, own.kind) for own in now]),
             "callbacks": state.capture(self._callbacks, leaves_out=True),
         }
 
@@ -106,34 +121,24 @@ class FitState:
         """
         random = io.BytesIO()
         self._random.save(random)
-        now = of_worker(self._fit, self.checkpoint)
-        parts = [local_parts(variable) for _, variable in now]
-        found = parts if is_validated else []
-        values = [[part.numpy() for part in each] for each in found]
+        now = of_worker(self._fit.model, self.checkpoint)
+        found = now if is_validated else []
+        values = [[part.numpy() for part in own.parts] for own in found]
         return {
             "random": Encoded.of(random.getvalue().decode()),
             "attributes": self.attributes.capture(),
-            "replicas": Encoded.of([*map(len, parts)]),
+            "replicas": Encoded.of([len(own.parts) for own in now]),
             "values": Encoded.of(values if is_validated else None),
-        }
-
-    def take_place(self, position: Position | None) -> Taken:
-        """Its files, and its place in the data."""
-        place = None if position is None else dataclasses.asdict(position)
-        return {
-            "files": state.capture_files(self._callbacks),
-            "position": Encoded.of(place),
         }
 
     # --- before the first step -------------------------------------------------------
 
     def build(self, iterator: Any, train_function: Any) -> None:
         """Makes all variables. What a trace does to Python values is done once."""
-        if hasattr(train_function, "get_concrete_function"):  # it is traced for good
-            self.attributes.traced_by(self._fit.build, iterator, train_function)
-            return
-        with self.attributes.put_back():
-            self._fit.build(iterator, train_function)
+        self.attributes.traced_by(
+            *(self._fit.build, iterator, train_function),
+            is_kept=hasattr(train_function, "get_concrete_function"),
+        )
 
     # --- the restart -----------------------------------------------------------------
 
@@ -152,24 +157,23 @@ class FitState:
         """
         shared, own = self.shared.loaded, self.own.loaded
         assert shared is not None
-        slots = count_slots(self._fit.model)
-        check_same(progress, {"slots": slots}, member.commits.directory)
-        saved, now = (
-            shared["variables"].value(),
-            of_worker(self._fit, self.checkpoint),
-        )
-        has_metrics = len(self._fit.metrics_variables()) >= progress.metrics
-        if not has_metrics or len(now) < len(saved):  # a validation had made them
+        directory = member.commits.directory
+        check_same(progress, made_of(self._fit, is_built=True), directory)
+        saved = shared["variables"].value()
+        now = of_worker(self._fit.model, self.checkpoint)
+        metrics = sum(len(metric.variables) for metric in self._fit.model.metrics)
+        if metrics < progress.metrics or len(now) < len(saved):
+            # The others were made by a validation.
             # A variable is made by all workers at once: all see what they share.
             self._fit.build_test(self._data.any_iterator())
-            now = of_worker(self._fit, self.checkpoint)
+            now = of_worker(self._fit.model, self.checkpoint)
         # Another number of workers may have other devices.
         check(saved, now, None if own is None else own["replicas"].value())
         member.restore(named_states=False)
         if own is not None:
             if (values := own["values"].value()) is not None:  # or the Checkpoint's
-                for (_, variable), arrays in zip(now, values, strict=True):
-                    per_replica.assign(variable, arrays)
+                for each, arrays in zip(now, values, strict=True):
+                    per_replica.assign(each.variable, arrays)
             self.attributes.restore(own["attributes"])
         self._fit.settle()
         state.restore(self._callbacks, shared["callbacks"], extends=extends)
@@ -186,45 +190,38 @@ class FitState:
 # --- metrics and seed generators -----------------------------------------------------
 
 
-def count_slots(model: Any) -> int:
-    """How many variables the model's optimizer has, once it is built."""
-    slots = getattr(getattr(model, "optimizer", None), "variables", ())
-    return len(slots() if callable(slots) else slots)
-
-
-def of_worker(fit: Fit, checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
-    """Name and variable of metrics and seed generators, in a fixed order.
+def of_worker(model: Any, checkpoint: tf.train.Checkpoint) -> list[Own]:
+    """Metrics and seed generators, in a fixed order.
 
     Args:
-        fit: knows the model's metrics; all of them are made.
+        model: all of its metrics are made.
         checkpoint: what a save writes otherwise.
     """
+    metrics = [
+        (getattr(variable, "path", variable.name), variable)
+        for metric in model.metrics
+        for variable in metric.variables
+    ]
     seen: set[int] = set()
     found = []
-    for name, variable in [*fit.metrics_variables(), *attach(checkpoint).own]:
-        parts = {id(part) for part in local_parts(variable)}
-        if parts and not parts & seen:
-            seen |= parts
-            found.append((name, variable))
-    return found
-
-
-def looks(variables: Variables) -> list[tuple[str, str]]:
-    """Name and kind of each; the kinds are equal on all workers."""
-    found = []
-    for name, variable in variables:
-        shape = local_parts(variable)[0].shape.as_list()
-        found.append((name, f"{tf.as_dtype(variable.dtype).name}{shape or ''}"))
+    for name, variable in [*metrics, *attach(checkpoint).own]:
+        parts = local_parts(variable)
+        here = set(map(id, parts))
+        if here and not here & seen:
+            seen |= here
+            shape = parts[0].shape.as_list()
+            kind = f"{tf.as_dtype(variable.dtype).name}{shape or ''}"
+            found.append(Own(name=name, kind=kind, variable=variable, parts=parts))
     return found
 
 
 def check(
-    saved: Sequence[tuple[str, str]], now: Variables, replicas: Sequence[int] | None
+    saved: Sequence[tuple[str, str]], now: Sequence[Own], replicas: Sequence[int] | None
 ) -> None:
     """Compares variables with those of a checkpoint.
 
     Args:
-        saved: what `looks` gave; a name may change until all variables are made.
+        saved: name and kind; a name may change until all variables are made.
         now: those of the model.
         replicas: how many of this worker had a value of each; None: not known.
 
@@ -232,21 +229,19 @@ def check(
         CheckpointMismatchError: it is of others, or this worker trained on more
             devices, or fewer.
     """
-    here = looks(now)
-    if [kind for _, kind in saved] != [kind for _, kind in here]:
+    if [kind for _, kind in saved] != [own.kind for own in now]:
+        here = ", ".join(f"{own.name} {own.kind}" for own in now)
         raise errors.CheckpointMismatchError(
             "The metrics, seed generators or optimizer variables are others than in "
-            f"the checkpoint. In the model: {', '.join(map(' '.join, here))}. In the "
+            f"the checkpoint. In the model: {here}. In the "
             f"checkpoint: {', '.join(map(' '.join, saved))}. Compile the model as the "
             "interrupted run did (metrics, loss, optimizer), or use another "
             "checkpoint directory."
         )
-    for (name, variable), before in zip(
-        now, replicas or (), strict=replicas is not None
-    ):
-        if (count := len(local_parts(variable))) != before:
+    for own, before in zip(now, replicas or (), strict=replicas is not None):
+        if (count := len(own.parts)) != before:
             raise errors.CheckpointMismatchError(
-                f"{name} has values of {count} replica(s) on this worker, and of "
+                f"{own.name} has values of {count} replica(s) on this worker, and of "
                 f"{before} in its part of the checkpoint. Train under the same "
                 "strategy, on as many devices as the interrupted run, or use another "
                 "checkpoint directory."

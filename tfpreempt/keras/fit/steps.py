@@ -30,6 +30,7 @@ class Steps:
         stop_at: the number of runs at which `slow` is called next.
         epoch: the epoch that runs.
         size: batches of a step; may change from epoch to epoch.
+        before_epoch: batches that were taken from the iterator before this epoch.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Steps:
         self._slow = slow
         self._limit: int | None = None  # batches; Keras cuts the last step short there
         self._mark = (0, 0)  # runs, batches of the epoch by then
-        self._before_epoch = 0  # batches of the iterator before this epoch
+        self.before_epoch = 0
 
     def __call__(self, iterator: Any) -> Any:
         if iterator is self.iterator and self._member.runs < self.stop_at:
@@ -86,11 +87,6 @@ class Steps:
         batches += (self._member.runs - runs) * self.size
         return batches if self._limit is None else min(batches, self._limit)
 
-    @property
-    def taken(self) -> int:
-        """Batches that were taken from the current iterator."""
-        return self._before_epoch + self.batches
-
     def epoch_begins(self, epoch: int) -> None:
         """No batch of it is trained yet."""
         fit, made = self._fit, self._fit.model.train_function
@@ -98,7 +94,7 @@ class Steps:
             # A callback has called make_train_function(), after unfreezing layers, say.
             self.inner = made
             fit.model.train_function = self
-        self._before_epoch = self.taken
+        self.before_epoch += self.batches
         self.epoch, self.size = epoch, fit.steps_per_execution
         self._limit = fit.steps if fit.cuts_last_step else None
         self._mark = (self._member.runs, 0)
@@ -113,4 +109,4 @@ class Steps:
         """
         if batches is not None:
             self._mark = (self._member.runs, batches)
-        self._before_epoch = taken - self.batches
+        self.before_epoch = taken - self.batches

@@ -39,6 +39,7 @@ class TfKerasFit(Fit):
     """
 
     line = "tf_keras"
+    dataset_name = "_dataset"
     cuts_last_step = True
     reads_early = False
 
@@ -56,11 +57,9 @@ class TfKerasFit(Fit):
         self.sequence: Any = getattr(self.adapter, "_keras_sequence", None)
         self.shuffles_sequence = bool(getattr(self.adapter, "_shuffle_sequence", False))
         self.workers = 1 if names["use_multiprocessing"] else int(names["workers"])
+        self.settle = lambda: None
         self._names = names
-
-    def replace_dataset(self, dataset: Any) -> Any:
-        before, self.loop._dataset = self.loop._dataset, dataset
-        return before
+        self._keep_generators()
 
     @property
     def steps_per_execution(self) -> int:
@@ -135,8 +134,12 @@ class TfKerasFit(Fit):
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)
 
-    def keep_generators(self) -> None:
-        # By default dropout draws from ops that keep their state in kernels.
+    def _keep_generators(self) -> None:
+        """Makes random layers draw from generators whose state can be saved.
+
+        By default dropout draws from ops that keep their state in kernels. Layers whose
+        step is traced already stay so; then the handler names them.
+        """
         layers = [
             layer
             for layer in self.model._flatten_layers()
@@ -145,7 +148,7 @@ class TfKerasFit(Fit):
         function = self.model.train_function
         count = getattr(function, "experimental_get_tracing_count", None)
         if not layers or (count is not None and count() > 0):
-            return  # layers whose step is traced cannot change any more
+            return
         with self.model.distribute_strategy.scope():
             for layer in layers:
                 generator = _generator(layer)
@@ -190,10 +193,6 @@ class TfKerasFit(Fit):
             if self.model.built:
                 with self.model.distribute_strategy.scope():
                     self.model.optimizer.build(self.model.trainable_variables)
-
-    def metrics_variables(self) -> list[tuple[str, Any]]:
-        metrics = self.model.metrics
-        return [(each.name, each) for metric in metrics for each in metric.variables]
 
 
 def _one_pass_readers(*arguments: Any, **keywords: Any) -> Any:

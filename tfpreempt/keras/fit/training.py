@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import logging
@@ -24,7 +25,7 @@ from tfpreempt.keras.fit.lookup import epoch_logs, find, is_running
 from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.fit.phases import Event, Phase
 from tfpreempt.keras.fit.progress import Progress, Stage
-from tfpreempt.keras.fit.state import FitState, Taken, count_slots
+from tfpreempt.keras.fit.state import FitState, Taken
 from tfpreempt.keras.fit.steps import Steps
 from tfpreempt.keras.interface import Fit
 from tfpreempt.keras.record import Encoded
@@ -72,7 +73,6 @@ class Training:
             take_shared=self._take_shared,
             take_own=self._take_own,
         )
-        self.fit.keep_generators()
         with contextlib.ExitStack() as undo:
             undo.callback(self._state.close)
             self._admit(options)
@@ -132,6 +132,7 @@ class Training:
         return made
 
     def _begin(self, files: Encoded | None) -> None:
+        """Lets Keras begin where the plan says."""
         if problem := validation_problem(self.fit.validation_data):
             log.warning("tfpreempt: %s.", problem)
         if self._phase is Phase.SKIP and files is not None:
@@ -139,26 +140,25 @@ class Training:
         if self._phase is Phase.EXTEND:
             self._others.silence()  # until the end of the last epoch is restored
         if self._phase in phases.RESTORING:
-            self._prepare(self._saved)
+            saved = self._saved
+            now = progress.made_of(self.fit, is_built=False)
+            progress.check_same(saved, now, self._directory)
+            self.steps.epoch = saved.epoch - (saved.phase == "complete")
+            own = self._state.own.loaded  # None: the commit has no part of this worker
+            place = own["position"].value() if own is not None else None
+            position = Position(**place) if place else None
+            # The last step of a validated epoch was trained, and is only not run again.
+            is_validated = saved.phase == "validation"
+            trained = saved.batch + (self.steps.size if is_validated else 0)
+            self._data.prepare(position, trained)
         else:
             self.member.adopt()
         if self._phase in (Phase.RESTORE, Phase.SKIP):
             self.fit.start_at(self._epochs, 0, {})
             # Keras looks at the variables at the end even where no step made them.
             self._state.build(self._data.any_iterator(), self.steps.inner)
-
-    def _prepare(self, saved: Progress) -> None:
-        """Checks the checkpoint, and lets the fit begin where it was made."""
-        progress.check_same(saved, progress.made_of(self.fit), self._directory)
-        self.steps.epoch = saved.epoch - (saved.phase == "complete")
-        # The last step of a validated epoch was trained, and is only not run again.
-        is_validated = saved.phase == "validation"
-        trained = saved.batch + (self.steps.size if is_validated else 0)
-        own = self._state.own.loaded  # None where the commit has no part of this worker
-        position = own["position"].value() if own is not None else None
-        self._data.prepare(Position(**position) if position else None, trained)
-        if self._phase is not Phase.RESTORE:
-            self.fit.start_at(saved.epoch, saved.batch, saved.loop)
+        elif self._phase is not Phase.START:
+            self.fit.start_at(self._saved.epoch, self._saved.batch, self._saved.loop)
 
     # --- steps -----------------------------------------------------------------------
 
@@ -201,6 +201,7 @@ class Training:
     def _first_step(self, iterator: Any) -> Any:
         """Makes everything as it was, and steps, if the step was not trained before."""
         beginning, steps = self._phase, self.steps
+        extends = beginning is Phase.EXTEND
         if beginning is Phase.START:
             self._data.begins(iterator)
             steps.stands_at(taken=0)
@@ -208,10 +209,20 @@ class Training:
         if beginning is not Phase.START or self._plan.number > 1:
             # Also a save before the first step must hold what the fits before left.
             self._state.build(iterator, steps.inner)
-        if beginning is Phase.REVALIDATE:
-            return self._repeat_last_step(iterator, self._saved)
         if beginning is not Phase.START:
-            self._resume(iterator, extends=beginning is Phase.EXTEND)
+            taken = self._data.restore(iterator, extends=extends)
+            # The step that is not run again counts.
+            is_validated = beginning is Phase.REVALIDATE
+            trained = self._saved.batch + (steps.size if is_validated else 0)
+            steps.stands_at(taken, trained)
+            self._committed = steps.epoch
+            if is_validated:
+                return self._repeat_last_step()
+            self._state.restore(self.member, self._saved, extends=extends)
+        if extends:  # hooks that were undone by the restore, such as a schedule's
+            self.fit.model.reset_metrics()
+            self._others.wake("on_epoch_begin", steps.epoch)
+            self._others.call("on_train_batch_begin", 0)
         self._phase = phases.after(self._phase, Event.STEP)
         self._save_if_due()
         logs = {} if beginning is Phase.START else dict(self._saved.logs)
@@ -249,31 +260,14 @@ class Training:
 
     # --- the restart -----------------------------------------------------------------
 
-    def _go_to(self, iterator: Any, batch: int, *, extends: bool = False) -> None:
-        """Goes to a batch of the epoch, and to the position in the data."""
-        taken = self._data.restore(iterator, extends=extends)
-        self.steps.stands_at(taken, batch)
-        self._committed = self.steps.epoch
-
-    def _resume(self, iterator: Any, *, extends: bool) -> None:
-        """Inside an epoch, or at the beginning of one that is added."""
-        self._go_to(iterator, self._saved.batch, extends=extends)
-        self._state.restore(self.member, self._saved, extends=extends)
-        if extends:  # hooks that were undone by the restore, such as a schedule's
-            self.fit.model.reset_metrics()
-            self._others.wake("on_epoch_begin", self.steps.epoch)
-            self._others.call("on_train_batch_begin", 0)
-
-    def _repeat_last_step(self, iterator: Any, saved: Progress) -> Any:
+    def _repeat_last_step(self) -> Any:
         """The epoch's last step was trained: Keras gets the logs of the epoch, and the
         rest follows where it was captured, in `validation_begins`."""
-        # It is not run again, but counts.
-        self._go_to(iterator, saved.batch + self.steps.size)
         self._others.silence()
-        self.fit.model.stop_training = saved.stopped
-        self.fit.ends_epoch_as(saved.logs)
+        self.fit.model.stop_training = self._saved.stopped
+        self.fit.ends_epoch_as(self._saved.logs)
         self._phase = phases.after(self._phase, Event.STEP)
-        self.steps.logs = dict(saved.logs)
+        self.steps.logs = dict(self._saved.logs)
         return self.steps.logs
 
     def _catch_up(self) -> None:
@@ -396,11 +390,18 @@ class Training:
         if self._plan.beginning is Phase.RESTORE and own is not None:
             return own
         is_at_end = self._phase is Phase.TRAINED
-        place = self._data.position(self.steps.taken, is_at_end=is_at_end)
-        held = self._before_validation
-        if self._phase is Phase.VALIDATING and held is not None:
-            return {**held[1], **self._state.take_place(place)}
-        return {**self._state.take_own(), **self._state.take_place(place)}
+        taken = self.steps.before_epoch + self.steps.batches
+        position = self._data.position(taken, is_at_end=is_at_end)
+        place = None if position is None else dataclasses.asdict(position)
+        if self._phase is Phase.VALIDATING and self._before_validation is not None:
+            held = self._before_validation[1]
+        else:
+            held = self._state.take_own()
+        return {
+            **held,
+            "files": state.capture_files(self._others.callbacks),
+            "position": Encoded.of(place),
+        }
 
     def _progress(self, stage: Stage) -> Progress:
         steps, model = self.steps, self.fit.model
@@ -422,6 +423,6 @@ class Training:
             loop=self.fit.loop_state(),
             logs={name: plan.plain(each) for name, each in logs.items()},
             histories=self._plan.histories,
-            made_of={**progress.made_of(self.fit), "slots": count_slots(model)},
-            metrics=len(self.fit.metrics_variables()),
+            made_of=progress.made_of(self.fit, is_built=True),
+            metrics=sum(len(metric.variables) for metric in model.metrics),
         )
