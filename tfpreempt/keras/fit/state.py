@@ -198,7 +198,9 @@ def of_worker(model: Any, checkpoint: tf.train.Checkpoint) -> list[Own]:
         checkpoint: what a save writes otherwise.
     """
     metrics = [
-        (getattr(variable, "path", variable.name), variable)
+        # Not by getattr with a default: a variable that is synchronized when it is
+        # read reduces itself over all workers to look for an attribute it lacks.
+        (variable.path if "path" in dir(type(variable)) else variable.name, variable)
         for metric in model.metrics
         for variable in metric.variables
     ]
