@@ -187,11 +187,15 @@ FEATURES = {
             "DistributedDataset._num_replicas_in_sync "
             "DistributedDataset._original_dataset DistributedDataset._replica_order "
             "DistributedDataset._strategy DistributedDatasetsFromFunction._datasets "
-            "DistributedIterator._iterators DistributedIteratorSpec._component_specs "
-            "_SingleWorkerDatasetIteratorSpec._canonicalize_devices "
-            "_SingleWorkerDatasetIteratorSpec._devices "
-            "_SingleWorkerOwnedDatasetIterator._devices "
-            "_SingleWorkerOwnedDatasetIterator._iterator",
+            "DistributedIterator._iterators DistributedIteratorSpec._cardinality "
+            "DistributedIteratorSpec._component_specs "
+            "DistributedIteratorSpec._element_spec "
+            "DistributedIteratorSpec._enable_get_next_as_optional "
+            "DistributedIteratorSpec._input_workers "
+            "DistributedIteratorSpec._replica_order DistributedIteratorSpec._strategy "
+            "InputWorkers.compute_devices_for_worker InputWorkers.num_workers "
+            "InputWorkers.worker_devices "
+            "_SingleWorkerDatasetIteratorSpec._element_spec",
         },
     ),
     "keras_fit": Feature(

@@ -7,8 +7,8 @@ the same order, so that the host iterator's state is the position of training. W
 given up is the copy to the devices ahead of the step; reading and preprocessing ahead
 (`prefetch`) go on as before, and `model.fit` on one device never had more.
 
-The classes take the seams of TensorFlow 2.21's `input_lib`: an iterator is a composite
-tensor, taken apart and put together by its type spec when a tf.function receives it.
+An iterator is a composite tensor, taken apart and put together by its type spec when a
+tf.function receives it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import tensorflow as tf
 from tfpreempt import seams
 from tfpreempt.keras.data.replica_slices import replica_slices
 
-
 seams.require("distributed_fit")
-_Distributed: Any = seams.input_lib.DistributedIterator
-_DistributedSpec: Any = seams.input_lib.DistributedIteratorSpec
+_lib: Any = seams.input_lib
+_Distributed: Any = _lib.DistributedIterator
+_DistributedSpec: Any = _lib.DistributedIteratorSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,11 @@ class HostIterator(_Distributed):  # type: ignore[misc]  # TensorFlow is untyped
 
     _type_spec: Any = None
 
+    def host_iterators(self) -> Iterator[tuple[Any, int]]:
+        """Each with the number of elements that it gives to one step."""
+        for worker in self._iterators:
+            yield worker.iterator, worker.replicas
+
 
 class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
     """Its components are the ordinary tf.data iterators, one for each worker."""
@@ -60,7 +65,7 @@ class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow i
     def _to_components(self, value: Any) -> list[Any]:
         return [worker.iterator for worker in value._iterators]
 
-    def _from_components(self, components: Any) -> Any:
+    def _from_components(self, components: Any) -> HostIterator:
         workers = self._input_workers
         feeds = map(workers.compute_devices_for_worker, range(workers.num_workers))
         components = [
@@ -81,18 +86,13 @@ class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow i
         return iterator
 
 
-def make_iterator(dataset: Any) -> Any:
-    """What `iter(dataset)` gives; of a distributed dataset a `HostIterator`.
+def distribute(dataset: Any) -> HostIterator:
+    """An iterator over a distributed dataset.
 
     Args:
-        dataset: also what `strategy.experimental_distribute_dataset` or
+        dataset: what `strategy.experimental_distribute_dataset` or
             `distribute_datasets_from_function` returned.
     """
-    kinds = (_input_lib.DistributedDataset, _input_lib.DistributedDatasetsFromFunction)
-    if not isinstance(dataset, kinds) or isinstance(
-        dataset._strategy, tf.distribute.TPUStrategy
-    ):
-        return iter(dataset)
     workers = dataset._input_workers
     parts = getattr(dataset, "_cloned_datasets", None) or dataset._datasets
     if (slices := replica_slices(dataset)) is not None:
@@ -101,7 +101,7 @@ def make_iterator(dataset: Any) -> Any:
     for device, part in zip(workers.worker_devices, parts, strict=True):
         with tf.device(device):
             iterators.append(iter(part))
-    return _HostIteratorSpec(
+    spec = _HostIteratorSpec(
         workers,
         dataset._element_spec,
         dataset._strategy,
@@ -109,30 +109,5 @@ def make_iterator(dataset: Any) -> Any:
         cardinality=dataset._cardinality,
         enable_get_next_as_optional=dataset._enable_get_next_as_optional,
         replica_order=dataset._replica_order,
-    )._from_components(iterators)
-
-
-def read_locally(iterator: Any) -> None:
-    """Reads one global batch's local part and drops it; needs no other worker.
-
-    Raises:
-        StopIteration: there is none.
-    """
-    if not isinstance(iterator, HostIterator):
-        next(iterator)
-        return
-    for worker in iterator._iterators:
-        for _ in range(worker.replicas):
-            next(worker.iterator)
-
-
-def owned_iterators(iterator: Any) -> Iterator[Any]:
-    """The ordinary tf.data iterators below an iterator, in a fixed order.
-
-    Nothing is yielded for an iterator whose position cannot be asked for.
-    """
-    if isinstance(iterator, tf.data.Iterator):
-        yield iterator
-    elif isinstance(iterator, HostIterator):
-        for worker in iterator._iterators:
-            yield worker.iterator
+    )
+    return spec._from_components(iterators)
