@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfpreempt import errors, seams
+from tfpreempt import errors
+from tfpreempt.core import seams
 
 pytestmark = pytest.mark.tensorflow
 

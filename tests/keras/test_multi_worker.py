@@ -32,7 +32,8 @@ from typing import Any
 import pytest
 
 from tests.multiprocess.harness import Zygote, place
-from tfpreempt import errors, seams
+from tfpreempt import errors
+from tfpreempt.core import seams
 from tfpreempt.keras import multi_worker
 from tfpreempt.keras.multi_worker import enable_multi_worker
 

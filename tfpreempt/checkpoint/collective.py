@@ -17,8 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt import seams
 from tfpreempt.checkpoint.variables import distributed, is_on_read
+from tfpreempt.core import seams
 
 _log = logging.getLogger(__name__)
 

@@ -8,10 +8,11 @@ from typing import IO, Any
 
 import tensorflow as tf
 
-from tfpreempt import errors, seams
+from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import read_parts, write_parts
 from tfpreempt.checkpoint.state import State
 from tfpreempt.checkpoint.variables import plain_message, walk
+from tfpreempt.core import seams
 
 _POLICIES = tf.data.experimental.ExternalStatePolicy
 

@@ -16,7 +16,6 @@ from typing import IO, Any
 import numpy as np
 import tensorflow as tf
 
-from tfpreempt import seams
 from tfpreempt.checkpoint.encoding import (
     check_bit_generator,
     decode,
@@ -25,6 +24,7 @@ from tfpreempt.checkpoint.encoding import (
 )
 from tfpreempt.checkpoint.state import State
 from tfpreempt.checkpoint.variables import local_parts, out_of_scope, walk
+from tfpreempt.core import seams
 
 _log = logging.getLogger(__name__)
 _KERAS_GENERATOR = "global_seed_generator"  # a constant of its own since Keras 3.13

@@ -12,11 +12,12 @@ from typing import Any
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from tfpreempt import errors, seams
+from tfpreempt import errors
 from tfpreempt.checkpoint import structure
 from tfpreempt.checkpoint.iterator_state import positions_kept
 from tfpreempt.checkpoint.untracked import NAME, attach
 from tfpreempt.checkpoint.variables import plain_message, variable_shape, walk
+from tfpreempt.core import seams
 
 _log = logging.getLogger(__name__)
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1

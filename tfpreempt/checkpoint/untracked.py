@@ -14,9 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt import seams
 from tfpreempt.checkpoint.variables import local_parts, walk
-from tfpreempt.core import reach
+from tfpreempt.core import reach, seams
 
 NAME = "tfpreempt_untracked"
 _HOLDING = ("variables", "reset_state", "make_seed_for_stateless_op")

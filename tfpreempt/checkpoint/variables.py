@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfpreempt import seams
+from tfpreempt.core import seams
 
 T = TypeVar("T")
 

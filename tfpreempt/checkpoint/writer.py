@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt import errors, seams
+from tfpreempt import errors
 from tfpreempt.checkpoint import layout, reader
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.collective import gathering
@@ -40,6 +40,7 @@ from tfpreempt.checkpoint.variables import (
     plain_message,
     walk,
 )
+from tfpreempt.core import seams
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.storage import failure

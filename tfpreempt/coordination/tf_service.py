@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfpreempt import seams
+from tfpreempt.core import seams
 from tfpreempt.errors import KeyExistsError, StoreGoneError, WaitTimeoutError
 
 NATIVE_NOTICE_KEY = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"

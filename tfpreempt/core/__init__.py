@@ -11,5 +11,6 @@ progress    a progress bar for bytes, on a terminal
 python      what Python 3.10 lacks of the later versions
 reach       what Python objects hold
 restarts    how often this run was started again
+seams       every private name of TensorFlow and Keras that we take, checked once
 threads     threads with an owner, jobs in many, calls with an end
 """

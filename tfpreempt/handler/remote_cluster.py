@@ -11,7 +11,8 @@ import dataclasses
 import logging
 from typing import Any
 
-from tfpreempt import errors, seams
+from tfpreempt import errors
+from tfpreempt.core import seams
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.notice.native import NativeKeySource, read_again
 

@@ -18,13 +18,13 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from tfpreempt import seams
 from tfpreempt.checkpoint.layout import is_same
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.core import seams
 from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster, read_cluster

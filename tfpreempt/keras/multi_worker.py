@@ -25,7 +25,8 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfpreempt import errors, seams
+from tfpreempt import errors
+from tfpreempt.core import seams
 
 _logger = logging.getLogger(__name__)
 

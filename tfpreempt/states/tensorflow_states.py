@@ -7,7 +7,7 @@ from typing import IO, Any
 
 import tensorflow as tf
 
-from tfpreempt import errors, seams
+from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import read_parts, readable, write_parts
 from tfpreempt.checkpoint.iterator_state import check_position, pack, unpack
 from tfpreempt.checkpoint.random_state import (
@@ -17,6 +17,7 @@ from tfpreempt.checkpoint.random_state import (
     tensorflow_record,
 )
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.core import seams
 
 
 class TensorFlowRandomState(State):

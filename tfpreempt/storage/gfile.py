@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import tensorflow as tf
 
-from tfpreempt import seams
+from tfpreempt.core import seams
 
 _BUFFER_BYTES = 1 << 20
 _NUMBERS = (

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt import seams
+from tfpreempt.core import seams
 from tfpreempt.keras.data.replica_slices import replica_slices
 
 seams.require("distributed_fit")

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt import seams
+from tfpreempt.core import seams
 
 
 def make_iterator(dataset: Any) -> Any:

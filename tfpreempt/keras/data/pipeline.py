@@ -23,8 +23,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt import seams
 from tfpreempt.checkpoint.iterator_state import parts
+from tfpreempt.core import seams
 
 
 def roots(dataset: Any) -> list[Any]:

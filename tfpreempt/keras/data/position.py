@@ -21,7 +21,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.progress import Progress
 
-from tfpreempt import errors, seams
+from tfpreempt import errors
 from tfpreempt.checkpoint.iterator_state import (
     hidden_state,
     pack,
@@ -29,6 +29,7 @@ from tfpreempt.checkpoint.iterator_state import (
     unpack,
 )
 from tfpreempt.checkpoint.variables import plain_message
+from tfpreempt.core import seams
 from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.iterators import owned_iterators, read_locally

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from tfpreempt import errors, seams
+from tfpreempt import errors
+from tfpreempt.core import seams
 from tfpreempt.keras.fit.keras3 import Keras3Fit
 from tfpreempt.keras.fit.tf_keras import TfKerasFit
 from tfpreempt.keras.interface import Fit

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt import seams
 from tfpreempt.checkpoint.random_state import is_seeded
+from tfpreempt.core import seams
 from tfpreempt.keras.data.sequence import dataset_like
 from tfpreempt.keras.interface import Fit, instead_once
 

@@ -255,7 +255,7 @@ FEATURES = {
 def __getattr__(name: str) -> Any:
     """A module of `MODULES`, imported on first use."""
     if name not in MODULES:
-        raise AttributeError(f"module 'tfpreempt.seams' has no attribute {name!r}")
+        raise AttributeError(f"module 'tfpreempt.core.seams' has no attribute {name!r}")
     globals()[name] = module = importlib.import_module(MODULES[name])
     return module
 
