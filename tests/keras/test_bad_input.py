@@ -69,11 +69,13 @@ def interrupted(
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """All files but the journal, which grows."""
+    """All files but the journal, which grows, and the lease: this process, which
+    stands for several, holds it until its next fit, or until it ends."""
+    apart = {"journal", ".tfpreempt-lease"}
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and "journal" not in path.parts
+        if path.is_file() and apart.isdisjoint(path.parts)
     }
 
 
