@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from tests.handler.program import Program
 
 
-NEED_NO_TENSORFLOW = {"test_saving.py", "test_session.py"}
+NEED_NO_TENSORFLOW = {
+    "test_pace.py",
+    "test_saving.py",
+    "test_session.py",
+}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
     values,
 )
-from tfpreempt import errors, save_all_states  # noqa: E402
+from tfpreempt import TerminationConfig, errors, save_all_states  # noqa: E402
 from tfpreempt.core.journal import journal_directory, read_journal  # noqa: E402
 from tfpreempt.keras.fit.steps import Steps  # noqa: E402
 from tfpreempt.keras.record import Encoded  # noqa: E402
@@ -393,6 +394,29 @@ def test_a_fit_that_starts_afresh_says_so(on: Machine, line: str) -> None:
     on.run(lambda: on.fit(ours=on.preemption(save_freq=None)))
     first, *_ = read_journal(journal_directory(on.checkpoints))
     assert (first["event"], first["path"], first["step"]) == ("restored", None, 0)
+
+
+@LINES
+@pytest.mark.parametrize(("grace", "is_warned"), [(0.05, True), (30.0, False)])
+def test_steps_that_outlast_the_grace_are_told_of_beforehand(
+    on: Machine,
+    line: str,
+    grace: float,
+    is_warned: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The batches of a validation are none of them."""
+    config = TerminationConfig(
+        signals=(), sources=[lambda: on.button], grace_period=grace
+    )
+    slow = on.callback(on_train_batch_begin=lambda batch, logs=None: time.sleep(0.1))
+    ours = on.preemption(termination_config=config)
+    on.run(lambda: on.fit(None, slow, ours=ours, epochs=2, **HELD_OUT))
+    found = [each for each in caplog.messages if "and a notice leaves" in each]
+    assert len(found) == is_warned
+    records = read_journal(journal_directory(on.checkpoints))
+    told = [r["step_seconds"] for r in records if r["event"] == "commit"]
+    assert told[-1] >= 0.1
 
 
 @LINES

@@ -201,6 +201,7 @@ class PreemptionCheckpointHandler:
         if gate.bare == gate.started:
             gate.bare += 1  # its step goes on
         gate.started += 1
+        self._session.pace.check(gate.started)
         if gate.flag or gate.busy or member.is_closed:
             self._session.check(member, "check()")
 

@@ -41,6 +41,7 @@ from tfpreempt.handler.data_errors import is_of_data
 from tfpreempt.handler.exit import ExitPath, tell_peers
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.member import Member, Members
+from tfpreempt.handler.pace import Pace
 from tfpreempt.handler.process_end import (
     exit_hard,
     flush_streams,
@@ -84,10 +85,10 @@ class Session:
         self.store = store
         self.incarnation = incarnation
         self._clock = SystemClock()
+        self.pace = Pace(self._clock)
         self.members = Members()
         self._saves = 0
         self._admitted = 0
-        self._started: tuple[float, int] | None = None
         self._runtime = Runtime(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
@@ -98,7 +99,7 @@ class Session:
             self._runtime,
             self._clock,
             save_timeout=save_timeout,
-            step_seconds=self._step_seconds,
+            step_seconds=lambda: self.pace.step_seconds(self.gate.started),
             record=self.members.record,
             on_overrun=lambda why: self.exit.overrun(why),
         )
@@ -216,12 +217,13 @@ class Session:
         self.check(member, what, stages)
         if member.runs == 1:
             member.commits.saver.try_states()  # all is there: a step was made
-            self._started = (self._clock.monotonic(), self.gate.started)
+            self.pace.begin(self.gate.started)
         elif member.runs == 3:
             self._warn_of_long_steps(member)
 
     def _warn_of_long_steps(self, member: Member) -> None:
-        grace, seconds = member.watcher.shortest_grace, self._step_seconds()
+        grace = member.watcher.shortest_grace
+        seconds = self.pace.step_seconds(self.gate.started)
         if grace is not None and seconds > grace:
             log.warning(
                 "tfpreempt: a step takes %.1f s, and a notice leaves %g s: it may end "
@@ -252,6 +254,7 @@ class Session:
     def boundary(self) -> None:
         """A place where the process may save and leave; counts no step."""
         self.gate.started += 1
+        self.pace.check(self.gate.started)
         if self.gate.flag:
             self.look()
 
@@ -646,19 +649,6 @@ class Session:
         if isinstance(error, Exception):
             exit_hard(lambda: self.serve(error, is_whole))
         self.exit.fail(error)
-
-    # --- measurements ----------------------------------------------------------------
-
-    def _step_seconds(self) -> float:
-        """Mean seconds of an interval so far; 0 while there was none.
-
-        The first one, which traced the step function, does not count.
-        """
-        if self._started is None:
-            return 0.0
-        since, first = self._started
-        intervals = max(1, self.gate.started - first)
-        return (self._clock.monotonic() - since) / intervals
 
 
 _current: Session | None = None

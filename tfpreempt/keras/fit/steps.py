@@ -10,6 +10,9 @@ from tfpreempt.handler.session import Session
 from tfpreempt.handler.step_errors import step_failed
 from tfpreempt.keras.interface import Fit
 
+MEASURED = {0: 1, 1: 3}
+"""Runs at which the session looks how long steps take, by those before."""
+
 
 class Steps:
     """The steps of one fit, and how far they have come.
@@ -61,7 +64,7 @@ class Steps:
         gate.started += 1
         if gate.flag or gate.busy or member.runs >= member.stop_at:
             self._session.enter(member, "a callback")
-            member.stop_at = 1 if member.runs == 0 else NEVER
+            member.stop_at = MEASURED.get(member.runs, NEVER)
         gate.busy = True
         try:
             self.logs = logs = step(iterator)

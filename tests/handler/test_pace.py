@@ -1,0 +1,72 @@
+"""How long a step takes, as deadlines and warnings reckon with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfpreempt.handler.pace import Pace
+from tfpreempt.testing.clock import FakeClock
+
+
+class Loop:
+    """A loop of which one step is over, on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.pace = Pace(self.clock)
+        self.started = 1
+        self.step(5.0)
+        self.started += 1
+        self.pace.begin(self.started)
+
+    def step(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def steps(self, count: int, seconds: float) -> None:
+        """Of the interval that is started, and of those after it."""
+        for _ in range(count):
+            self.step(seconds)
+            self.started += 1
+
+    def evaluate(self, batches: int, seconds: float) -> None:
+        """A check at each batch."""
+        for _ in range(batches):
+            self.pace.check(self.started)
+            self.clock.advance(seconds)
+            self.started += 1
+        self.pace.check(self.started)
+        self.started += 1
+
+    @property
+    def step_seconds(self) -> float:
+        return self.pace.step_seconds(self.started)
+
+
+def test_before_the_first_step_nothing_is_known() -> None:
+    assert Pace(FakeClock()).step_seconds(1) == 0.0
+
+
+def test_it_is_the_mean_without_the_first_which_traces() -> None:
+    loop = Loop()
+    loop.steps(2, seconds=1.0)
+    loop.steps(2, seconds=3.0)
+    assert loop.step_seconds == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 100.0])
+def test_what_is_evaluated_between_two_steps_counts_for_nothing(seconds: float) -> None:
+    """Neither as steps, of which it would be many short ones, nor as their time."""
+    loop = Loop()
+    for _ in range(3):
+        loop.steps(4, seconds=2.0)
+        loop.evaluate(50, seconds)
+    assert loop.step_seconds == pytest.approx(2.0)
+
+
+def test_a_new_loop_is_measured_by_itself() -> None:
+    loop = Loop()
+    loop.steps(4, seconds=9.0)
+    loop.evaluate(3, seconds=1.0)
+    loop.pace.begin(loop.started)
+    loop.steps(4, seconds=1.0)
+    assert loop.step_seconds == pytest.approx(1.0)
