@@ -46,6 +46,7 @@ class FakeMember:
     step = 0
     directory = "/nowhere"
     is_closed = False
+    is_started = True
     is_armed = True
     left_at: int | None = None
 

@@ -23,7 +23,7 @@ from tfpreempt.checkpoint.unsaved import Unsaved
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
-from tfpreempt.handler.protection import protected_start
+from tfpreempt.handler.protection import protected_start, take_over
 from tfpreempt.handler.saving import PLAIN, Stages
 from tfpreempt.handler.session import find_session
 from tfpreempt.handler.step_errors import step_failed, was_preemption
@@ -340,6 +340,7 @@ class PreemptionCheckpointHandler:
         if not self._gate.busy:
             self._unsaved.compare()
         self._session.close(self._member, timeout)
+        take_over()
 
     def __enter__(self) -> PreemptionCheckpointHandler:
         self._session.check_open(self._member, "the `with` block")

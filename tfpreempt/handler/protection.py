@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tfpreempt.core.cluster import LOCAL, cluster_from_environment
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.core.deadline import until_end
 from tfpreempt.core.events import Notice
 from tfpreempt.handler import session
@@ -20,6 +22,7 @@ from tfpreempt.platforms.config import TerminationConfig
 log = logging.getLogger(__name__)
 
 _current: Protection | None = None
+_is_starting = False  # whether a handler or a fit is being made; the main thread writes
 
 
 class Protection:
@@ -37,7 +40,9 @@ class Protection:
     ) -> None:
         self._config = config
         self._process = os.getpid()
-        self._watcher = Watcher(watched, 0, self._hear)
+        self._alarms: list[threading.Timer] = []
+        self._names = frozenset(each.source.name for each in watched)
+        self._watcher = Watcher(watched, 0, self.hear)
         self._watcher.start()
 
     def rearm(self) -> None:
@@ -48,10 +53,16 @@ class Protection:
         """
         self._watcher.rearm()
 
+    def unheard(self, sources: tuple[WatchedSource, ...]) -> tuple[WatchedSource, ...]:
+        """Those that it does not listen to, by their names."""
+        return tuple(each for each in sources if each.source.name not in self._names)
+
     def close(self) -> None:
         """Listens no more, and puts signals back. Idempotent."""
         global _current
         self._watcher.close()
+        for alarm in self._alarms:
+            alarm.cancel()
         if _current is self:
             _current = None
 
@@ -61,22 +72,24 @@ class Protection:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _hear(self, notice: Notice) -> None:
-        """On a thread of the source."""
+    def hear(self, notice: Notice) -> None:
+        """A notice has come; any thread. One that a member hears is left to that."""
         if os.getpid() != self._process or session.hears_notices():
             return
         text = f"tfpreempt: notice from {notice.source} ({notice.detail})"
-        wait = _seconds_to_wait(notice.grace_seconds)
+        wait = _seconds_to_wait(notice)
         if wait == 0.0:
             self._leave(f"{text}, and nothing is being trained")
             return
-        session.keep(notice)
+        if not session.keep(notice):
+            return
         left = "" if wait is None else f"; without one the process leaves in {wait:g} s"
         log.warning("%s: the next handler of this process serves it%s", text, left)
         if wait is not None:
             alarm = threading.Timer(wait, self._expire, [notice])
             alarm.daemon = True
             alarm.start()
+            self._alarms.append(alarm)
 
     def _expire(self, notice: Notice) -> None:
         """The time is over: leaves, if nobody has served the notice."""
@@ -87,9 +100,15 @@ class Protection:
         """Ends the process from this thread: main may be in C++ for long."""
         keep_streams()
         log.warning("%s; leaving to be started again, the last commit stands", why)
-        here = session.current()
-        cluster = LOCAL if here is None else here.cluster
-        exit_hard(lambda: self._config.leave(True, cluster))
+        exit_hard(self._call_exit)
+
+    def _call_exit(self) -> None:
+        """An exit function that raises ends the program, as it would at a boundary."""
+        try:
+            self._config.leave(True, _cluster())
+        except Exception:
+            log.exception("tfpreempt: the exit function has failed")
+            sys.exit(1)
 
 
 def protect(termination_config: Any = None) -> Protection:
@@ -138,28 +157,47 @@ def protected_start(config: TerminationConfig) -> Iterator[None]:
     Args:
         config: of the one that is made.
     """
+    global _is_starting
+    signals = config.watched_signals()
     if _current is not None:
         _current.rearm()
-        yield
-        return
-    with Protection(config, config.watched_signals()):
-        yield
+        signals = _current.unheard(signals)
+    with Protection(config, signals):
+        _is_starting = True
+        try:
+            yield
+        finally:
+            _is_starting = False
 
 
-def _seconds_to_wait(grace: float | None) -> float | None:
+def take_over() -> None:
+    """A handler or a fit was closed: what it heard too late to serve stands yet."""
+    here = session.current()
+    notice = None if here is None else here.take_left_over()
+    if notice is not None and _current is not None:
+        _current.hear(notice)
+    elif notice is not None:
+        session.keep(notice)
+
+
+def _seconds_to_wait(notice: Notice) -> float | None:
     """How long a notice may stay unserved.
-
-    Args:
-        grace: seconds that the notice leaves; None or 0: nobody knows.
 
     Returns:
         Seconds; 0: leave at once; None: until the next handler is there.
     """
     here = session.current()
-    cluster = cluster_from_environment(os.environ) if here is None else here.cluster
     has_trained = here is not None and here.gate.started > 0
-    if cluster.world == 1 and not has_trained:
+    others_wait = _cluster().world > 1 and (_is_starting or not has_trained)
+    if not has_trained and not others_wait:
         return 0.0
-    if grace:
-        return until_end(grace)
-    return 0.0 if has_trained else None
+    if notice.grace_seconds:
+        age = SystemClock().monotonic() - notice.received_at
+        return max(0.0, until_end(notice.grace_seconds) - age)
+    return None if others_wait else 0.0
+
+
+def _cluster() -> Cluster:
+    """The handlers' cluster, if there ever was one; else TF_CONFIG's."""
+    here = session.current()
+    return cluster_from_environment(os.environ) if here is None else here.cluster

@@ -89,6 +89,7 @@ class Session:
         self.members = Members()
         self._saves = 0
         self._admitted = 0
+        self._heard: Notice | None = None  # the newest of the members' own
         self._runtime = Runtime(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
@@ -132,10 +133,7 @@ class Session:
         try:
             member.watcher.start()
             member.commits.begin_copying(member.record)
-            for notice in list(_unserved):
-                if take_back(notice):
-                    mine = dataclasses.replace(notice, worker=self.cluster.worker)
-                    self.hear(member.commits.token, mine)
+            self.serve_kept()
         except BaseException:
             self.part(member)
             raise
@@ -145,6 +143,34 @@ class Session:
                 self.part(other)
         if every is not None and self.cluster.is_chief:
             self._save_each(every.total_seconds(), weakref.ref(member))
+
+    def serve_kept(self) -> None:
+        """The newest member that listens hears what was kept while none did.
+
+        Any thread. Who keeps a notice calls this after it, as does who begins to
+        listen, so that one of the two sees what the other did.
+        """
+        listening = [member for member in self.members if member.watcher.is_started]
+        for notice in list(_unserved):
+            if listening and take_back(notice):
+                mine = dataclasses.replace(notice, worker=self.cluster.worker)
+                self.hear(listening[-1].commits.token, mine)
+
+    def take_left_over(self) -> Notice | None:
+        """What members heard and did not serve before the last of them was closed.
+
+        It came behind the last boundary, or its grace outlasts the training. It is
+        given once.
+        """
+        is_held = self.coordinator.state.held is not None
+        if self.members or not is_held or self.exit.left or self.exit.detached:
+            return None
+        heard, self._heard = self._heard, None
+        if heard is None:
+            return None
+        told = self.coordinator.deadlines.told  # the earliest, of several notices
+        grace = None if told is None else told - heard.received_at
+        return dataclasses.replace(heard, grace_seconds=grace)
 
     def is_over(self, member: Member) -> bool:
         """Whether nobody trains on with it: it has left, or the last step failed."""
@@ -558,6 +584,7 @@ class Session:
 
     def hear(self, token: str, notice: Notice) -> None:
         """A source of the member with this token speaks; on its thread."""
+        self._heard = notice
         self.coordinator.notice(notice)
         told = [each for each in self.members if each.commits.token == token]
         for member in told:
@@ -698,21 +725,29 @@ def new_process() -> Iterator[None]:
     Handlers that are still open at the end take part no more, without a last commit.
     What was before goes on where it was.
     """
-    global _current
-    before, _current = _current, None
+    global _current, _unserved
+    before, _current, _unserved = (_current, _unserved), None, []
     try:
         yield
     finally:
         made = current()
-        _current = before
+        _current, _unserved = before
         if made is not None:
             for member in made.members:
                 made.part(member)
+            made.come_back()
 
 
-def keep(notice: Notice) -> None:
-    """A notice came while nobody listened: the next member serves it. Any thread."""
+def keep(notice: Notice) -> bool:
+    """A notice came while nobody listened: the next member serves it. Any thread.
+
+    Returns:
+        Whether it waits for that; False: a member that listens by now has it.
+    """
     _unserved.append(notice)
+    if _current is not None:
+        _current.serve_kept()
+    return notice in _unserved
 
 
 def take_back(notice: Notice) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
-from tfpreempt.handler.protection import protected_start
+from tfpreempt.handler.protection import protected_start, take_over
 from tfpreempt.handler.session import find_session
 from tfpreempt.handler.step_errors import END_OF_DATA
 from tfpreempt.keras.callbacks import state
@@ -355,6 +355,7 @@ class Training:
         # Not where it was broken off: the member is open, and saves the States yet.
         self._release()
         plan.add(self._directory, history)
+        take_over()
 
     def abandon(self) -> None:
         """The fit died of an error: what it was in the middle of is not saved."""

@@ -1,0 +1,221 @@
+"""Who has a notice that comes where a handler begins to listen, or has ended to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import pytest
+
+import tfpreempt
+from tests.handler.program import Program, wait_until
+from tfpreempt import TerminationConfig
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.events import Notice
+from tfpreempt.handler import protection, session
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+LONG = 600.0  # seconds of grace that no test waits for
+
+
+class Ways:
+    """The ways out that protection took; none of them ends this process."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def leave(self) -> None:
+        self.taken += 1
+
+    def config(self, **more: Any) -> TerminationConfig:
+        return TerminationConfig(exit_fn=self.leave, signals=(), **more)
+
+
+@pytest.fixture
+def out() -> Iterator[Ways]:
+    """Where protection ends the process, and protection that is closed at the end."""
+    yield Ways()
+    if protection._current is not None:
+        protection._current.close()
+
+
+def notice(grace: float | None = None) -> Notice:
+    return Notice(
+        source="test",
+        worker=0,
+        grace_seconds=grace,
+        received_at=time.monotonic(),
+    )
+
+
+class LastSave(tfpreempt.State):
+    """Its save calls a function once the loop is over."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__("last-save")
+        self._call = call
+        self.is_over = False
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        if self.is_over:
+            self._call()
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        """It holds nothing."""
+
+
+def train(program: Program, grace: float | None, call: Callable[[], None]) -> None:
+    """A loop, and `call` in the midst of the commit of its end."""
+    state = LastSave(call)
+    with program.handler(config={"grace_period": grace}) as handler:
+        handler.run(program.step)
+        handler.run(program.step)
+        state.is_over = True
+
+
+# --- the end -------------------------------------------------------------------------
+
+
+def test_a_notice_in_the_last_commit_is_protections_after_it(
+    program: Program, out: Ways
+) -> None:
+    """The handler has no boundary any more, so nobody else would leave."""
+    tfpreempt.protect(out.config())
+    train(program, None, program.button.press)
+    assert out.taken == 1
+    assert program.exits == 0
+    assert [r["step"] for r in program.events("commit")] == [2]
+
+
+def test_with_a_known_grace_the_program_may_end_by_itself(
+    program: Program, out: Ways
+) -> None:
+    """The time that has passed since the notice is taken off."""
+    tfpreempt.protect(out.config())
+
+    def press() -> None:
+        program.button.press()
+        time.sleep(0.5)
+
+    train(program, 1.0, press)
+    began = time.monotonic()
+    assert out.taken == 0
+    wait_until(lambda: out.taken)
+    assert time.monotonic() - began < 0.5
+    assert out.taken == 1
+
+
+def test_a_grace_that_outlasts_the_training_is_not_forgotten(
+    program: Program, out: Ways, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its commit was made at once, and training has ended before the machine goes."""
+    tfpreempt.protect(out.config())
+    with program.handler(config={"grace_period": LONG}) as handler:
+        handler.run(program.step)
+        program.button.press()
+        handler.run(program.step)
+        handler.run(program.step)
+    assert "without one the process leaves in 59" in caplog.text
+    assert (out.taken, program.exits) == (0, 0)
+
+
+def test_the_next_handler_serves_a_notice_in_the_last_commit(program: Program) -> None:
+    """Where nothing is protected too."""
+    train(program, None, program.button.press)
+    with program.handler() as handler:
+        handler.run(program.step)
+    assert program.exits == 1
+
+
+def test_a_notice_that_was_served_is_left_to_nobody(
+    program: Program, out: Ways
+) -> None:
+    tfpreempt.protect(out.config())
+    with program.handler() as handler:
+        handler.run(program.step)
+        program.button.press()
+        handler.run(program.step)
+    assert (program.exits, out.taken) == (1, 0)
+
+
+def test_closed_protection_sets_off_no_alarm(program: Program, out: Ways) -> None:
+    with program.handler() as handler:
+        handler.run(program.step)
+    with tfpreempt.protect(out.config()) as protected:
+        protected.hear(notice(grace=0.2))
+    threading.Event().wait(0.4)
+    assert out.taken == 0
+
+
+# --- the beginning -------------------------------------------------------------------
+
+
+def test_a_handler_that_begins_to_listen_meanwhile_hears_it(
+    program: Program, out: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between protection's look, that nobody listens, and what it keeps."""
+    opened = []
+
+    def seconds_to_wait(_: Notice) -> float:
+        opened.append(program.handler())
+        return LONG
+
+    monkeypatch.setattr(protection, "_seconds_to_wait", seconds_to_wait)
+    tfpreempt.protect(out.config()).hear(notice())
+    wait_until(session.is_told)
+    opened[0].run(program.step)
+    assert program.exits == 1
+
+
+def test_a_second_handler_of_a_cluster_is_waited_for(
+    program: Program, out: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others make theirs too, and would wait for this worker in vain."""
+    with program.handler() as handler:
+        handler.run(program.step)
+    workers = Cluster(worker=1, jobs=(("worker", 2),))
+    monkeypatch.setattr(session.current(), "cluster", workers)
+    config = out.config()
+    protected = tfpreempt.protect(config)
+    with protection.protected_start(config):
+        protected.hear(notice())
+    assert out.taken == 0
+    protected.hear(notice())  # nobody makes one any more
+    assert out.taken == 1
+
+
+def test_a_start_hears_the_signals_of_its_own_config_too(
+    program: Program, out: Ways
+) -> None:
+    """Another config is protected, which does not know them."""
+    tfpreempt.protect(out.config())
+    own = Ways()
+    config = TerminationConfig(exit_fn=own.leave, signals=("USR1",))
+    before = signal.getsignal(signal.SIGUSR1)
+    with protection.protected_start(config):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_until(lambda: own.taken)
+    assert signal.getsignal(signal.SIGUSR1) is before
+    assert (own.taken, out.taken) == (1, 0)
+
+
+def test_what_both_listen_to_is_heard_once(program: Program, out: Ways) -> None:
+    config = TerminationConfig(exit_fn=out.leave, signals=("USR1",))
+    tfpreempt.protect(config)
+    with protection.protected_start(config):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_until(lambda: out.taken)
+        time.sleep(0.05)
+    assert out.taken == 1
+
+
+def test_another_process_has_no_notices_of_this_one(program: Program) -> None:
+    session.keep(notice())
+    with session.new_process(), Program(program.directory / "other").handler() as other:
+        other.run(lambda: None)
+        assert not session.is_told()
