@@ -138,7 +138,7 @@ class Search:
                 step = self.io(world, store, host_up, i, w, op)
                 if step is None:
                     continue
-                if isinstance(op, tuple) and step[2] is False and op[0] == "gather":
+                if isinstance(op, tuple) and step[2] is False:
                     return [step]  # commutes with everything else: explore it alone
                 found.append(step)
         for i, w in enumerate(world.workers):
@@ -196,17 +196,12 @@ class Search:
     def gather(
         self, world: World, store: Any, i: int, w: Worker, op: Any
     ) -> tuple[str, World, bool] | None:
+        if op[0] == "gathered":
+            return None
         _, key, round, j = op
         known = store.get((key, round, j))
         if known is not None:
-            event: ev.Event
-            if key is Key.COUNT:
-                event = ev.CountRead(round, j, known)
-            elif key is Key.DONE:
-                event = ev.DoneRead(round, j, known is True)
-            else:
-                event = ev.ByeRead(round, j)
-            new = self.feed(i, w._replace(ops=w.ops - {op}), event)
+            new = self.gathered(i, w, op, known)
             return (
                 f"w{i} gathers {key.value}/{j}={known}",
                 self.put(world, i, new),
@@ -228,6 +223,22 @@ class Search:
             ),
             not gone and not tired,
         )
+
+    def gathered(self, i: int, w: Worker, op: Any, value: Any) -> Worker:
+        """One of the keys is read; the table hears of all of them, once all are."""
+        _, key, round, j = op
+        ops = w.ops - {op} | {("gathered", key, round, j, value)}
+        mine = [x for x in ops if isinstance(x, tuple) and x[1:3] == (key, round)]
+        if any(x[0] == "gather" for x in mine):
+            return w._replace(ops=ops)
+        values = {x[3]: x[4] for x in sorted(mine, key=lambda x: x[3])}
+        event: ev.Event = ev.ByesRead(round)
+        if key is Key.COUNT:
+            event = ev.CountsRead(round, tuple(values.values()))
+        elif key is Key.DONE:
+            staged = tuple(j for j, value in values.items() if value is True)
+            event = ev.DonesRead(round, staged)
+        return self.feed(i, w._replace(ops=ops.difference(mine)), event)
 
     def read(self, op: ev.Get, known: Any) -> ev.Event:
         if op.key is Key.NOTICE:

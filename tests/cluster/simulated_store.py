@@ -3,6 +3,9 @@
 The runtime keeps the order that `runtime.Runtime` keeps: one read after the other, one
 insert after the other, gathers in a few walks. The store lives in its host's process:
 it stands still while that is frozen, and every request fails once that is gone.
+
+A message is a request with its answer. An answer that the store held back until its key
+came is one more, because it is sent by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tests.cluster.timeline import Process, Timeline, milliseconds
-from tfpreempt.coordination.runtime import GATHERERS, OnValue
+from tfpreempt.coordination.runtime import OnValue, walks
 from tfpreempt.errors import StoreGoneError
 
 DEATHS_EVERY = 1000
@@ -51,9 +54,12 @@ class SimulatedStore:
         host: the process that it lives in.
         delay: gives the milliseconds that the next message travels.
         is_lost: says whether an answer that is under way dies with the host.
+        rate: how many messages it serves in a millisecond, in the order in which they
+            come; None: any number.
 
     Attributes:
         values: what was inserted.
+        served: how many messages there were.
     """
 
     def __init__(
@@ -62,8 +68,12 @@ class SimulatedStore:
         host: Process,
         delay: Callable[[], int],
         is_lost: Callable[[], bool],
+        rate: int | None = None,
     ) -> None:
         self.values: dict[str, str] = {}
+        self.served = 0
+        self._rate = rate
+        self._next_place = 0  # in the queue: so many messages fit before it since 0 ms
         self._timeline = timeline
         self._host = host
         self._delay = delay
@@ -90,7 +100,34 @@ class SimulatedStore:
                 self._fail(number)
         self._waiting.clear()
 
+    def serve(self, length: int = 1) -> int:
+        """A message takes its place in the queue.
+
+        Args:
+            length: how many times as long as an ordinary one it takes to serve.
+
+        Returns:
+            The milliseconds until it is served.
+        """
+        self.served += 1
+        if self._rate is None:
+            return 0
+        now = self._timeline.now
+        place = max(self._next_place, now * self._rate)
+        self._next_place = place + length
+        return (place + length - 1) // self._rate - now
+
     def _arrive(self, number: int) -> None:
+        wait = self.serve()
+        if not wait:
+            self._handle(number)
+            return
+        handle = functools.partial(self._handle, number)
+        self._timeline.after(wait, handle, self._host)
+
+    def _handle(self, number: int) -> None:
+        if number not in self._open:
+            return
         request = self._open[number]
         if request.process.gone_at is not None and request.value is None:
             del self._open[number]
@@ -105,9 +142,11 @@ class SimulatedStore:
             self.values[request.key] = request.value
             self._answer(number, request.value, self._delay())
             for waiting in self._waiting.pop(request.key, ()):
-                self._answer(waiting, request.value, self._delay())
+                wait = self.serve()
+                self._answer(waiting, request.value, wait + self._delay())
         else:  # "it exists", and then a get of what is there
-            self._answer(number, known, self._delay() + 2 * self._delay())
+            wait = self.serve()
+            self._answer(number, known, wait + self._delay() + 2 * self._delay())
 
     def _answer(self, number: int, text: str, wait: int) -> None:
         self._answering.add(number)
@@ -159,9 +198,10 @@ class SimulatedRuntime:
         self._reads.join(functools.partial(self._request, key, None, then))
 
     def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
-        for t in range(min(GATHERERS, len(keys))):
+        threads = walks(len(keys))
+        for t in range(threads):
             walk = _Line()
-            for i in range(t, len(keys), GATHERERS):
+            for i in range(t, len(keys), threads):
                 got = functools.partial(then, i)
                 walk.join(functools.partial(self._request, keys[i], None, got))
 

@@ -91,11 +91,10 @@ def test_the_smallest_count_decides(patch):
 def test_leaving_out_a_late_worker_without_a_tombstone(patch):
     def gather(self, world, store, i, w, op):
         step = original(self, world, store, i, w, op)
-        _, key, round, j = op
+        key = op[1]
         if step is None or not step[2] or key is not Key.COUNT:
             return step
-        event = ev.CountRead(round, j, ev.Tombstone())
-        new = self.feed(i, w._replace(ops=w.ops - {op}), event)
+        new = self.gathered(i, w, op, ev.Tombstone())
         return step[0], self.put(step[1], i, new, store=world.store), True
 
     original = Search.gather

@@ -70,9 +70,9 @@ def test_an_event_of_an_older_round_changes_nothing():
     for event in (
         ev.NoticeRead(2, NoticeKind.FINAL),
         ev.OwnCount(1, Count(4)),
-        ev.CountRead(2, 1, Count(4)),
+        ev.CountsRead(2, (Count(4),)),
         ev.CommitRead(2, CommitKind.EXIT),
-        ev.ByeRead(1, 1),
+        ev.ByesRead(1),
     ):
         assert step(CHIEF, state, event) == (state, ())
 
@@ -129,26 +129,22 @@ def test_the_last_boundary_counts_as_any_decision():
 
 
 def test_the_largest_count_decides():
-    state = ev.State(
-        watch=Watch.DECIDING, notice=NoticeKind.FINAL, counts=(Count(4), None)
-    )
-    _, actions = feed(CHIEF, ev.CountRead(1, 1, Count(6)), state=state)
+    state = ev.State(watch=Watch.DECIDING, notice=NoticeKind.FINAL, counts=(Count(4),))
+    _, actions = feed(CHIEF, ev.CountsRead(1, (Count(6),)), state=state)
     assert actions == (Insert(Key.DECISION, 1, Decided(6)),)
 
 
 @pytest.mark.parametrize(("collectives", "boundary"), [(True, None), (False, 4)])
 def test_a_tombstone_loses_the_round_if_all_are_needed(collectives, boundary):
     settings = ev.Settings(0, 2, collectives=collectives)
-    state = ev.State(
-        watch=Watch.DECIDING, notice=NoticeKind.FINAL, counts=(Count(4), None)
-    )
-    _, actions = feed(settings, ev.CountRead(1, 1, Tombstone()), state=state)
+    state = ev.State(watch=Watch.DECIDING, notice=NoticeKind.FINAL, counts=(Count(4),))
+    _, actions = feed(settings, ev.CountsRead(1, (Tombstone(),)), state=state)
     assert actions == (Insert(Key.DECISION, 1, Decided(boundary)),)
 
 
 def test_when_all_are_final_and_nobody_is_noticed_training_is_over():
-    state = ev.State(main=Main.FINISHING, counts=(Count(4, True), None))
-    _, actions = feed(CHIEF, ev.CountRead(1, 1, Count(4, True)), state=state)
+    state = ev.State(main=Main.FINISHING, counts=(Count(4, True),))
+    _, actions = feed(CHIEF, ev.CountsRead(1, (Count(4, True),)), state=state)
     assert actions == (Insert(Key.NOTICE, 1, NoticeKind.FINISHED),)
 
 
@@ -180,9 +176,7 @@ def test_a_gone_store_before_the_commit_was_read_means_lost(main):
     assert actions == (ev.Leave(Outcome.LOST),)
 
 
-@pytest.mark.parametrize(
-    "late", [ev.ByeSaid(), ev.ByeRead(1, 1), ev.DoneRead(1, 1, True)]
-)
+@pytest.mark.parametrize("late", [ev.ByeSaid(), ev.ByesRead(1), ev.DonesRead(1, (1,))])
 def test_what_comes_late_changes_nothing(late):
     state = ev.State(main=Main.ENDED, outcome=Outcome.COMMITTED)
     assert step(CHIEF, state, late) == (state, ())

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.runtime import GATHERERS, Runtime
+from tfpreempt.coordination.runtime import FEWEST_WALKS, Runtime, walks
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.errors import StoreGoneError
 from tfpreempt.testing.store import FaultyStore, StoreFault
@@ -67,12 +67,19 @@ def test_gets_are_answered_one_after_the_other(runtime, store):
 
 def test_many_keys_come_with_their_index(runtime, store):
     answers = Answers()
-    names = [f"k/{i}" for i in range(3 * GATHERERS + 1)]
+    names = [f"k/{i}" for i in range(3 * FEWEST_WALKS + 1)]
     runtime.get_each(names, answers)
     for i in reversed(range(len(names))):
         store.insert(names[i], str(i))
     got = answers.take(len(names))
     assert sorted(got) == [(i, str(i)) for i in range(len(names))]
+
+
+@pytest.mark.parametrize(
+    ("keys", "threads"), [(0, 0), (1, 1), (8, 8), (63, 8), (1000, 31), (10_000, 100)]
+)
+def test_many_keys_are_read_by_a_few_threads(keys: int, threads: int) -> None:
+    assert walks(keys) == threads
 
 
 def test_a_get_of_no_keys_does_nothing(runtime):

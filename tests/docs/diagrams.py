@@ -113,12 +113,12 @@ def answers(action: Action) -> Iterator[ev.Event]:
             yield from (ev.DecisionRead(round, each) for each in DECISIONS)
         case ev.Get(Key.COMMIT, round):
             yield from (ev.CommitRead(round, kind) for kind in ev.CommitKind)
-        case ev.Gather(Key.COUNT, round, (other,)):
-            yield from (ev.CountRead(round, other, count) for count in COUNTS)
+        case ev.Gather(Key.COUNT, round):
+            yield from (ev.CountsRead(round, (count,)) for count in COUNTS)
         case ev.Gather(Key.DONE, round, (other,)):
-            yield from (ev.DoneRead(round, other, ok) for ok in (True, False))
-        case ev.Gather(Key.BYE, round, (other,)):
-            yield ev.ByeRead(round, other)
+            yield from (ev.DonesRead(round, staged) for staged in ((other,), ()))
+        case ev.Gather(Key.BYE, round):
+            yield ev.ByesRead(round)
         case ev.Insert(Key.COUNT, round, ev.Count(_, final)):
             kind = ev.FinalCount if final else ev.OwnCount
             yield from (kind(round, each) for each in (action.value, ev.Tombstone()))

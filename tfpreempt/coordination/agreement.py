@@ -226,21 +226,22 @@ def saved(settings: Settings, state: State, event: ev.Saved) -> Moved:
         return not_saved(settings, state)
     assert state.decision is not None
     alone = state.decision.boundary is None
-    dones: list[bool | None] = [
-        False if alone or isinstance(count, Tombstone) else None
-        for count in state.counts
-    ]
-    dones[settings.worker] = True
-    state = set_(state, main=Main.COLLECTING, dones=tuple(dones))
-    missing = tuple(j for j, done in enumerate(dones) if done is None)
-    if not missing:
-        return marker(state)
-    return state, (ev.Gather(Key.DONE, state.round, missing),)
+    others = tuple(
+        j
+        for j, count in enumerate(state.counts)
+        if not (alone or j == settings.worker or isinstance(count, Tombstone))
+    )
+    if not others:
+        return marker(settings, state, ())
+    state = set_(state, main=Main.COLLECTING)
+    return state, (ev.Gather(Key.DONE, state.round, others),)
 
 
-def marker(state: State) -> Moved:
-    workers = tuple(j for j, done in enumerate(state.dones) if done)
-    return set_(state, main=Main.COMMITTING), (ev.WriteMarker(workers),)
+def marker(settings: Settings, state: State, others: tuple[int, ...]) -> Moved:
+    """The chief has the parts of these others, and its own."""
+    staged = (settings.worker, *others)
+    state = set_(state, main=Main.COMMITTING, staged=staged)
+    return state, (ev.WriteMarker(staged),)
 
 
 def committed(settings: Settings, state: State, event: ev.Committed) -> Moved:
@@ -342,7 +343,6 @@ def leave(settings: Settings, state: State, outcome: Outcome) -> Moved:
     others = tuple(range(1, settings.world))
     if not others:
         return ended(state)
-    state = set_(state, byes=(True, *(False for _ in others)))
     return state, (ev.Gather(Key.BYE, state.round, others),)
 
 
@@ -376,23 +376,22 @@ def gather_counts(settings: Settings, state: State) -> Moved:
     """Starts to collect the counts, once; only the store's host does."""
     if not settings.host or state.counts:
         return state, ()
+    assert state.own is not None
+    state = set_(state, counts=(state.own,))
     others = tuple(range(1, settings.world))
-    state = set_(state, counts=(state.own, *(None for _ in others)))
     if not others:
         return decide(settings, state)
     return state, (ev.Gather(Key.COUNT, state.round, others),)
 
 
-def count_read(settings: Settings, state: State, event: ev.CountRead) -> Moved:
-    counts = list(state.counts)
-    counts[event.worker] = event.value
-    return decide(settings, set_(state, counts=tuple(counts)))
+def counts_read(settings: Settings, state: State, event: ev.CountsRead) -> Moved:
+    return decide(settings, set_(state, counts=(*state.counts, *event.counts)))
 
 
 def decide(settings: Settings, state: State) -> Moved:
     """With all counts known: the decision, or `finished` where there is no notice."""
     counts = state.counts
-    if not counts or None in counts:
+    if len(counts) < settings.world:
         return state, ()
     alive = [count for count in counts if isinstance(count, ev.Count)]
     if state.notice is None:
@@ -406,18 +405,12 @@ def decide(settings: Settings, state: State) -> Moved:
     return state, (Insert(Key.DECISION, state.round, Decided(target)),)
 
 
-def done_read(settings: Settings, state: State, event: ev.DoneRead) -> Moved:
-    dones = list(state.dones)
-    dones[event.worker] = event.ok
-    state = set_(state, dones=tuple(dones))
-    return (state, ()) if None in dones else marker(state)
+def dones_read(settings: Settings, state: State, event: ev.DonesRead) -> Moved:
+    return marker(settings, state, event.staged)
 
 
-def bye_read(settings: Settings, state: State, event: ev.ByeRead) -> Moved:
-    byes = list(state.byes)
-    byes[event.worker] = True
-    state = set_(state, byes=tuple(byes))
-    return ended(state) if all(byes) else (state, ())
+def byes_read(settings: Settings, state: State, event: ev.ByesRead) -> Moved:
+    return ended(state)
 
 
 # --- notice --------------------------------------------------------------------------
@@ -465,16 +458,16 @@ MAIN: dict[type, dict[Main, Row]] = {
     ev.StepFailed: {Main.TRAINING: step_failed},
     ev.Detached: dict.fromkeys(set(Main) - {Main.DETACHED}, detached),
     ev.NextRound: {Main.ENDED: go_on},
-    ev.DoneRead: {Main.COLLECTING: done_read},
+    ev.DonesRead: {Main.COLLECTING: dones_read},
     ev.ByeSaid: {Main.LEAVING: bye_said},
-    ev.ByeRead: {Main.LEAVING: bye_read},
+    ev.ByesRead: {Main.LEAVING: byes_read},
     ev.DeadlinePassed: dict.fromkeys(WAITS, deadline_passed),
 }
 ANY: dict[type, Row] = {
     ev.StoreGone: store_gone,
     ev.FinalCount: final_count,
-    ev.CountRead: count_read,
+    ev.CountsRead: counts_read,
     ev.LocalNotice: local_notice,
     ev.NoticeExists: notice_exists,
 }
-MAY_COME_LATE = (ev.DoneRead, ev.ByeSaid, ev.ByeRead, ev.DeadlinePassed)
+MAY_COME_LATE = (ev.DonesRead, ev.ByeSaid, ev.ByesRead, ev.DeadlinePassed)

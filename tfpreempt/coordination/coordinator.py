@@ -88,7 +88,7 @@ class Coordinator:
         self._verdict: ev.Verdict | None = None
         self._leave_by: float | None = None
         self._patience = PATIENCE
-        self._counts: Gathering | None = None
+        self._gathering: Gathering | None = None  # the newest of this round
 
     def start(self) -> None:
         """Begins to listen."""
@@ -177,9 +177,7 @@ class Coordinator:
 
     def _waited_for(self) -> str:
         """Whom main waits for."""
-        main, state = self.state.main, self.state
-        values = state.dones if main is Main.COLLECTING else state.counts
-        missing = [j for j, value in enumerate(values) if value is None]
+        missing = sorted(self._gathering.missing) if self._gathering else []
         return f"waited in vain for worker(s) {missing or [0]}, maybe in a long step"
 
     # --- performing ------------------------------------------------------------------
@@ -188,8 +186,8 @@ class Coordinator:
         match action:
             case ev.RaiseFlag():
                 self.gate.flag = True
-                if self._counts is not None and self.state.notice in PREEMPTION:
-                    self._limit(self._counts)
+                if self._gathering is not None and self.state.notice in PREEMPTION:
+                    self._limit(self._gathering)
             case ev.LowerFlag():
                 self.gate.flag = False
                 self._close_round()
@@ -249,7 +247,8 @@ class Coordinator:
                 return ev.CommitKind.ALONE
             if state.notice is NoticeKind.PERIODIC:
                 return ev.CommitKind.TRAIN_ON
-            is_whole = not self.settings.collectives or False not in state.dones
+            has_all = len(state.staged) == self.settings.world
+            is_whole = has_all or not self.settings.collectives
             may_go_on = state.notice is NoticeKind.TRAIN_ON and is_whole
             if may_go_on and steps_follow and self.deadlines.allows_to_train_on():
                 return ev.CommitKind.TRAIN_ON
@@ -301,31 +300,32 @@ class Coordinator:
             action.key,
             {j: self._name(action.round, action.key, j) for j in action.workers},
             by=self.settings.worker,
-            then=functools.partial(self._gathered, action),
+            then=functools.partial(self._answered, action.key),
+            whole=functools.partial(self._gathered, action),
         )
-        if action.key is Key.COUNT:
-            self._counts = gathering
-        elif action.key is Key.BYE:
+        self._gathering = gathering
+        if action.key is Key.BYE:
             self._leave_by = 1.0 + self.deadlines.waits_until(Key.BYE)
         # Before a notice others may train for long yet: only the dead are given up.
         if action.key is not Key.COUNT or self.state.notice in PREEMPTION:
             self._limit(gathering)
 
-    def _gathered(
-        self, action: ev.Gather, worker: int, value: Any, extra: keys.Extra
-    ) -> None:
-        key, round = action.key, action.round
-        event: ev.Event = ev.ByeRead(round, worker)
-        if key is Key.COUNT:
-            event = ev.CountRead(round, worker, value)
-        elif key is Key.DONE:
-            event = ev.DoneRead(round, worker, value is True)
+    def _answered(self, key: Key, worker: int, value: Any, extra: keys.Extra) -> None:
         if isinstance(value, Tombstone) and key is not Key.BYE:
             reason = str(extra.get("reason") or f"worker {worker} left")
             self.lost_because = self.lost_because or reason
             self.record(Fault(where=f"{key.value}/{worker}", error=reason))
             log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
-        self.feed(event)
+
+    def _gathered(self, action: ev.Gather, values: dict[int, Any]) -> None:
+        match action.key:
+            case Key.COUNT:
+                self.feed(ev.CountsRead(action.round, tuple(values.values())))
+            case Key.DONE:
+                staged = tuple(j for j, done in values.items() if done is True)
+                self.feed(ev.DonesRead(action.round, staged))
+            case Key.BYE:
+                self.feed(ev.ByesRead(action.round))
 
     def _limit(self, gathering: Gathering) -> None:
         """Waits no longer than the deadline allows."""
@@ -338,7 +338,7 @@ class Coordinator:
     # --- deadlines -------------------------------------------------------------------
 
     def _close_round(self) -> None:
-        self._counts = None
+        self._gathering = None
         self._leave_by = None
         self.extra.pop(Key.COMMIT, None)
         self.lost_because = ""

@@ -140,9 +140,8 @@ class State:
     saved_at: int | None = None  # boundary of the newest commit of this process
     outcome: Outcome | None = None
     held: NoticeKind | None = None  # this machine's own notice
-    counts: tuple[Count | Tombstone | None, ...] = ()
-    dones: tuple[bool | None, ...] = ()
-    byes: tuple[bool, ...] = ()
+    counts: tuple[Count | Tombstone, ...] = ()  # host: its own; once all are read, all
+    staged: tuple[int, ...] = ()  # chief: whose parts its save has, once all are read
 
 
 # --- events --------------------------------------------------------------------------
@@ -246,23 +245,26 @@ class NextRound(Event):
 
 
 @value
-class CountRead(Event):
+class CountsRead(Event):
+    """All others' counts, in the order of the workers."""
+
     round: int
-    worker: int
-    value: Count | Tombstone
+    counts: tuple[Count | Tombstone, ...]
 
 
 @value
-class DoneRead(Event):
+class DonesRead(Event):
+    """All who were asked have answered; the workers whose part is staged."""
+
     round: int
-    worker: int
-    ok: bool
+    staged: tuple[int, ...]
 
 
 @value
-class ByeRead(Event):
+class ByesRead(Event):
+    """All others have said bye, or are given up."""
+
     round: int
-    worker: int
 
 
 @value
@@ -321,7 +323,10 @@ class Insert(Action):
 
 @value
 class Gather(Action):
-    """Read the key of every other worker in `workers`, tombstones at the deadline."""
+    """Read the key of every worker in `workers`, tombstones at the deadline.
+
+    Answered by one event once all are there: nothing follows from some of them.
+    """
 
     key: Key
     round: int

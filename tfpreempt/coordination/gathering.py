@@ -17,6 +17,7 @@ from tfpreempt.coordination.events import Key, Tombstone
 from tfpreempt.coordination.runtime import Runtime
 
 Then = Callable[[int, Any, keys.Extra], None]
+Whole = Callable[[dict[int, Any]], None]
 
 
 @dataclasses.dataclass(eq=False)
@@ -29,6 +30,7 @@ class Gathering:
         names: the key's name for each worker.
         by: who gathers; named in the tombstones.
         then: given each worker, its value or a tombstone, and what travels beside it.
+        whole: given the values of all workers, by worker, once all are there.
     """
 
     runtime: Runtime
@@ -36,20 +38,27 @@ class Gathering:
     names: dict[int, str]
     by: int
     then: Then
+    whole: Whole = lambda values: None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._missing = set(self.names)
+        self._given_up: set[int] = set()
+        self._values: dict[int, Any] = {}
         self._complete = threading.Event()
         workers = list(self.names)
 
         def got(index: int, text: str) -> None:
+            worker = workers[index]
             value, extra = keys.decode(self.key, text)
-            self.then(workers[index], value, extra)
+            self.then(worker, value, extra)
             with self._lock:
-                self._missing.discard(workers[index])
-                if not self._missing:
-                    self._complete.set()
+                self._values[worker] = value
+                self._missing.discard(worker)
+                is_whole = not self._missing
+            if is_whole:
+                self._complete.set()
+                self.whole({each: self._values[each] for each in workers})
 
         self.runtime.watch_deaths(
             self._complete,
@@ -60,13 +69,19 @@ class Gathering:
     def wait(self, timeout: float) -> frozenset[int]:
         """Waits until all is there; returns who is missing after `timeout` seconds."""
         self._complete.wait(timeout)
+        return self.missing
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The workers that have not answered."""
         with self._lock:
             return frozenset(self._missing)
 
     def give_up(self, workers: frozenset[int], why: str) -> None:
-        """Gives up on these workers, as far as they have not answered."""
+        """Gives up on these workers, as far as they have not answered; once on each."""
         with self._lock:
-            late = sorted(self._missing & workers)
+            late = sorted((self._missing & workers) - self._given_up)
+            self._given_up.update(late)
         for worker in late:
             extra = {"by": self.by, "reason": f"worker {worker}: {why}"}
             text = keys.encode(Tombstone(), extra)

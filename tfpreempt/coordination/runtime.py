@@ -12,6 +12,7 @@ import functools
 import heapq
 import itertools
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +24,8 @@ from tfpreempt.errors import KeyExistsError, StoreGoneError
 
 log = logging.getLogger(__name__)
 
-GATHERERS = 8
-"""Threads that read many keys at once; each walks through its share."""
+FEWEST_WALKS = 8
+"""Threads that read many keys at once, at least; each walks through its share."""
 
 OnValue = Callable[[str], None]
 
@@ -67,8 +68,9 @@ class Runtime:
             then(i, self.store.get(keys[i]))
 
         reads = [functools.partial(read, i) for i in range(len(keys))]
-        for first in range(min(GATHERERS, len(keys))):
-            share = functools.partial(self._work, reads[first::GATHERERS])
+        threads = walks(len(keys))
+        for first in range(threads):
+            share = functools.partial(self._work, reads[first::threads])
             OwnedThread("tfpreempt-gather", share).start()
 
     def insert(self, key: str, value: str, then: OnValue) -> None:
@@ -130,6 +132,15 @@ class Runtime:
                     continue
                 heapq.heappop(self._alarms)
             self._work([call])
+
+
+def walks(keys: int) -> int:
+    """How many threads read so many keys.
+
+    As many as each has keys to read: the last key is known a few dozen travel times
+    after the last worker has inserted, also where there are thousands.
+    """
+    return min(keys, max(FEWEST_WALKS, math.isqrt(keys)))
 
 
 def answer(ask: Callable[[OnValue], None], wait: float) -> str | None:

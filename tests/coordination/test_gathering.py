@@ -1,0 +1,67 @@
+"""One key of many workers, collected."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfpreempt.coordination import keys
+from tfpreempt.coordination.events import Count, Key, Tombstone
+from tfpreempt.coordination.gathering import Gathering
+
+
+class RecordingRuntime:
+    """Stands for the runtime: the test says what is read, and who is reported dead."""
+
+    def __init__(self) -> None:
+        self.inserted: list[str] = []
+        self.got: Callable[[int, str], None] = lambda index, text: None
+        self.report_dead: Callable[[frozenset[int]], None] = lambda dead: None
+
+    def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
+        self.got = then
+
+    def insert(self, key: str, value: str, then: Callable[[str], None]) -> None:
+        self.inserted.append(key)
+
+    def watch_deaths(
+        self, until: threading.Event, then: Callable[[frozenset[int]], None]
+    ) -> None:
+        self.report_dead = then
+
+
+def gather(runtime: RecordingRuntime, **options: Any) -> Gathering:
+    """The counts of workers 1 to 3."""
+    names = {j: f"count/{j}" for j in (1, 2, 3)}
+    options = {"then": lambda worker, value, extra: None, **options}
+    return Gathering(runtime, Key.COUNT, names, by=0, **options)  # type: ignore[arg-type]
+
+
+def test_all_values_come_together_in_the_order_of_the_workers() -> None:
+    runtime, whole = RecordingRuntime(), []
+    gather(runtime, whole=whole.append)
+    for index, value in ((2, Count(7)), (0, Count(5)), (1, Tombstone())):
+        assert whole == []
+        runtime.got(index, keys.encode(value))
+    assert [list(values.items()) for values in whole] == [
+        [(1, Count(5)), (2, Tombstone()), (3, Count(7))]
+    ]
+
+
+def test_a_worker_is_given_up_once_however_often_it_is_reported_dead() -> None:
+    runtime = RecordingRuntime()
+    gathering = gather(runtime)
+    for _ in range(3):
+        runtime.report_dead(frozenset({2}))
+    gathering.give_up(frozenset({1, 2}), "too late")
+    assert runtime.inserted == ["count/2", "count/1"]
+
+
+def test_who_has_answered_is_not_given_up() -> None:
+    runtime = RecordingRuntime()
+    gathering = gather(runtime)
+    runtime.got(0, keys.encode(Count(5)))
+    gathering.give_up(frozenset({1, 3}), "too late")
+    assert runtime.inserted == ["count/3"]
+    assert gathering.missing == {2, 3}
