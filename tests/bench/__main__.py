@@ -12,6 +12,7 @@ import random
 from pathlib import Path
 
 from tests.bench import (
+    agreement_scale,
     callback_overhead,
     mirror_memory,
     mirror_speed,
@@ -35,6 +36,7 @@ BENCHES = (
     "callback_overhead",
     "resume_latency",
     "notice_latency",
+    "agreement_scale",
     "path",
     "verify",
     "mirror_upload",
@@ -49,7 +51,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("benches", nargs="*", metavar="BENCH", help=", ".join(BENCHES))
     parser.add_argument(
-        "--rounds", type=int, default=5, help="preemptions of each kind"
+        "--rounds",
+        type=int,
+        default=5,
+        help="preemptions of each kind; of agreement_scale 20 times as many, and twice "
+        "as many with 10,000 workers",
     )
     parser.add_argument("--mebibytes", type=int, default=512, help="size of the state")
     parser.add_argument(
@@ -86,6 +92,9 @@ def main() -> None:
     if "notice_latency" in wanted:
         seed = random.randrange(2**32) if asked.seed is None else asked.seed
         for row in notice_latency.rows(seed):
+            show(row)
+    if "agreement_scale" in wanted:
+        for row in agreement_scale.rows(20 * asked.rounds, 2 * asked.rounds):
             show(row)
     if "path" in wanted:
         routes = []

@@ -28,6 +28,17 @@ class _Entry:
             self.resume(ok)
 
 
+class _Group:
+    """One collective, and the processes that have entered it so far."""
+
+    __slots__ = ("ends", "entries", "tags")
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+        self.tags: set[Tag] = set()
+        self.ends = 0
+
+
 class Collectives:
     """Completes a collective once all processes are in it; fails it after a death.
 
@@ -52,8 +63,8 @@ class Collectives:
         self._processes = processes
         self._failure = failure
         self._entered: dict[Process, int] = dict.fromkeys(processes, 0)
-        self._groups: dict[int, list[_Entry]] = {}
-        self._ends: dict[int, int] = {}
+        self._groups: dict[int, _Group] = {}
+        self._first_missed: int | None = None  # by a process that has ended
 
     def enter(
         self,
@@ -72,35 +83,33 @@ class Collectives:
         """
         number = self._entered[process]
         self._entered[process] = number + 1
-        group = self._groups.setdefault(number, [])
-        group.append(_Entry(process, tag, resume))
-        ends = max(self._ends.get(number, 0), self._timeline.now + duration)
-        self._ends[number] = ends
-        if len(group) == len(self._processes) and self._is_whole(number):
-            for entry in group:
-                self._end(entry, ends, True)
-        elif any(self._is_missed(process, number) for process in self._processes):
-            self._end(group[-1], self._timeline.now + self._failure(), False)
-        elif not self._is_whole(number):
-            self.torn.append(f"collective {number}: {[entry.tag for entry in group]}")
+        group = self._groups.setdefault(number, _Group())
+        group.entries.append(_Entry(process, tag, resume))
+        group.tags.add(tag)
+        group.ends = max(group.ends, self._timeline.now + duration)
+        is_whole, now = len(group.tags) == 1, self._timeline.now
+        if len(group.entries) == len(self._processes) and is_whole:
+            for entry in group.entries:
+                self._end(entry, group.ends, True)
+        elif self._first_missed is not None and self._first_missed <= number:
+            self._end(group.entries[-1], now + self._failure(), False)
+        elif not is_whole:
+            tags = [entry.tag for entry in group.entries]
+            self.torn.append(f"collective {number}: {tags}")
 
     def process_ended(self, process: Process) -> None:
         """The survivors' collectives will fail, also one that it was still in."""
-        for number, group in self._groups.items():
-            if self._ends[number] < self._timeline.now and len(group) == len(
+        left = self._entered[process] - 1  # it is not in those that follow
+        if self._first_missed is None or left < self._first_missed:
+            self._first_missed = left
+        for group in self._groups.values():
+            if group.ends < self._timeline.now and len(group.entries) == len(
                 self._processes
             ):
                 continue
-            for entry in group:
+            for entry in group.entries:
                 if entry.process.gone_at is None and not entry.over:
                     self._end(entry, self._timeline.now + self._failure(), False)
-
-    def _is_whole(self, number: int) -> bool:
-        return len({entry.tag for entry in self._groups[number]}) == 1
-
-    def _is_missed(self, process: Process, number: int) -> bool:
-        """Whether it ended before this collective, or in it."""
-        return process.gone_at is not None and self._entered[process] <= number + 1
 
     def _end(self, entry: _Entry, when: int, ok: bool) -> None:
         self._timeline.at(when, functools.partial(entry.end, ok), entry.process)

@@ -17,7 +17,7 @@ from tests.cluster.timeline import Process, milliseconds
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.coordinator import FOREVER, Coordinator
 from tfpreempt.coordination.events import CommitKind, Key
-from tfpreempt.core.events import Notice, Outcome
+from tfpreempt.core.events import Decision, Event, Notice, Outcome
 
 if TYPE_CHECKING:
     from tests.cluster.simulation import SimulatedCluster
@@ -120,7 +120,7 @@ class Worker(Process):
             cluster.timeline,
             save_timeout=schedule.save_timeout_ms / 1000,
             step_seconds=self._step_seconds,
-            record=lambda event: None,
+            record=self._record,
             on_overrun=self._overrun,
         )
         self.gate = self.coordinator.gate
@@ -167,6 +167,10 @@ class Worker(Process):
         if ending is Ending.KILLED:
             self.outcome = None
         self.cluster.process_ended(self)
+
+    def _record(self, event: Event) -> None:
+        if isinstance(event, Decision):
+            self.cluster.decided.setdefault(self.index, self.cluster.timeline.now)
 
     def _overrun(self, why: str) -> None:
         if not self.left and self._open:

@@ -116,6 +116,7 @@ class Schedule:
         save_ms: duration of staging a save.
         marker_ms: duration of making it durable.
         store_ms: travel time of one message to or from the store.
+        store_rate: how many messages it serves in a millisecond; None: any number.
         gap_ms: time between counting an interval and looking at the flag.
         start_ms: when a worker starts to train.
         exit_ms: how long a process takes to end.
@@ -135,6 +136,7 @@ class Schedule:
     save_ms: Span = (100, 300)
     marker_ms: Span = (10, 50)
     store_ms: Span = (0, 5)
+    store_rate: int | None = None
     gap_ms: Span = (0, 1)
     start_ms: Span = (0, 100)
     exit_ms: Span = (0, 50)
@@ -157,6 +159,7 @@ class SimulatedCluster:
         timeline: the virtual clock.
         workers: the processes, with their coordinators.
         markers: what became durable so far.
+        decided: when each worker first heard of a decision, in milliseconds.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -164,6 +167,7 @@ class SimulatedCluster:
         self.world = len(schedule.lengths)
         self.timeline = Timeline()
         self.markers: list[Marker] = []
+        self.decided: dict[int, int] = {}
         self._random = random.Random(schedule.seed)
         self._slow: list[tuple[int, int]] = []  # (until, extra)
         self._left = self.world
@@ -173,6 +177,7 @@ class SimulatedCluster:
             self.workers[0],
             self._store_delay,
             lambda: self._random.random() < 0.5,
+            schedule.store_rate,
         )
         self.collectives = Collectives(
             self.timeline, self.workers, lambda: self.draw(schedule.failure_ms)

@@ -1,0 +1,212 @@
+"""How TensorFlow's handler and JAX agree, on the simulated store.
+
+Only the messages are here, as their sources send them: no boundary, no save. In both a
+worker learns what to do by one thread of its own, so one process is one worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from tests.cluster.simulated_store import Request, SimulatedStore
+from tests.cluster.timeline import Process, Timeline
+
+TRAVEL_MS = 1
+MESSAGES_A_MS = 20
+VALUES_A_MESSAGE = 500
+"""Values that travel in the time in which the store serves one message: 50 us, in which
+a line of 10 Gbit/s carries 62 KB; a key with its value has some 120 bytes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What happens to a cluster.
+
+    Attributes:
+        workers: how many there are; 0 hosts the store.
+        noticed: the one that is told to go.
+        at_ms: when.
+        dead: who was dead before, and is reported so.
+        seed: of the rest.
+    """
+
+    workers: int
+    noticed: int
+    at_ms: int
+    dead: frozenset[int] = frozenset()
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What became of it; seconds count from the notice.
+
+    Attributes:
+        known: when the last living worker knew the step; None: one never does.
+        through: when whoever was told to go trained on; None: never.
+        messages: that the store served, for each worker of the cluster.
+        values: that each worker has read from the others.
+    """
+
+    known: float | None
+    through: float | None
+    messages: float
+    values: int
+
+
+class _Protocol:
+    """Workers that talk to one store, from the notice on."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.timeline = Timeline()
+        self.processes = [Process() for _ in range(scenario.workers)]
+        self.store = SimulatedStore(
+            self.timeline,
+            self.processes[0],
+            lambda: TRAVEL_MS,
+            lambda: False,
+            MESSAGES_A_MS,
+        )
+        self.alive = [j for j in range(scenario.workers) if j not in scenario.dead]
+        self.known: dict[int, int] = {}
+        self.through: int | None = None
+
+    def run(self) -> Agreed:
+        """Lets them wait for the notice, and then agree."""
+        self.listen()
+        while self.timeline.step(self.scenario.at_ms):
+            pass
+        before = self.store.served
+        self.timeline.at(self.scenario.at_ms, self.notice)
+        while self.timeline.step(10**9):
+            pass
+        all_know = len(self.known) == len(self.alive)
+        return Agreed(
+            known=self._since(max(self.known.values())) if all_know else None,
+            through=None if self.through is None else self._since(self.through),
+            messages=(self.store.served - before) / self.scenario.workers,
+            values=self.values(),
+        )
+
+    def listen(self) -> None:
+        """What the workers ask for before there is a notice."""
+        raise NotImplementedError
+
+    def notice(self) -> None:
+        """One of them is told to go."""
+        raise NotImplementedError
+
+    def values(self) -> int:
+        """How many values each worker reads."""
+        raise NotImplementedError
+
+    def get(self, worker: int, key: str, then: Callable[[], None]) -> None:
+        """A read that waits for its key."""
+        self._send(worker, key, None, then)
+
+    def insert(self, worker: int, key: str, then: Callable[[], None]) -> None:
+        """An insert; what it inserts does not matter."""
+        self._send(worker, key, "1", then)
+
+    def _send(
+        self, worker: int, key: str, value: str | None, then: Callable[[], None]
+    ) -> None:
+        process = self.processes[worker]
+        answered = functools.partial(_forget, then)
+        self.store.send(Request(process, key, value, answered, lambda: None))
+
+    def _since(self, ms: int) -> float:
+        return (ms - self.scenario.at_ms) / 1000
+
+
+def _forget(then: Callable[[], None], text: str) -> None:
+    then()
+
+
+class TensorFlow(_Protocol):
+    """`tf.distribute.experimental.PreemptionCheckpointHandler`.
+
+    Whoever is told to go decides alone, by its own counter, and then reads everyone's
+    acknowledgement in its training thread, one after the other, without a time-out
+    (failure_handling.py of TensorFlow 2.21). That all stand within one step of each
+    other is taken for granted.
+    """
+
+    def listen(self) -> None:
+        for worker in self.alive:
+            heard = functools.partial(self._hear, worker)
+            self.get(worker, "RUN_TO_CHECKPOINT", heard)
+
+    def notice(self) -> None:
+        first = functools.partial(self._read, 0)
+        self.insert(self.scenario.noticed, "RUN_TO_CHECKPOINT", first)
+
+    def values(self) -> int:
+        return 1
+
+    def _hear(self, worker: int) -> None:
+        self.known[worker] = self.timeline.now
+        self.insert(worker, f"RECEIVED_SIGNAL/{worker}", lambda: None)
+
+    def _read(self, worker: int) -> None:
+        if worker == self.scenario.workers:
+            self.through = self.timeline.now
+            return
+        following = functools.partial(self._read, worker + 1)
+        self.get(self.scenario.noticed, f"RECEIVED_SIGNAL/{worker}", following)
+
+
+class Jax(_Protocol):
+    """The preemption sync manager of JAX and XLA.
+
+    All insert their counters, meet at a barrier of the service, and then each reads all
+    counters, in one answer (preemption_sync_manager.cc). A barrier that somebody does
+    not come to fails for all, after three minutes.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        self._at_barrier: list[int] = []
+
+    def listen(self) -> None:
+        for worker in self.alive:
+            self.get(worker, "NOTICE", functools.partial(self._hear, worker))
+
+    def notice(self) -> None:
+        self.insert(self.scenario.noticed, "NOTICE", lambda: None)
+
+    def values(self) -> int:
+        return self.scenario.workers
+
+    def _hear(self, worker: int) -> None:
+        meet = functools.partial(self._ask, 1, functools.partial(self._meet, worker))
+        self.insert(worker, f"COUNTER/{worker}", meet)
+
+    def _meet(self, worker: int) -> None:
+        self._at_barrier.append(worker)
+        if len(self._at_barrier) < self.scenario.workers:
+            return
+        length = 1 + self.scenario.workers // VALUES_A_MESSAGE
+        for each in self._at_barrier:
+            answer = functools.partial(self._answer, each)
+            read = functools.partial(self._ask, length, answer)
+            self.timeline.after(self.store.serve() + TRAVEL_MS, read)
+
+    def _answer(self, worker: int) -> None:
+        self.timeline.after(TRAVEL_MS, functools.partial(self._know, worker))
+
+    def _know(self, worker: int) -> None:
+        self.known[worker] = self.timeline.now
+        if worker == self.scenario.noticed:
+            self.through = self.timeline.now
+
+    def _ask(self, length: int, served: Callable[[], None]) -> None:
+        """A call of the service that is no read and no insert of one key."""
+
+        def arrive() -> None:
+            self.timeline.after(self.store.serve(length), served)
+
+        self.timeline.after(TRAVEL_MS, arrive)
