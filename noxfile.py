@@ -138,17 +138,21 @@ def run(cell: Cell, session: nox.Session) -> None:
     if cell.tf_keras is None:
         del checks["fit, tf_keras"]
     report = Path(session.create_tmp()) / "report.xml"
-    # 1 is a test that failed, which is for the table
-    session.run(
-        *("python", "-m", "pytest", "-q", "-m", "", f"--junit-xml={report}"),
-        f"--deselect={NEW_VERSIONS}",
-        *checks.values(),
-        env=environment,
-        success_codes=[0, 1],
-    )
+    report.unlink(missing_ok=True)  # an earlier run's
+    failed = []
+    try:
+        session.run(
+            *("python", "-m", "pytest", "-q", "-m", "", f"--junit-xml={report}"),
+            f"--deselect={NEW_VERSIONS}",
+            *checks.values(),
+            env=environment,
+            success_codes=[0, 1],  # 1: a test failed, and the report says which
+        )
+    except nox.command.CommandFailed as error:
+        failed.append(f"pytest: {error}")
     row["checks"] = outcomes(report, checks)
     record(row)
-    failed = [check for check, outcome in row["checks"].items() if outcome != "passed"]
+    failed += [check for check, came in row["checks"].items() if came != "passed"]
     if failed:
         session.error(", ".join(failed))
 
@@ -163,9 +167,13 @@ print(json.dumps(found))
 
 
 def outcomes(report: Path, checks: dict[str, str]) -> dict[str, str]:
-    """What each check came to, of pytest's report."""
+    """What each check came to, of pytest's report; a crash leaves none, or half."""
     found = dict.fromkeys(checks, "did not run")
-    for case in ElementTree.parse(report).iter("testcase"):
+    try:
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    except (FileNotFoundError, ElementTree.ParseError):
+        return found
+    for case in cases:
         file = case.get("classname", "").replace(".", "/") + ".py"
         is_bad = case.find("failure") is not None or case.find("error") is not None
         for check, test in checks.items():

@@ -1,0 +1,139 @@
+"""A cell of the matrix: what came of its checks, however they ended."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CHECKS = {"seams": "tests/contracts/test_seams.py", "fit": "tests/test_fit.py::test_it"}
+PASSED = """<testsuite>
+<testcase classname="tests.contracts.test_seams" name="test_a"/>
+<testcase classname="tests.contracts.test_seams" name="test_b"><skipped/></testcase>
+<testcase classname="tests.test_fit" name="test_it"/>
+</testsuite>"""
+
+
+class CommandFailedError(Exception):
+    """As nox raises it."""
+
+
+class CellFailedError(Exception):
+    """The session's error."""
+
+
+class Session:
+    """What of a nox session a cell uses.
+
+    Args:
+        path: where it works.
+        pytest: writes the report, in place of the tests.
+    """
+
+    def __init__(self, path: Path, pytest: Callable[[Path], None]) -> None:
+        self._path = path
+        self._pytest = pytest
+
+    def create_tmp(self) -> str:
+        return str(self._path)
+
+    def install(self, *packages: str, silent: bool) -> None:
+        """They are there."""
+
+    def run(self, *command: str, **how: Any) -> str:
+        if "pytest" in command:
+            self._pytest(self._path / "report.xml")
+        return json.dumps({"tensorflow": "tensorflow 2.0"})
+
+    def error(self, why: str) -> None:
+        raise CellFailedError(why)
+
+
+@pytest.fixture
+def noxfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module, with a nox that makes no sessions."""
+    nox: Any = types.ModuleType("nox")
+    nox.options = types.SimpleNamespace()
+    nox.Session = Session
+    nox.command = types.SimpleNamespace(CommandFailed=CommandFailedError)
+    nox.session = lambda run=None, **_: run if run else lambda function: function
+    monkeypatch.setitem(sys.modules, "nox", nox)
+    spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "noxfile", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "CHECKS", CHECKS)
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "matrix.jsonl")
+    return module
+
+
+def run(noxfile: Any, path: Path, pytest: Callable[[Path], None]) -> None:
+    """Runs a cell."""
+    cell = noxfile.Cell(
+        name="it", python="3.11", tensorflow="tensorflow", tf_keras="2.0"
+    )
+    noxfile.run(cell, Session(path, pytest))
+
+
+def recorded(noxfile: Any) -> dict[str, str]:
+    """What the one row says of the checks."""
+    [row] = noxfile.RESULTS.read_text().splitlines()
+    checks: dict[str, str] = json.loads(row)["checks"]
+    return checks
+
+
+def test_a_cell_whose_checks_pass(noxfile: Any, tmp_path: Path) -> None:
+    run(noxfile, tmp_path, lambda report: write(report, PASSED))
+    assert recorded(noxfile) == {"seams": "passed", "fit": "passed"}
+
+
+def write(report: Path, text: str) -> None:
+    report.write_text(text)
+
+
+def crash(report: Path) -> None:
+    raise CommandFailedError("Returned code -6")
+
+
+def crash_at_the_end(report: Path) -> None:
+    report.write_text(PASSED)
+    raise CommandFailedError("Returned code 3")
+
+
+@pytest.mark.parametrize("before", [None, PASSED])
+def test_a_crash_is_a_failed_cell(
+    noxfile: Any, tmp_path: Path, before: str | None
+) -> None:
+    """Also where the report of an earlier run is there yet."""
+    if before is not None:
+        write(tmp_path / "report.xml", before)
+    with pytest.raises(CellFailedError, match="Returned code -6"):
+        run(noxfile, tmp_path, crash)
+    assert recorded(noxfile) == dict.fromkeys(CHECKS, "did not run")
+
+
+def test_a_crash_after_the_last_test_is_one_too(noxfile: Any, tmp_path: Path) -> None:
+    with pytest.raises(CellFailedError, match="Returned code 3"):
+        run(noxfile, tmp_path, crash_at_the_end)
+
+
+@pytest.mark.parametrize("text", ["", PASSED[:40]])
+def test_half_a_report_is_none(noxfile: Any, tmp_path: Path, text: str) -> None:
+    with pytest.raises(CellFailedError, match="seams, fit"):
+        run(noxfile, tmp_path, lambda report: write(report, text))
+
+
+def test_what_failed_is_named(noxfile: Any, tmp_path: Path) -> None:
+    failed = PASSED.replace('name="test_a"/>', 'name="test_a"><failure/></testcase>')
+    with pytest.raises(CellFailedError, match=r"^seams$"):
+        run(noxfile, tmp_path, lambda report: write(report, failed))
+    assert recorded(noxfile) == {"seams": "FAILED", "fit": "passed"}
