@@ -23,14 +23,21 @@ if [[ $4 == describe ]]; then
   [[ $state == NONE ]] && exit 1
   echo "$state"
 fi
+[[ $4 != "$FAILS" ]]
 """
 SLEEP = """#!/bin/bash
 [[ -s $STATES ]] || kill -TERM $PPID
 """
 
 
-def calls_of_keep(tmp_path: Path, *states: str) -> list[str]:
-    """What keep.sh asks of gcloud, which tells these states one after the other."""
+def calls_of_keep(tmp_path: Path, *states: str, fails: str = "") -> list[str]:
+    """What keep.sh asks of gcloud, which tells these states one after the other.
+
+    Args:
+        tmp_path: for the stand-ins.
+        *states: see above.
+        fails: what gcloud cannot do, such as "create".
+    """
     for name, source in (("gcloud", GCLOUD), ("sleep", SLEEP)):
         (tmp_path / name).write_text(source)
         (tmp_path / name).chmod(0o755)
@@ -41,6 +48,7 @@ def calls_of_keep(tmp_path: Path, *states: str) -> list[str]:
             "PATH": f"{tmp_path}:/usr/bin:/bin",
             "CALLS": str(tmp_path / "calls"),
             "STATES": str(tmp_path / "states"),
+            "FAILS": fails,
         },
         timeout=60,
         check=False,
@@ -66,6 +74,15 @@ def test_a_vm_is_asked_for_once_and_again_after_each_preemption(tmp_path: Path) 
     assert f"--metadata=ckpt-share={SHARE}" in created.split()
     [deleted] = [call for call in calls if " delete " in call]
     assert {"--force", "--quiet"} <= set(deleted.split())
+
+
+@pytest.mark.parametrize(
+    ("verb", "state"), [("create", "NONE"), ("delete", "SUSPENDED")]
+)
+def test_what_fails_once_is_tried_again(tmp_path: Path, verb: str, state: str) -> None:
+    """A quota, or a connection: whoever keeps the VM asked for is not there to ask."""
+    calls = calls_of_keep(tmp_path, state, state, fails=verb)
+    assert verbs(calls) == ["describe", verb] * 2
 
 
 def test_the_vm_gets_the_files_that_its_startup_asks_for(tmp_path: Path) -> None:

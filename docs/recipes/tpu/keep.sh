@@ -11,7 +11,8 @@ while true; do
   case $state in
     SUSPENDED | FAILED)
       # Preempted: its VM is gone, and the request is never served again.
-      gcloud compute tpus queued-resources delete train --zone="$zone" --force --quiet
+      gcloud compute tpus queued-resources delete train --zone="$zone" --force --quiet ||
+        echo "not deleted; tried again in a minute" >&2
       ;;
     NONE)
       gcloud compute tpus queued-resources create train \
@@ -21,7 +22,8 @@ while true; do
         --runtime-version=v2-alpha-tpuv5-lite \
         --spot \
         --metadata="ckpt-share=$share" \
-        --metadata-from-file=startup-script=startup.sh,train-py=train.py,train-service=train.service
+        --metadata-from-file=startup-script=startup.sh,train-py=train.py,train-service=train.service ||
+        echo "not asked for; tried again in a minute" >&2
       ;;
   esac
   sleep 60
