@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import re
+import sys
 import types
 from collections.abc import Iterator
 
@@ -76,8 +79,18 @@ def test_a_missing_name_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> N
     name = "tensorflow.python.lib.io.file_io.atomic_write_string_to_file"
     assert f"tensorflow {seams.version('tensorflow')} has no {name}" in message
     assert "a checkpoint directory that only tf.io.gfile reaches needs it" in message
-    assert f"tensorflow=={seams.SEEN['tensorflow'][-1]}" in message
     seams.require("checkpoints")  # what does not need it goes on working
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_version_that_is_recommended_is_a_final_one(library: str) -> None:
+    """pip takes candidates and nightly builds only where they are named."""
+    pytest.importorskip(library)
+    root = {"tensorflow": "tensorflow.python"}.get(library, f"{library}.src")
+    message = seams._advice(seams.FEATURES["gfile"], [f"{root}.gone"])
+    [recommended] = re.findall(rf"such as {library}==(\S+),", message)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", recommended)
+    assert recommended in seams.SEEN[library]
 
 
 def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,16 +99,17 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         seams.require("gfile")
 
 
-def test_a_handler_is_refused_before_it_touches_anything(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("checkpoint.checkpoint", "object_metadata"), ("trackable.base", "Trackable")],
+)
+def test_what_saves_is_refused_before_there_is_a_handler(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str
 ) -> None:
-    import tensorflow as tf
-    from tensorflow.python.checkpoint import checkpoint
-
-    from tfpreempt.checkpoint.writer import make_saver
-
-    monkeypatch.delattr(checkpoint, "object_metadata")
-    directory = tmp_path / "run"  # type: ignore[operator]  # a path
-    with pytest.raises(errors.UnsupportedVersionError, match="object_metadata"):
-        make_saver(tf.train.Checkpoint(v=tf.Variable(1)), directory)
-    assert not directory.exists()
+    """One of the names is a base class, and wanted as soon as ours is imported."""
+    private = importlib.import_module(f"tensorflow.python.{module}")
+    monkeypatch.delattr(private, name)
+    imported = "tfpreempt.checkpoint.untracked"
+    monkeypatch.delitem(sys.modules, imported, raising=False)
+    with pytest.raises(errors.UnsupportedVersionError, match=rf"{module}\.{name}"):
+        importlib.import_module(imported)

@@ -24,6 +24,7 @@ generators."""
 _SETTINGS = ("._steps_per_execution",)  # variables that hold what a user has set
 
 
+seams.require("checkpoints")
 _base: Any = seams.trackable_base
 _Trackable: Any = _base.Trackable
 

@@ -82,9 +82,8 @@ def make_saver(
 
     Raises:
         ConfigurationError: an argument cannot work; says what to do.
-        UnsupportedVersionError: this TensorFlow lacks a name that saving rests on.
+        UnsupportedVersionError: this TensorFlow lacks a name that a manager rests on.
     """
-    seams.require("checkpoints")
     given = checkpoint_or_manager
     is_managed = isinstance(given, tf.train.CheckpointManager)
     if not (given is None or is_managed or isinstance(given, tf.train.Checkpoint)):

@@ -312,10 +312,11 @@ def _is_there(module: Any, name: str) -> bool:
 def _advice(feature: Feature, absent: list[str]) -> str:
     library = absent[0].partition(".")[0]
     here, seen = version(library), SEEN[library]
+    final = [each for each in seen if each.replace(".", "").isdecimal()]
     return (
         f"{library} {here} has no {', no '.join(absent)}, and {feature.what} needs it. "
         f"tfpreempt was seen to work with {library} {', '.join(seen)}. Install one of "
-        f"these, such as {library}=={seen[-1]}, or a newer tfpreempt; what does not "
+        f"these, such as {library}=={final[-1]}, or a newer tfpreempt; what does not "
         "need this goes on working."
     )
 
