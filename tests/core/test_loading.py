@@ -34,6 +34,19 @@ def test_what_needs_tensorflow_says_which_to_install(program: str) -> None:
     assert sys.executable in last
     for extra in ("tensorflow", "and-cuda", "tensorflow-tpu", "tensorflow-cpu"):
         assert extra in last
+    assert "libtpu==0.0.14" in last  # with what pip takes, TensorFlow's import aborts
+
+
+def test_who_connects_without_is_told_the_same() -> None:
+    done = run_without("import tfpreempt; tfpreempt.connect_to_cluster(None)")
+    last = done.stderr.splitlines()[-1]
+    error = "tfpreempt.errors.TensorFlowMissingError: connect_to_cluster() needs"
+    assert last.startswith(error), done.stderr
+
+
+def test_a_watcher_without_a_connection_is_the_callers_mistake() -> None:
+    done = run_without("import tfpreempt; tfpreempt.PreemptionWatcher()")
+    assert "UsageError: PreemptionWatcher() was made before" in done.stderr
 
 
 def test_the_error_is_an_import_error_and_ours() -> None:

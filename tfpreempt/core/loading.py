@@ -32,7 +32,7 @@ def has_tensorflow() -> bool:
 WANTED = (
     f"needs TensorFlow, and there is none for {sys.executable}. The base install "
     "leaves the choice to you: pip install 'tfpreempt[tensorflow]', or [and-cuda] for "
-    "NVIDIA GPUs, [tensorflow-tpu] for TPU VMs, [tensorflow-cpu] for the smaller wheel "
-    "without GPUs."
+    "NVIDIA GPUs, [tensorflow-tpu] with libtpu==0.0.14 for TPU VMs, [tensorflow-cpu] "
+    "for the smaller wheel without GPUs."
 )
 """What an error or the command line says, after the name of what needs it."""

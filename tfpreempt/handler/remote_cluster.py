@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.core import seams
+from tfpreempt.core import loading, seams
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.notice.native import NativeKeySource, read_again
 
@@ -69,7 +69,10 @@ def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
     Raises:
         ConfigurationError: it names no remote workers.
         UsageError: TensorFlow was used before the first call.
+        TensorFlowMissingError: there is none.
     """
+    if not loading.has_tensorflow():
+        raise errors.TensorFlowMissingError(f"connect_to_cluster() {loading.WANTED}")
     import tensorflow as tf
 
     from tfpreempt.coordination import tf_service
@@ -116,14 +119,14 @@ class PreemptionWatcher:
     """
 
     def __init__(self) -> None:
-        from tfpreempt.coordination import tf_service
-
         made = connection()
         if made is None:
             raise errors.UsageError(
                 "PreemptionWatcher() was made before connect_to_cluster(); it hears "
                 "of remote workers by that connection, so connect first"
             )
+        from tfpreempt.coordination import tf_service
+
         self.preemption_message: str | None = None
         self._source = NativeKeySource(
             tf_service.read_native_notice,
