@@ -42,6 +42,7 @@ class Place:
         not_first: why a later put may win over an earlier one; "" if it may not.
         not_exclusive: why racing puts may both win; "" if they may not.
         needs_tensorflow: whether TensorFlow serves it.
+        composes: whether it makes one object of others.
         known: what else it is known not to do, and why, by the test's name.
     """
 
@@ -51,6 +52,7 @@ class Place:
     not_first: str = ""
     not_exclusive: str = ""
     needs_tensorflow: bool = False
+    composes: bool = False
     known: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -115,18 +117,24 @@ def _pyarrow(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
 
 PLACES = [
     Place(name="local", opens=lambda path, _: LocalStore(str(path / "root"))),
-    Place(name="fake", opens=lambda path, _: FaultyStore()),
+    Place(name="fake", opens=lambda path, _: FaultyStore(), composes=True),
     Place(
         name="prefixed", opens=lambda path, _: PrefixedStore(FaultyStore(), "below/it")
     ),
-    Place(name="gcs", opens=_gcs, has_server=True),
-    Place(name="gcs without ranges", opens=_gcs_of_others, has_server=True),
+    Place(name="gcs", opens=_gcs, has_server=True, composes=True),
+    Place(
+        name="gcs without ranges",
+        opens=_gcs_of_others,
+        has_server=True,
+        composes=True,
+    ),
     Place(
         name="gcp-storage-emulator",
         opens=_emulator,
         has_server=True,
         not_first=IGNORES_PRECONDITIONS,
         not_exclusive=IGNORES_PRECONDITIONS,
+        composes=True,
     ),
     Place(name="s3", opens=_s3, has_server=True),
     Place(
@@ -142,7 +150,9 @@ PLACES = [
     Place(name="fsspec local", opens=_fsspec_local, not_exclusive=BEST_EFFORT),
 ]
 if ENDPOINT:
-    PLACES.append(Place(name="named endpoint", opens=_named, has_server=True))
+    PLACES.append(
+        Place(name="named endpoint", opens=_named, has_server=True, composes=True)
+    )
 # Too large to be a test dependency; who has it checks it.
 if importlib.util.find_spec("pyarrow"):
     PLACES.append(

@@ -164,6 +164,61 @@ def test_an_upload_given_up(server, bucket):
     assert server.open_uploads == 0
 
 
+def composed(bucket, name, *contents, **kwargs):
+    parts = [bucket.blob(f"{name}-{number}") for number in range(len(contents))]
+    for part, data in zip(parts, contents, strict=True):
+        part.upload_from_string(data)
+    blob = bucket.blob(name)
+    blob.compose(parts, **kwargs)
+    return blob
+
+
+def test_composed_objects(bucket):
+    blob = composed(bucket, "x", b"one", LARGE, b"three")
+    found = bucket.get_blob("x")
+    assert (found.size, found.crc32c) == (
+        8 + len(LARGE),
+        crc_of(b"one" + LARGE + b"three"),
+    )
+    assert found.md5_hash is None
+    assert blob.generation == found.generation
+    assert found.download_as_bytes(checksum="crc32c") == b"one" + LARGE + b"three"
+    assert found.download_as_bytes(start=1, end=3) == b"ne" + LARGE[:1]
+    assert bucket.blob("x-0").download_as_bytes() == b"one"
+
+
+def test_preconditions_of_composing(bucket):
+    blob = composed(bucket, "x", b"1", if_generation_match=0)
+    parts = [bucket.get_blob("x-0")]
+    with pytest.raises(api.PreconditionFailed):
+        bucket.blob("x").compose(parts, if_generation_match=0)
+    with pytest.raises(api.PreconditionFailed):
+        bucket.blob("y").compose(
+            parts, if_source_generation_match=[parts[0].generation + 1]
+        )
+    bucket.blob("x").compose(
+        parts,
+        if_generation_match=blob.generation,
+        if_source_generation_match=[parts[0].generation],
+    )
+    bucket.blob("x-0").upload_from_string(b"2")
+    with pytest.raises(api.NotFound):  # the generation that was seen is gone
+        bucket.blob("y").compose(parts)
+
+
+def test_what_cannot_be_composed(bucket):
+    with pytest.raises(api.NotFound):
+        bucket.blob("x").compose([bucket.blob("nothing")])
+    with pytest.raises(api.BadRequest, match="0 source"):
+        bucket.blob("x").compose([])
+    bucket.blob("part").upload_from_string(b"1")
+    parts = [bucket.blob("part")] * 33
+    with pytest.raises(api.BadRequest, match="33 source"):
+        bucket.blob("x").compose(parts)
+    bucket.blob("x").compose(parts[:32])
+    assert bucket.blob("x").download_as_bytes() == b"1" * 32
+
+
 def test_listing(bucket):
     names = [f"a/{i:02}" for i in range(10)] + ["a/b/c", "a/b/d", "b", "ü"]
     for name in reversed(names):

@@ -10,7 +10,12 @@ import pytest
 from tests.contracts.storage_places import PLACES
 from tfpreempt import errors
 from tfpreempt.storage import checksum
-from tfpreempt.storage.interface import ObjectMissingError, summed
+from tfpreempt.storage.interface import (
+    MAX_PARTS,
+    ObjectMissingError,
+    composing,
+    summed,
+)
 from tfpreempt.testing.storage import FaultyStore
 
 MIB = 1 << 20
@@ -18,17 +23,19 @@ LARGE = bytes(range(251)) * (20 * MIB // 251)  # more than any store's piece
 ODD = ["a b/ü+%2F&=.bin", "x/%41", "#1?x=y", "c:d", "~", "a'b\"c", "x" * 200]
 
 
-@pytest.fixture(
-    params=[
+def rows(places):
+    return [
         pytest.param(
             each,
             id=each.name,
             marks=[pytest.mark.slow] * each.has_server
             + [pytest.mark.tensorflow] * each.needs_tensorflow,
         )
-        for each in PLACES
+        for each in places
     ]
-)
+
+
+@pytest.fixture(params=rows(PLACES))
 def place(request, storage_servers):
     expect(request.param.known.get(request.node.originalname), request)
     return request.param
@@ -341,6 +348,131 @@ def test_a_time_that_suffices_changes_nothing(store):
     assert store.stat("y", timeout=60).size == 1
     store.delete("y", timeout=60)
     assert store.stat("y") is None
+
+
+# --- stores that make one object of others -------------------------------------------
+
+
+@pytest.fixture
+def composer(store):
+    found = composing(store)
+    assert found is not None
+    return found
+
+
+on_those_that_compose = pytest.mark.parametrize(
+    "place", rows(each for each in PLACES if each.composes), indirect=True
+)
+
+
+def put_parts(store, *contents):
+    names = [f"parts/{number:03}" for number in range(len(contents))]
+    for name, data in zip(names, contents, strict=True):
+        assert put(store, name, data)
+    return names
+
+
+def test_which_places_compose(place, store):
+    assert (composing(store) is not None) == place.composes
+
+
+@on_those_that_compose
+@pytest.mark.parametrize(
+    "contents",
+    [(b"one",), (b"one, ", b"", b"two"), (LARGE, b"x", LARGE[::-1]), (b"", b"")],
+    ids=["of one", "of three", "of large ones", "of nothing"],
+)
+def test_an_object_of_others(composer, contents):
+    names = put_parts(composer, *contents)
+    whole = b"".join(contents)
+    assert composer.compose("a/whole", names)
+    assert get(composer, "a/whole") == whole
+    found = summed(composer, "a/whole")
+    assert (found.size, found.crc32c) == (len(whole), checksum.of_bytes(whole))
+    assert list(composer.list()) == ["a/whole", *names]  # they stay
+    assert get(composer, names[0]) == contents[0]
+
+
+@on_those_that_compose
+def test_a_range_across_the_objects_of_which_one_is_made(composer):
+    names = put_parts(composer, b"012", b"345", b"678")
+    composer.compose("x", names)
+    assert get(composer, "x", offset=2, length=5) == b"23456"
+    assert get(composer, "x", offset=4) == b"45678"
+
+
+@on_those_that_compose
+def test_as_many_as_there_may_be_in_the_order_that_is_asked_for(composer):
+    contents = [b"%d," % number for number in range(MAX_PARTS)]
+    names = put_parts(composer, *contents)
+    assert composer.compose("x", names[::-1])
+    assert get(composer, "x") == b"".join(contents[::-1])
+
+
+@on_those_that_compose
+def test_one_object_twice_and_one_that_was_composed(composer):
+    (name,) = put_parts(composer, b"ab")
+    assert composer.compose("x", [name, name])
+    assert composer.compose("y", ["x", name])
+    assert get(composer, "y") == b"ababab"
+
+
+@on_those_that_compose
+def test_who_composes_later_has_lost(composer, place, request):
+    expect(place.not_first, request)
+    first, second = put_parts(composer, b"first", b"second")
+    assert composer.compose("x", [first])
+    assert not composer.compose("x", [second])
+    assert not put(composer, "x", b"third")
+    assert get(composer, "x") == b"first"
+
+
+@on_those_that_compose
+def test_of_racing_composers_exactly_one_wins(composer, place):
+    if place.not_exclusive:
+        pytest.skip(place.not_exclusive)
+    names = put_parts(composer, *(b"%d" % number for number in range(8)))
+    barrier, won = threading.Barrier(8), []
+
+    def race(number):
+        barrier.wait()
+        if composer.compose("x", [names[number]]):
+            won.append(number)
+
+    in_threads(race, 8)
+    assert len(won) == 1
+    assert get(composer, "x") == b"%d" % won[0]
+
+
+@on_those_that_compose
+def test_an_object_of_one_that_is_missing(composer):
+    (name,) = put_parts(composer, b"there")
+    with pytest.raises(ObjectMissingError):
+        composer.compose("x", [name, "parts/nothing"])
+    assert composer.stat("x") is None
+
+
+@on_those_that_compose
+@pytest.mark.parametrize("name", ODD)
+def test_odd_names_are_composed(composer, name):
+    assert put(composer, name, b"1")
+    assert composer.compose(f"{name}.whole", [name, name])
+    assert get(composer, f"{name}.whole") == b"11"
+
+
+@on_those_that_compose
+def test_hostile_names_are_not_composed(composer):
+    (name,) = put_parts(composer, b"x")
+    for whole, part in (("../x", name), ("x", "a//b")):
+        with pytest.raises(errors.ConfigurationError, match="Object name"):
+            composer.compose(whole, [part])
+
+
+@on_those_that_compose
+def test_a_time_that_suffices_to_compose(composer):
+    names = put_parts(composer, b"a", b"b")
+    assert composer.compose("x", names, timeout=60)
+    assert get(composer, "x") == b"ab"
 
 
 def test_the_fake_fails_where_it_is_told():

@@ -56,6 +56,9 @@ def act(store, operation, data):
     """Does one thing to a store that has "there"; what must be seen afterwards."""
     if operation == "put":
         return put(store, "new", data) and get(store, "new") == data
+    if operation == "compose":
+        made = store.compose("new", ["there", "there"], timeout=LONG)
+        return made and get(store, "new") == data * 2
     if operation == "replace":
         store.replace("there", data, timeout=LONG)
         return get(store, "there") == data
@@ -76,7 +79,7 @@ def requests_of(operation, data):
 
 CASES = [
     pytest.param(operation, data, ahead, id=f"{operation}-{len(data)}-{ahead}")
-    for operation in ("put", "replace", "get", "stat", "delete", "list")
+    for operation in ("put", "compose", "replace", "get", "stat", "delete", "list")
     for data in (SMALL, LARGE)
     for ahead in range(requests_of(operation, data))
 ]
@@ -209,7 +212,7 @@ class _Forgetful(io.BytesIO):
 
 @LEFT_IN_TIME
 @pytest.mark.parametrize(
-    "operation", ["put", "replace", "get", "stat", "delete", "folders"]
+    "operation", ["put", "compose", "replace", "get", "stat", "delete", "folders"]
 )
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
 def test_a_stall_ends_with_the_time(server, store, operation, data):
@@ -217,6 +220,7 @@ def test_a_stall_ends_with_the_time(server, store, operation, data):
     server.stall()
     stalled = {
         "put": lambda: put(store, "new", data, SHORT),
+        "compose": lambda: store.compose("new", ["there"], timeout=SHORT),
         "replace": lambda: store.replace("there", data, timeout=SHORT),
         "get": lambda: store.get("there", io.BytesIO(), timeout=SHORT),
         "stat": lambda: store.stat("there", timeout=SHORT),
@@ -332,6 +336,7 @@ def test_a_missing_bucket(server):
     for each in (
         lambda: put(store, "x", SMALL),
         lambda: put(store, "x", LARGE),
+        lambda: store.compose("x", ["y"]),
         lambda: store.replace("x", SMALL),
         lambda: get(store, "x"),
         lambda: store.stat("x"),
@@ -392,6 +397,7 @@ def test_python_s_own_generator_is_left_alone(server, store, size):
         lambda: store.get("x", io.BytesIO()),
         lambda: store.stat("x"),
         lambda: list(store.list()),
+        lambda: store.compose("z", ["x", "x"]),
         lambda: store.replace("y", b"note"),
         lambda: store.delete("x"),
     ):

@@ -11,19 +11,20 @@ from __future__ import annotations
 import functools
 import io
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from google.api_core import exceptions as api
 
+from tfpreempt import errors
 from tfpreempt.storage import gcs_client
 from tfpreempt.storage.bucket import CONTENT_TYPE, TOKEN, BucketStore
-from tfpreempt.storage.deadline import Deadline
+from tfpreempt.storage.deadline import REQUEST_SECONDS, Deadline
 from tfpreempt.storage.gcs_client import decoded, policy
 from tfpreempt.storage.gcs_download import GcsDownload
 from tfpreempt.storage.gcs_upload import GcsUpload
-from tfpreempt.storage.interface import ObjectStat
+from tfpreempt.storage.interface import ObjectMissingError, ObjectStat
 from tfpreempt.storage.pieces import Source
 
 
@@ -44,18 +45,44 @@ class GcsStore(BucketStore):
         return gcs_client.connect().bucket(self._name)
 
     def _put(self, key: str, source: Source, size: int, deadline: Deadline) -> bool:
-        blob, retry = self._bucket.blob(key), policy(deadline)
-        blob.metadata = {TOKEN: secrets.token_hex(16)}
+        blob, retry = self._new(key), policy(deadline)
         upload = GcsUpload(blob, source, size, retry)
         try:
             upload.run()
-        except api.PreconditionFailed:  # is it ours, whose answer got lost?
-            there = self._found(key, retry)
-            return (
-                there is not None
-                and (there.metadata or {}).get(TOKEN) == blob.metadata[TOKEN]
-                and (there.size or 0, _crc_of(there)) == (size, upload.crc32c)
+        except api.PreconditionFailed:
+            there = self._written_by(blob, retry)
+            return there is not None and (
+                (there.size or 0, _crc_of(there)) == (size, upload.crc32c)
             )
+        return True
+
+    def compose(
+        self, name: str, parts: Sequence[str], *, timeout: float | None = None
+    ) -> bool:
+        key, deadline = self._key(name), Deadline(timeout)
+        keys = [self._key(each) for each in parts]
+        with self._edge(f"compose {name!r}", errors.SaveError):
+            return deadline.run(lambda: self._compose(key, keys, deadline))
+
+    def _compose(self, key: str, keys: Sequence[str], deadline: Deadline) -> bool:
+        blob, retry = self._new(key), policy(deadline)
+        blob.content_type = CONTENT_TYPE
+        try:
+            blob.compose(
+                [self._bucket.blob(each) for each in keys],
+                if_generation_match=0,
+                timeout=REQUEST_SECONDS,
+                retry=retry,
+            )
+        except api.PreconditionFailed:
+            return self._written_by(blob, retry) is not None
+        except api.NotFound as error:
+            if gcs_client.is_about_the_bucket(error):
+                raise
+            raise ObjectMissingError(
+                f"One of the {len(keys)} objects of which gs://{self._name}/{key} was "
+                "to be made is not there."
+            ) from error
         return True
 
     def _replace(self, key: str, data: bytes, deadline: Deadline) -> None:
@@ -100,6 +127,19 @@ class GcsStore(BucketStore):
         except api.NotFound as error:
             if gcs_client.is_about_the_bucket(error):
                 raise
+
+    def _new(self, key: str) -> Any:
+        """An object that is to be, with this writer's token."""
+        blob = self._bucket.blob(key)
+        blob.metadata = {TOKEN: secrets.token_hex(16)}
+        return blob
+
+    def _written_by(self, blob: Any, retry: Any) -> Any:
+        """The object that is in the way, if it is ours, whose answer got lost."""
+        there = self._found(blob.name, retry)
+        if there is None or (there.metadata or {}).get(TOKEN) != blob.metadata[TOKEN]:
+            return None
+        return there
 
     def _found(self, key: str, retry: Any) -> Any:
         """What the service knows of an object; None if there is none."""

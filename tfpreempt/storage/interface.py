@@ -1,5 +1,7 @@
 """ObjectStore: the few operations that every place for checkpoints has.
 
+`ComposingStore` is for places that have one more: an object of others' bytes.
+
 An object's content never changes once it is there; that is what makes a marker, written
 last and only if absent, a commit everywhere. `replace` is the one exception, for what
 no restore rests on: TensorFlow's pointer, and a handle's metadata.
@@ -8,12 +10,14 @@ no restore rests on: TensorFlow's pointer, and a handle's metadata.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, cast
 
 from tfpreempt import errors
 from tfpreempt.storage import checksum, paths
 from tfpreempt.storage.pieces import Source, Target
+
+MAX_PARTS = 32  # of which a store makes one object
 
 
 class ObjectMissingError(errors.CheckpointError):
@@ -109,6 +113,33 @@ class ObjectStore(Protocol):
     def delete(self, name: str, *, timeout: float | None = None) -> None:
         """Deletes an object; one that is not there is fine."""
         ...
+
+
+class ComposingStore(ObjectStore, Protocol):
+    """An ObjectStore that makes one object of others, whose bytes it has already."""
+
+    def compose(
+        self, name: str, parts: Sequence[str], *, timeout: float | None = None
+    ) -> bool:
+        """Creates an object of the bytes of others, which stay; all of it or nothing.
+
+        Args:
+            name: of the object.
+            parts: names of the others, in the order of their bytes; 1 to `MAX_PARTS`.
+            timeout: as of all methods.
+
+        Returns:
+            Whether it was created; False if there is one of this name already.
+
+        Raises:
+            ObjectMissingError: one of the others is not there.
+        """
+        ...
+
+
+def composing(store: ObjectStore) -> ComposingStore | None:
+    """The same store if it can compose; None if it can't."""
+    return cast(ComposingStore, store) if hasattr(store, "compose") else None
 
 
 def summed(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpreempt.storage import checksum, pieces
@@ -171,6 +171,21 @@ class FaultyStore(_Faulty):
             if name in self._objects:
                 return False
             self._objects[name] = data
+            return True
+
+    def compose(
+        self, name: str, parts: Sequence[str], *, timeout: float | None = None
+    ) -> bool:
+        del timeout
+        check_name(name)
+        with self._step("compose", name), self._held:
+            if missing := [
+                check_name(each) for each in parts if each not in self._objects
+            ]:
+                raise ObjectMissingError(f"There is no object {missing[0]!r}.")
+            if name in self._objects:
+                return False
+            self._objects[name] = b"".join(self._objects[each] for each in parts)
             return True
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:

@@ -7,8 +7,8 @@
 
 It speaks the JSON API as google-cloud-storage uses it: uploads in one request, in two
 parts and in resumable chunks, preconditions with real generations, crc32c and md5,
-downloads with ranges, listings in pages. It is a real HTTP server, so any client can be
-tested against it, in this process or in another.
+composed objects, downloads with ranges, listings in pages. It is a real HTTP server, so
+any client can be tested against it, in this process or in another.
 
 _objects  the objects of the fake: generations, preconditions, checksums, listings
 _server   the fake itself: what goes wrong on demand, and what there is in it

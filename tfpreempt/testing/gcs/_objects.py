@@ -6,10 +6,11 @@ import base64
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import google_crc32c
+from tfpreempt.storage import checksum
+from tfpreempt.storage.interface import MAX_PARTS
 
 # Larger ones have none, as objects that the service composed have none: it would be
 # what an upload costs most.
@@ -30,15 +31,29 @@ class StoredObject:
     """One generation of an object.
 
     Attributes:
-        data: its bytes.
+        pieces: its bytes; more than one piece where it was composed, which copies none.
         generation: greater than that of all before it.
         resource: the object as the JSON API shows it; without "md5Hash" for a large one
-            whose writer sent none.
+            whose writer sent none, and for a composed one.
     """
 
-    data: bytes
+    pieces: tuple[bytes, ...]
     generation: int
     resource: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(map(len, self.pieces))
+
+    def read(self, start: int, end: int) -> bytes | memoryview:
+        """A range of its bytes, without a copy where one piece has it all."""
+        found, at = [], 0
+        for piece in self.pieces:
+            if part := memoryview(piece)[max(start - at, 0) : max(end - at, 0)]:
+                found.append(part)
+            at += len(piece)
+        return found[0] if len(found) == 1 else b"".join(found)
 
 
 class Objects:
@@ -75,6 +90,54 @@ class Objects:
             data: its bytes.
             query: the preconditions.
         """
+        hashes = {"crc32c": _text_of_crc(checksum.of_bytes(data))}
+        if len(data) <= _MD5_LIMIT or "md5Hash" in described:
+            digest = hashlib.md5(data, usedforsecurity=False).digest()
+            hashes["md5Hash"] = _text_of(digest)
+        return self._put(bucket, described, (data,), hashes, query)
+
+    def compose(
+        self,
+        bucket: str,
+        described: Mapping[str, Any],
+        sources: Sequence[Mapping[str, Any]],
+        query: Mapping[str, str],
+    ) -> StoredObject:
+        """Creates or replaces an object of others' bytes.
+
+        Args:
+            bucket: where they are, and where it goes.
+            described: as of `put`.
+            sources: as the JSON API names them, with their preconditions.
+            query: the preconditions.
+        """
+        if not 1 <= len(sources) <= MAX_PARTS:
+            raise RefusedError(
+                400, f"{len(sources)} source components; 1 to 32 can be."
+            )
+        parts = []
+        for source in sources:
+            generation = source.get("generation")
+            wanted = {} if generation is None else {"generation": str(generation)}
+            conditions = source.get("objectPreconditions") or {}
+            wanted |= {kind: str(value) for kind, value in conditions.items()}
+            parts.append(self.get(bucket, source["name"], wanted))
+        crc = 0
+        for part in parts:
+            crc = checksum.joined(crc, _crc_of(part.resource["crc32c"]), part.size)
+        pieces = tuple(piece for part in parts for piece in part.pieces)
+        return self._put(
+            bucket, described, pieces, {"crc32c": _text_of_crc(crc)}, query
+        )
+
+    def _put(
+        self,
+        bucket: str,
+        described: Mapping[str, Any],
+        pieces: tuple[bytes, ...],
+        hashes: Mapping[str, str],
+        query: Mapping[str, str],
+    ) -> StoredObject:
         name = described["name"]
         if not name or len(name.encode()) > 1024 or "\r" in name or "\n" in name:
             raise RefusedError(400, f"Invalid object name: {name!r}")
@@ -88,25 +151,23 @@ class Objects:
             "generation": str(generation),
             "metageneration": "1",
             "contentType": described.get("contentType") or "application/octet-stream",
-            "size": str(len(data)),
-            "crc32c": _text_of(google_crc32c.value(data).to_bytes(4, "big")),
+            "size": str(sum(map(len, pieces))),
             "etag": _text_of(generation.to_bytes(8, "big")),
             "timeCreated": _CREATED,
             "updated": _CREATED,
             "storageClass": "STANDARD",
+            **hashes,
         }
-        if len(data) <= _MD5_LIMIT or "md5Hash" in described:
-            digest = hashlib.md5(data, usedforsecurity=False).digest()
-            resource["md5Hash"] = _text_of(digest)
         if described.get("metadata"):
             resource["metadata"] = dict(described["metadata"])
         for field in ("crc32c", "md5Hash"):
             said = described.get(field)
-            if said and said != resource[field]:
+            if said and said != resource.get(field):
                 raise RefusedError(
-                    400, f"Provided {field} {said!r} doesn't match {resource[field]!r}."
+                    400,
+                    f"Provided {field} {said!r} doesn't match {resource.get(field)!r}.",
                 )
-        stored = StoredObject(data=data, generation=generation, resource=resource)
+        stored = StoredObject(pieces=pieces, generation=generation, resource=resource)
         self.bucket(bucket)[name] = stored
         return stored
 
@@ -164,3 +225,13 @@ class Objects:
 def _text_of(data: bytes) -> str:
     """Bytes as the service writes them."""
     return base64.b64encode(data).decode()
+
+
+def _text_of_crc(crc32c: int) -> str:
+    """A checksum as the service writes it."""
+    return _text_of(crc32c.to_bytes(4, "big"))
+
+
+def _crc_of(text: str) -> int:
+    """A checksum that the service has written."""
+    return int.from_bytes(base64.b64decode(text), "big")

@@ -134,8 +134,9 @@ class GcsServer(FakeServer):
         """Flips one bit of a stored object, whose checksums stay as they were."""
         with self._service.lock:
             held = self._service.objects.bucket(bucket)
-            data = _flipped(held[name].data, offset)
-            held[name] = dataclasses.replace(held[name], data=data)
+            stored = held[name]
+            data = _flipped(stored.read(0, stored.size), offset)
+            held[name] = dataclasses.replace(stored, pieces=(data,))
 
     def clear_faults(self) -> None:
         """Forgets all orders and ends `stall()` and `down()`."""

@@ -105,7 +105,7 @@ class Service:
         """An object's bytes, or a range of them."""
         stored = self.objects.get(bucket, name, request.query)
         shown, asked = stored.resource, request.headers.get("range", "")
-        start, end = _wanted(asked, len(stored.data))
+        start, end = _wanted(asked, stored.size)
         digest = f",md5={shown['md5Hash']}" if "md5Hash" in shown else ""
         headers = {
             "Content-Type": shown["contentType"],
@@ -121,7 +121,16 @@ class Service:
         return Reply(
             status=206 if asked else 200,
             headers=headers,
-            body=memoryview(stored.data)[start:end],
+            body=stored.read(start, end),
+        )
+
+    def compose(self, request: Request, bucket: str, name: str) -> Reply:
+        """Makes an object of others."""
+        asked = json.loads(request.body)
+        described = {**(asked.get("destination") or {}), "name": name}
+        sources = asked.get("sourceObjects") or ()
+        return self._shown(
+            self.objects.compose(bucket, described, sources, request.query)
         )
 
     # --- uploads ---------------------------------------------------------------------
@@ -215,7 +224,7 @@ class Service:
 
     def _shown(self, stored: StoredObject) -> Reply:
         resource = dict(stored.resource)
-        if self.leaves_out_zeros and not stored.data:
+        if self.leaves_out_zeros and not stored.size:
             del resource["size"]
         return _json_reply(resource)
 
@@ -232,6 +241,7 @@ _ROUTES: Mapping[str, Callable[..., Reply]] = {
     f"GET {_OBJECTS}": Service.list_objects,
     f"GET (?:/download)?{_OBJECT}": Service.get_object,
     f"DELETE {_OBJECT}": Service.delete_object,
+    f"POST {_OBJECT}/compose": Service.compose,
     f"POST {_UPLOAD}": Service.begin_upload,
     f"PUT {_UPLOAD}": Service.continue_upload,
     f"DELETE {_UPLOAD}": Service.cancel_upload,
