@@ -179,6 +179,7 @@ class MotoServer:
 
         self.failures: list[int] = []
         self.ignores_ranges = False
+        self.on_part: Callable[[], object] = lambda: None  # called before each is read
         self._lock = threading.Lock()
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
@@ -213,6 +214,8 @@ class MotoServer:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(f"{self.failures.pop()} Ordered", [])
             return [b""]
+        if "partNumber=" in environ["QUERY_STRING"]:
+            self.on_part()
         if self.ignores_ranges:
             environ.pop("HTTP_RANGE", None)
         with self._lock:  # between moto's look and its write another may come

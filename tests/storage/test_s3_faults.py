@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import socket
+import threading
 
 import obstore
 import obstore.exceptions
@@ -68,6 +69,32 @@ def test_a_server_that_ignores_ranges(server, store, monkeypatch):
     assert get(store, "x") == LARGE
     start, length = 3 * MIB - 7, 10 * MIB + 13
     assert get(store, "x", offset=start, length=length) == LARGE[start:][:length]
+
+
+def test_a_large_object_goes_up_in_parts_at_a_time(server, store, monkeypatch):
+    """Each part waits for another, so that two must be under way."""
+    together = threading.Barrier(2)
+    monkeypatch.setattr(server, "on_part", lambda: together.wait(30))
+    data = LARGE[: 15 * MIB] + LARGE[: 5 * MIB]  # four parts
+    assert put(store, "x", data)
+    assert not together.broken
+    assert get(store, "x") == data
+
+
+def test_a_part_that_fails_is_sent_again_alone(server, store, monkeypatch):
+    arrived = []
+
+    def fail_once():
+        arrived.append("part")
+        if len(arrived) == 2:
+            server.failures = [503]  # to the next request
+
+    monkeypatch.setattr(server, "on_part", fail_once)
+    data = LARGE[: 15 * MIB] + LARGE[: 5 * MIB]
+    assert put(store, "x", data)
+    assert server.failures == []
+    assert len(arrived) == 4
+    assert get(store, "x") == data
 
 
 @pytest.fixture

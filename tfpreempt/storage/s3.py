@@ -2,19 +2,21 @@
 
 An object of up to 8 MiB is created by one request that S3 refuses if there is one of
 that name (`If-None-Match: *`); a token in its metadata tells whether it was refused
-because of itself, after the loss of an answer. A larger one goes up in parts, for
-which obstore has no condition: it is looked for first, and two writers that put the
-same large name at the same moment can both succeed. Whoever needs one winner puts a
-small object; commits do.
+because of itself, after the loss of an answer. A larger one goes up in parts, several
+at a time, for which obstore has no condition: it is looked for first, and two writers
+that put the same large name at the same moment can both succeed. Whoever needs one
+winner puts a small object; commits do.
 
 S3 has no crc32c of what it did not get one for, so writers attach it to the object.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import secrets
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +31,11 @@ from tfpreempt.storage.interface import ObjectStat
 from tfpreempt.storage.pieces import Source
 
 PIECE = 8 << 20
+_PART = 5 << 20  # the least that S3 takes
 _MOST_PARTS = 9_000  # S3 takes 10,000
+_STREAMS = 8
+_IN_FLIGHT = _STREAMS * _PART  # bytes of one object; memory holds them
+_READ = 1 << 20
 _ATTEMPTS = 4
 _PAGE = 1000
 _IGNORED = "non-partial response"  # obstore tells it by its words only
@@ -54,6 +60,7 @@ class S3Store(BucketStore):
     def __init__(self, bucket: str, prefix: str = "") -> None:
         super().__init__(bucket, prefix)
         self._store = s3_client.connect(bucket)
+        self._streams = _Streams(_STREAMS)
 
     def _put(self, key: str, source: Source, size: int, deadline: Deadline) -> bool:
         if size <= PIECE:
@@ -64,15 +71,17 @@ class S3Store(BucketStore):
         for piece in pieces.of(source, PIECE):
             crc = checksum.extended(crc, piece)
         source.seek(start)
-        obstore.put(
-            self._store,
-            key,
-            pieces.of(source, PIECE),
-            attributes=_attributes(crc),
-            use_multipart=True,
-            chunk_size=max(PIECE, size // _MOST_PARTS),
-            max_concurrency=1,
-        )
+        part = max(_PART, size // _MOST_PARTS)
+        with self._streams.taken(max(1, _IN_FLIGHT // part)) as streams:
+            obstore.put(
+                self._store,
+                key,
+                pieces.of(source, _READ),
+                attributes=_attributes(crc),
+                use_multipart=True,
+                chunk_size=part,
+                max_concurrency=streams,
+            )
         return True
 
     def _create(self, key: str, data: bytes) -> bool:
@@ -167,6 +176,30 @@ class _Download:
             found += piece[max(start - at, 0) : end - at]
             at += len(piece)
         return found
+
+
+class _Streams:
+    """Shares streams between uploads: what one takes in full, others go without.
+
+    Args:
+        count: how many there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def taken(self, wanted: int) -> Iterator[int]:
+        """Those that are free, up to so many; one where none is."""
+        with self._lock:
+            count = max(1, min(wanted, self._free))
+            self._free -= count
+        try:
+            yield count
+        finally:
+            with self._lock:
+                self._free += count
 
 
 def _head(store: Client, key: str) -> Any:
