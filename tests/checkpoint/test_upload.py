@@ -8,7 +8,13 @@ import itertools
 import pytest
 
 from tests.checkpoint.fakes import FlatPayload, make_saver, save
-from tests.checkpoint.uploads import commit, folders, newest, uploaded
+from tests.checkpoint.uploads import (
+    IN_PARTS,
+    commit,
+    folders,
+    newest,
+    uploaded,
+)
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.remote import upload
@@ -47,33 +53,42 @@ def test_a_flat_commit_is_uploaded_with_its_sidecar(tmp_path):
     assert f"{folder}/ckpt-7.index" in store.list()
 
 
+whole_or_in_parts = pytest.mark.parametrize(
+    "way", [{"threads": 1}, IN_PARTS], ids=["whole", "in parts"]
+)
+
+
+@whole_or_in_parts
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_uploader_killed_at_any_request_shows_nothing_half(tmp_path, when):
+def test_an_uploader_killed_at_any_request_shows_nothing_half(tmp_path, when, way):
     entry = commit(tmp_path, 5)
     for number in itertools.count():
         store = FaultyStore({number: SimulatedCrash("killed")}, when=when)
         try:
-            uploaded(store, entry, threads=1)
+            uploaded(store, entry, **way)
         except SimulatedCrash:
             store.revive()
             assert len(folders(store)) <= 1, f"killed at request {number}"
-            uploaded(store, entry)  # the next run finishes it
+            uploaded(store, entry, **way)  # the next run finishes it
             assert len(folders(store)) == 1
+            Retention(store, 2, 0).run()
+            assert {name.split("/")[0] for name in store.list()} == set(folders(store))
             continue
         break
     assert number > 8
 
 
+@whole_or_in_parts
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when):
+def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when, way):
     old, new = commit(tmp_path, 5), commit(tmp_path, 6)
     for number in itertools.count():
         store = FaultyStore({number: SimulatedCrash("killed")}, when=when)
         try:
-            uploaded(store, old, threads=1)
+            uploaded(store, old, **way)
         except SimulatedCrash:
             store.revive()
-            uploaded(store, new)
+            uploaded(store, new, **way)
             Retention(store, 2, 0).run()
             whole = folders(store)
             assert {name.split("/")[0] for name in store.list()} == set(whole)
@@ -81,13 +96,14 @@ def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when):
         break
 
 
+@whole_or_in_parts
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when):
+def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when, way):
     entries = [commit(tmp_path, step) for step in (5, 6, 7)]
     for number in itertools.count():
         store = FaultyStore(when=when)
         for entry in entries:
-            uploaded(store, entry)
+            uploaded(store, entry, **way)
         store.fail_from(len(store.operations) + number, SimulatedCrash("killed"))
         try:
             Retention(store, 1, 0).run()

@@ -54,3 +54,12 @@ def folders(store):
             stat = store.stat(f"{each.name}/{entry.name}")
             assert (stat.size, stat.crc32c) == (entry.size, entry.crc32c)
     return [each.name for each in found]
+
+
+IN_PARTS = {"threads": 4, "smallest_part": 500}
+"""What makes an upload of `commit` send each of its files in parts, four of each."""
+
+
+def left_parts(store):
+    """The parts of files that lie in a store."""
+    return list(store.list("parts/"))

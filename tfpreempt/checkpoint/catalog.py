@@ -8,6 +8,7 @@ read as a store. In an object store a copy is a folder that names its content:
         <name in the manifest>  its files, put by many threads
         MANIFEST.json           as in the local directory, byte for byte
         COMMITTED               the marker, put last; it alone makes this a commit
+    parts/<step>.<token>/       parts of its large files, on their way
     checkpoint                  TensorFlow's state file; a convenience
 
 Two saves never share a name there, and whoever uploads the same commit again finds what

@@ -6,6 +6,7 @@ download      fetches a commit into a local directory, and verifies it
 exchange      parts of a save of workers that have another disk than the chief
 fetch         brings a remote commit into a checkpoint directory, like any other
 mirror        the copy of a directory, made behind training's back, the newest first
+parts         a large file on its way in parts, of which the store makes one object
 place         the lease of a place in a store, and what is marked there
 ranges        ranges of a file that is downloaded: split, summed up, written into
 retention     retention in an object store, and what dead uploads left

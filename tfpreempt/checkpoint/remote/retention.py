@@ -1,16 +1,18 @@
 """Keeps order in an object store: retention, and what dead uploads left.
 
 Only folders whose names are ours are touched, and in a commit only what its manifest
-names. The marker goes first and the manifest last, so that a deletion that is cut short
-leaves what the next one takes for a dead upload. A folder without a marker is one only
-if a newer commit is there: until then somebody may still be uploading it.
+names; and parts of files whose upload is over. The marker goes first and the manifest
+last, so that a deletion that is cut short leaves what the next one takes for a dead
+upload. A folder without a marker is one only if a newer commit is there: until then
+somebody may still be uploading it.
 """
 
 from __future__ import annotations
 
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.checkpoint.remote.parts import Sweeper
+from tfpreempt.storage.interface import ObjectStore, composing
 
 
 class Retention:
@@ -31,6 +33,7 @@ class Retention:
         self._max_to_keep = max_to_keep
         self._found: tuple[int, frozenset[str]] | None = None  # before the first copy
         self._committed: set[str] = set()  # a marker is never taken back but by us
+        self._parts = Sweeper(store)
 
     def look(self, timeout: float | None = None) -> list[Entry]:
         """Finds out what is there; highest sequence first.
@@ -71,6 +74,8 @@ class Retention:
         committed = [each for each in folders if self._is_committed(each)]
         keep = len(committed) if self._max_to_keep is None else self._max_to_keep
         newest = catalog.highest_sequence(committed)
+        if composing(self._store) is not None:
+            self._parts.run(committed)
         dead = [
             each
             for each in folders
