@@ -1,7 +1,7 @@
 """Measures tfpreempt, mostly against what TensorFlow and Keras have; JSON lines.
 
-Usage: python -m tests.bench [--rounds N] [--mebibytes N] [--seed N]
-                             [--package DIR] [--route FILE] [BENCH ...]
+Usage: python -m tests.bench [--rounds N] [--mebibytes N] [--large-mebibytes N]
+                             [--seed N] [--package DIR] [--route FILE] [BENCH ...]
 """
 
 from __future__ import annotations
@@ -59,6 +59,12 @@ def main() -> None:
     )
     parser.add_argument("--mebibytes", type=int, default=512, help="size of the state")
     parser.add_argument(
+        "--large-mebibytes",
+        type=int,
+        default=2048,
+        help="of mirror_upload: size of the larger single file",
+    )
+    parser.add_argument(
         "--seed", type=int, help="of notice_latency's moments; by default a new one"
     )
     parser.add_argument(
@@ -107,7 +113,9 @@ def main() -> None:
         for row in verify_speed.rows(asked.rounds, asked.mebibytes):
             show(row)
     if moves := wanted & {"mirror_upload", "mirror_download"}:
-        for row in mirror_speed.rows(moves, asked.rounds, asked.mebibytes):
+        for row in mirror_speed.rows(
+            moves, asked.rounds, asked.mebibytes, asked.large_mebibytes
+        ):
             show(row)
     if "mirror_memory" in wanted:
         for row in mirror_memory.rows(2 * asked.mebibytes):

@@ -1,27 +1,29 @@
 """How fast commits come to a bucket and back, against `requests` and nothing else.
 
 Both move the same files to and from the same server, which is a process of its own; a
-round is one of each. `requests` sends each file in one request and gets it in one, as
-many files at a time as we use threads. It checks nothing; our side computes and
-compares the checksums of all that it moves, asks for preconditions, and makes what it
-writes durable (in memory here, so that no disk is measured).
+round is one of each. `requests` sends each file in one request, or each part of one
+where we send parts, and gets each file in one, as many at a time as we use threads. It
+checks nothing and makes no object of the parts; our side computes and compares the
+checksums of all that it moves, asks for preconditions, and makes what it writes durable
+(in memory here, so that no disk is measured).
 
-Two shapes: a checkpoint as TensorFlow writes it, nearly all of it in one file, and the
-same bytes in eight.
+Three shapes: a checkpoint as TensorFlow writes it, nearly all of it in one file, and
+the same bytes in eight; and one larger file, which is uploaded only.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import io
 import os
 import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import requests
 
@@ -30,36 +32,46 @@ from tests.bench.row import compare
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
-from tfpreempt.checkpoint.remote import download, upload
+from tfpreempt.checkpoint.remote import download, parts, upload
+from tfpreempt.checkpoint.remote.ranges import Range
 from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import open_store
 
 BAR = 0.8  # of the speed
+LARGE_BAR = 0.9
 THREADS = 8
+_Job = TypeVar("_Job")
 PIECE = 4 << 20
 SMALL = {"ckpt.index": 20_000, "states/epoch.state": 100, "states/rng.state": 5_000}
 DATA = "ckpt.data-{:05d}-of-{:05d}"
 
 
-def rows(wanted: set[str], rounds: int, mebibytes: int) -> Iterator[dict[str, Any]]:
-    """Rows of `mirror_upload` and `mirror_download`, for both shapes."""
-    for count in (1, THREADS):
+def rows(
+    wanted: set[str], rounds: int, mebibytes: int, large_mebibytes: int
+) -> Iterator[dict[str, Any]]:
+    """Rows of `mirror_upload` and `mirror_download`, for all shapes."""
+    for count, size, bar, benches in (
+        (1, mebibytes, BAR, wanted),
+        (THREADS, mebibytes, BAR, wanted),
+        (1, large_mebibytes, LARGE_BAR, wanted & {"mirror_upload"}),
+    ):
+        if not benches:
+            continue
         with workplace() as root, bucket.serving() as url:
-            source = make_commit(root / "commit", count, mebibytes << 20)
-            found = Moves(source, url, root).measure(rounds)
-        for bench in ("mirror_upload", "mirror_download"):
-            if bench in wanted:
-                yield compare(
-                    bench,
-                    *found[bench],
-                    unit="s",
-                    bar=round(1 / BAR, 3),
-                    data_files=count,
-                    mebibytes=mebibytes,
-                    threads=THREADS,
-                )
+            source = make_commit(root / "commit", count, size << 20)
+            found = Moves(source, url, root).measure(benches, rounds)
+        for bench in sorted(benches, reverse=True):
+            yield compare(
+                bench,
+                *found[bench],
+                unit="s",
+                bar=round(1 / bar, 3),
+                data_files=count,
+                mebibytes=size,
+                threads=THREADS,
+            )
 
 
 @contextlib.contextmanager
@@ -107,26 +119,34 @@ class Moves:
         self._target = root / "target"
         self._store = open_store("gs://bucket/run")
 
-    def measure(self, rounds: int) -> dict[str, tuple[list[float], list[float]]]:
-        """Seconds of ours and of theirs."""
+    def measure(
+        self, benches: set[str], rounds: int
+    ) -> dict[str, tuple[list[float], list[float]]]:
+        """Seconds of ours and of theirs; the first round is a warm-up."""
         seconds: dict[str, tuple[list[float], list[float]]] = {
             "mirror_upload": ([], []),
             "mirror_download": ([], []),
         }
         for number in range(rounds + 1):
             for bench, ways in (
-                ("mirror_upload", (self._upload, self._post)),
-                ("mirror_download", (self._download, self._get)),
+                ("mirror_upload", (self._post, self._upload)),
+                ("mirror_download", (self._get, self._download)),
             ):
-                for way, found in zip(ways, seconds[bench], strict=True):
-                    if bench == "mirror_upload":
-                        empty(self._store)
-                    else:
-                        shutil.rmtree(self._target, ignore_errors=True)
-                    took = timed(way)
-                    if number:  # the first is a warm-up
-                        found.append(took)
+                if bench == "mirror_download" and bench not in benches:
+                    continue
+                theirs, ours = (self._timed(bench, way) for way in ways)
+                if number:
+                    seconds[bench][0].append(ours)
+                    seconds[bench][1].append(theirs)
         return seconds
+
+    def _timed(self, bench: str, way: Callable[[], None]) -> float:
+        """Seconds of one way, after which all that was there before is gone."""
+        if bench == "mirror_upload":
+            empty(self._store)
+        else:
+            shutil.rmtree(self._target, ignore_errors=True)
+        return timed(way)
 
     def _upload(self) -> None:
         upload.Upload(self._store, self._source, threads=THREADS).run()
@@ -136,17 +156,31 @@ class Moves:
         download.download(found, str(self._target), threads=THREADS)
 
     def _post(self) -> None:
-        """Into the same names, for the reading that follows."""
-        self._crew(self._post_file)
-        source = self._source
+        """In as many streams as ours."""
+        manifest, source = self._source.manifest, self._source
+        assert manifest is not None
+        self._crew(
+            self._post_part,
+            [
+                (entry.name, part)
+                for entry in manifest.files
+                for part in parts.split(
+                    entry.size,
+                    manifest.bytes,
+                    threads=THREADS,
+                    smallest=parts.SMALLEST,
+                )
+            ],
+        )
         controls = {layout.MANIFEST: source.data, layout.MARKER: source.marker}
         for name, data in controls.items():
             with requests.Session() as session:
                 self._send(session, name, data)
 
-    def _post_file(self, session: requests.Session, name: str) -> None:
-        with open(self._source.file(name), "rb") as file:
-            self._send(session, name, file)
+    def _post_part(self, session: requests.Session, job: tuple[str, Range]) -> None:
+        name, part = job
+        with _Part(self._source.file(name), part) as file:
+            self._send(session, f"{name}.{part.offset}", file)
 
     def _send(self, session: requests.Session, name: str, data: Any) -> None:
         session.post(
@@ -157,7 +191,8 @@ class Moves:
         ).raise_for_status()
 
     def _get(self) -> None:
-        self._crew(self._get_file)
+        files = self._source.manifest.files if self._source.manifest else ()
+        self._crew(self._get_file, [entry.name for entry in files])
 
     def _get_file(self, session: requests.Session, name: str) -> None:
         path = self._target / name
@@ -168,19 +203,40 @@ class Moves:
             for piece in reply.iter_content(1 << 20):
                 out.write(piece)
 
-    def _crew(self, act: Callable[[requests.Session, str], None]) -> None:
-        files = self._source.manifest.files if self._source.manifest else ()
-        names = [entry.name for entry in files]
+    def _crew(
+        self, act: Callable[[requests.Session, _Job], None], jobs: Sequence[_Job]
+    ) -> None:
         with (
             requests.Session() as session,
             concurrent.futures.ThreadPoolExecutor(THREADS) as pool,
         ):
             session.mount("http://", requests.adapters.HTTPAdapter(pool_maxsize=32))
-            for _ in pool.map(lambda name: act(session, name), names):
+            for _ in pool.map(lambda job: act(session, job), jobs):
                 pass
 
     def _key(self, name: str) -> str:
         return f"run/{self._folder}/{name}"
+
+
+class _Part(io.FileIO):
+    """A part of a file as a file of its own, as `requests` sends one."""
+
+    def __init__(self, path: str, part: Range) -> None:
+        super().__init__(path)
+        self._length, self._left = part.length, part.length
+        self.seek(part.offset)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def tell(self) -> int:
+        return self._length - self._left
+
+    def read(self, size: int | None = -1, /) -> Any:
+        wanted = self._left if size is None or size < 0 else min(size, self._left)
+        data = super().read(wanted)
+        self._left -= len(data)
+        return data
 
 
 def empty(store: ObjectStore) -> None:
