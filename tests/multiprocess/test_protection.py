@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.multiprocess.harness import RESTART, Cluster, Place, records
+from tfpreempt.checkpoint import layout
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
@@ -45,6 +46,7 @@ def test_a_notice_within_the_restore_leaves_the_commit_alone(here: Place) -> Non
     cluster = terminate(here, "in the restore")
     cluster.expect(RESTART)
     assert committed(here) == [STEPS]
+    assert list(here.checkpoints.joinpath(layout.LEASE).glob("*")) == []
     here.release("start")
     again = here.start("protected.py", "in the restore", UNKNOWN)
     again.expect(0)

@@ -22,6 +22,7 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.core.events import Notice
 from tfpreempt.handler.member import Member
+from tfpreempt.handler.process_end import release_at_end
 from tfpreempt.handler.remote_cluster import NATIVE_DELAY, Connection, connection
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.start import Start
@@ -81,6 +82,10 @@ def admit(
             store, max_to_keep=max_to_keep, lease=Lease(config.grace_seconds)
         )
     lease = Lease(config.grace_seconds) if cluster.is_chief else None
+    held = (lease, None if mirror is None else mirror.lease)
+    leases = [each for each in held if each is not None]
+    for each in leases:
+        release_at_end(each)
     make = functools.partial(
         make_saver,
         checkpoint,
@@ -109,8 +114,7 @@ def admit(
     )
     commits = start.agree(session.store, session.next_prefix(), START_TIMEOUT)
     hear = functools.partial(session.hear, commits.token)
-    leases = [lease, None if mirror is None else mirror.lease]
-    for each in (each for each in leases if each is not None):
+    for each in leases:
         each.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
     sources = list(config.watched_sources())
     if cluster.jobs or connected is not None:

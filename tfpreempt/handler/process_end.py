@@ -12,15 +12,22 @@ import multiprocessing
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
 
 log = logging.getLogger(__name__)
 
 FLUSH_LIMIT = 1.0
 """Seconds that a stream may take for what was printed."""
+
+RELEASE_LIMIT = 0.5
+"""Seconds that leases may take to be released, on storage that may hang."""
+
+_leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 def skip_last_collections() -> None:
@@ -85,12 +92,27 @@ def exit_hard(leave: Callable[[], Any]) -> None:
         end_now(exit)
 
 
+def release_at_end(lease: Lease) -> None:
+    """Where the process is ended hard, the next start need not wait for this lease.
+
+    Elsewhere its owner releases it, or Python, which ends what is left.
+    """
+    _leases.add(lease)
+
+
+def _release_leases() -> None:
+    for lease in list(_leases):
+        lease.release()
+
+
 def end_now(exit: SystemExit) -> None:
     """Ends the process with this exit's code; any thread."""
     with contextlib.suppress(OutOfTimeError):
         call_within(FLUSH_LIMIT, logging.shutdown)
     flush_streams()
     code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+    with contextlib.suppress(Exception):  # the next start waits then, and no more
+        call_within(RELEASE_LIMIT, _release_leases)
     os._exit(code)
 
 

@@ -15,6 +15,7 @@ from tfpreempt.checkpoint.state import REGISTRY, State, sync_states
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler import session
+from tfpreempt.handler.process_end import release_at_end
 from tfpreempt.states.copies import Copies
 from tfpreempt.states.values import StepCounter
 from tfpreempt.storage import failure
@@ -46,6 +47,7 @@ class StatesAlone:
         self._saver: CheckpointSaver | None = None  # from the first save on
         self._is_started = False
         self._lease = Lease()
+        release_at_end(self._lease)
         self._seen: int | None = None  # the highest sequence at the first load
 
     def load(self, state: State) -> bool:
