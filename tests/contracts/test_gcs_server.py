@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import threading
+import tracemalloc
 
 import google_crc32c
 import pytest
@@ -155,6 +156,19 @@ def test_an_upload_that_is_complete_says_so_again(bucket):
         headers = {"Content-Range": content_range}
         reply = requests.put(url, data=body, headers=headers, timeout=10)
         assert (reply.status_code, reply.json()["size"]) == (200, "3")
+
+
+def test_what_was_deleted_takes_no_memory(bucket):
+    """Not as the end of an upload, which the server can still be asked about."""
+    tracemalloc.start()
+    try:
+        for _ in range(4):
+            blob = bucket.blob("x", chunk_size=32 * CHUNK)
+            blob.upload_from_string(LARGE)
+            blob.delete()
+        assert tracemalloc.get_traced_memory()[0] < len(LARGE)
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_upload_given_up(server, bucket):

@@ -29,14 +29,14 @@ class Session:
         described: what the writer says of it.
         query: the preconditions.
         pieces: what was received.
-        done: what became of it.
+        done: the resource of what became of it; its bytes are the object's alone.
     """
 
     bucket: str
     described: Mapping[str, Any]
     query: Mapping[str, str]
     pieces: list[bytes] = dataclasses.field(default_factory=list)
-    done: StoredObject | None = None
+    done: Mapping[str, Any] | None = None
 
     @property
     def received(self) -> int:
@@ -185,7 +185,7 @@ class Service:
         """Receives a chunk, or tells how much there is."""
         session = self._session(request)
         if session.done is not None:
-            return self._shown(session.done)
+            return self._resource_reply(session.done)
         received, body = session.received, request.body
         all_of_it = f"bytes 0-0/{len(body)}"  # where the last byte lies, the body says
         part = request.headers.get("content-range", all_of_it)
@@ -204,11 +204,10 @@ class Service:
         if is_whole and received == end:
             described = {**session.described, **_hashes(request)}
             data = b"".join(session.pieces)
-            session.done = self.objects.put(
-                session.bucket, described, data, session.query
-            )
+            stored = self.objects.put(session.bucket, described, data, session.query)
+            session.done = stored.resource
             session.pieces.clear()
-            return self._shown(session.done)
+            return self._shown(stored)
         headers = {"Range": f"bytes=0-{received - 1}"} if received else {}
         return Reply(status=308, headers=headers)
 
@@ -223,10 +222,13 @@ class Service:
         return self.sessions[request.query["upload_id"]]
 
     def _shown(self, stored: StoredObject) -> Reply:
-        resource = dict(stored.resource)
-        if self.leaves_out_zeros and not stored.size:
-            del resource["size"]
-        return _json_reply(resource)
+        return self._resource_reply(stored.resource)
+
+    def _resource_reply(self, resource: Mapping[str, Any]) -> Reply:
+        shown = dict(resource)
+        if self.leaves_out_zeros and shown["size"] == "0":
+            del shown["size"]
+        return _json_reply(shown)
 
 
 _BUCKETS = "/storage/v1/b"
