@@ -135,12 +135,27 @@ def test_the_next_handler_serves_a_notice_in_the_last_commit(program: Program) -
 def test_a_notice_that_was_served_is_left_to_nobody(
     program: Program, out: Ways
 ) -> None:
-    tfpreempt.protect(out.config())
+    protected = tfpreempt.protect(out.config())
     with program.handler() as handler:
         handler.run(program.step)
         program.button.press()
+        protected.hear(notice())
         handler.run(program.step)
     assert (program.exits, out.taken) == (1, 0)
+
+
+def test_a_notice_that_the_handler_was_closed_before_is_protections(
+    program: Program, out: Ways
+) -> None:
+    """Both poll the same file, say, and protection has looked first."""
+    protected = tfpreempt.protect(out.config())
+    with program.handler() as handler:
+        handler.run(program.step)
+        protected.hear(notice())
+        assert out.taken == 0
+    assert out.taken == 1
+    handler.close()
+    assert out.taken == 1
 
 
 def test_closed_protection_sets_off_no_alarm(program: Program, out: Ways) -> None:

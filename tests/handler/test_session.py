@@ -567,6 +567,24 @@ def test_a_stream_that_cannot_be_flushed_is_given_up_at_the_end_alone(
     print("the last word", flush=True)
 
 
+def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
+    """Nobody could catch it there, and the deadline is over."""
+
+    def fail(committed: bool, cluster: Cluster) -> None:
+        raise ValueError("of an exit function")
+
+    def program() -> None:
+        with session.new_process():
+            current, member = session.find_session(None, 5.0), FakeMember()
+            member.leave = fail  # type: ignore[assignment,method-assign]
+            current.open(member)
+            alarm = threading.Thread(target=current.exit.overrun, args=("late",))
+            alarm.start()
+            alarm.join(LIMIT)
+
+    assert forked(program) == 1
+
+
 def test_an_exit_function_that_returns_ends_nothing() -> None:
     """Training goes on where the user's exit function returns."""
     process_end.exit_hard(lambda: None)

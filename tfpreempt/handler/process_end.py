@@ -85,11 +85,17 @@ def _silence(name: str) -> None:
 
 
 def exit_hard(leave: Callable[[], Any]) -> None:
-    """Runs what may raise SystemExit where that would not end the process."""
+    """Runs what may raise SystemExit where that would not end the process.
+
+    Nor would an error, of an exit function, say: the program ends by it here too.
+    """
     try:
         leave()
     except SystemExit as exit:
         end_now(exit)
+    except Exception:
+        log.exception("tfpreempt: the way out has failed")
+        end_now(SystemExit(1))
 
 
 def release_at_end(lease: Lease) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +19,9 @@ from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.config import TerminationConfig
 
 log = logging.getLogger(__name__)
+
+SLOWEST = 10.0
+"""Seconds by which one source may tell of a notice before another does; they poll."""
 
 _current: Protection | None = None
 _is_starting = False  # whether a handler or a fit is being made; the main thread writes
@@ -41,6 +43,7 @@ class Protection:
         self._config = config
         self._process = os.getpid()
         self._alarms: list[threading.Timer] = []
+        self._left: Notice | None = None  # to the members that listened
         self._names = frozenset(each.source.name for each in watched)
         self._watcher = Watcher(watched, 0, self.hear)
         self._watcher.start()
@@ -74,7 +77,10 @@ class Protection:
 
     def hear(self, notice: Notice) -> None:
         """A notice has come; any thread. One that a member hears is left to that."""
-        if os.getpid() != self._process or session.hears_notices():
+        if os.getpid() != self._process:
+            return
+        if session.hears_notices():
+            self._left = notice
             return
         text = f"tfpreempt: notice from {notice.source} ({notice.detail})"
         wait = _seconds_to_wait(notice)
@@ -91,6 +97,15 @@ class Protection:
             alarm.start()
             self._alarms.append(alarm)
 
+    def take_unheard(self, heard_at: float) -> Notice | None:
+        """What it left to a member that was closed before its own source spoke.
+
+        Args:
+            heard_at: when members heard of a notice last.
+        """
+        left, self._left = self._left, None
+        return left if left and left.received_at > heard_at + SLOWEST else None
+
     def _expire(self, notice: Notice) -> None:
         """The time is over: leaves, if nobody has served the notice."""
         if session.take_back(notice):
@@ -100,15 +115,7 @@ class Protection:
         """Ends the process from this thread: main may be in C++ for long."""
         keep_streams()
         log.warning("%s; leaving to be started again, the last commit stands", why)
-        exit_hard(self._call_exit)
-
-    def _call_exit(self) -> None:
-        """An exit function that raises ends the program, as it would at a boundary."""
-        try:
-            self._config.leave(True, _cluster())
-        except Exception:
-            log.exception("tfpreempt: the exit function has failed")
-            sys.exit(1)
+        exit_hard(lambda: self._config.leave(True, _cluster()))
 
 
 def protect(termination_config: Any = None) -> Protection:
@@ -171,13 +178,21 @@ def protected_start(config: TerminationConfig) -> Iterator[None]:
 
 
 def take_over() -> None:
-    """A handler or a fit was closed: what it heard too late to serve stands yet."""
+    """A handler or a fit was closed: what it heard too late to serve stands yet.
+
+    So does what it was to hear, and did not any more.
+    """
     here = session.current()
-    notice = None if here is None else here.take_left_over()
-    if notice is not None and _current is not None:
+    if here is None:
+        return
+    notice = here.take_left_over()
+    if _current is None:
+        if notice is not None:
+            session.keep(notice)
+        return
+    notice = notice or _current.take_unheard(here.heard_at)
+    if notice is not None:
         _current.hear(notice)
-    elif notice is not None:
-        session.keep(notice)
 
 
 def _seconds_to_wait(notice: Notice) -> float | None:

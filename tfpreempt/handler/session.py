@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import datetime
 import logging
+import math
 import os
 import sys
 import threading
@@ -90,6 +91,7 @@ class Session:
         self._saves = 0
         self._admitted = 0
         self._heard: Notice | None = None  # the newest of the members' own
+        self.heard_at = -math.inf  # when that came
         self._runtime = Runtime(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
@@ -584,7 +586,7 @@ class Session:
 
     def hear(self, token: str, notice: Notice) -> None:
         """A source of the member with this token speaks; on its thread."""
-        self._heard = notice
+        self._heard, self.heard_at = notice, notice.received_at
         self.coordinator.notice(notice)
         told = [each for each in self.members if each.commits.token == token]
         for member in told:
