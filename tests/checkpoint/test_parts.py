@@ -273,9 +273,13 @@ def test_only_our_parts_are_deleted(tmp_path):
 
 
 class Keeping(FaultyStore):
-    """A store whose account may not delete."""
+    """A store whose account may not delete, for now."""
+
+    may_delete = False
 
     def delete(self, name, **kwargs):
+        if self.may_delete:
+            return super().delete(name, **kwargs)
         error = errors.SaveError(f"Could not delete {name!r}: Forbidden")
         error.is_permanent = True
         raise error
@@ -295,6 +299,9 @@ def test_where_nothing_may_be_deleted_parts_stay_and_that_is_said_once(
     assert "12 parts" in said[0]
     assert "Forbidden" in said[0]
     assert len(folders(store)) == 1
+    store.may_delete = True
+    retention.run()
+    assert left_parts(store) == []
 
 
 def test_a_sweep_that_fails_for_a_moment_is_a_fault_like_others(tmp_path):

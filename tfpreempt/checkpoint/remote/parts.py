@@ -75,13 +75,13 @@ class Sweeper:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._is_refused = False
+        self._is_said = False
 
     def run(self, committed: list[Entry]) -> None:
         """Deletes those of committed folders, and of older ones; no other upload's.
 
         Where the account may not delete, or the bucket keeps all objects for a time,
-        they stay, which is said once: the copies are whole without that.
+        they stay for now, which is said once: the copies are whole without that.
 
         Args:
             committed: the folders with a marker.
@@ -89,8 +89,6 @@ class Sweeper:
         Raises:
             CheckpointError: the store.
         """
-        if self._is_refused:
-            return
         names = {each.name for each in committed}
         newest = catalog.highest_sequence(committed)
         unneeded = []
@@ -108,7 +106,9 @@ class Sweeper:
         except errors.CheckpointError as error:
             if not error.is_permanent:
                 raise
-            self._is_refused = True
+            if self._is_said:
+                return
+            self._is_said = True
             _log.warning(
                 "tfpreempt: %d parts of uploads below %s stay there, beside the copies "
                 "that were made of them: %s",
