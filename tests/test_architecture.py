@@ -46,6 +46,7 @@ TENSORFLOW = {
     "coordination/tf_service.py": "the store is TensorFlow's coordination service",
     "checkpoint/variables.py": "the variables of a tf.train.Checkpoint",
     "checkpoint/collective.py": "the part of a save that all workers do at once",
+    "checkpoint/dense.py": "takes large tensors out of a save",
     "checkpoint/reader.py": "restores a tf.train.Checkpoint",
     "checkpoint/random_state.py": "seeds and generators",
     "checkpoint/per_replica.py": "the local parts of distributed variables",
@@ -65,6 +66,7 @@ TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras"}
 # Who asks TensorFlow's eager context, and for what.
 EAGER_CONTEXT = {
     "coordination/tf_service.py": "the coordination service has no public interface",
+    "checkpoint/dense.py": "which machine this is, as devices are named",
     "checkpoint/random_state.py": "the global seed can be read nowhere else",
 }
 # Private names outside of `seams.py` that are not TensorFlow's or Keras'.

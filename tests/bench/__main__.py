@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.bench import (
     agreement_scale,
     callback_overhead,
+    commit_speed,
     mirror_memory,
     mirror_speed,
     mirror_step_overhead,
@@ -35,6 +36,7 @@ BENCHES = (
     "position_restore",
     "callback_overhead",
     "resume_latency",
+    "commit_speed",
     "notice_latency",
     "agreement_scale",
     "path",
@@ -95,6 +97,9 @@ def main() -> None:
             show(row)
     if "resume_latency" in wanted:
         show(resume_latency.row())
+    if "commit_speed" in wanted:
+        for row in commit_speed.rows(asked.rounds, asked.mebibytes):
+            show(row)
     if "notice_latency" in wanted:
         seed = random.randrange(2**32) if asked.seed is None else asked.seed
         for row in notice_latency.rows(seed):

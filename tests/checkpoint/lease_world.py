@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfpreempt.checkpoint import layout
@@ -80,6 +80,9 @@ class Disk:
 
     def write(self, path: str, data: bytes) -> None:
         self._do("write", path, data)
+
+    def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
+        self.write(path, b"".join(data))
 
     def make_dirs(self, path: str) -> None:
         above = os.path.dirname(path)

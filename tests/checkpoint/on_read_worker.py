@@ -74,7 +74,7 @@ def main():
     logging.basicConfig(level=logging.INFO)
     import tensorflow as tf
 
-    from tfpreempt.checkpoint.writer import make_saver
+    from tfpreempt.checkpoint import writer
     from tfpreempt.core.cluster import read_cluster
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -87,7 +87,9 @@ def main():
         # a non-chief manager may have a directory of its own
         own = directory if worker == 0 else options.out / "elsewhere"
         given = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
-    saver = make_saver(
+    if options.form == "threads":  # small as it is
+        writer.SMALL_BYTES = writer.WORTH_BYTES = 0
+    saver = writer.make_saver(
         given,
         str(directory),
         cluster=read_cluster(strategy.cluster_resolver),

@@ -22,7 +22,7 @@ def value(hexed):
     return np.frombuffer(bytes.fromhex(hexed), np.float32)
 
 
-@pytest.mark.parametrize("form", ["own", "manager"])
+@pytest.mark.parametrize("form", ["own", "threads", "manager"])
 def test_reduced_values_are_saved_and_the_parts_come_back_bit_for_bit(
     here, tmp_path, form
 ):
@@ -51,6 +51,8 @@ def test_reduced_values_are_saved_and_the_parts_come_back_bit_for_bit(
         if path.is_file() and ".data-" in path.name and "elsewhere" in str(path)
     ]
     assert written == []  # the non-chief writes no payload
+    data = list((tmp_path / "checkpoints").glob("4/ckpt.data-*"))
+    assert (len(data) > 1) == (form == "threads")
 
 
 def read_with_stock_tensorflow(directory):

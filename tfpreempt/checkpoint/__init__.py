@@ -2,11 +2,14 @@
 
 at_hand         what a function has at hand, and which names it changes
 bundle          is a TensorFlow checkpoint that has no manifest complete?
+bundle_table    the index of a TensorFlow checkpoint, read and written
+bundle_writer   large tensors beside what TensorFlow writes, by many threads
 cache           copies of remote checkpoints that all processes of a machine share
 catalog         one value for each checkpoint, wherever it lies; one scan, one order
 claims          who is saving here: what dead writers staged is left over
 collective      the part of a save that all workers do at once
 commit          files made durable, manifest, one rename, and the marker last
+dense           the large tensors of a save, taken out of what TensorFlow writes
 encoding        Python and NumPy values as JSON and raw bytes, bit for bit
 fence           the lease of a directory on its disk, and what it fences
 flat            commits of checkpoints that stay flat

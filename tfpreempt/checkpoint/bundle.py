@@ -1,9 +1,8 @@
 """Is a TensorFlow checkpoint that has no manifest complete? Read without TensorFlow.
 
-A V2 checkpoint is a LevelDB table (`<prefix>.index`) of BundleEntryProto values, which
-say where in which data file each tensor lies (tensorflow/core/util/tensor_bundle).
-TensorFlow writes the table without compression and puts a masked crc32c behind every
-block, so damage shows. Each data file must be as long as its last tensor needs.
+A V2 checkpoint is a table (`<prefix>.index`) of BundleEntryProto values, which say
+where in which data file each tensor lies (tensorflow/core/util/tensor_bundle). The
+table shows damage; each data file must be as long as its last tensor needs.
 """
 
 from __future__ import annotations
@@ -11,16 +10,11 @@ from __future__ import annotations
 import io
 import os
 import struct
-from collections.abc import Iterator
-from typing import IO
-
-import google_crc32c
 
 from tfpreempt import errors
+from tfpreempt.checkpoint import bundle_table
 from tfpreempt.storage import reading
 
-_MAGIC = 0xDB4775248B80FB57
-_FOOTER_BYTES = 48
 _MAX_INDEX_BYTES = 1 << 30
 
 
@@ -55,46 +49,19 @@ def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:
 
 def _read(data: bytes) -> tuple[int, dict[int, int]]:
     """Number of data files, and how long each must be at least."""
-    if len(data) < _FOOTER_BYTES:
-        raise ValueError(f"the index has {len(data)} bytes, too few for its footer")
-    if struct.unpack("<Q", data[-8:])[0] != _MAGIC:
-        raise ValueError("the index doesn't end with a table's magic number")
-    footer = io.BytesIO(data[-_FOOTER_BYTES:])
-    _varint(footer), _varint(footer)  # where the metaindex is
     shards = 1
     ends: dict[int, int] = {}
-    for _, handle in _block(data, footer):
-        for key, value in _block(data, io.BytesIO(handle)):
-            fields = _fields(value)
-            if key == b"":
-                shards = fields.get(1, 1)
-            elif fields.get(5):
-                shard = fields.get(3, 0)
-                end = fields.get(4, 0) + fields[5]
-                ends[shard] = max(ends.get(shard, 0), end)
+    for key, value in bundle_table.entries(data):
+        fields = _fields(value)
+        if key == b"":
+            shards = fields.get(1, 1)
+        elif fields.get(5):
+            shard = fields.get(3, 0)
+            end = fields.get(4, 0) + fields[5]
+            ends[shard] = max(ends.get(shard, 0), end)
     if not 1 <= shards <= 100_000:
         raise ValueError(f"the header counts {shards} data files")
     return shards, ends
-
-
-def _block(data: bytes, handle: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of the table block at a handle, prefix compression undone."""
-    offset, size = _varint(handle), _varint(handle)
-    end = offset + size
-    if end + 5 > len(data):
-        raise ValueError("the index is cut short")
-    if data[end] != 0:
-        raise ValueError("the index is compressed, which TensorFlow never does")
-    crc = google_crc32c.value(data[offset : end + 1])
-    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    if masked != struct.unpack_from("<I", data, end + 1)[0]:
-        raise ValueError("a block of the index has another checksum")
-    restarts = struct.unpack_from("<I", data, end - 4)[0]
-    key, block = b"", io.BytesIO(data[offset:end])
-    while block.tell() < size - 4 * (restarts + 1):
-        shared, fresh, length = _varint(block), _varint(block), _varint(block)
-        key = key[:shared] + block.read(fresh)
-        yield key, block.read(length)
 
 
 def _fields(message: bytes) -> dict[int, int]:
@@ -102,22 +69,11 @@ def _fields(message: bytes) -> dict[int, int]:
     found: dict[int, int] = {}
     file = io.BytesIO(message)
     while file.tell() < len(message):
-        number, kind = divmod(_varint(file), 8)
+        number, kind = divmod(bundle_table.varint(file), 8)
         if kind == 0:
-            found[number] = _varint(file)
+            found[number] = bundle_table.varint(file)
         elif kind in (1, 2, 5):
-            file.seek({1: 8, 5: 4}.get(kind) or _varint(file), os.SEEK_CUR)
+            file.seek({1: 8, 5: 4}.get(kind) or bundle_table.varint(file), os.SEEK_CUR)
         else:
             raise ValueError("an entry of the index is not a protocol buffer")
     return found
-
-
-def _varint(file: IO[bytes]) -> int:
-    result = shift = 0
-    while shift <= 63:
-        byte = file.read(1)[0]
-        result |= (byte & 127) << shift
-        if byte < 128:
-            return result
-        shift += 7
-    raise ValueError("a number in the index is too long")

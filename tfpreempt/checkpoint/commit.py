@@ -6,7 +6,8 @@ line of `publish` leaves either the old newest commit or the new one, each whole
 
 The steps, on the chief, after all workers are known to be done:
 
-    1. sync every file and directory that was staged, and checksum the files
+    1. sync every file and directory that was staged, and checksum the files, but for
+       those that who wrote them has synced and summed up
     2. write and sync the manifest
     3. rename the staging directory to its place; sync the checkpoint directory
     4. write, sync and rename the marker; sync               <- committed from here on
@@ -96,7 +97,8 @@ def seal(
     Raises:
         OSError: as the file system says.
     """
-    sums = make_durable(files, list(contents.values()), roots)
+    unknown = [path for path in contents.values() if path not in staged.sums]
+    sums = {**staged.sums, **make_durable(files, unknown, roots)}
     entries = [
         FileEntry(name=name, size=sums[path][0], crc32c=sums[path][1])
         for name, path in sorted(contents.items())

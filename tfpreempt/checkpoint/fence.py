@@ -229,7 +229,7 @@ class FencedFiles:
 
     def __init__(self, files: Files, lease: Held) -> None:
         self._files, self._lease = files, lease
-        self.write = files.write
+        self.write, self.write_pieces = files.write, files.write_pieces
         self.sync_file, self.sync_dir = files.sync_file, files.sync_dir
         self.remove_dir = files.remove_dir
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.catalog import Entry
@@ -22,6 +22,7 @@ class Staged:
         number: the directory number in the own form.
         prefix: where a flat checkpoint lies; None in the own form.
         is_empty: a save_fn returned None: there is nothing to commit.
+        sums: size and crc32c of files that are on the disk already, by path.
     """
 
     step: int
@@ -31,6 +32,7 @@ class Staged:
     number: int
     prefix: str | None = None
     is_empty: bool = False
+    sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
 class Payload:

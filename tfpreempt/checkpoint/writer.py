@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, reader
+from tfpreempt.checkpoint import bundle_writer, dense, layout, reader
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.collective import gathering
 from tfpreempt.checkpoint.fence import FencedFiles
@@ -43,8 +43,12 @@ from tfpreempt.checkpoint.variables import (
 from tfpreempt.core import seams
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster
-from tfpreempt.storage import failure
+from tfpreempt.storage import failure, paths
 from tfpreempt.storage.files import Files, files_for
+
+THREADS = min(4, os.cpu_count() or 1)  # that write, each a file of its own
+SMALL_BYTES = 1 << 14  # of a tensor that TensorFlow writes as fast
+WORTH_BYTES = 1 << 25  # of all larger ones: less is not worth files of their own
 
 
 def make_saver(
@@ -104,18 +108,20 @@ def make_saver(
     if checkpoint is not None and (save_fn is None or not is_chief):
         for path, iterator in iterators(checkpoint):
             check_position(iterator, f"The iterator {path!r} of the Checkpoint")
+    files = files or files_for(directory)
+    if lease is not None:
+        files = FencedFiles(files, lease)
     payload = Payload()
     if save_fn is not None:
         payload = _FunctionPayload(checkpoint, save_fn, is_chief, io_device)
     elif is_managed:
         payload = _ManagedPayload(checkpoint, given, is_chief, io_device)
     elif given is not None:
-        payload = _OwnPayload(checkpoint, None, is_chief, io_device)
-    files = files or files_for(directory)
+        payload = _OwnPayload(checkpoint, None, is_chief, io_device, files)
     loader = CheckpointLoader(
         directory=directory,
         cluster=cluster,
-        files=files if lease is None else FencedFiles(files, lease),
+        files=files,
         payload=payload,
         random_state=RandomState(),
         registry=registry,
@@ -224,8 +230,15 @@ def _whole_number(value: Any) -> int:
     return int(value.numpy() if hasattr(value, "numpy") else value)
 
 
+@dataclasses.dataclass(eq=False)
 class _OwnPayload(_Tracked):
-    """A tf.train.Checkpoint in a directory of our own per commit."""
+    """A tf.train.Checkpoint in a directory of our own per commit.
+
+    Args:
+        files: the file operations, for what TensorFlow does not write.
+    """
+
+    files: Files
 
     def _write(
         self, save: Staged, prepare: Callable[..., None], arguments: dict[str, Any]
@@ -235,14 +248,26 @@ class _OwnPayload(_Tracked):
         checkpoint.save_counter.assign_add(1)
         prepare()
         if self.is_chief:
-            checkpoint.write(
-                os.path.join(save.directory, layout.PAYLOAD),
-                options=arguments.get("options") or self._options,
-            )
+            prefix = os.path.join(save.directory, layout.PAYLOAD)
+            options = arguments.get("options") or self._options
+            if options is not None or paths.is_url(prefix):
+                checkpoint.write(prefix, options=options)
+            else:
+                sums = self._write_in_threads(prefix)
+                save = dataclasses.replace(save, sums=sums)
         if "checkpoint_number" not in arguments:
             return save
         number = _whole_number(arguments["checkpoint_number"])
         return dataclasses.replace(save, number=number)
+
+    def _write_in_threads(self, prefix: str) -> Mapping[str, tuple[int, int]]:
+        """TensorFlow's way but for large tensors; see `Staged.sums`."""
+        limits = {"small_bytes": SMALL_BYTES, "worth_bytes": WORTH_BYTES}
+        with dense.taken(self.checkpoint, **limits) as tensors:
+            self.checkpoint.write(prefix)
+        if not tensors:
+            return {}
+        return bundle_writer.add(self.files, prefix, tensors, THREADS)
 
 
 class _ManagedPayload(_Tracked):

@@ -63,6 +63,7 @@ MODULES = {
     "shuffle_op": _TF + "data.ops.shuffle_op",
     "skip_op": _TF + "data.ops.skip_op",
     "stateful_random_ops": _TF + "ops.stateful_random_ops",
+    "tensor_bundle": "tensorflow.core.protobuf.tensor_bundle_pb2",
     "trackable_base": _TF + "trackable.base",
     "trackable_utils": _TF + "trackable.trackable_utils",
     "keras_array_adapter": _KERAS + "trainers.data_adapters.array_data_adapter",
@@ -113,12 +114,13 @@ FEATURES = {
             "data_structures": "TrackableDataStructure",
             "distribute_values": "DistributedVariable",
             "eager_context": "context global_seed Context._rng Context._seed "
-            "Context._set_global_seed",
+            "Context._set_global_seed Context.host_address_space",
             "graph_view": "ObjectGraphView.breadth_first_traversal",
             "iterator_ops": "OwnedIterator",
             "object_identity": "ObjectIdentityDictionary",
             "saveable_object": "SaveSpec SaveSpec._tensor",
             "stateful_random_ops": "global_generator",
+            "tensor_bundle": "BundleEntryProto BundleHeaderProto",
             "trackable_base": "Trackable Trackable._trackable_children "
             "Trackable._update_uid",
             "trackable_utils": "object_path_to_string",

@@ -10,11 +10,15 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import reading
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _CHUNK_BYTES = 4 << 20
 _THREADS = 4
@@ -27,7 +31,7 @@ def of_bytes(data: bytes) -> int:
     return int(google_crc32c.value(data))
 
 
-def extended(crc: int, data: bytes) -> int:
+def extended(crc: int, data: bytes | np.ndarray[Any, Any]) -> int:
     """The crc32c of some bytes and more bytes, from that of the first."""
     return int(google_crc32c.extend(crc, data))
 
@@ -59,6 +63,11 @@ class Sum:
         self.crc32c = int(google_crc32c.extend(self.crc32c, data))
         self.size += len(data)
         return len(data)
+
+    def append(self, crc: int, size: int) -> None:
+        """Adds bytes of which the sum is known."""
+        self.crc32c = joined(self.crc32c, crc, size)
+        self.size += size
 
 
 def of_file(path: str) -> tuple[int, int]:

@@ -11,10 +11,10 @@ import contextlib
 import errno
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Protocol
 
-from tfpreempt.storage import paths
+from tfpreempt.storage import paths, pieces
 
 
 class Files(Protocol):
@@ -26,6 +26,10 @@ class Files(Protocol):
 
     def write(self, path: str, data: bytes) -> None:
         """Creates or overwrites a file; not durable before `sync_file`."""
+        ...
+
+    def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
+        """The same with bytes that come one piece after the other."""
         ...
 
     def sync_file(self, path: str) -> None:
@@ -58,6 +62,11 @@ class LocalFiles:
     def write(self, path: str, data: bytes) -> None:
         with open(path, "wb") as file:
             file.write(data)
+
+    def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
+        with open(path, "wb", buffering=0) as file:
+            for piece in data:
+                pieces.write(file, piece)
 
     def sync_file(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY)

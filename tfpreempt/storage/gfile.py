@@ -10,7 +10,7 @@ import contextlib
 import errno
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 import tensorflow as tf
@@ -83,6 +83,9 @@ class GfileFiles:
             return
         with _translated(path), tf.io.gfile.GFile(path, "wb") as file:
             file.write(data)
+
+    def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
+        self.write(path, b"".join(bytes(piece) for piece in data))
 
     def sync_file(self, path: str) -> None:
         """Nothing: an object that is there is durable."""

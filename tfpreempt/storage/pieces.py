@@ -54,7 +54,7 @@ def of(source: Source, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def write(file: io.FileIO, data: bytes) -> None:
+def write(file: io.FileIO, data: bytes | memoryview) -> None:
     """All of it: a disk that is nearly full, or a signal, may take a part only."""
     rest = memoryview(data)
     while rest:

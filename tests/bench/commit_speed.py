@@ -1,0 +1,160 @@
+"""How long a commit takes, against writing and syncing the same bytes and no more.
+
+A commit is all of it: gathered, staged, synced, summed up, with its manifest, its
+marker and the state file. The plain side writes the same bytes with as many threads,
+each into a file of its own, and syncs each. Both write new files; what was written is
+removed outside of the times. A state is of equal tensors, or nearly all one tensor.
+`checkpoint_write` is `tf.train.Checkpoint.write`, which syncs nothing and has no sums.
+
+Restoring is what a start does: the newest commit is verified, then restored. It is
+compared with a plain read of its files by as many threads, from the same cache.
+
+Rounds are interleaved; each row is of a place: the memory, and the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.bench.row import compare
+
+BAR = 1.15
+RESTORE_BAR = 1.2
+PIECE = 1 << 20
+SHAPES = {"16 equal tensors": [1] * 16, "one large tensor": [60, 1, 1, 1, 1]}
+Jobs = Sequence[Callable[[], None]]
+
+
+def rows(rounds: int, mebibytes: int) -> Iterator[dict[str, Any]]:
+    """A row for the commit and one for the restore, by place and shape of the state."""
+    for place in ("/dev/shm", None):
+        for shape, parts in SHAPES.items():
+            root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=place))
+            try:
+                yield from _rows(root, shape, parts, rounds, mebibytes)
+            finally:
+                shutil.rmtree(root)
+
+
+def _rows(
+    root: Path, shape: str, parts: list[int], rounds: int, mebibytes: int
+) -> Iterator[dict[str, Any]]:
+    import tensorflow as tf
+
+    from tfpreempt.checkpoint import writer
+
+    rng = np.random.default_rng(0)
+    rows_of = [(mebibytes << 20) // 4096 * part // sum(parts) for part in parts]
+    values = [rng.random((count, 1024), np.float32) for count in rows_of]
+    variables = [tf.Variable(value) for value in values]
+    checkpoint = tf.train.Checkpoint(variables=variables)
+    saver = writer.make_saver(checkpoint, root / "run", max_to_keep=None)
+    saver.start()
+    ours, theirs, stock, restored, read = [], [], [], [], []
+    for number in range(rounds + 1):
+        plain = _plain_write(root, values, writer.THREADS)
+        began = time.perf_counter()
+        staged = saver.stage(number, f"bench-{number}")
+        commit = saver.commit(staged, "save", [0])
+        took = time.perf_counter() - began
+        assert commit is not None
+        began = time.perf_counter()
+        checkpoint.write(str(root / "stock" / "ckpt"))
+        written = time.perf_counter() - began
+        shutil.rmtree(root / "stock")
+        files = sorted(Path(commit.path).glob("ckpt*"))
+        looked = _together(_readers(files, writer.THREADS))
+        began = time.perf_counter()
+        candidate = saver.loader.newest()
+        assert candidate is not None
+        saver.loader.restore(candidate)
+        again = time.perf_counter() - began
+        shutil.rmtree(commit.path)
+        if number:  # the first is a warm-up
+            ours.append(took)
+            theirs.append(plain)
+            stock.append(written)
+            restored.append(again)
+            read.append(looked)
+    facts = {
+        "place": str(root.parent),
+        "state": shape,
+        "mebibytes": mebibytes,
+        "threads": writer.THREADS,
+    }
+    yield compare(
+        "commit_speed",
+        ours,
+        theirs,
+        unit="s",
+        bar=BAR,
+        p95=_p95(ours),
+        p95_theirs=_p95(theirs),
+        checkpoint_write=round(statistics.median(stock), 3),
+        **facts,
+    )
+    yield compare("restore_speed", restored, read, unit="s", bar=RESTORE_BAR, **facts)
+
+
+def _plain_write(root: Path, values: list[np.ndarray[Any, Any]], count: int) -> float:
+    """Seconds to write and sync the bytes of all arrays, in equal stretches."""
+    whole = np.concatenate([value.reshape(-1) for value in values]).view(np.uint8)
+    stretch = -(-whole.nbytes // count)
+    folder = root / "plain"
+    folder.mkdir()
+
+    def write(number: int) -> None:
+        share = whole[number * stretch : (number + 1) * stretch]
+        with (folder / str(number)).open("wb", buffering=0) as file:
+            for start in range(0, share.nbytes, PIECE):
+                file.write(share[start : start + PIECE].data)
+            os.fsync(file.fileno())
+
+    took = _together([lambda number=i: write(number) for i in range(count)])
+    shutil.rmtree(folder)
+    return took
+
+
+def _readers(files: list[Path], count: int) -> Jobs:
+    """Jobs that read the files and drop what they read."""
+    sizes = [path.stat().st_size for path in files]
+    stretch = -(-sum(sizes) // count)
+
+    def read(first: int) -> None:
+        buffer, last = bytearray(PIECE), first + stretch
+        begins = 0
+        for path, size in zip(files, sizes, strict=True):
+            start, stop = max(first - begins, 0), min(last - begins, size)
+            begins += size
+            if start < stop:
+                with path.open("rb", buffering=0) as file:
+                    file.seek(start)
+                    while start < stop and (done := file.readinto(buffer)):
+                        start += done
+
+    return [lambda first=i * stretch: read(first) for i in range(count)]
+
+
+def _together(jobs: Jobs) -> float:
+    """Seconds that they take in a thread each."""
+    crew = [threading.Thread(target=job) for job in jobs]
+    began = time.perf_counter()
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join()
+    return time.perf_counter() - began
+
+
+def _p95(values: list[float]) -> float:
+    return round(float(np.percentile(values, 95)), 3)

@@ -1,0 +1,333 @@
+"""Large tensors beside what TensorFlow writes: any stock reader takes the whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.tensorflow
+
+from tests.checkpoint.test_writer import Job, stock  # noqa: E402
+from tfpreempt import errors  # noqa: E402
+from tfpreempt.checkpoint import bundle, bundle_writer, dense, writer  # noqa: E402
+from tfpreempt.core import seams  # noqa: E402
+from tfpreempt.storage import checksum  # noqa: E402
+from tfpreempt.storage.files import LocalFiles  # noqa: E402
+from tfpreempt.testing.storage import (  # noqa: E402
+    FaultyFiles,
+    SimulatedCrash,
+    damage,
+)
+
+
+class Holder(seams.trackable_base.Trackable):
+    """Saves tensors as they are, whatever their kind."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def _serialize_to_tensors(self):
+        return self.tensors
+
+    def _restore_from_tensors(self, restored):
+        self.tensors = restored
+
+
+@pytest.fixture
+def everything(monkeypatch):
+    """However small it is, what can be taken from TensorFlow is."""
+    monkeypatch.setattr(writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(writer, "WORTH_BYTES", 0)
+    monkeypatch.setattr(writer, "THREADS", 3)
+
+
+def write(checkpoint, prefix, *, threads=3, small_bytes=0):
+    """Writes it in both ways; returns what was taken from TensorFlow in ours."""
+    checkpoint.write(prefix + "-stock")
+    with dense.taken(checkpoint, small_bytes=small_bytes, worth_bytes=0) as tensors:
+        checkpoint.write(prefix)
+    sums = bundle_writer.add(LocalFiles(), prefix, tensors, threads)
+    for path, found in sums.items():
+        assert checksum.of_file(path) == found
+    return {tensor.name.split("/")[0] for tensor in tensors}
+
+
+def assert_same(prefix):
+    """What stock readers find is what TensorFlow's own files hold, bit for bit."""
+    bundle.check(prefix)
+    ours, theirs = tf.train.load_checkpoint(prefix), prefix + "-stock"
+    theirs = tf.train.load_checkpoint(theirs)
+    kinds = theirs.get_variable_to_dtype_map()
+    assert ours.get_variable_to_dtype_map() == kinds
+    shapes = theirs.get_variable_to_shape_map()
+    assert ours.get_variable_to_shape_map() == shapes
+    assert dict(tf.train.list_variables(prefix)) == shapes
+    for name, kind in kinds.items():
+        if not kind.is_numpy_compatible or kind == tf.variant:
+            continue
+        assert in_bytes(ours.get_tensor(name)) == in_bytes(theirs.get_tensor(name)), (
+            name
+        )
+
+
+def in_bytes(value):
+    """The bits of an array, or of what NumPy gives for a scalar."""
+    array = np.asarray(value)
+    return array.tolist() if array.dtype == object else array.tobytes()
+
+
+# --- any structure -------------------------------------------------------------------
+
+FLOATS = [tf.float16, tf.float32, tf.float64, tf.bfloat16]
+FLOATS += [tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn]
+WHOLE = [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32]
+NUMBERS = [*FLOATS, *WHOLE, tf.uint64, tf.complex64, tf.complex128]
+KINDS = [*NUMBERS, tf.bool, tf.string, tf.qint8, tf.quint8, tf.qint32]
+SHAPES = st.lists(st.integers(0, 5), max_size=4)
+NAMES = st.text("aZ09_- äß漢", min_size=1, max_size=12)  # TensorFlow loses "." and "/"
+STRUCTURES = st.dictionaries(NAMES, st.tuples(st.sampled_from(KINDS), SHAPES))
+
+
+def random_tensor(kind, shape, rng):
+    """Any bits that the kind allows, also those of numbers that are none."""
+    count = int(np.prod(shape))
+    if kind == tf.string:
+        words = [rng.randbytes(rng.randrange(200)) for _ in range(count)]
+        return tf.reshape(tf.constant(words, tf.string), shape)
+    if kind == tf.bool:
+        return tf.reshape(tf.constant([rng.random() < 0.5] * count, tf.bool), shape)
+    data = np.frombuffer(rng.randbytes(count * kind.size), kind.as_numpy_dtype)
+    if kind.is_quantized:
+        plain = {tf.qint8: tf.int8, tf.quint8: tf.uint8, tf.qint32: tf.int32}[kind]
+        data = np.frombuffer(data.tobytes(), plain.as_numpy_dtype)
+        return tf.bitcast(tf.constant(data.reshape(shape), plain), kind)
+    return tf.constant(data.reshape(shape), kind)
+
+
+@settings(max_examples=60)
+@given(structure=STRUCTURES, threads=st.integers(1, 5), rng=st.randoms())
+def test_any_structure(tmp_path_factory, structure, threads, rng):
+    tensors = {
+        name: random_tensor(kind, shape, rng)
+        for name, (kind, shape) in structure.items()
+    }
+    checkpoint = tf.train.Checkpoint(holder=Holder(tensors))
+    prefix = str(tmp_path_factory.mktemp("any") / "ckpt")
+    write(checkpoint, prefix, threads=threads, small_bytes=rng.choice([0, 0, 8]))
+    assert_same(prefix)
+    fresh = Holder(dict(tensors))
+    tf.train.Checkpoint(holder=fresh).read(prefix).assert_consumed()
+    for name, tensor in tensors.items():
+        restored = fresh.tensors[name]
+        assert restored is not tensor
+        assert restored.dtype == tensor.dtype
+        assert in_bytes(restored.numpy()) == in_bytes(tensor.numpy())
+
+
+def test_thousands_of_small_variables(tmp_path):
+    variables = {f"v{i}": tf.Variable(float(i)) for i in range(2500)}
+    checkpoint = tf.train.Checkpoint(**variables)
+    prefix = str(tmp_path / "ckpt")
+    taken = write(checkpoint, prefix)
+    assert set(variables) <= taken
+    assert_same(prefix)
+
+
+def test_what_is_not_dense_is_left_to_tensorflow(tmp_path):
+    """Strings, variants, slices, variables without a value, and what is quantized."""
+    sliced = {"whole": {"4 0,2": tf.constant([1, 2]), "4 2,2": tf.constant([3, 4])}}
+    without_value = seams.saveable_object.SaveSpec(
+        lambda: None, "", "name", tf.float32, tf.zeros([]).device
+    )
+    checkpoint = tf.train.Checkpoint(
+        data=iter(tf.data.Dataset.range(5)),
+        plain=tf.Variable([1.0, 2.0]),
+        sliced=Holder(sliced),
+        string=tf.Variable("text"),
+        without=Holder({"value": without_value}),
+    )
+    next(checkpoint.data)
+    prefix = str(tmp_path / "ckpt")
+    assert write(checkpoint, prefix) == {"plain"}
+    assert_same(prefix)
+    fresh = tf.train.Checkpoint(data=iter(tf.data.Dataset.range(5)))
+    fresh.read(prefix).expect_partial()
+    assert int(next(fresh.data)) == 1
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "one device", "sharded"])
+def test_variables_of_strategies(tmp_path, strategy):
+    devices = tf.distribute.MirroredStrategy(["CPU:0"])
+    if strategy == "one device":
+        devices = tf.distribute.OneDeviceStrategy("CPU:0")
+    with devices.scope():
+        variables = [tf.Variable(tf.random.normal([8, 8])) for _ in range(3)]
+        total = tf.Variable(
+            [1.0] * 8,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+    checkpoint = tf.train.Checkpoint(variables=variables, total=total)
+    prefix = str(tmp_path / "ckpt")
+    assert "variables" in write(checkpoint, prefix)
+    assert_same(prefix)
+    before = [variable.numpy() for variable in variables]
+    for variable in variables:
+        variable.assign(tf.zeros_like(variable))
+    checkpoint.read(prefix).assert_consumed()
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_each_thread_has_about_as_much_to_write(tmp_path):
+    sizes = [900, 10, 500, 20, 400, 300, 800, 5]
+    variables = [tf.Variable(tf.zeros([size])) for size in sizes]
+    checkpoint = tf.train.Checkpoint(variables=variables)
+    write(checkpoint, str(tmp_path / "ckpt"), threads=3)
+    assert_same(str(tmp_path / "ckpt"))
+    paths = sorted(tmp_path.glob("ckpt.data-*-of-00004"))
+    found = [path.stat().st_size for path in paths[1:]]
+    assert len(found) == 3
+    assert max(found) <= 4 / 3 * 4 * sum(sizes) / 3
+
+
+# --- a commit ------------------------------------------------------------------------
+
+
+def test_a_commit_is_a_stock_checkpoint(tmp_path, everything):
+    job = Job(tmp_path)
+    for step in (3, 5, 8):
+        job.save(step)
+    assert stock(tmp_path) == 8.0
+    assert Job(tmp_path).restore()[1] == 8.0
+    names = sorted(name for name in os.listdir(tmp_path / "8") if "data" in name)
+    assert len(names) == 4
+    assert all(name.endswith("-of-00004") for name in names)
+
+
+def test_every_byte_is_in_the_manifest(tmp_path, everything):
+    commit = Job(tmp_path).save(3)
+    manifest = Job(tmp_path).saver.loader.newest().manifest
+    for entry in manifest.files:
+        path = os.path.join(commit.path, entry.name)
+        assert checksum.of_file(path) == (entry.size, entry.crc32c)
+
+
+def test_a_damaged_tensor_is_found_by_us_and_by_tensorflow(tmp_path, everything):
+    job = Job(tmp_path)
+    job.save(3)
+    commit = job.save(5)
+    large = commit.path + "/ckpt.data-00001-of-00004"
+    damage(large)
+    problems = []
+    assert Job(tmp_path).saver.loader.newest(problems.append).step == 3
+    assert "ckpt.data-00001-of-00004" in problems[0]
+    with pytest.raises(tf.errors.OpError, match="Checksum does not match"):
+        read_all(commit.path + "/ckpt")
+
+
+def read_all(prefix):
+    reader = tf.train.load_checkpoint(prefix)
+    return [reader.get_tensor(name) for name in reader.get_variable_to_shape_map()]
+
+
+def test_a_large_state_is_not_read_back(tmp_path):
+    """Counts what this process reads during a commit."""
+    job = Job(tmp_path)
+    job.checkpoint.large = [tf.Variable(tf.ones([2**20])) for _ in range(16)]
+    job.save(1)
+    before = bytes_read()
+    commit = job.save(2)
+    assert commit.bytes > 64 << 20
+    assert bytes_read() - before < 1 << 20
+
+
+def bytes_read():
+    """As all calls of this process counted them, from whatever cache."""
+    with open("/proc/self/io") as file:
+        return int(file.readline().removeprefix("rchar: "))
+
+
+def test_a_small_state_is_tensorflows_to_write(tmp_path):
+    commit = Job(tmp_path).save(3)
+    names = [name for name in os.listdir(commit.path) if "data" in name]
+    assert names == ["ckpt.data-00000-of-00001"]
+
+
+def test_options_are_tensorflows_to_follow(tmp_path, everything):
+    called = []
+    options = tf.train.CheckpointOptions(experimental_write_callbacks=[called.append])
+    commit = Job(tmp_path).save(3, options=options)
+    assert [os.path.basename(prefix) for prefix in called] == ["ckpt"]
+    names = [name for name in os.listdir(commit.path) if "data" in name]
+    assert names == ["ckpt.data-00000-of-00001"]
+
+
+# --- faults --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+def test_after_a_crash_anywhere_there_is_one_whole_commit(tmp_path, everything, when):
+    """The order of what threads do differs from one save to the next."""
+    index, is_over = 0, False
+    while not is_over:
+        directory = tmp_path / f"{when}-{index}"
+        Job(directory).save(1)
+        files = FaultyFiles(fail_at=index, when=when)
+        job = Job(directory, files=files)
+        try:
+            job.save(2)
+            is_over = True
+        except SimulatedCrash:
+            pass
+        done = files.operations[: index + (when == "after")]
+        is_marked = any(
+            operation.name == "rename" and operation.path.endswith("COMMITTED")
+            for operation in done
+        )
+        again = Job(directory)
+        assert again.restore()[1] == (2.0 if is_marked else 1.0), done
+        again.save(3)
+        assert stock(directory) == 3.0
+        index += 1
+    assert index > 20
+    assert "write_pieces" in {operation.name for operation in files.operations}
+
+
+@pytest.mark.parametrize("shard", [1, 2, 3])
+def test_a_full_disk_in_one_thread_ends_the_others(tmp_path, everything, shard):
+    class Full(LocalFiles):
+        def write_pieces(self, path, data):
+            if f"data-{shard:05d}" in path:
+                raise OSError(errno.ENOSPC, "No space left on device", path)
+            super().write_pieces(path, data)
+
+    job = Job(tmp_path, files=Full())
+    with pytest.raises(errors.SaveError, match="disk is full"):
+        job.save(3)
+    assert not [each for each in threading.enumerate() if "write" in each.name]
+    assert os.listdir(tmp_path) == [".tfpreempt-directory"]
+    assert job.saver.loader.newest() is None
+
+
+def test_everything_is_synced_before_the_marker(tmp_path, everything):
+    files = FaultyFiles()
+    Job(tmp_path, files=files).save(3)
+    names = [operation.path for operation in files.operations]
+    marker = next(i for i, name in enumerate(names) if name.endswith("COMMITTED"))
+    synced = {
+        os.path.basename(operation.path)
+        for operation in files.operations[:marker]
+        if operation.name == "sync_file"
+    }
+    written = {name for name in os.listdir(tmp_path / "3") if name.startswith("ckpt")}
+    assert len(written) == 5
+    assert written <= synced

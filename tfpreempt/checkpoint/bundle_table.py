@@ -1,0 +1,134 @@
+"""The index of a TensorFlow checkpoint: a table of keys and values, read and written.
+
+The format is LevelDB's (tensorflow/tsl `lib/io/table_builder.cc`, `block_builder.cc`
+and `format.cc`): blocks of entries in the order of their keys, then a block that says
+where each of them is, then a footer that says where that one is. TensorFlow compresses
+no block and puts a masked crc32c behind each, so damage shows. What is written here has
+every key in full, which every reader of the format takes; one that is read may leave
+out what it shares with the key before it.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO
+
+from tfpreempt.storage import checksum
+
+_MAGIC = 0xDB4775248B80FB57
+_FOOTER_BYTES = 48
+_BLOCK_BYTES = 1 << 18
+_IS_PLAIN = b"\0"  # behind a block: it is not compressed
+
+
+def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and values of a table, in order.
+
+    Raises:
+        ValueError: it is cut short or damaged. So are an IndexError, OverflowError and
+            struct.error.
+    """
+    if len(data) < _FOOTER_BYTES:
+        raise ValueError(f"the index has {len(data)} bytes, too few for its footer")
+    if struct.unpack("<Q", data[-8:])[0] != _MAGIC:
+        raise ValueError("the index doesn't end with a table's magic number")
+    footer = io.BytesIO(data[-_FOOTER_BYTES:])
+    varint(footer), varint(footer)  # where the metaindex is
+    for _, handle in _block(data, footer):
+        yield from _block(data, io.BytesIO(handle))
+
+
+def to_bytes(values: Mapping[bytes, bytes]) -> bytes:
+    """A table of these keys and values."""
+    table = bytearray()
+    index = [
+        (block[-1][0], _add_block(table, block))
+        for block in _in_blocks(sorted(values.items()))
+    ]
+    footer = _add_block(table, [])  # the metaindex, of which there is nothing
+    footer += _add_block(table, index)
+    table += footer.ljust(_FOOTER_BYTES - 8, b"\0") + struct.pack("<Q", _MAGIC)
+    return bytes(table)
+
+
+def masked(crc: int) -> int:
+    """A crc32c as TensorFlow stores it, next to the bytes that it is of."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def varint(file: IO[bytes]) -> int:
+    """Reads a number as protocol buffers write it, seven bits in each byte.
+
+    Raises:
+        IndexError: the file ends.
+        ValueError: it has more than 64 bits.
+    """
+    result = shift = 0
+    while shift <= 63:
+        byte = file.read(1)[0]
+        result |= (byte & 127) << shift
+        if byte < 128:
+            return result
+        shift += 7
+    raise ValueError("a number in the index is too long")
+
+
+def _varint_bytes(number: int) -> bytes:
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _block(data: bytes, handle: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of the block at a handle."""
+    offset, size = varint(handle), varint(handle)
+    end = offset + size
+    if end + 5 > len(data):
+        raise ValueError("the index is cut short")
+    if data[end : end + 1] != _IS_PLAIN:
+        raise ValueError("the index is compressed, which TensorFlow never does")
+    crc = masked(checksum.of_bytes(data[offset : end + 1]))
+    if crc != struct.unpack_from("<I", data, end + 1)[0]:
+        raise ValueError("a block of the index has another checksum")
+    restarts = struct.unpack_from("<I", data, end - 4)[0]
+    key, block = b"", io.BytesIO(data[offset:end])
+    while block.tell() < size - 4 * (restarts + 1):
+        shared, fresh, length = varint(block), varint(block), varint(block)
+        key = key[:shared] + block.read(fresh)
+        yield key, block.read(length)
+
+
+def _in_blocks(
+    values: Iterable[tuple[bytes, bytes]],
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    block: list[tuple[bytes, bytes]] = []
+    size = 0
+    for key, value in values:
+        block.append((key, value))
+        size += len(key) + len(value)
+        if size >= _BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _add_block(table: bytearray, values: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Adds a block at the end; returns its handle: where it is, and how long."""
+    block = bytearray()
+    restarts = []  # where a key is in full: everywhere
+    for key, value in values:
+        restarts.append(len(block))
+        block += _varint_bytes(0) + _varint_bytes(len(key)) + _varint_bytes(len(value))
+        block += key + value
+    restarts = restarts or [0]
+    block += struct.pack(f"<{len(restarts)}II", *restarts, len(restarts))
+    handle = _varint_bytes(len(table)) + _varint_bytes(len(block))
+    block += _IS_PLAIN
+    table += block + struct.pack("<I", masked(checksum.of_bytes(bytes(block))))
+    return handle

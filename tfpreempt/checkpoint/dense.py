@@ -1,0 +1,106 @@
+"""The large tensors of a save, taken out of what TensorFlow writes.
+
+A checkpoint's saver gathers what is to be saved, by object and name, and then writes
+it. In between, the values that are large and dense are taken away. TensorFlow writes
+the rest, with whatever is special about it: strings, variants, slices of a partitioned
+variable, objects that save themselves, what lies on other machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpreempt.checkpoint.bundle_writer import DenseTensor
+from tfpreempt.core import seams
+
+
+@contextlib.contextmanager
+def taken(
+    checkpoint: tf.train.Checkpoint,
+    *,
+    small_bytes: int,
+    worth_bytes: int,
+) -> Iterator[list[DenseTensor]]:
+    """Leaves the large tensors out of what the checkpoint writes in the body.
+
+    Args:
+        checkpoint: gathers once in the body.
+        small_bytes: a tensor that has less is left to TensorFlow.
+        worth_bytes: where all that could be taken has less, nothing is.
+
+    Yields:
+        A list, which has those tensors once the checkpoint was written.
+    """
+    saver = checkpoint._saver
+    gather = saver._gather_serialized_tensors
+    found: list[DenseTensor] = []
+
+    def gather_rest(object_graph_tensor: Any = None) -> Any:
+        tensors, *others = gather(object_graph_tensor)
+        here = seams.eager_context.context().host_address_space()
+        tensors = _read(tensors, here)
+        large = [
+            (values, name, value)
+            for values in tensors.values()
+            for name, value in values.items()
+            if _is_dense(value, here) and _size(value) >= small_bytes
+        ]
+        if sum(_size(value) for _, _, value in large) >= worth_bytes:
+            for values, name, value in large:
+                del values[name]
+                found.append(_in_memory(name, value))
+        return tensors, *others
+
+    saver._gather_serialized_tensors = gather_rest
+    try:
+        yield found
+    finally:
+        saver._gather_serialized_tensors = gather
+
+
+def _read(tensors: Any, here: str) -> Any:
+    """The same with tensors in place of what would be read while it is written.
+
+    What lies on another machine is left as it is, and so is a variable that has no
+    value yet.
+    """
+    read = seams.object_identity.ObjectIdentityDictionary()
+    for owner, values in tensors.items():
+        read[owner] = {name: _value(value, here) for name, value in values.items()}
+    return read
+
+
+def _value(value: Any, here: str) -> Any:
+    is_spec = isinstance(value, seams.saveable_object.SaveSpec)
+    if not is_spec or value.slice_spec or not str(value.device).startswith(here):
+        return value
+    with tf.device(value.device):
+        tensor = value.tensor
+    return value if tensor is None else tensor
+
+
+def _is_dense(value: Any, here: str) -> bool:
+    """Whether it is its memory, which is this machine's."""
+    if not isinstance(value, tf.Tensor) or not value.device.startswith(here):
+        return False
+    kind = value.dtype
+    return bool(kind.is_floating or kind.is_integer or kind.is_complex or kind.is_bool)
+
+
+def _size(tensor: tf.Tensor) -> int:
+    return int(tensor.shape.num_elements() * tensor.dtype.size)
+
+
+def _in_memory(name: str, tensor: tf.Tensor) -> DenseTensor:
+    """A tensor's bytes: copied from a GPU, the same memory otherwise."""
+    return DenseTensor(
+        name=name,
+        dtype=tensor.dtype.as_datatype_enum,
+        shape=tuple(tensor.shape),
+        data=np.asarray(tf.reshape(tensor, [-1])).view(np.uint8),
+    )
