@@ -7,12 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO
 
 import pytest
 
 import tfpreempt
-from tests.handler.program import Program, wait_until
+from tests.handler.program import Button, Program, wait_until
 from tfpreempt import TerminationConfig
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Notice
@@ -23,17 +23,36 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 LONG = 600.0  # seconds of grace that no test waits for
 
 
+class Bell(Button):
+    """A source of its own for what is protected."""
+
+    def ring(self) -> None:
+        """The machine is going away; returns when protection has heard it."""
+        self._tell("rung")
+
+
 class Ways:
-    """The ways out that protection took; none of them ends this process."""
+    """The ways out that protection took; none of them ends this process.
+
+    Attributes:
+        taken: how many.
+        bell: what the config listens to.
+    """
 
     def __init__(self) -> None:
         self.taken = 0
+        self.bell = Bell()
 
     def leave(self) -> None:
         self.taken += 1
 
-    def config(self, **more: Any) -> TerminationConfig:
-        return TerminationConfig(exit_fn=self.leave, signals=(), **more)
+    def config(self, grace: float | None = None) -> TerminationConfig:
+        return TerminationConfig(
+            exit_fn=self.leave,
+            signals=(),
+            sources=[lambda: self.bell],
+            grace_period=grace,
+        )
 
 
 @pytest.fixture
@@ -42,15 +61,6 @@ def out() -> Iterator[Ways]:
     yield Ways()
     if protection._current is not None:
         protection._current.close()
-
-
-def notice(grace: float | None = None) -> Notice:
-    return Notice(
-        source="test",
-        worker=0,
-        grace_seconds=grace,
-        received_at=time.monotonic(),
-    )
 
 
 class LastSave(tfpreempt.State):
@@ -135,11 +145,11 @@ def test_the_next_handler_serves_a_notice_in_the_last_commit(program: Program) -
 def test_a_notice_that_was_served_is_left_to_nobody(
     program: Program, out: Ways
 ) -> None:
-    protected = tfpreempt.protect(out.config())
+    tfpreempt.protect(out.config())
     with program.handler() as handler:
         handler.run(program.step)
         program.button.press()
-        protected.hear(notice())
+        out.bell.ring()
         handler.run(program.step)
     assert (program.exits, out.taken) == (1, 0)
 
@@ -148,10 +158,10 @@ def test_a_notice_that_the_handler_was_closed_before_is_protections(
     program: Program, out: Ways
 ) -> None:
     """Both poll the same file, say, and protection has looked first."""
-    protected = tfpreempt.protect(out.config())
+    tfpreempt.protect(out.config())
     with program.handler() as handler:
         handler.run(program.step)
-        protected.hear(notice())
+        out.bell.ring()
         assert out.taken == 0
     assert out.taken == 1
     handler.close()
@@ -161,8 +171,8 @@ def test_a_notice_that_the_handler_was_closed_before_is_protections(
 def test_closed_protection_sets_off_no_alarm(program: Program, out: Ways) -> None:
     with program.handler() as handler:
         handler.run(program.step)
-    with tfpreempt.protect(out.config()) as protected:
-        protected.hear(notice(grace=0.2))
+    with tfpreempt.protect(out.config(grace=0.2)):
+        out.bell.ring()
     threading.Event().wait(0.4)
     assert out.taken == 0
 
@@ -181,7 +191,8 @@ def test_a_handler_that_begins_to_listen_meanwhile_hears_it(
         return LONG
 
     monkeypatch.setattr(protection, "_seconds_to_wait", seconds_to_wait)
-    tfpreempt.protect(out.config()).hear(notice())
+    tfpreempt.protect(out.config())
+    out.bell.ring()
     wait_until(session.is_told)
     opened[0].run(program.step)
     assert program.exits == 1
@@ -196,11 +207,11 @@ def test_a_second_handler_of_a_cluster_is_waited_for(
     workers = Cluster(worker=1, jobs=(("worker", 2),))
     monkeypatch.setattr(session.current(), "cluster", workers)
     config = out.config()
-    protected = tfpreempt.protect(config)
+    tfpreempt.protect(config)
     with protection.protected_start(config):
-        protected.hear(notice())
+        out.bell.ring()
     assert out.taken == 0
-    protected.hear(notice())  # nobody makes one any more
+    out.bell.ring()  # nobody makes one any more
     assert out.taken == 1
 
 
@@ -229,8 +240,13 @@ def test_what_both_listen_to_is_heard_once(program: Program, out: Ways) -> None:
     assert out.taken == 1
 
 
-def test_another_process_has_no_notices_of_this_one(program: Program) -> None:
-    session.keep(notice())
+def test_another_process_has_no_notices_of_this_one(
+    program: Program, out: Ways
+) -> None:
+    with program.handler() as handler:
+        handler.run(program.step)
+    tfpreempt.protect(out.config(LONG))
+    out.bell.ring()
     with session.new_process(), Program(program.directory / "other").handler() as other:
         other.run(lambda: None)
         assert not session.is_told()

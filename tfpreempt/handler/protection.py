@@ -45,7 +45,7 @@ class Protection:
         self._alarms: list[threading.Timer] = []
         self._left: Notice | None = None  # to the members that listened
         self._names = frozenset(each.source.name for each in watched)
-        self._watcher = Watcher(watched, 0, self.hear)
+        self._watcher = Watcher(watched, 0, self._hear)
         self._watcher.start()
 
     def rearm(self) -> None:
@@ -56,7 +56,7 @@ class Protection:
         """
         self._watcher.rearm()
 
-    def unheard(self, sources: tuple[WatchedSource, ...]) -> tuple[WatchedSource, ...]:
+    def _unheard(self, sources: tuple[WatchedSource, ...]) -> tuple[WatchedSource, ...]:
         """Those that it does not listen to, by their names."""
         return tuple(each for each in sources if each.source.name not in self._names)
 
@@ -75,7 +75,7 @@ class Protection:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def hear(self, notice: Notice) -> None:
+    def _hear(self, notice: Notice) -> None:
         """A notice has come; any thread. One that a member hears is left to that."""
         if os.getpid() != self._process:
             return
@@ -97,7 +97,7 @@ class Protection:
             alarm.start()
             self._alarms.append(alarm)
 
-    def take_unheard(self, heard_at: float) -> Notice | None:
+    def _take_unheard(self, heard_at: float) -> Notice | None:
         """What it left to a member that was closed before its own source spoke.
 
         Args:
@@ -168,7 +168,7 @@ def protected_start(config: TerminationConfig) -> Iterator[None]:
     signals = config.watched_signals()
     if _current is not None:
         _current.rearm()
-        signals = _current.unheard(signals)
+        signals = _current._unheard(signals)
     with Protection(config, signals):
         _is_starting = True
         try:
@@ -190,9 +190,9 @@ def take_over() -> None:
         if notice is not None:
             session.keep(notice)
         return
-    notice = notice or _current.take_unheard(here.heard_at)
+    notice = notice or _current._take_unheard(here.heard_at)
     if notice is not None:
-        _current.hear(notice)
+        _current._hear(notice)
 
 
 def _seconds_to_wait(notice: Notice) -> float | None:
