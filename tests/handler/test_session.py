@@ -56,6 +56,7 @@ class FakeMember:
         self.events: list[Event] = []
         self.error: Exception | None = None
         self.is_mirrored = True
+        self.is_released = False
 
     @property
     def commits(self) -> FakeMember:
@@ -70,7 +71,7 @@ class FakeMember:
         return self
 
     def release(self) -> None:
-        pass
+        self.is_released = True
 
     def stage(self, name: str) -> str:
         if self.error is not None:
@@ -445,6 +446,22 @@ def test_an_end_that_is_not_saved_is_no_success(
             ends[0]()
         os._exit(97)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def test_an_end_by_an_error_lets_go_while_threads_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr(session, "on_interpreter_end", ends.append)
+    pid = os.fork()
+    if pid == 0:
+        with session.new_process():
+            member = FakeMember()
+            session.find_session(None, 5.0).open(member)
+            sys.last_value = ValueError("of the program")
+            ends[0]()
+        os._exit(0 if member.is_released else 97)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def forked(program: Callable[[], None]) -> int:

@@ -122,9 +122,11 @@ class PreemptionCheckpointHandler:
                 max_to_keep=max_to_keep,
                 remote_checkpoint_dir=remote_checkpoint_dir,
             )
-            self._unsaved = Unsaved(getattr(given, "checkpoint", given))
-            self._member.restore()
-            self._session.open(self._member, None if isinstance(every, int) else every)
+            with self._member.closed_on_failure():
+                self._unsaved = Unsaved(getattr(given, "checkpoint", given))
+                self._member.restore()
+                period = None if isinstance(every, int) else every
+                self._session.open(self._member, period)
 
     # --- the loop --------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -88,7 +89,16 @@ class Member:
         """Whether there are steps since its newest save; equal on all workers."""
         return self.runs != self.saved_at
 
-    # --- restore ---------------------------------------------------------------------
+    # --- the start -------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Its start goes on; who catches an error of it may start another one."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def restore(self, *, named_states: bool = True) -> None:
         """Restores the agreed commit, and the number of its steps.

@@ -658,6 +658,8 @@ class Session:
             self._died(error)
         if error is not None or self.exit.detached:
             self.exit.finish_mirrors(members)
+            for member in members:
+                member.commits.release()  # while threads can still be started
         else:
             exit_hard(lambda: self._close_all(members))
 

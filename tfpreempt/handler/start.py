@@ -100,6 +100,8 @@ class Start:
         except BaseException:
             if self.lease is not None:
                 self.lease.release()
+            if self.mirror is not None:
+                self.mirror.release()
             raise
         finally:
             for made in self._probes:

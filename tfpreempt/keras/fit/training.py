@@ -108,9 +108,10 @@ class Training:
                 amid="model.fit",  # its state is whole at the callback's hooks only
                 is_alive=functools.partial(is_running, self.fit),
             )
-            self.member.commits.load_states()
-            period = every if isinstance(every, datetime.timedelta) else None
-            self._session.open(self.member, period)
+            with self.member.closed_on_failure():
+                self.member.commits.load_states()
+                period = every if isinstance(every, datetime.timedelta) else None
+                self._session.open(self.member, period)
 
     def _make_plan(self) -> plan.Plan:
         shared = self._state.shared.loaded
