@@ -7,6 +7,7 @@ import os
 import pathlib
 
 from tfpreempt.checkpoint import claims
+from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Payload
 from tfpreempt.checkpoint.saver import CheckpointSaver
@@ -104,21 +105,23 @@ def make_saver(
     random_state=None,
     copies=None,
     files=None,
+    lease=None,
     clock=None,
     **kwargs,
 ):
     if not is_url(str(directory)):
         os.makedirs(directory, exist_ok=True)
+    files = files or files_for(str(directory))
     loader = CheckpointLoader(
         directory=str(directory),
         cluster=cluster(worker, world),
         payload=payload or Payload(),
         random_state=random_state,
         registry=registry or StateRegistry(),
-        files=files or files_for(str(directory)),
+        files=files if lease is None else FencedFiles(files, lease),
         **kwargs,
     )
-    return CheckpointSaver(loader, copies, clock or SystemClock())
+    return CheckpointSaver(loader, copies, clock or SystemClock(), lease)
 
 
 def save(saver, step, workers=(0,), attempt=None, **kwargs):

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import logging
 import os
+import shutil
 import threading
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.multiprocess.harness import wait_until
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.fence import FencedFiles, LeaseDirectory
-from tfpreempt.checkpoint.holder import Holder, from_json, this_process
-from tfpreempt.checkpoint.lease import EXPIRY, GRACE, LONGEST_GRACE, MARGIN, POLL, Lease
+from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint.fence import PACE, LeaseDirectory, LocalDisk
+from tfpreempt.checkpoint.holder import Found, Holder, from_json, this_process
+from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.patience import GRACE, LONGEST_GRACE, MARGIN, Pace, Patience
 from tfpreempt.storage.files import LocalFiles
 
 ELSEWHERE = dataclasses.replace(
-    this_process(GRACE), host="node-7", machine="another", boot="another", pid=4711
+    this_process(GRACE), host="node-7", boot="another", pid=4711
 )
+EXPIRY, POLL = PACE.expiry, PACE.poll
 HERE = this_process(GRACE)
 
 
@@ -45,15 +49,16 @@ class Other:
 class Waiting:
     """The pauses of a start, in which others do something."""
 
-    def __init__(self, during=lambda waited: None, takes=POLL):
+    def __init__(self, during=lambda waited: None, takes=None):
         self.waited = 0.0
         self._during = during
         self._takes = takes
 
     def __call__(self, seconds):
-        self.waited += self._takes
+        passed = seconds if self._takes is None else self._takes
+        self.waited += passed
         self._during(self.waited)
-        return self._takes
+        return passed
 
 
 def acquired(directory, pause=None, **more):
@@ -98,6 +103,37 @@ def test_in_one_process_the_newest_has_it(tmp_path, caplog):
     assert caplog.text == ""
 
 
+def test_in_one_process_a_directory_of_two_names_has_one_lease(tmp_path, caplog):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    first = acquired(tmp_path / "run")
+    pause = Waiting()
+    acquired(tmp_path / "link", pause).check()
+    assert pause.waited == 0
+    first.check()
+    assert caplog.text == ""
+
+
+def test_a_forked_child_does_not_hold_it(tmp_path):
+    lease, saver = leased(tmp_path)
+    child = os.fork()
+    if child == 0:
+        code = 0
+        for attempt in (lease.check, lambda: lease.moving().__enter__()):
+            try:
+                attempt()
+            except errors.LeaseLostError:
+                code += 1
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    save(saver, 1)
+
+
+def test_others_learn_what_runs_and_not_by_which_arguments(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/home/me/train.py", "--key=secret"])
+    assert this_process(GRACE).program == "train.py"
+
+
 def test_a_url_has_none():
     lease = acquired("ram://bucket/run")
     lease.check()
@@ -114,13 +150,10 @@ def test_a_url_has_none():
         {"pid": 2**22 + 1, "boot": HERE.boot},
         {"pid": os.getppid(), "started": 1, "boot": HERE.boot},  # a number used again
         {"pid": HERE.pid, "boot": HERE.boot},  # what this process was before exec
-        {"host": HERE.host, "machine": HERE.machine or "m", "boot": "before"},
     ],
-    ids=["no such process", "another process", "before exec", "before a reboot"],
+    ids=["no such process", "another process", "before exec"],
 )
 def test_what_is_provably_dead_is_taken_over_at_once(tmp_path, holder, caplog):
-    if not HERE.machine and "machine" in holder:
-        pytest.skip("this machine has no id")
     Other(tmp_path, **holder)
     pause = Waiting()
     acquired(tmp_path, pause)
@@ -133,6 +166,24 @@ def test_of_another_pid_namespace_nothing_is_known(tmp_path):
     pause = Waiting(lambda waited: other.leave() if waited > 3 else other.beat())
     acquired(tmp_path, pause)
     assert 3 < pause.waited < 4
+
+
+def test_of_another_boot_nothing_is_known_whatever_the_machine_is_called(tmp_path):
+    """Machines and containers that were cloned share their name, and all live."""
+    other = Other(tmp_path, host=HERE.host, boot="another", pid=HERE.pid)
+    pause = Waiting(lambda waited: other.leave() if waited > 3 else other.beat())
+    acquired(tmp_path, pause)
+    assert 3 < pause.waited < 4
+
+
+@pytest.mark.parametrize("error", [PermissionError, FileNotFoundError])
+def test_a_process_that_is_hidden_from_this_user_is_not_dead(monkeypatch, error):
+    def hidden(pid):
+        raise error("/proc is mounted with hidepid")
+
+    monkeypatch.setattr("tfpreempt.checkpoint.holder._started", hidden)
+    assert not dataclasses.replace(HERE, pid=os.getppid()).is_dead(HERE)
+    assert dataclasses.replace(HERE, pid=2**22 + 1).is_dead(HERE)
 
 
 def test_a_zombie_is_dead(tmp_path):
@@ -203,6 +254,31 @@ def test_a_clock_that_stands_still_ends_the_wait_too(tmp_path):
         acquired(tmp_path, Waiting(lambda waited: other.beat(), takes=0.0))
 
 
+def test_looks_that_take_long_count_as_long_as_they_take():
+    """A slow store would be waited for many times its expiry, or the limit."""
+    patience = Patience(HERE, Pace(renewal=15.0, expiry=60.0, poll=1.0))
+    other = Found(token="theirs", holder=ELSEWHERE, beat=b"1")
+    looks = 0
+    while patience.why_over(other) is None:
+        looks += 1
+        patience.passed(4.0)  # a pause of 1 s, and a look of 3 s
+    assert looks == patience.waited / 4 == 15
+
+
+def test_a_pause_is_measured_from_look_to_look(tmp_path, monkeypatch):
+    other, clock, passed = Other(tmp_path), iter(range(0, 1000, 7)), []
+
+    def note(patience, seconds):
+        passed.append(seconds)
+        if len(passed) == 2:
+            other.leave()
+
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.Patience.passed", note)
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.time.monotonic", clock.__next__)
+    Lease().acquire(str(tmp_path))
+    assert passed == [7, 7]  # whatever part of it the looks took
+
+
 def test_a_record_that_nobody_can_read_is_waited_for(tmp_path):
     Other(tmp_path)
     (tmp_path / layout.LEASE / "theirs" / "holder").write_bytes(b"\xff{")
@@ -242,6 +318,85 @@ def test_what_a_start_left_that_was_killed_goes(tmp_path):
     lease.release()
 
 
+def test_what_else_lies_where_leases_do_is_no_lease(tmp_path):
+    (tmp_path / f"{layout.LEASE}.junk").write_bytes(b"")
+    lease = acquired(tmp_path)
+    for name in (".nfs0001", "zzz"):
+        (tmp_path / layout.LEASE / name).write_bytes(b"")
+    lease.check()
+    lease.release()
+    with pytest.raises(
+        errors.DirectoryInUseError, match="no lease lies where leases do"
+    ):
+        acquired(tmp_path)
+    assert (tmp_path / layout.LEASE / "zzz").exists()
+
+
+class Stale(LocalDisk):
+    """A client of NFS: another one has removed what this one looks at."""
+
+    def names(self, path):
+        found = super().names(path)
+        if os.path.basename(path) == "theirs":
+            shutil.rmtree(path)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return found
+
+
+def test_what_another_client_of_nfs_removed_meanwhile_is_gone(tmp_path):
+    Other(tmp_path, pid=2**22 + 1, boot=HERE.boot)
+    lease = acquired(tmp_path, disk=Stale())
+    lease.check()
+
+
+class Foreign(LocalDisk):
+    """What another user wrote."""
+
+    def remove(self, path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
+def test_a_dead_holder_of_another_user_is_named(tmp_path):
+    Other(tmp_path, pid=2**22 + 1, boot=HERE.boot)
+    with pytest.raises(errors.SaveError, match=r"process 4194305 .*Remove it as"):
+        acquired(tmp_path, disk=Foreign())
+
+
+class Hanging(LocalDisk):
+    """A server that does not answer any more."""
+
+    def __init__(self):
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def remove_dir(self, path):
+        assert self.answers.wait(20)
+        super().remove_dir(path)
+
+
+def test_letting_go_waits_for_no_server(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.RELEASE", 0.05)
+    disk = Hanging()
+    lease = acquired(tmp_path, disk=disk)
+    disk.answers.clear()
+    lease.release()
+    assert "does not answer" in caplog.text
+    disk.answers.set()
+    wait_until(lambda: is_free(tmp_path), "the server ended it after all")
+
+
+def test_an_interpreter_that_ends_and_starts_no_thread_lets_go_too(
+    tmp_path, monkeypatch
+):
+    def refuse(seconds, call):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    lease = acquired(tmp_path)
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.call_within", refuse)
+    lease.release()
+    assert is_free(tmp_path)
+
+
 # --- the fence -----------------------------------------------------------------------
 
 
@@ -253,8 +408,7 @@ def steal(directory):
 
 def leased(directory):
     lease = acquired(directory)
-    files = FencedFiles(LocalFiles(), lease)
-    return lease, make_saver(directory, OwnPayload(), files=files)
+    return lease, make_saver(directory, OwnPayload(), lease=lease)
 
 
 def test_a_holder_commits_and_leaves_nothing_in_the_lease(tmp_path):
@@ -297,6 +451,53 @@ def test_who_lost_it_deletes_no_commit(tmp_path):
     assert saver.loader.newest().step == 1
 
 
+def test_who_lost_it_amid_a_deletion_removes_no_file_of_the_next_run(tmp_path):
+    """The next run may have a commit under the same name by then."""
+
+    class Frozen(LocalFiles):
+        is_frozen = False
+
+        def remove(self, path):
+            super().remove(path)
+            if self.is_frozen and os.path.basename(path).startswith("move-"):
+                self.is_frozen = False
+                steal(tmp_path)
+
+    files = Frozen()
+    saver = make_saver(tmp_path, OwnPayload(), files=files, lease=acquired(tmp_path))
+    save(saver, 1)
+    entry = saver.commit_of(str(tmp_path / "1"))
+    files.is_frozen = True  # once it has removed the marker
+    with pytest.raises(errors.LeaseLostError):
+        saver.delete(entry)
+    assert not (tmp_path / "1" / layout.MARKER).exists()
+    assert all((tmp_path / "1" / each.name).exists() for each in entry.manifest.files)
+
+
+def test_who_lost_it_lets_no_manager_delete(tmp_path):
+    class Frozen(LocalFiles):
+        def remove(self, path):
+            super().remove(path)
+            if os.path.basename(path).startswith("move-"):  # the intent: the last step
+                steal(tmp_path)
+
+    payload = FlatPayload(str(tmp_path))
+    payload.committed = lambda: pytest.fail("it deletes")
+    save(make_saver(tmp_path, payload, files=Frozen(), lease=acquired(tmp_path)), 1)
+
+
+def test_a_save_fn_may_write_to_another_disk(tmp_path):
+    class TwoDisks(LocalFiles):
+        def rename(self, source, target):
+            if layout.LEASE in target:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+            super().rename(source, target)
+
+    saver = make_saver(tmp_path, files=TwoDisks(), lease=acquired(tmp_path))
+    save(saver, 1)
+    assert saver.loader.newest().step == 1
+
+
 def test_the_fence_is_the_move_and_not_a_look_before(tmp_path):
     """The thief comes between the last line before the marker and the marker."""
 
@@ -306,9 +507,8 @@ def test_the_fence_is_the_move_and_not_a_look_before(tmp_path):
                 steal(tmp_path)
             super().rename(source, target)
 
-    saver = make_saver(
-        tmp_path, OwnPayload(), files=FencedFiles(Frozen(), acquired(tmp_path))
-    )
+    lease = acquired(tmp_path)
+    saver = make_saver(tmp_path, OwnPayload(), files=Frozen(), lease=lease)
     with pytest.raises(errors.LeaseLostError):
         save(saver, 1)
     assert saver.loader.newest() is None
@@ -341,6 +541,44 @@ def test_one_that_was_released_is_taken_again_unless_somebody_has_it(tmp_path):
         save(saver, 2)
 
 
+def commit_of_another_run(directory, step, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
+        lease, saver = leased(directory)
+        save(saver, step)
+        lease.release()
+
+
+def test_a_run_that_let_go_does_not_mix_its_steps_with_those_of_another(
+    tmp_path, monkeypatch
+):
+    lease, saver = leased(tmp_path)
+    heard = []
+    lease.on_loss(heard.append)
+    save(saver, 1)
+    lease.release()
+    commit_of_another_run(tmp_path, 2, monkeypatch)
+    with pytest.raises(errors.LeaseLostError, match="another run has had it"):
+        save(saver, 3)
+    assert saver.loader.newest().step == 2
+    assert len(heard) == 1
+    assert is_free(tmp_path)  # for the other one
+
+
+def test_commits_of_the_run_that_it_goes_on_from_are_no_loss(tmp_path, monkeypatch):
+    commit_of_another_run(tmp_path, 1, monkeypatch)
+    lease, saver = leased(tmp_path)
+    saver.check_others(catalog.scan(str(tmp_path)))
+    lease.release()
+    save(saver, 2)
+    lease.release()
+    other, inner = leased(tmp_path)  # another handler of this process
+    save(inner, 3)
+    other.release()
+    save(saver, 4)
+    assert saver.loader.newest().step == 4
+
+
 def test_a_directory_that_is_away_for_a_while_is_no_loss(tmp_path):
     run = tmp_path / "mount" / "run"
     run.mkdir(parents=True)
@@ -358,7 +596,8 @@ def test_a_directory_that_is_away_for_a_while_is_no_loss(tmp_path):
 
 
 def test_a_thread_renews_it_and_tells_of_its_loss(tmp_path, monkeypatch):
-    monkeypatch.setattr("tfpreempt.checkpoint.lease.RENEWAL", 0.01)
+    quick = Pace(renewal=0.01, expiry=EXPIRY, poll=POLL)
+    monkeypatch.setattr("tfpreempt.checkpoint.fence.PACE", quick)
     lease, heard = acquired(tmp_path), []
     lost = threading.Event()
     lease.on_loss(lambda reason: (heard.append(reason), lost.set()))
@@ -368,3 +607,22 @@ def test_a_thread_renews_it_and_tells_of_its_loss(tmp_path, monkeypatch):
     steal(tmp_path)
     assert lost.wait(20)
     assert "is held by process 4711 on node-7" in heard[0]
+
+
+def test_letting_go_amid_a_look_of_another_thread_is_no_loss(tmp_path, monkeypatch):
+    lease, heard = acquired(tmp_path), []
+    lease.on_loss(heard.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(LeaseDirectory, "has", lambda place, token: lease.release())
+        lease.check()
+    lease.check()
+    assert (heard, lease.token is None) == ([], False)
+
+
+def test_a_loss_before_anybody_listens_is_told(tmp_path):
+    lease, heard = acquired(tmp_path), []
+    steal(tmp_path)
+    with pytest.raises(errors.LeaseLostError):
+        lease.check()
+    lease.on_loss(heard.append)
+    assert len(heard) == 1

@@ -19,9 +19,11 @@ from tfpreempt.checkpoint.restore import newest_verified
 PROGRAM = """
 import sys, time
 import tfpreempt
-from tfpreempt.checkpoint import lease
+from tfpreempt.checkpoint import fence, lease, patience
 from tfpreempt.states import StepCounter
-lease.RENEWAL, lease.EXPIRY, lease.GRACE, lease.MARGIN = map(float, sys.argv[1:5])
+renewal, expiry, grace, patience.MARGIN = map(float, sys.argv[1:5])
+fence.PACE = patience.Pace(renewal=renewal, expiry=expiry, poll=fence.PACE.poll)
+lease.GRACE = patience.GRACE = grace
 step = StepCounter()
 tfpreempt.load_state(step)
 began = time.monotonic()

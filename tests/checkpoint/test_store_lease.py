@@ -13,9 +13,10 @@ from tests.checkpoint.test_lease import ELSEWHERE, Waiting
 from tests.multiprocess.harness import wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.lease import EXPIRY, Lease
+from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.remote.place import StorePlace
+from tfpreempt.checkpoint.remote.place import PACE, StorePlace
+from tfpreempt.checkpoint.remote.upload import Upload
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyStore
 
@@ -82,7 +83,7 @@ def test_what_nobody_renews_is_taken_over(store):
     Other(store)
     pause = Waiting()
     assert acquired(store, pause).token == "2"
-    assert pause.waited >= EXPIRY
+    assert pause.waited >= PACE.expiry
 
 
 def test_who_was_taken_over_finds_out(store):
@@ -94,6 +95,45 @@ def test_who_was_taken_over_finds_out(store):
     assert len(heard) == 1
     lease.release()
     assert StorePlace(store).look().token == "2"  # the other one's stays
+
+
+def expired(store):
+    """Another start, which finds out nothing but that nobody renews it."""
+    pause = Waiting()
+    lease = acquired(store, pause)
+    assert pause.waited >= PACE.expiry
+    return lease
+
+
+def test_a_rule_that_deletes_old_objects_ends_no_run(store):
+    """The record is as old as the run, and its beat is young."""
+    lease, beats = acquired(store), StorePlace(store)
+    beats.beat(lease.token, 1)
+    store.delete("lease/0000000001")
+    lease.check()
+    beats.beat(lease.token, 2)
+    for name in list(store.list("lease/")):
+        store.delete(name)
+    lease.check()
+    beats.beat(lease.token, 3)
+    lease.check()
+    assert expired(store).token == "2"
+    with pytest.raises(errors.LeaseLostError):
+        lease.check()
+
+
+def test_a_bucket_that_lets_nothing_be_deleted_ends_no_run(store, caplog):
+    acquired(store).release()
+    store.delete = refuse
+    lease = acquired(store)
+    lease.check()
+    lease.release()
+    acquired(store).check()
+    assert caplog.text.count("older leases stay") == 2  # once for each that was taken
+
+
+def refuse(name, *, timeout=None):
+    raise errors.SaveError("403: no permission to delete")
 
 
 class Journal:
@@ -118,6 +158,56 @@ def test_a_mirror_copies_under_its_lease_and_marks_nothing_once_it_is_lost(
     mirror.close()
     assert len(markers(store)) == 1
     assert StorePlace(store).look().token == "2"
+
+
+def test_a_mirror_that_let_go_takes_nothing_again_until_training_goes_on(
+    store, tmp_path
+):
+    """The upload that is under way when a machine goes away."""
+    directory, journal = tmp_path / "run", Journal()
+    saver = make_saver(directory, OwnPayload())
+    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror.look()
+    put_if_absent, let_go = store.put_if_absent, []
+
+    def put_last_before_the_marker(name, source, **more):
+        done = put_if_absent(name, source, **more)
+        if name.endswith(layout.MANIFEST) and not let_go:
+            let_go.append(name)
+            mirror.release()
+        return done
+
+    store.put_if_absent = put_last_before_the_marker
+    mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
+    wait_until(lambda: let_go and mirror.status.uploading is None, "it has let go")
+    assert StorePlace(store).look() is None
+    assert markers(store) == []
+    assert mirror.wait(20)
+    assert len(markers(store)) == 1
+    mirror.close()
+
+
+def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
+    store, tmp_path, monkeypatch
+):
+    directory, journal = tmp_path / "run", Journal()
+    saver = make_saver(directory, OwnPayload())
+    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    mirror.look()
+    mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
+    assert mirror.wait(20)
+    mirror.release()
+    with monkeypatch.context() as patch:
+        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
+        other = Other(store)
+        commit = save(make_saver(tmp_path / "other", OwnPayload()), 2)
+        Upload(store, catalog.at(commit.path)).run()
+        other.place.end(other.token)
+    mirror.add(catalog.at(save(saver, 3).path))
+    wait_until(lambda: mirror.status.fault, "the mirror finds out")
+    assert "another run has had it meanwhile" in mirror.status.fault
+    mirror.close()
+    assert len(markers(store)) == 2
 
 
 def test_a_mirror_that_could_not_look_takes_its_lease_with_the_first_copy(

@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.test_lease import ELSEWHERE
 from tests.handler.program import Program
 from tfpreempt import errors
+from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.fence import LeaseDirectory
+from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.remote.place import StorePlace
+from tfpreempt.core.cluster import LOCAL
 from tfpreempt.handler.commits import Commits
+from tfpreempt.handler.start import Start
 from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.tensorflow
@@ -77,3 +84,47 @@ def test_a_fit_that_cannot_begin_keeps_no_lease(
         model.fit(np.ones((1, 1)), np.ones(1), callbacks=[callback], verbose=0)
     assert caught.tb is not None
     assert is_free(program.directory)
+
+
+def test_training_that_goes_on_after_another_run_leaves_as_lost(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit function returned, and a new start came between."""
+    handler = program.handler()
+    handler.run(program.step)
+    program.button.press()
+    handler.run(program.step)
+    assert program.exits == 1
+    assert is_free(program.directory)
+    with monkeypatch.context() as patch:
+        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
+        lease = Lease()
+        lease.acquire(str(program.directory))
+        save(make_saver(program.directory, OwnPayload(), lease=lease), 7)
+        lease.release()
+    with pytest.raises(errors.LeaseLostError, match="another run has had it"):
+        handler.save()
+    handler.run(program.step)
+    assert program.exits == 2
+    assert [e["outcome"] for e in program.events("exit")] == ["committed", "lost"]
+    assert catalog.scan(str(program.directory))[0].step == 7
+
+
+def test_what_a_start_brings_for_other_workers_goes_by_way_of_the_lease(
+    program: Program, store: FaultyStore
+) -> None:
+    commit(program)
+    mirror = Mirror(store, max_to_keep=2, lease=Lease())
+    mirror.look()
+    start = Start(
+        lambda: pytest.fail("it is made"), None, LOCAL, store=store, mirror=mirror
+    )
+    start._candidate = catalog.at(str(program.directory / "1"))
+    other = StorePlace(store)
+    found = other.look()
+    assert found is not None
+    other.end(found.token)
+    assert other.take(ELSEWHERE)
+    with pytest.raises(errors.LeaseLostError):
+        start._bring_before_all(store)
+    assert not any(name.endswith(layout.MARKER) for name in store.list())

@@ -70,6 +70,9 @@ class FakeMember:
     def watcher(self) -> FakeMember:
         return self
 
+    def resume(self) -> None:
+        """Goes on after the exit function has returned."""
+
     def release(self) -> None:
         self.is_released = True
 

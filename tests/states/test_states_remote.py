@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import random
@@ -15,9 +16,11 @@ import pytest
 
 import tfpreempt
 from tests.checkpoint.fakes import Words
+from tests.checkpoint.test_lease import ELSEWHERE
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.fence import LeaseDirectory
 from tfpreempt.checkpoint.remote import chosen_store
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.state import REGISTRY
@@ -25,6 +28,7 @@ from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.handler import session
 from tfpreempt.states import copies, registered
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.timeout(60)
@@ -211,6 +215,28 @@ def test_a_forked_child_waits_for_nothing(place, words):
     assert found._mirror.is_open
 
 
+def test_what_is_fetched_goes_by_way_of_the_lease(place, words):
+    """A process that was frozen while it fetched, and taken over meanwhile."""
+    place.save(words, "kept")
+    place.wait()
+    place.restart()
+    place.lose_disk()
+    get = place.store.get
+
+    def get_late(name, *args, **kwargs):
+        if name.endswith(".state"):
+            here = LeaseDirectory(str(place.directory))
+            if (found := here.look()) and found.token != "thief":
+                here.end(found.token)
+                assert here.take(dataclasses.replace(ELSEWHERE, token="thief"))
+        return get(name, *args, **kwargs)
+
+    place.store.get = get_late
+    with pytest.raises(errors.LeaseLostError):
+        tfpreempt.load_state(words)
+    assert not list(place.directory.glob("*/COMMITTED"))
+
+
 def test_a_damaged_copy_is_passed_over(place, words, caplog):
     for text in ("one", "two"):
         place.save(words, text)
@@ -283,7 +309,8 @@ def test_a_directory_that_is_a_url(place, words, monkeypatch):
 def worker(place, index, directory):
     cluster = Cluster(worker=index, jobs=(("worker", 3),))
     loader = StateLoader(str(directory), cluster)
-    made = copies.Copies(place.store, str(directory), cluster, loader.newest)
+    files = LocalFiles()
+    made = copies.Copies(place.store, str(directory), cluster, loader.newest, files)
     return made, loader
 
 
@@ -343,7 +370,8 @@ def test_of_those_with_disks_of_their_own_each_fetches(
 
 def test_what_is_gone_is_not_copied(place):
     place.directory.mkdir()
-    made = copies.Copies(place.store, str(place.directory), LOCAL, lambda: None)
+    directory, files = str(place.directory), LocalFiles()
+    made = copies.Copies(place.store, directory, LOCAL, lambda: None, files)
     made.begin()
     made.committed(str(place.directory / "gone"))  # never raises
     made._end()

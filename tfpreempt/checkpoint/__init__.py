@@ -26,6 +26,7 @@ locks           one process of a machine at a time, on a file or a directory
 lookup          what lies at the place that a handle names
 manifest        the manifest of a commit: its files, their sizes and checksums
 metadata        what users note about a checkpoint, beside its manifest
+patience        how long a start waits for a lease that another process has
 payload         the part of a checkpoint that TensorFlow writes
 per_replica     variables of which each worker saves what its own replicas hold
 pointer         TensorFlow's `checkpoint` state file

@@ -27,6 +27,7 @@ import logging
 import os
 import platform
 import sys
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from tfpreempt import errors
@@ -39,6 +40,8 @@ from tfpreempt.storage import checksum, reading
 from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
+
+_PROCESS = uuid.uuid4().hex[:16]
 
 
 def publish(
@@ -240,6 +243,17 @@ def free_target(
     if not reading.is_there(plain):
         return plain
     return f"{plain}.{sequence}"
+
+
+def this_process() -> str:
+    """What this process names itself by in its manifests; a forked child is another."""
+    return f"{_PROCESS}-{os.getpid()}"
+
+
+def is_own(commit: Entry) -> bool:
+    """Whether this very process made a commit."""
+    manifest = commit.manifest
+    return manifest is not None and manifest.metadata.get("process") == this_process()
 
 
 def versions() -> dict[str, str]:

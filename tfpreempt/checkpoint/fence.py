@@ -20,7 +20,6 @@ removed, not renamed: a client of NFS that has it open could go on using it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import itertools
 import os
@@ -28,13 +27,18 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.holder import Holder, from_json
+from tfpreempt.checkpoint.holder import Found, Holder, from_json
 from tfpreempt.checkpoint.home import Home
+from tfpreempt.checkpoint.patience import Pace
 from tfpreempt.storage.files import Files, LocalFiles, remove_if_empty
 
 _HOLDER, _BEAT = "holder", "beat"
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # on NFS: removed by another one
+_IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
 _TRIES = 100  # to remove a directory in which its holder still moves files
+
+PACE = Pace(renewal=5.0, expiry=30.0, poll=0.2)  # a node's in Kubernetes: 10 and 40
 
 
 class Disk(Files, Protocol):
@@ -60,25 +64,8 @@ class LocalDisk(LocalFiles):
             return file.read()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A lease that somebody has.
-
-    Attributes:
-        token: which.
-        holder: who has it; None where it is being ended.
-        beat: what its holder wrote last.
-    """
-
-    token: str
-    holder: Holder | None
-    beat: bytes
-
-
 class LeaseDirectory:
     """The lease of one directory; any thread.
-
-    Unlike a `StorePlace` it can be away for a while: unmounted, or moved.
 
     Args:
         directory: which exists.
@@ -87,6 +74,7 @@ class LeaseDirectory:
 
     def __init__(self, directory: str, disk: Disk | None = None) -> None:
         self.where = directory
+        self.pace = PACE
         self._home = Home(directory)
         self._disk: Disk = disk or LocalDisk()
         self._root = os.path.join(directory, layout.LEASE)
@@ -98,14 +86,15 @@ class LeaseDirectory:
         Raises:
             OSError: as the file system says.
         """
+        leaving = None
         for token in self._names(self._root):
-            record = self._read(token, _HOLDER)  # empty: after a loss of power
-            return Found(
-                token=token,
-                holder=from_json(record, token) if record else None,
-                beat=self._read(token, _BEAT) or b"",
-            )
-        return None
+            record = self._read(token, _HOLDER)
+            if record:
+                holder, beat = from_json(record, token), self._read(token, _BEAT) or b""
+                return Found(token=token, holder=holder, beat=beat)
+            # Empty after a loss of power; or it is no lease, and not ours to remove.
+            leaving = leaving or Found(token=token, holder=None, beat=b"")
+        return leaving
 
     def take(self, holder: Holder) -> str | None:
         """Takes it, unless somebody has it.
@@ -127,7 +116,7 @@ class LeaseDirectory:
                 raise
             # Refused; or a network lost the answer, asked again, and was refused then.
             self._remove(new, holder.token)
-        return holder.token if self.has(holder.token) else None
+        return holder.token if self._is_there(holder.token) else None
 
     def end(self, token: str) -> None:
         """Ends a lease, if it is still there: its holder commits nothing any more.
@@ -141,9 +130,14 @@ class LeaseDirectory:
         """Whether a lease is there still.
 
         Raises:
-            OSError: as the file system says.
+            OSError: as the file system says; or the directory is away for a while,
+                unmounted or moved, and what is in its place says nothing.
         """
-        return self._read(token, _HOLDER) is not None
+        if self._is_there(token):
+            return True
+        if not self._home.is_same():
+            raise OSError(f"{self.where!r} is not there, or it is another directory")
+        return False
 
     def beat(self, token: str, count: int) -> None:
         """Renews a lease.
@@ -155,51 +149,55 @@ class LeaseDirectory:
         path = os.path.join(self._root, token, _BEAT)
         self._disk.write(path, b"%d" % count)
 
-    def is_away(self) -> bool:
-        """Whether another directory, or none, is in its place for now."""
-        return not self._home.is_same()
-
     def way(self, token: str) -> str:
         """A path in a lease, by which one file can be moved to another place."""
         return os.path.join(self._root, token, f"move-{next(self._moves)}")
 
     def sweep(self) -> None:
-        """Removes what starts left that were killed while they took the lease.
-
-        Raises:
-            OSError: as the file system says.
-        """
+        """Removes what starts left that were killed while they took the lease; what
+        cannot be removed does no harm."""
         begins = layout.LEASE + "."
-        for name in self._names(self.where):
-            if name.startswith(begins):
-                new = os.path.join(self.where, name)
-                self._remove(new, name.removeprefix(begins))
+        with contextlib.suppress(OSError):
+            for name in self._names(self.where):
+                if name.startswith(begins):
+                    new = os.path.join(self.where, name)
+                    with contextlib.suppress(OSError):
+                        self._remove(new, name.removeprefix(begins))
 
     def _remove(self, root: str, token: str) -> None:
         place = os.path.join(root, token)
         for _ in range(_TRIES):
             names = self._names(place)
-            # first what says that somebody has it: from then on all may help
-            for name in sorted(names, key=_HOLDER.__ne__):
-                self._disk.remove(os.path.join(place, name))
             try:
+                # first what says that somebody has it: from then on all may help
+                for name in sorted(names, key=_HOLDER.__ne__):
+                    self._disk.remove(os.path.join(place, name))
                 self._disk.remove_dir(place)
                 break
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                if error.errno in _GONE:
+                    break  # another one was quicker; or it never was a lease
+                if error.errno not in _IN_USE:
                     raise
         remove_if_empty(self._disk, root)
+
+    def _is_there(self, token: str) -> bool:
+        return self._read(token, _HOLDER) is not None
 
     def _names(self, path: str) -> list[str]:
         try:
             return self._disk.names(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
             return []
 
     def _read(self, token: str, name: str) -> bytes | None:
         try:
             return self._disk.read(os.path.join(self._root, token, name))
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
             return None
 
 
@@ -210,6 +208,10 @@ class Held(Protocol):
         """Raises where it is lost."""
         ...
 
+    def check_newest(self, sequence: int) -> None:
+        """Raises where others have committed up to this one while it was released."""
+        ...
+
     def moving(self) -> contextlib.AbstractContextManager[str | None]:
         """A path by which to move a file; None where there is no lease to be had."""
         ...
@@ -218,9 +220,11 @@ class Held(Protocol):
 class FencedFiles:
     """The file operations of a commit, by who holds the lease of its directory.
 
-    What readers find commits by, the marker and TensorFlow's `checkpoint` file, goes by
-    way of the lease. All else means nothing without them. A save begins by making a
-    directory, which is refused at once.
+    What readers find commits by, the marker and TensorFlow's `checkpoint` file, goes to
+    its name by way of the lease. So does whatever is deleted outside of the staging of
+    saves: who has taken over may have a commit of that name by now. All else means
+    nothing without these. A save begins by making a directory, which is refused at
+    once.
 
     Args:
         files: the operations.
@@ -245,7 +249,7 @@ class FencedFiles:
             self._files.rename(moved, target)
 
     def remove(self, path: str) -> None:
-        if os.path.basename(path) != layout.MARKER:
+        if f"/{layout.STAGING}/" in path:
             self._files.remove(path)
             return
         with contextlib.suppress(FileNotFoundError), self._moved(path) as moved:
@@ -255,6 +259,12 @@ class FencedFiles:
     def _moved(self, path: str) -> Iterator[str]:
         """A file where nobody can move it from who does not hold the lease."""
         with self._lease.moving() as way:
-            if way is not None:
-                self._files.rename(path, way)
+            try:
+                if way is not None:
+                    self._files.rename(path, way)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self._lease.check()  # a save_fn's, on another disk: no fence reaches it
+                way = None
             yield way or path

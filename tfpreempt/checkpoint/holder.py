@@ -11,7 +11,6 @@ import time
 
 _MAX_BYTES = 4096
 _BOOT = "/proc/sys/kernel/random/boot_id"
-_MACHINE = "/etc/machine-id"
 _NAMESPACE = "/proc/self/ns/pid"
 
 
@@ -24,20 +23,18 @@ class Holder:
         pid: in its own namespace.
         started: when the process began, in clock ticks of its machine; with the pid it
             names one process of a boot.
-        host: the name of its machine or container.
-        machine: the machine's id; empty where it has none.
+        host: the name of its machine or container, for people.
         boot: the id of the machine's boot, equal in all of its containers.
         namespace: in which the pid counts.
         grace_seconds: that it may need to leave, once it was told to.
         since: seconds since the epoch, for people.
-        program: what runs, for people.
+        program: the name of what runs, for people; arguments may hold secrets.
     """
 
     token: str
     pid: int
     started: int
     host: str
-    machine: str
     boot: str
     namespace: str
     grace_seconds: float
@@ -49,16 +46,15 @@ class Holder:
         return f"process {self.pid} on {self.host} ({self.program}), since {since}"
 
     def is_dead(self, here: Holder) -> bool:
-        """Whether it provably is: asked on its machine, about its boot and namespace.
+        """Whether it provably is: asked in the same boot and namespace of pids.
+
+        Another boot proves nothing: machines and containers that were copied have the
+        same name and machine id, and both live.
 
         Args:
             here: the process that asks.
         """
-        is_known = bool(self.boot and here.boot)
-        if is_known and self.boot != here.boot:
-            is_here = (self.host, self.machine) == (here.host, here.machine)
-            return is_here and bool(self.machine)  # it was started anew since
-        if not is_known or self.namespace != here.namespace:
+        if not self.boot or self.boot != here.boot or self.namespace != here.namespace:
             return False
         if self.pid == here.pid:
             return True  # of a number that is ours now, or of what we were before exec
@@ -67,6 +63,21 @@ class Holder:
     def to_json(self) -> bytes:
         """What the lease's file holds."""
         return json.dumps(dataclasses.asdict(self)).encode()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A lease that somebody has.
+
+    Attributes:
+        token: which.
+        holder: who has it; None where it is being ended.
+        beat: what its holder wrote last.
+    """
+
+    token: str
+    holder: Holder | None
+    beat: bytes
 
 
 def this_process(grace_seconds: float) -> Holder:
@@ -81,12 +92,11 @@ def this_process(grace_seconds: float) -> Holder:
         pid=pid,
         started=_started(pid) or 0,
         host=os.uname().nodename,
-        machine=_first_line(_MACHINE),
         boot=_first_line(_BOOT),
         namespace=_link(_NAMESPACE),
         grace_seconds=grace_seconds,
         since=time.time(),
-        program=" ".join(sys.argv)[:200] or "python",
+        program=os.path.basename(sys.argv[0] if sys.argv else "")[:200] or "python",
     )
 
 
@@ -95,7 +105,7 @@ def from_json(data: bytes, token: str) -> Holder:
 
     Args:
         data: from a file that anybody may have written.
-        token: of the lease, as its directory names it.
+        token: for a holder of which nothing is known.
 
     Returns:
         The holder; one of which nothing is known, and that never counts as dead, where
@@ -103,7 +113,7 @@ def from_json(data: bytes, token: str) -> Holder:
     """
     try:
         found = json.loads(data[:_MAX_BYTES])
-        holder = Holder(**{**found, "token": token})
+        holder = Holder(**found)
         kinds = {"int": int, "float": (int, float), "str": str}
         for field in dataclasses.fields(Holder):
             value = getattr(holder, field.name)
@@ -122,7 +132,6 @@ def from_json(data: bytes, token: str) -> Holder:
         pid=0,
         started=0,
         host="an unknown host",
-        machine="",
         boot="",
         namespace="",
         grace_seconds=0.0,
@@ -134,22 +143,22 @@ def from_json(data: bytes, token: str) -> Holder:
 def _is_running(pid: int, started: int) -> bool:
     try:
         return _started(pid) == started
-    except FileNotFoundError:
-        pass
+    except OSError:
+        pass  # there is none, or it is hidden from this user
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return True  # hidden from this user
+    return True
 
 
 def _started(pid: int) -> int | None:
     """When a process began; None of one that has ended and was not waited for.
 
     Raises:
-        FileNotFoundError: there is none, or it is hidden.
+        OSError: there is none, or it is hidden.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -2,8 +2,8 @@
 
 A second start waits as long as the first may need to leave, and at most that long. It
 takes the lease over at once where its holder provably died, and where nothing renewed
-it for `EXPIRY` seconds; else it is refused. No two clocks are compared: who waits
-counts its own looks, between which the holder's counter stood still.
+it for a while; else it is refused. No two clocks are compared: who waits counts the
+time between its own looks, over which the holder's counter stood still (`patience`).
 
 How it lies on a disk, and what fences a holder that only was frozen: `fence`.
 """
@@ -20,73 +20,21 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.fence import Disk, Found, LeaseDirectory
-from tfpreempt.checkpoint.holder import Holder, this_process
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.fence import Disk, LeaseDirectory
+from tfpreempt.checkpoint.holder import Found, Holder, this_process
+from tfpreempt.checkpoint.patience import GRACE, Pace, Patience
+from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
 from tfpreempt.storage import failure, paths
 
 _log = logging.getLogger(__name__)
 
-RENEWAL = 5.0  # seconds from one beat to the next
-EXPIRY = 30.0  # without a beat; a node's lease in Kubernetes has 40
-GRACE = 30.0  # seconds that a holder may need to leave, where nobody knows
-LONGEST_GRACE = 180.0  # that is waited for: the other workers wait for this start
-MARGIN = 10.0  # more than the grace and the expiry
-POLL = 0.2
-SAID_EACH = 10.0
+SAID_EACH = 10.0  # seconds of waiting
+RELEASE = 2.0  # seconds that letting go may take where the storage hangs
 
-_held: weakref.WeakValueDictionary[tuple[str, str], Lease] = (
-    weakref.WeakValueDictionary()
+_held: weakref.WeakValueDictionary[str, Lease] = (
+    weakref.WeakValueDictionary()  # by the token in the holder's record
 )
-
-
-class Patience:
-    """What a start may do about a lease that another process has; no clock, no I/O.
-
-    Args:
-        here: the process that waits.
-
-    Attributes:
-        holder: who has it, as far as was seen.
-        limit: seconds that the wait may take.
-        waited: seconds that it took so far.
-    """
-
-    def __init__(self, here: Holder) -> None:
-        self._here = here
-        self._last: tuple[str, bytes] | None = None
-        self._silent = 0.0
-        self.holder: Holder | None = None
-        self.limit = GRACE + EXPIRY + MARGIN
-        self.waited = 0.0
-
-    def passed(self, seconds: float) -> None:
-        """So long after the last look. A pause of this process, or of its machine,
-        says nothing of the holder: it counts as a few looks."""
-        seconds = min(max(seconds, POLL), 5 * POLL)
-        self.waited += seconds
-        self._silent += seconds
-
-    def why_over(self, found: Found) -> str | None:
-        """Why a lease counts for nothing, by what is seen now; None if it counts."""
-        if self._last != (found.token, found.beat):
-            self._last, self._silent = (found.token, found.beat), 0.0
-        self.holder = found.holder
-        if found.holder is None:
-            return "which was leaving"
-        if found.holder.is_dead(self._here):
-            return "which is dead"
-        if self._silent >= EXPIRY:
-            return f"which did not renew it for {self._silent:.0f} s"
-        grace = found.holder.grace_seconds
-        is_one = 0.0 <= grace <= LONGEST_GRACE  # and a number
-        self.limit = (grace if is_one else LONGEST_GRACE) + EXPIRY + MARGIN
-        return None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the wait is: its holder would have left, or died, by now."""
-        return self.waited >= self.limit
 
 
 class Place(Protocol):
@@ -96,6 +44,7 @@ class Place(Protocol):
     """
 
     where: str
+    pace: Pace
 
     def look(self) -> Found | None:
         """Who has it; None if nobody."""
@@ -103,6 +52,10 @@ class Place(Protocol):
 
     def take(self, holder: Holder) -> str | None:
         """Takes it, as it was at the last look; its token, None if that failed."""
+        ...
+
+    def has(self, token: str) -> bool:
+        """Whether a lease is not over; raises where nothing is known for now."""
         ...
 
     def end(self, token: str) -> None:
@@ -113,12 +66,8 @@ class Place(Protocol):
         """Renews a lease; raises where it is over."""
         ...
 
-    def is_away(self) -> bool:
-        """Whether nothing is known of it for now."""
-        ...
-
     def sweep(self) -> None:
-        """Removes what was left by starts that were killed."""
+        """Removes what was left by starts that were killed; never raises."""
         ...
 
 
@@ -136,6 +85,7 @@ def attempt(
         Its token; None where another one has it, or was quicker.
 
     Raises:
+        SaveError: another user left it.
         OSError: as the file system says.
         CheckpointError: as the object store says.
     """
@@ -144,7 +94,15 @@ def attempt(
         why = why_over(found)
         if why is None:
             return None
-        place.end(found.token)
+        try:
+            place.end(found.token)
+        except PermissionError as error:
+            who = found.holder or "a process"
+            raise errors.SaveError(
+                f"{place.where!r} still has the lease of {who}, {why}, which this user "
+                f"may not remove: {error}. Remove it as the user that it belongs to, "
+                "or let both write there"
+            ) from error
         if found.holder is not None and why:
             _log.warning(
                 "tfpreempt: took over %s from %s, %s",
@@ -158,15 +116,13 @@ def attempt(
 class Lease:
     """Held by this process from `acquire` to `release`, or until it is dropped.
 
-    Main thread. Of a directory that is a URL there is none.
+    Main thread, or the one thread that writes under it. A child that was forked does
+    not hold it. Of a directory that is a URL there is none.
 
     Args:
         grace_seconds: that this process may need to leave; None where nobody knows.
-        pause: waits so many seconds, and says how many passed.
+        pause: waits so many seconds, and says how many passed since the last look.
         disk: where directories are.
-
-    Attributes:
-        token: of the lease that is held; None without one.
     """
 
     def __init__(
@@ -177,14 +133,24 @@ class Lease:
         disk: Disk | None = None,
     ) -> None:
         self._grace = GRACE if grace_seconds is None else grace_seconds
-        self._pause = pause or _pause
+        self._pause = pause
         self._disk = disk
         self._place: Place | None = None
         self._files: LeaseDirectory | None = None
-        self.token: str | None = None
-        self._on_loss: Callable[[str], None] = lambda reason: None
-        self._lost = ""
+        self._tenure: _Tenure | None = None
         self._end: Callable[[], object] = lambda: None
+        self._telling = threading.Lock()
+        self._on_loss: Callable[[str], None] | None = None
+        self._lost = ""
+        self._newest: int | None = None  # of others' commits, at the last look
+        self._newest_as: str | None = None  # the token at that look
+
+    @property
+    def token(self) -> str | None:
+        """Of the lease, where this process holds it."""
+        tenure = self._tenure
+        is_mine = tenure is not None and tenure.process == os.getpid()
+        return tenure.token if tenure is not None and is_mine else None
 
     def acquire(self, directory: str) -> None:
         """Takes the lease; waits for its holder, as long as that may need to leave.
@@ -216,8 +182,12 @@ class Lease:
             self._place = place
 
     def on_loss(self, call: Callable[[str], None]) -> None:
-        """Calls, on any thread, when it was lost, with the reason."""
-        self._on_loss = call
+        """Calls, on any thread, when it is lost, with the reason; at once if it was."""
+        with self._telling:
+            self._on_loss = call
+            lost = self._lost
+        if lost:
+            call(lost)
 
     def check(self) -> None:
         """Refuses to go on without it. One that was released is taken again.
@@ -228,14 +198,30 @@ class Lease:
         """
         if self._place is None:
             return
+        tenure = self._tenure
         if self.token is None and not self._lost:
             here = this_process(self._grace)
-            if not self._try(self._place, here, Patience(here)):
+            if not self._try(self._place, here, Patience(here, self._place.pace)):
                 self._lose()
-        elif self.token is not None and self._beats.is_lost():
-            self._lose()
+        elif tenure is not None and tenure.is_lost() and self._tenure is tenure:
+            self._lose()  # and did not let go of it meanwhile, on another thread
         if self._lost:
             raise errors.LeaseLostError(self._lost)
+
+    def check_newest(self, sequence: int) -> None:
+        """Refuses to go on where others committed while the lease was released.
+
+        Args:
+            sequence: the highest of their commits that are there now.
+
+        Raises:
+            LeaseLostError: it is higher than when the lease was held before.
+        """
+        is_held_anew = self._newest_as != self.token
+        if self._newest is not None and is_held_anew and sequence > self._newest:
+            self._lose("another run has had it meanwhile, and committed")
+            raise errors.LeaseLostError(self._lost)
+        self._newest, self._newest_as = max(sequence, self._newest or 0), self.token
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[str | None]:
@@ -261,21 +247,27 @@ class Lease:
 
     def release(self) -> None:
         """Others may have it from now on; a save of this process takes it again."""
-        self._end()
-        self.token = None
+        tenure, self._tenure = self._tenure, None
+        if tenure is None:
+            return
+        try:
+            call_within(RELEASE, self._end)
+        except OutOfTimeError:
+            _log.warning(
+                "tfpreempt: %s does not answer; the next start may have to wait until "
+                "its lease expires",
+                tenure.place.where,
+            )
+        except RuntimeError:  # the interpreter ends, and starts no thread any more
+            self._end()
 
     def _wait_for(self, place: Place) -> None:
         here = this_process(self._grace)
-        patience, said_at = Patience(here), -SAID_EACH
+        patience, said_at = Patience(here, place.pace), -SAID_EACH
+        pause = self._pause or _Looks()
         while not self._try(place, here, patience):
             if patience.is_over:
-                raise errors.DirectoryInUseError(
-                    f"{place.where!r} is in use: its lease is held by "
-                    f"{patience.holder}, which still renews it after "
-                    f"{patience.waited:.0f} s. Two runs in one checkpoint directory "
-                    "would mix their steps. Wait until that one has ended, or end it; "
-                    "or give this run a directory of its own"
-                )
+                raise errors.DirectoryInUseError(_in_use(place, patience))
             if patience.waited >= said_at + SAID_EACH:
                 said_at = patience.waited
                 _log.warning(
@@ -284,51 +276,61 @@ class Lease:
                     patience.holder or "a process that just took it",
                     patience.limit - patience.waited,
                 )
-            patience.passed(self._pause(POLL))
+            patience.passed(pause(place.pace.poll))
 
     def _try(self, place: Place, here: Holder, patience: Patience) -> bool:
         """Takes it unless somebody has it; whether that was done."""
 
         def why_over(found: Found) -> str | None:
-            if mine := _of_this_process(place, found):
+            if mine := _of_this_process(found):
                 mine.release()  # the session knows whether two may be open in one
                 return ""
             return patience.why_over(found)
 
-        self.token = attempt(place, here, why_over)
-        if self.token is None:
+        token = attempt(place, here, why_over)
+        if token is None:
             return False
-        _held[place.where, self.token] = self
-        self._beats = _Beats(place, self.token, weakref.WeakMethod(self._lose))
-        self._beats.start()
-        self._end = weakref.finalize(self, _release, self._beats, os.getpid())
+        self._tenure = _Tenure(place, token, weakref.WeakMethod(self._lose))
+        self._end = weakref.finalize(self, self._tenure.end)
+        self._tenure.start()
+        _held[here.token] = self
         return True
 
-    def _lose(self) -> None:
-        """Another process has it; any thread."""
+    def _lose(self, why: str = "") -> None:
+        """It is lost, once and for all; any thread."""
         assert self._place is not None
-        found = None
-        with contextlib.suppress(OSError, errors.CheckpointError):
-            found = self._place.look()
-        who = "nobody" if found is None or found.holder is None else found.holder
-        self._lost = (
-            f"the lease of {self._place.where!r} is lost: it is held by {who} now. "
-            "This process was frozen, or cut off from its storage, for longer than "
-            f"{EXPIRY:g} s; or somebody removed its lease. It commits nothing "
-            "any more, and leaves"
+        why = why or (
+            f"it is held by {_who_has(self._place)} now. This process was frozen, or "
+            f"cut off from its storage, for longer than {self._place.pace.expiry:g} s; "
+            "or somebody removed its lease"
         )
+        with self._telling:
+            if self._lost:
+                return
+            self._lost = (
+                f"the lease of {self._place.where!r} is lost: {why}. This process "
+                "commits nothing any more, and leaves"
+            )
+            call = self._on_loss
         _log.error("tfpreempt: %s", self._lost)
+        is_forked = self._tenure is not None and self._tenure.process != os.getpid()
         self.release()
-        self._on_loss(self._lost)
+        if call is not None and not is_forked:
+            call(self._lost)
 
 
-class _Beats(OwnedThread):
-    """Renews one lease until it is over.
+class _Tenure(OwnedThread):
+    """A lease from its taking to its end; a thread renews it.
 
     Args:
         place: of the directory.
         token: of the lease.
         lose: a method of its owner, held weakly.
+
+    Attributes:
+        place: see above.
+        token: see above.
+        process: which took it; a child that was forked has no part in it.
     """
 
     def __init__(
@@ -339,11 +341,12 @@ class _Beats(OwnedThread):
     ) -> None:
         super().__init__("tfpreempt-lease", self._renew)
         self.place, self.token = place, token
+        self.process = os.getpid()
         self._lose = lose
 
     def _renew(self) -> None:
         count, is_said = 0, False
-        while not self.stop_event.wait(RENEWAL):
+        while not self.stop_event.wait(self.place.pace.renewal):
             count += 1
             try:
                 self.place.beat(self.token, count)
@@ -362,34 +365,59 @@ class _Beats(OwnedThread):
                     )
 
     def is_lost(self) -> bool:
-        """Whether it was ended: not where the directory itself is away for a while."""
+        """Whether it was ended: not where nothing is known of it for a while."""
         try:
-            found = self.place.look()
+            return not self.place.has(self.token)
         except (OSError, errors.CheckpointError):
             return False
-        if found is None:
-            return not self.place.is_away()
-        return found.token != self.token or found.holder is None
+
+    def end(self) -> None:
+        """Others may have it; never raises."""
+        if os.getpid() != self.process:
+            return
+        self.stop_event.set()
+        try:
+            self.place.end(self.token)
+        except (OSError, errors.CheckpointError, RuntimeError) as error:
+            _log.warning("tfpreempt: %s: %s", self.place.where, error)
 
 
-def _release(beats: _Beats, process: int) -> None:
-    if os.getpid() != process:
-        return  # a forked child has no part in it
-    beats.stop_event.set()
-    try:
-        beats.place.end(beats.token)
-    except (OSError, errors.CheckpointError) as error:
-        _log.warning("tfpreempt: %s: %s", beats.place.where, error)
+class _Looks:
+    """Pauses, and says how long one look was after the other."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, seconds: float) -> float:
+        threading.Event().wait(seconds)
+        before, self._last = self._last, time.monotonic()
+        return self._last - before
 
 
-def _of_this_process(place: Place, found: Found) -> Lease | None:
-    """The lease that this process has there already."""
+def _of_this_process(found: Found) -> Lease | None:
+    """The lease that this process has there already, by whatever name."""
     if found.holder is None or found.holder.pid != os.getpid():
         return None
-    return _held.get((place.where, found.token))
+    return _held.get(found.holder.token)
 
 
-def _pause(seconds: float) -> float:
-    began = time.monotonic()
-    threading.Event().wait(seconds)
-    return time.monotonic() - began
+def _who_has(place: Place) -> Holder | str:
+    with contextlib.suppress(OSError, errors.CheckpointError):
+        found = place.look()
+        if found is not None and found.holder is not None:
+            return found.holder
+    return "nobody"
+
+
+def _in_use(place: Place, patience: Patience) -> str:
+    if patience.holder is None:
+        return (
+            f"{place.where!r} has a lease of nobody, which cannot be taken: something "
+            f"that is no lease lies where leases do. Remove {layout.LEASE!r} there"
+        )
+    return (
+        f"{place.where!r} is in use: its lease is held by {patience.holder}, which "
+        f"still renews it after {patience.waited:.0f} s. Two runs in one checkpoint "
+        "directory would mix their steps. Wait until that one has ended, or end it; or "
+        "give this run a directory of its own"
+    )

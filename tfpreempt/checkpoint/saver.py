@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tfpreempt import errors
@@ -19,6 +19,7 @@ from tfpreempt.checkpoint import catalog, claims, flat, home, layout, probe, ret
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.claims import Claim
+from tfpreempt.checkpoint.fence import Held
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.manifest import Manifest
@@ -54,6 +55,7 @@ class CheckpointSaver:
             does not count as kept.
         copies: the copy of the directory; None without one.
         clock: for measured times.
+        lease: of the directory, as `loader.files` has it; None where it has none.
 
     Attributes:
         directory: the checkpoint directory, the chief's for all workers.
@@ -62,6 +64,7 @@ class CheckpointSaver:
     loader: CheckpointLoader
     copies: Copies | None = None
     clock: Clock = dataclasses.field(default_factory=SystemClock)
+    lease: Held | None = None
 
     def __post_init__(self) -> None:
         keep = self.loader.max_to_keep
@@ -96,6 +99,20 @@ class CheckpointSaver:
         else:
             for path in removed:
                 _log.info("Removed %s, left by a save that never committed", path)
+
+    def check_others(self, found: Iterable[Entry]) -> None:
+        """Refuses to go on where another run committed while this one let go.
+
+        Args:
+            found: what is in the directory now.
+
+        Raises:
+            LeaseLostError: it did; this process's steps are not to be mixed with its.
+        """
+        if self.lease is not None:
+            commits = (each for each in found if each.is_committed)
+            of_others = (each for each in commits if not committing.is_own(each))
+            self.lease.check_newest(catalog.highest_sequence(of_others))
 
     def needs_peers(self) -> bool:
         """Whether `stage` needs all workers at once; main thread."""
@@ -194,14 +211,14 @@ class CheckpointSaver:
             self._let_go(staged)
             if self._home.is_same():
                 flat.settle(self._files, self.directory)
-        except OSError as error:
+        except (OSError, errors.CheckpointError) as error:
             _log.warning("Could not remove %s: %s", staged, error)
 
     def _let_go(self, staged: str) -> None:
         """The save is over, whether it was committed or not."""
         try:
             claims.forget(self._files, staged)
-        except OSError as error:
+        except (OSError, errors.CheckpointError) as error:
             _log.warning("Could not remove the claim of %s: %s", staged, error)
         self._claim = None
 
@@ -239,6 +256,7 @@ class CheckpointSaver:
     ) -> events.Commit:
         """Commits what is staged, in its form; then deletes what is not kept."""
         found = catalog.scan(self.directory)
+        self.check_others(found)
         taken = catalog.highest_sequence(found)
         if self.copies is not None:
             taken = max(taken, self.copies.highest_sequence)
@@ -250,13 +268,19 @@ class CheckpointSaver:
             files=(),
             because=because,
             versions=committing.versions(),
-            metadata={"restart": self._restart, "attempt": staged.attempt},
+            metadata={
+                "restart": self._restart,
+                "attempt": staged.attempt,
+                "process": committing.this_process(),
+            },
         )
         is_flat = staged.prefix is not None
         publish = flat.publish if is_flat else committing.publish
         path, manifest = publish(self._files, self.clock, self.directory, staged, draft)
         with committing.tidying(self.directory):
             if is_flat:
+                if self.lease is not None:
+                    self.lease.check()  # what the manager deletes goes by no fence
                 self._payload.committed()
                 flat.sweep(self._files, os.path.dirname(path))
                 for entry in retention.plan(found, 1)[1]:  # our own form: fetched once

@@ -128,7 +128,7 @@ def make_saver(
         max_to_keep=max_to_keep,
         needs_prefix=checkpoint is not None and save_fn is None,
     )
-    return CheckpointSaver(loader, copies, clock or SystemClock())
+    return CheckpointSaver(loader, copies, clock or SystemClock(), lease)
 
 
 @dataclasses.dataclass(eq=False)

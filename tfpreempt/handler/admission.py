@@ -13,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.lease import GRACE, Lease
+from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.patience import GRACE
 from tfpreempt.checkpoint.remote.chosen_store import chosen_store
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.variables import out_of_scope

@@ -60,11 +60,13 @@ class Commits:
         self.directory = self.saver.directory
         self._loader = self.saver.loader
         self._random_at_start = b""
+        found = catalog.scan(self.directory)
+        self.saver.check_others(found)
         self._state_loader = StateLoader(
             self.directory,
             self.cluster,
             agreed=self.candidate,
-            after=catalog.highest_sequence(catalog.scan(self.directory)),
+            after=catalog.highest_sequence(found),
         )
 
     # --- a save, in two phases -------------------------------------------------------
@@ -241,3 +243,8 @@ class Commits:
             self.lease.release()
         if self.mirror is not None:
             self.mirror.release()
+
+    def resume(self) -> None:
+        """The process goes on after `release`: so does what is being copied."""
+        if self.mirror is not None:
+            self.mirror.resume()

@@ -108,6 +108,8 @@ class ExitPath:
             raise
         atexit.unregister(skip_last_collections)
         self.come_back()  # the exit function returned: training goes on
+        for member in members:
+            member.commits.resume()
 
     def finish_mirrors(self, members: list[Member], limit: float | None = None) -> bool:
         """Waits for the copies of the newest commits.

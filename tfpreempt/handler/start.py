@@ -269,7 +269,8 @@ class Start:
                 "restore it. Put it on storage that all mount, for one start; or move "
                 "it away"
             )
-        Upload(store, self._candidate).run()
+        assert self.mirror is not None  # it is the chief that brings
+        Upload(store, self._candidate, before_marker=self.mirror.announce).run()
 
 
 def _as_error(problems: dict[int, str]) -> Exception:

@@ -19,7 +19,7 @@ from tfpreempt.handler.process_end import release_at_end
 from tfpreempt.states.copies import Copies
 from tfpreempt.states.values import StepCounter
 from tfpreempt.storage import failure
-from tfpreempt.storage.files import files_for
+from tfpreempt.storage.files import Files, files_for
 from tfpreempt.storage.interface import ObjectStore
 
 
@@ -41,13 +41,14 @@ class StatesAlone:
         self._directory = directory
         self._cluster = cluster
         self._loader = StateLoader(directory, cluster)
+        self._lease = Lease()  # the chief's alone is ever taken
+        release_at_end(self._lease)
         self._copies: Copies | None = None
         if store is not None:
-            self._copies = Copies(store, directory, cluster, self._loader.newest)
+            files = self._files()
+            self._copies = Copies(store, directory, cluster, self._loader.newest, files)
         self._saver: CheckpointSaver | None = None  # from the first save on
         self._is_started = False
-        self._lease = Lease()
-        release_at_end(self._lease)
         self._seen: int | None = None  # the highest sequence at the first load
 
     def load(self, state: State) -> bool:
@@ -137,13 +138,16 @@ class StatesAlone:
         with failure.translated("read the last commit", self._directory):
             return catalog.highest_sequence(catalog.scan(self._directory))
 
+    def _files(self) -> Files:
+        return FencedFiles(files_for(self._directory), self._lease)
+
     def _make_saver(self) -> CheckpointSaver:
         loader = CheckpointLoader(
             directory=self._directory,
             cluster=self._cluster,
-            files=FencedFiles(files_for(self._directory), self._lease),
+            files=self._files(),
         )
-        return CheckpointSaver(loader, copies=self._copies)
+        return CheckpointSaver(loader, copies=self._copies, lease=self._lease)
 
     def _step(self, states: Sequence[State]) -> int:
         counters = [state for state in states if isinstance(state, StepCounter)]

@@ -28,7 +28,7 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
 from tfpreempt.handler.process_end import on_interpreter_end, release_at_end
 from tfpreempt.storage import failure
-from tfpreempt.storage.files import LocalFiles
+from tfpreempt.storage.files import Files
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class Copies:
         directory: the checkpoint directory, which exists.
         cluster: who the workers are.
         newest: finds the newest commit in the directory that is whole.
+        files: the file operations; on the chief, by its lease of the directory.
         seconds: how long the end of the program may wait for the last copy.
     """
 
@@ -54,6 +55,7 @@ class Copies:
     directory: str
     cluster: Cluster
     newest: Callable[[], Entry | None]
+    files: Files
     seconds: float = _END_SECONDS
     _has_looked: bool = False
     _process: int = 0  # the one whose end waits; not that of a forked child
@@ -116,7 +118,7 @@ class Copies:
             self._mirror,
             local,
             lambda: fetch.newest_first(
-                LocalFiles(), self.store, local, self.directory, skipped.append
+                self.files, self.store, local, self.directory, skipped.append
             ),
             instead=f"unset {REMOTE_VARIABLE}",
         )

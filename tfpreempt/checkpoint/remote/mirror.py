@@ -20,6 +20,7 @@ from collections.abc import Callable
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.commit import is_own
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.remote import upload
 from tfpreempt.checkpoint.remote.place import StorePlace
@@ -80,6 +81,7 @@ class Mirror:
         self._newest: Entry | None = None
         self._is_hurried = False
         self._is_awaited = False  # a pause is to end, and the next try to begin
+        self._is_let_go = False  # others may have the place
         self._tries = Tries(SystemClock())
         self._pointed_at = 0  # the sequence that the store's state file names
         self._thread = OwnedThread("tfpreempt-mirror", self._run)
@@ -107,6 +109,7 @@ class Mirror:
                     error,
                 )
             self._retention.look(timeout)
+            self.lease.check_newest(self.highest_sequence)
 
     def begin(
         self,
@@ -161,6 +164,7 @@ class Mirror:
         if not entry.is_committed:
             return
         with self._changed:
+            self.resume()
             self._newest = entry
             self._pending.append(entry)
             self._make_way()
@@ -201,6 +205,7 @@ class Mirror:
         """
         with self._changed:
             began = time.monotonic()
+            self.resume()
             self._tries.await_again()
             is_said = False
             self._is_awaited = timeout is None
@@ -252,6 +257,7 @@ class Mirror:
         """
         end = time.monotonic() + seconds
         with self._changed:
+            self.resume()
             self.hurry()
             while self._is_newest_pending():
                 left = end - time.monotonic()
@@ -340,9 +346,55 @@ class Mirror:
         self.release()
 
     def release(self) -> None:
-        """Other programs may copy to the place; the next copy takes it again."""
+        """Other programs may copy to the place: nothing is copied until `resume`."""
+        with self._changed:
+            self._is_let_go = True
+            if self._upload is not None:
+                self._upload.cancel()
         if self.lease is not None:
             self.lease.release()
+
+    def resume(self) -> None:
+        """The process goes on after all; the next copy takes the place again."""
+        with self._changed:
+            self._is_let_go = False
+            self._changed.notify_all()
+
+    def announce(self, folder: str) -> None:
+        """Takes the lease, if need be, and says there which folder is to be marked.
+
+        Whoever takes over knows of it then. On the thread, or before that begins.
+
+        Args:
+            folder: of the commit, all of which is there but for the marker.
+
+        Raises:
+            UploadCancelledError: the place was let go.
+            LeaseLostError: another program has it, or has had it meanwhile.
+            CheckpointError: the store.
+        """
+        if self.lease is None:
+            return
+        token = self._hold(self.lease)
+        self._place.announce(token, folder)
+        if self._hold(self.lease) != token:
+            raise errors.SaveError(f"the lease of {self.store.uri} is another one now")
+
+    def _hold(self, lease: Lease) -> str:
+        before = lease.token
+        lease.acquire_at(self._place)  # where the start could not reach the store
+        lease.check()
+        if self._is_let_go:  # while it was taken again
+            lease.release()
+            raise upload.UploadCancelledError
+        token = lease.token
+        if token is None:  # since a moment ago
+            raise errors.LeaseLostError(f"the lease of {self.store.uri} is lost")
+        if token != before:
+            found = catalog.commits(self.store, lambda problem: None)
+            newest = next((each for each in found if not is_own(each)), None)
+            lease.check_newest(0 if newest is None else newest.sequence or 0)
+        return token
 
     # --- the thread ------------------------------------------------------------------
 
@@ -372,6 +424,9 @@ class Mirror:
         """
         with self._changed:
             while not self._thread.stop_event.is_set():
+                if self._is_let_go:
+                    self._changed.wait(3600.0)
+                    continue
                 if self._tasks and not self._is_newest_first():
                     return self._do_task
                 if self._pending:
@@ -380,26 +435,12 @@ class Mirror:
                         self.store,
                         newest,
                         on_bytes=self._sent,
-                        before_marker=self._announce,
+                        before_marker=self.announce,
                     )
                     return functools.partial(self._copy, self._upload)
                 self._changed.notify_all()
                 self._changed.wait(3600.0)
             return None
-
-    def _announce(self, folder: str) -> None:
-        """Marks nothing that a later holder of the place would not know of."""
-        if self.lease is None:
-            return
-        self.lease.acquire_at(self._place)  # where the start could not reach the store
-        self.lease.check()
-        token = self.lease.token
-        if token is None:  # a moment ago
-            raise errors.LeaseLostError(f"the lease of {self.store.uri} is lost")
-        self._place.announce(token, folder)
-        self.lease.check()
-        if self.lease.token != token:
-            raise errors.SaveError(f"the lease of {self.store.uri} is another one now")
 
     def _do_task(self) -> None:
         try:

@@ -6,7 +6,9 @@
     lease/<n>.over      it has ended; this others may write too
 
 **Taking it** is to create the next number: of many who try, one does. Numbers are not
-used again, because the highest one stays when its holder leaves.
+used again, because the highest one stays when its holder leaves. A rule of the bucket
+may delete the record of a long run as an old object: the beat, which is young, stands
+for it then, and somebody else only for what is said by another number.
 
 **The fence.** An object store has no operation that would fail for who is no holder. So
 a holder says which folder it marks, looks whether it still holds the lease, and puts
@@ -22,17 +24,21 @@ in s3://, a link(2) in a directory. A store without it can give it to two at onc
 from __future__ import annotations
 
 import io
+import logging
 import re
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.fence import Found
-from tfpreempt.checkpoint.holder import Holder, from_json
+from tfpreempt.checkpoint.holder import Found, Holder, from_json
 from tfpreempt.checkpoint.manifest import from_json as read_manifest
+from tfpreempt.checkpoint.patience import Pace
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.storage import paths
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
 
+_log = logging.getLogger(__name__)
+
+PACE = Pace(renewal=15.0, expiry=60.0, poll=1.0)  # each request is paid for
 _FOLDER = "lease"
 _NAME = re.compile(rf"{_FOLDER}/(\d{{10}})(\.[a-z]+)?")
 _BEAT, _MARKING, _OVER = ".beat", ".marking", ".over"
@@ -50,6 +56,7 @@ class StorePlace:
 
     def __init__(self, store: ObjectStore) -> None:
         self.where = store.uri
+        self.pace = PACE
         self._store = store
         self._seen = 0  # the highest number at the last look
 
@@ -59,10 +66,10 @@ class StorePlace:
         self._seen = number = _highest(names)
         if number == 0 or _name(number, _OVER) in names:
             return None
-        record = self._get(_name(number))
+        record = self._get(_name(number)) or b""
         return Found(
             token=str(number),
-            holder=from_json(record, str(number)) if record else None,
+            holder=from_json(record, str(number)),
             beat=self._get(_name(number, _BEAT)) or b"",
         )
 
@@ -88,12 +95,19 @@ class StorePlace:
             ) from error
         if not is_mine:
             return None
-        for name in sorted(self._names()):
-            match = _NAME.fullmatch(name)
-            if match and int(match[1]) < number:
-                if match[2] == _MARKING:
-                    self._settle(self._get(name) or b"")
+        older = [n for n in sorted(self._names()) if 0 < _number(n) < number]
+        for name in older:
+            if name.endswith(_MARKING):
+                self._settle(self._get(name) or b"")
+        try:
+            for name in older:
                 self._store.delete(name)
+        except errors.CheckpointError as error:
+            _log.warning(
+                "tfpreempt: older leases stay in %s, which does no harm: %s",
+                self.where,
+                error,
+            )
         return str(number)
 
     def end(self, token: str) -> None:
@@ -101,10 +115,12 @@ class StorePlace:
         self._store.replace(_name(int(token), _OVER), b"", timeout=_SECONDS)
 
     def has(self, token: str) -> bool:
-        """Whether it is the newest one, and not over."""
-        names = self._names()
-        number = _highest(names)
-        return str(number) == token and _name(number, _OVER) not in names
+        """Whether nothing says that it is over, or that another one was taken.
+
+        Where all is gone, only a rule of the bucket can have deleted it.
+        """
+        names, number = self._names(), int(token)
+        return _highest(names) in (0, number) and _name(number, _OVER) not in names
 
     def beat(self, token: str, count: int) -> None:
         """Renews it.
@@ -115,10 +131,6 @@ class StorePlace:
         if not self.has(token):
             raise FileNotFoundError(f"the lease of {self.where} is over")
         self._store.replace(_name(int(token), _BEAT), b"%d" % count)
-
-    def is_away(self) -> bool:
-        """Whether it is unknown who has it: what could not be read is an error here."""
-        return False
 
     def sweep(self) -> None:
         """Nothing: what others left goes when it is taken."""
@@ -159,7 +171,12 @@ def _name(number: int, suffix: str = "") -> str:
     return f"{_FOLDER}/{number:010d}{suffix}"
 
 
+def _number(name: str) -> int:
+    """That an object belongs to; 0 of what is none of ours."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else 0
+
+
 def _highest(names: set[str]) -> int:
-    """The newest number; 0 without any. What lies beside a number is none."""
-    found = (_NAME.fullmatch(name) for name in names)
-    return max((int(each[1]) for each in found if each and not each[2]), default=0)
+    """The newest number; 0 without any."""
+    return max(map(_number, names), default=0)
