@@ -9,6 +9,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,8 @@ class MotoServer:
 
         self.failures: list[int] = []
         self.ignores_ranges = False
-        self.on_part: Callable[[], object] = lambda: None  # called before each is read
+        # Entered while a part of a multipart upload is read.
+        self.during_part: Callable[[], AbstractContextManager[object]] = nullcontext
         self._lock = threading.Lock()
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
@@ -214,11 +216,13 @@ class MotoServer:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(f"{self.failures.pop()} Ordered", [])
             return [b""]
-        if "partNumber=" in environ["QUERY_STRING"]:
-            self.on_part()
         if self.ignores_ranges:
             environ.pop("HTTP_RANGE", None)
-        with self._lock:  # between moto's look and its write another may come
+        is_part = "partNumber=" in environ["QUERY_STRING"]
+        with (
+            self.during_part() if is_part else nullcontext(),
+            self._lock,  # between moto's look and its write another may come
+        ):
             return self._app(environ, start_response)
 
 

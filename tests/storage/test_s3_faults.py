@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import io
 import socket
 import threading
@@ -13,7 +15,7 @@ import pytest
 
 from tests.contracts.storage_places import MotoServer
 from tfpreempt import errors
-from tfpreempt.storage import checksum
+from tfpreempt.storage import checksum, s3
 from tfpreempt.storage.interface import summed
 from tfpreempt.storage.opening import open_store
 
@@ -74,22 +76,55 @@ def test_a_server_that_ignores_ranges(server, store, monkeypatch):
 def test_a_large_object_goes_up_in_parts_at_a_time(server, store, monkeypatch):
     """Each part waits for another, so that two must be under way."""
     together = threading.Barrier(2)
-    monkeypatch.setattr(server, "on_part", lambda: together.wait(30))
+
+    @contextlib.contextmanager
+    def in_pairs():
+        together.wait(30)
+        yield
+
+    monkeypatch.setattr(server, "during_part", in_pairs)
     data = LARGE[: 15 * MIB] + LARGE[: 5 * MIB]  # four parts
     assert put(store, "x", data)
     assert not together.broken
     assert get(store, "x") == data
 
 
+def test_two_large_objects_share_the_streams(server, store, monkeypatch):
+    """What is under way is in memory: one that finds no stream free has one more."""
+    monkeypatch.setattr(s3, "_STREAMS", 2)
+    store = open_store(store.uri)
+    counted, under_way, most = threading.Lock(), 0, 0
+
+    @contextlib.contextmanager
+    def count():
+        nonlocal under_way, most
+        with counted:
+            under_way += 1
+            most = max(most, under_way)
+        yield
+        with counted:
+            under_way -= 1
+
+    monkeypatch.setattr(server, "during_part", count)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        puts = [pool.submit(put, store, name, LARGE) for name in "xy"]
+        assert all(each.result(60) for each in puts)
+    assert most <= 3
+    assert under_way == 0
+    assert get(store, "x") == get(store, "y") == LARGE
+
+
 def test_a_part_that_fails_is_sent_again_alone(server, store, monkeypatch):
     arrived = []
 
+    @contextlib.contextmanager
     def fail_once():
         arrived.append("part")
         if len(arrived) == 2:
             server.failures = [503]  # to the next request
+        yield
 
-    monkeypatch.setattr(server, "on_part", fail_once)
+    monkeypatch.setattr(server, "during_part", fail_once)
     data = LARGE[: 15 * MIB] + LARGE[: 5 * MIB]
     assert put(store, "x", data)
     assert server.failures == []
