@@ -11,7 +11,13 @@ import pytest
 
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
-from tfpreempt.notice.metadata import MetadataSession, checked_base_url, epoch_seconds
+from tfpreempt.notice.metadata import (
+    Answer,
+    MetadataSession,
+    checked_base_url,
+    epoch_seconds,
+)
+from tfpreempt.testing._server import FakeServer, Reply, Request
 from tfpreempt.testing.metadata import FakeGce, HostileServer
 
 FLAVOR = {"Metadata-Flavor": "Google"}
@@ -114,6 +120,92 @@ def test_what_is_compressed_is_not_unpacked() -> None:
         answer = session.request("/")
         session.close()
     assert answer.body == b"\x1f\x8b\x08\x00" * 100
+
+
+class Saying(FakeServer):
+    """Answers with these bytes, and closes the connection."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+        super().__init__()
+
+    def answer(self, request: Request) -> Reply:
+        return Reply(body=self._said, pieces=(), is_raw=True)
+
+
+def ask(said: bytes, body_bytes: int = 100) -> Answer:
+    """What a session makes of an answer."""
+    with Saying(said) as server:
+        session = MetadataSession(server.url)
+        try:
+            return session.request("/", seconds=5.0, body_bytes=body_bytes)
+        finally:
+            session.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: Chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "body"),
+    [
+        (OK + b"Content-Length: 2\r\n\r\nokay", b"ok"),
+        (OK + b"\r\nto the end", b"to the end"),
+        (b"HTTP/1.0 200\r\n\r\nno reason", b"no reason"),
+        (b"HTTP/1.1 204 No Content\r\n\r\nnothing", b""),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"\r\nlater", b"later"),
+        (CHUNKED + b"3;a=b\r\none\r\nA\r\n, two, six\r\n0\r\n\r\n", b"one, two, six"),
+        (CHUNKED + b"1\r\nx\r\n0\r\nTrailer: y\r\nOther: z\r\n\r\n", b"x"),
+        (CHUNKED + b"0\r\n\r\n", b""),
+    ],
+)
+def test_a_body_ends_where_its_head_says(said: bytes, body: bytes) -> None:
+    assert ask(said).body == body
+
+
+def test_headers_have_lower_case_names_and_no_space_around() -> None:
+    said = OK + b"X-Name:  a: b \r\nETAG:\r\nContent-Length: 0\r\n\r\n"
+    assert ask(said).headers == {"x-name": "a: b", "etag": "", "content-length": "0"}
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"", "closed without an answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-", "in the middle"),
+        (OK + b"Content-Length: 9\r\n\r\nshort", "in the middle"),
+        (CHUNKED + b"9\r\nshort", "in the middle"),
+        (CHUNKED + b"2\r\nok\r\n", "in the middle"),
+        (CHUNKED + b"0\r\nTrailer: y", "in the middle"),
+        (b"HTTP/2 200\r\n\r\n", "not HTTP"),
+        (b"HTTP/1.1 99 Low\r\n\r\n", "not HTTP"),
+        (OK + b"no colon\r\n\r\n", "not HTTP"),
+        (OK + b"Content-Length: -1\r\n\r\n", "not HTTP"),
+        (OK + b"Content-Length: 1_0\r\n\r\n", "not HTTP"),
+        (CHUNKED + b"-3\r\none\r\n", "not HTTP"),
+        (CHUNKED + b"0x3\r\none\r\n", "not HTTP"),
+        (CHUNKED + b"\r\n", "not HTTP"),
+        (CHUNKED + b"2\r\none\r\n", "not HTTP"),
+        (OK + b"Content-Length: 101\r\n\r\n", "longer than any"),
+        (OK + b"\r\n" + b"x" * 101, "longer than any"),
+        (CHUNKED + b"60\r\n" + b"x" * 96 + b"\r\n5\r\n", "longer than any"),
+    ],
+)
+def test_an_answer_that_is_none_is_refused(said: bytes, reason: str) -> None:
+    with pytest.raises(errors.NoticeError, match=reason):
+        ask(said)
+
+
+def test_a_body_is_sent_with_its_length(
+    fake: FakeGce, session: MetadataSession
+) -> None:
+    session.request(NAME, method="POST", headers=FLAVOR, body=b"{}")
+    session.request(NAME, method="PUT", headers=FLAVOR)
+    posted, put = fake.requests
+    assert (posted.method, posted.body, posted.length) == ("POST", b"{}", 2)
+    assert (put.method, put.headers["content-length"]) == ("PUT", "0")
+    assert posted.headers["host"] == fake.host
 
 
 def test_a_body_over_the_limit_is_refused(session: MetadataSession) -> None:

@@ -1,9 +1,9 @@
 """Requests to a metadata server: bounded in time and size, sent nowhere else.
 
-No proxy, no redirect, no credentials of the user's, plain http to one host. The
-time-outs of `http.client` hold for one read of a socket each, and a server that sends a
-byte now and then is never late; so the limits are set where all bytes pass, at the
-socket: head, body, chunk sizes and trailers count alike.
+No proxy, no redirect, no credentials of the user's, plain http to one host. A time-out
+of a socket holds for one read, and a server that sends a byte now and then is never
+late; so the limits are set where all bytes pass: head, body, chunk sizes and trailers
+count alike.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import contextlib
 import dataclasses
 import datetime
 import email.utils
-import http.client
 import json
 import re
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 from tfpreempt import errors
@@ -32,10 +30,18 @@ REQUEST_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
 HEAD_BYTES = 64 * 1024
 BODY_BYTES = 256 * 1024
+PIECE_BYTES = 16 * 1024  # that are received at a time
 
 _TOO_LONG = "its answer is longer than any that is expected"
 _TOO_LATE = "its answer was not complete in time"
 _CUT_SHORT = "the connection was closed in the middle of the answer"
+_NO_HTTP = "its answer is not HTTP"
+
+_STATUS_LINE = re.compile(r"HTTP/1\.\d ([1-9]\d\d)(?: |$)", re.ASCII)
+_DIGITS = {
+    10: re.compile("[0-9]{1,18}"),
+    16: re.compile("[0-9a-fA-F]{1,16}"),
+}
 
 
 class SessionClosedError(errors.NoticeError):
@@ -109,9 +115,12 @@ class MetadataSession:
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
+        parts = urlsplit(base_url)
+        self._host = parts.netloc
+        self._address = parts.hostname, parts.port or 80
         self._lock = threading.Lock()
         self._is_closed = False
-        self._current: _BoundedSocket | None = None
+        self._current: socket.socket | None = None
 
     def request(
         self,
@@ -140,35 +149,24 @@ class MetadataSession:
             SessionClosedError: the session is closed, or was closed meanwhile.
             NoticeError: there is no complete answer within the limits.
         """
-        connection = http.client.HTTPConnection(self.base_url.removeprefix("http://"))
+        until = time.monotonic() + seconds
         url = f"{self.base_url}{target.partition('?')[0]}"
         try:
             self._check_open()
-            sock = connection.sock = _BoundedSocket(
-                (connection.host, connection.port), seconds, HEAD_BYTES + body_bytes
-            )
-            with self._lock:
-                self._current = sock
-            self._check_open()
-            connection.request(method, target, body, dict(headers or {}))
-            with connection.getresponse() as response:
-                content = response.read(body_bytes + 1)
+            connect_seconds = min(seconds, CONNECT_SECONDS)
+            with socket.create_connection(self._address, connect_seconds) as sock:
+                with self._lock:
+                    self._current = sock
+                self._check_open()
+                sock.sendall(self._message(method, target, headers or {}, body))
+                reader = _Reader(sock, until, HEAD_BYTES + body_bytes)
+                status, fields = reader.read_head()
+                content = reader.read_body(status, fields, body_bytes)
             self._check_open()  # a cut is the end of an answer without a length
-            if len(content) > body_bytes:
-                raise ConnectionAbortedError(_TOO_LONG)
-            if response.length:
-                raise ConnectionAbortedError(_CUT_SHORT)
-        except (http.client.HTTPException, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             self._check_open()
             raise errors.NoticeError(f"{method} {url}: {_reason(error)}") from error
-        finally:
-            connection.close()
-        return Answer(
-            url=url,
-            status=response.status,
-            headers={name.lower(): text for name, text in response.headers.items()},
-            body=content,
-        )
+        return Answer(url=url, status=status, headers=fields, body=content)
 
     def close(self) -> None:
         """Ends a request that waits, and refuses the next. Any thread, idempotent."""
@@ -187,40 +185,136 @@ class MetadataSession:
                 "new one"
             )
 
+    def _message(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> bytes:
+        """The request as it is sent."""
+        fields = {
+            "Host": self._host,
+            "Accept-Encoding": "identity",
+            "Connection": "close",
+            **headers,
+        }
+        if body is not None or method != "GET":
+            fields["Content-Length"] = str(len(body or b""))
+        lines = [f"{method} {target} HTTP/1.1"]
+        lines += [f"{name}: {text}" for name, text in fields.items()]
+        head = "\r\n".join([*lines, "", ""])
+        return head.encode("ascii") + (body or b"")
 
-class _BoundedSocket(socket.socket):
-    """A connection that reads for so long and so much, head and body together.
+
+class _Reader:
+    """Reads one answer (RFC 9112), for so long and so much, head and body together.
+
+    `http.client` reads the same, but it takes most of the processor time of a request
+    that is made each second, and each line of a head has limits of its own there.
 
     Args:
-        address: whom to connect to.
-        seconds: from now to the last byte.
+        sock: a connection on which the request was sent.
+        until: when the last byte must have come, in monotonic seconds.
         most_bytes: the most that are read.
     """
 
-    def __init__(
-        self, address: tuple[str, int], seconds: float, most_bytes: int
-    ) -> None:
-        self._until = time.monotonic() + seconds
+    def __init__(self, sock: socket.socket, until: float, most_bytes: int) -> None:
+        self._sock = sock
+        self._until = until
         self._bytes_left = most_bytes
-        connect_seconds = min(seconds, CONNECT_SECONDS)
-        plain = socket.create_connection(address, connect_seconds)
-        super().__init__(fileno=plain.detach())
-        self.settimeout(connect_seconds)
+        self._buffer = bytearray()  # received, and not read yet
 
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Reads as any socket, until the time or the bytes are used up."""
+    def read_head(self) -> tuple[int, dict[str, str]]:
+        """The status, and the headers by lower-case names."""
+        if not self._receive():
+            raise ConnectionResetError
+        while True:
+            first, *lines = self._read_to(b"\r\n\r\n").decode("latin-1").split("\r\n")
+            found = _STATUS_LINE.match(first)
+            fields = [line.partition(":") for line in lines]
+            if found is None or not all(colon for _, colon, _ in fields):
+                raise ConnectionAbortedError(_NO_HTTP)
+            status = int(found[1])
+            if status >= 200:  # others announce the answer that follows them
+                return status, {name.lower(): text.strip() for name, _, text in fields}
+
+    def read_body(
+        self, status: int, headers: Mapping[str, str], most_bytes: int
+    ) -> bytes:
+        """The body, as the head says where it ends.
+
+        Args:
+            status: of the head.
+            headers: of the head.
+            most_bytes: a longer one is refused.
+        """
+        if status in (204, 304):
+            return b""
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            return self._read_chunks(most_bytes)
+        length = headers.get("content-length")
+        if length is not None:
+            return self._read(_number(length, 10), most_bytes)
+        while len(self._buffer) <= most_bytes and self._receive():
+            pass  # to the end of the connection
+        return self._read(len(self._buffer), most_bytes)
+
+    def _read_chunks(self, most_bytes: int) -> bytes:
+        """Pieces, each after a line with its size, which may carry more than that."""
+        body = bytearray()
+        while size := _number(self._read_line().partition(";")[0].strip(), 16):
+            body += self._read(size, most_bytes - len(body))
+            if self._read_line():
+                raise ConnectionAbortedError(_NO_HTTP)
+        while self._read_line():
+            pass  # trailers
+        return bytes(body)
+
+    def _read_line(self) -> str:
+        return self._read_to(b"\r\n").decode("latin-1")
+
+    def _read_to(self, mark: bytes) -> bytes:
+        """What comes before the mark, which is read too."""
+        start = 0
+        while (end := self._buffer.find(mark, start)) < 0:
+            start = max(0, len(self._buffer) - len(mark) + 1)
+            self._receive_more()
+        found = bytes(self._buffer[:end])
+        del self._buffer[: end + len(mark)]
+        return found
+
+    def _read(self, count: int, most_bytes: int) -> bytes:
+        if count > most_bytes:
+            raise ConnectionAbortedError(_TOO_LONG)
+        while len(self._buffer) < count:
+            self._receive_more()
+        found = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return found
+
+    def _receive_more(self) -> None:
+        if not self._receive():
+            raise ConnectionAbortedError(_CUT_SHORT)
+
+    def _receive(self) -> bool:
+        """Waits for some bytes; False at the end of the connection."""
         left = self._until - time.monotonic()
         try:
             if left <= 0:
                 raise TimeoutError
-            self.settimeout(left)
-            count = super().recv_into(buffer, nbytes, flags)
+            self._sock.settimeout(left)
+            piece = self._sock.recv(PIECE_BYTES)
         except TimeoutError as error:
             raise ConnectionAbortedError(_TOO_LATE) from error
-        self._bytes_left -= count
+        self._bytes_left -= len(piece)
         if self._bytes_left < 0:
             raise ConnectionAbortedError(_TOO_LONG)
-        return count
+        self._buffer += piece
+        return bool(piece)
+
+
+def _number(text: str, base: int) -> int:
+    """A length as HTTP writes it: digits, and nothing that int() takes besides."""
+    if _DIGITS[base].fullmatch(text) is None:
+        raise ConnectionAbortedError(_NO_HTTP)
+    return int(text, base)
 
 
 def checked_base_url(text: str, origin: str) -> str:
@@ -311,8 +405,6 @@ def _reason(error: BaseException) -> str:
         return "no connection in time"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "the connection was closed without an answer"
-    if isinstance(error, http.client.IncompleteRead):
-        return _CUT_SHORT
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return type(error).__name__
