@@ -20,9 +20,11 @@ from tests.bench import (
     mirror_step_overhead,
     non_chief_bytes,
     notice_latency,
+    notice_quiet,
     notice_to_exit,
     path,
     position_restore,
+    quiet_memory,
     resume_latency,
     step_overhead,
     verify_speed,
@@ -38,6 +40,8 @@ BENCHES = (
     "resume_latency",
     "commit_speed",
     "notice_latency",
+    "notice_quiet",
+    "quiet_memory",
     "agreement_scale",
     "path",
     "verify",
@@ -103,6 +107,12 @@ def main() -> None:
     if "notice_latency" in wanted:
         seed = random.randrange(2**32) if asked.seed is None else asked.seed
         for row in notice_latency.rows(seed):
+            show(row)
+    if "notice_quiet" in wanted:
+        for row in notice_quiet.rows():
+            show(row)
+    if "quiet_memory" in wanted:
+        for row in quiet_memory.rows():
             show(row)
     if "agreement_scale" in wanted:
         for row in agreement_scale.rows(20 * asked.rounds, 2 * asked.rounds):

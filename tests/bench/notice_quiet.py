@@ -1,13 +1,19 @@
-"""A process that only listens: what its watchers take of the processor while quiet."""
+"""A process that only listens: what its watchers take of the processor while quiet.
+
+One row for each cloud, watched alone as a platform's configuration watches it, and one
+for all sources together.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +31,56 @@ WARM_SECONDS = 3.0
 """Before the clock starts: imports, connections, tokens."""
 
 
-def measure(urls: Mapping[str, str], path: Path, seconds: float) -> dict[str, Any]:
+BAR = 0.1
+SECONDS = 20.0
+CLOUDS = ("azure", "aws", "gce")
+ALL = (*CLOUDS, "file", "signal")
+
+
+def rows(seconds: float = SECONDS) -> Iterator[dict[str, Any]]:
+    """One row for each cloud, and one for all sources."""
+    from tests.bench.notice_world import World  # not in the process that is measured
+
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        World(Path(directory, "preempted")) as world,
+    ):
+        for places in (*((cloud,) for cloud in CLOUDS), ALL):
+            before = world.requests()
+            found = measure(world.urls, world.path, seconds, places)
+            percent = 100 * found["processor"] / found["elapsed"]
+            yield {
+                "bench": "notice_quiet",
+                "source": places[0] if len(places) == 1 else "all",
+                "ours": round(percent, 4),
+                "unit": "% of one core",
+                "bar": BAR,
+                "ok": percent <= BAR,
+                "seconds": round(found["elapsed"], 1),
+                "requests": world.requests() - before,
+                "load": round(os.getloadavg()[0], 2),
+            }
+
+
+def measure(
+    urls: Mapping[str, str],
+    path: Path,
+    seconds: float,
+    places: Sequence[str] = ALL,
+) -> dict[str, Any]:
     """Runs the process.
 
     Args:
         urls: of the metadata servers, by name.
         path: the file to look for.
         seconds: how long.
+        places: what to listen to.
 
     Returns:
         Seconds of the `processor`, those of each of its `threads` by name, and those
         that `elapsed`.
     """
-    asked = json.dumps(dict(urls)), str(path), str(seconds)
+    asked = json.dumps(dict(urls)), str(path), str(seconds), *places
     done = subprocess.run(
         [sys.executable, "-m", __name__, *asked],
         cwd=ROOT,
@@ -55,27 +98,34 @@ def measure(urls: Mapping[str, str], path: Path, seconds: float) -> dict[str, An
 # --- the process ---------------------------------------------------------------------
 
 
-def sources(urls: Mapping[str, str], path: Path) -> list[NoticeSource]:
-    """One of each kind, with their own intervals; of AWS the two default topics."""
+def sources(
+    urls: Mapping[str, str], path: Path, places: Sequence[str] = ALL
+) -> list[NoticeSource]:
+    """Those of each place, with their own intervals; of AWS the two default topics."""
     aws = AwsWatch(url=urls["aws"])
-    return [
-        GceWatch(url=urls["gce"]).source("preempted"),
-        aws.source("spot-interruption"),
-        aws.source("lifecycle"),
-        AzureWatch(url=urls["azure"]).source("Preempt"),
-        FileSource(path),
-        SignalSource("TERM"),
-    ]
+    known: dict[str, list[NoticeSource]] = {
+        "gce": [GceWatch(url=urls["gce"]).source("preempted")],
+        "aws": [aws.source("spot-interruption"), aws.source("lifecycle")],
+        "azure": [AzureWatch(url=urls["azure"]).source("Preempt")],
+        "file": [FileSource(path)],
+        "signal": [SignalSource("TERM")],
+    }
+    return [source for place in places for source in known[place]]
 
 
-def listen(urls: Mapping[str, str], path: Path, seconds: float) -> dict[str, Any]:
+def listen(
+    urls: Mapping[str, str],
+    path: Path,
+    seconds: float,
+    places: Sequence[str] = ALL,
+) -> dict[str, Any]:
     """Listens; what it took.
 
     Raises:
         RuntimeError: it was not quiet.
     """
     notices: list[Notice] = []
-    watched = [WatchedSource(source) for source in sources(urls, path)]
+    watched = [WatchedSource(source) for source in sources(urls, path, places)]
     watcher = Watcher(watched, 0, notices.append)
     watcher.start()
     time.sleep(WARM_SECONDS)
@@ -101,5 +151,6 @@ def by_thread() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    found = listen(json.loads(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))
+    servers, file, duration, *listened = sys.argv[1:]
+    found = listen(json.loads(servers), Path(file), float(duration), listened)
     print(json.dumps(found))
