@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from tfpreempt.storage import checksum
 from tfpreempt.storage.files import Files
 
 _PIECE_BYTES = 1 << 19  # so that it is in the cache still when it is written
+_UNEVEN = 0.05  # of a share: less than that is worth no cut
 _PATIENCE_SECONDS = 10.0  # for the other threads to leave, where one has failed
 
 
@@ -39,12 +40,49 @@ class DenseTensor:
         dtype: a number of TensorFlow's DataType.
         shape: its dimensions.
         data: its bytes, one after the other; nobody changes them.
+        can_be_cut: whether TensorFlow puts it together again if it lies in slices.
     """
 
     name: str
     dtype: int
     shape: tuple[int, ...]
     data: np.ndarray[Any, np.dtype[np.uint8]]
+    can_be_cut: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """Some rows of a tensor, along its first axis; mostly all of it.
+
+    Attributes:
+        tensor: the tensor.
+        start: its first row.
+        rows: how many; None for all of a tensor that is not cut.
+    """
+
+    tensor: DenseTensor
+    start: int = 0
+    rows: int | None = None
+
+    @property
+    def data(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        if self.rows is None:
+            return self.tensor.data
+        row_bytes = self.tensor.data.nbytes // self.tensor.shape[0]
+        return self.tensor.data[self.start * row_bytes :][: self.rows * row_bytes]
+
+    def cut(self, nbytes: int) -> list[_Stretch]:
+        """In two, the first of which has so many bytes, about; or as it is."""
+        if not self.tensor.can_be_cut or not self.tensor.shape or not self.data.nbytes:
+            return [self]
+        have = self.tensor.shape[0] if self.rows is None else self.rows
+        rows = nbytes * have // self.data.nbytes
+        if not 0 < rows < have:
+            return [self]
+        return [
+            dataclasses.replace(self, rows=rows),
+            dataclasses.replace(self, start=self.start + rows, rows=have - rows),
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +141,7 @@ def add(
     )
     for part in parts:
         index.update(part.entries)
+    index.update(_entries_of_cut(stretch for share in shares for stretch in share))
     for shard in range(before):
         old = data_file(prefix, shard, before)
         files.rename(old, data_file(prefix, shard, count))
@@ -118,14 +157,34 @@ def data_file(prefix: str, shard: int, count: int) -> str:
     return f"{prefix}.data-{shard:05d}-of-{count:05d}"
 
 
-def _shares(tensors: Sequence[DenseTensor], count: int) -> list[list[DenseTensor]]:
-    """Deals tensors out so that each thread has about as many bytes to write."""
-    shares: list[list[DenseTensor]] = [[] for _ in range(count)]
+def _shares(tensors: Sequence[DenseTensor], count: int) -> list[list[_Stretch]]:
+    """Deals tensors out so that each thread has about as many bytes to write.
+
+    The largest come first, each to who has least. Where a share is still too large, as
+    one tensor may be larger than all others, a part of it goes to who has least.
+    TensorFlow reads a cut tensor slower than a whole one, so as few as need be are cut.
+    """
+    shares: list[list[_Stretch]] = [[] for _ in range(count)]
     sizes = [0] * count
     for tensor in sorted(tensors, key=lambda each: each.data.nbytes, reverse=True):
         least = sizes.index(min(sizes))
-        shares[least].append(tensor)
+        shares[least].append(_Stretch(tensor=tensor))
         sizes[least] += tensor.data.nbytes
+    mean = sum(sizes) / count
+    for _ in range(count - 1):  # each cut brings one share to the mean
+        most, least = sizes.index(max(sizes)), sizes.index(min(sizes))
+        excess = int(min(sizes[most] - mean, mean - sizes[least]))
+        if excess <= mean * _UNEVEN:
+            break
+        largest = max(shares[most], key=lambda each: each.data.nbytes)
+        given, *kept = largest.cut(excess)
+        if not kept:
+            break
+        shares[most].remove(largest)
+        shares[most] += kept
+        shares[least].append(given)
+        sizes[most] -= given.data.nbytes
+        sizes[least] += given.data.nbytes
     return [share for share in shares if share]
 
 
@@ -133,7 +192,7 @@ def _write_part(
     files: Files,
     path: str,
     shard: int,
-    tensors: Sequence[DenseTensor],
+    share: Sequence[_Stretch],
     is_over: threading.Event,
 ) -> _Part:
     """Writes and syncs one data file; in a thread of its own."""
@@ -141,33 +200,80 @@ def _write_part(
     entries: dict[bytes, bytes] = {}
 
     def pieces() -> Iterator[memoryview]:
-        for tensor in tensors:
-            crc = 0
-            for start in range(0, tensor.data.nbytes, _PIECE_BYTES):
+        for stretch in share:
+            crc, data = 0, stretch.data
+            for start in range(0, data.nbytes, _PIECE_BYTES):
                 if is_over.is_set():
                     return  # another thread has failed, and all this goes
-                piece = tensor.data[start : start + _PIECE_BYTES]
+                piece = data[start : start + _PIECE_BYTES]
                 crc = checksum.extended(crc, piece)
                 yield piece.data
-            entries[tensor.name.encode()] = _entry(tensor, shard, whole.size, crc)
-            whole.append(crc, tensor.data.nbytes)
+            entries[_key(stretch)] = _entry(stretch, shard, whole.size, crc)
+            whole.append(crc, data.nbytes)
 
     files.write_pieces(path, pieces())
     files.sync_file(path)
     return _Part(size=whole.size, crc32c=whole.crc32c, entries=entries)
 
 
-def _entry(tensor: DenseTensor, shard: int, offset: int, crc: int) -> bytes:
-    """What the index says of a tensor: a BundleEntryProto."""
-    entry = seams.tensor_bundle.BundleEntryProto(
-        dtype=tensor.dtype,
+# --- what the index says -------------------------------------------------------------
+
+
+def _entry(stretch: _Stretch, shard: int, offset: int, crc: int) -> bytes:
+    """Where some rows of a tensor are, or all: a BundleEntryProto."""
+    shape = stretch.tensor.shape
+    entry = _proto(
+        stretch.tensor,
+        shape if stretch.rows is None else (stretch.rows, *shape[1:]),
         shard_id=shard,
         offset=offset,
-        size=tensor.data.nbytes,
+        size=stretch.data.nbytes,
         crc32c=bundle_table.masked(crc),
     )
-    entry.shape.SetInParent()  # a scalar's is empty, and there
-    for size in tensor.shape:
-        entry.shape.dim.add(size=size)
     data: bytes = entry.SerializeToString()
     return data
+
+
+def _entries_of_cut(stretches: Iterable[_Stretch]) -> dict[bytes, bytes]:
+    """Which slices there are of each tensor that was cut, by its key."""
+    entries: dict[str, Any] = {}
+    for stretch in sorted(stretches, key=lambda each: each.start):
+        if stretch.rows is not None:
+            name, shape = stretch.tensor.name, stretch.tensor.shape
+            entry = entries.setdefault(name, _proto(stretch.tensor, shape))
+            extents = entry.slices.add().extent
+            extents.add(start=stretch.start, length=stretch.rows)
+            for _ in shape[1:]:
+                extents.add()  # all of it
+    return {name.encode(): each.SerializeToString() for name, each in entries.items()}
+
+
+def _proto(tensor: DenseTensor, shape: tuple[int, ...], **fields: int) -> Any:
+    entry = seams.tensor_bundle.BundleEntryProto(dtype=tensor.dtype, **fields)
+    entry.shape.SetInParent()  # a scalar's is empty, and there
+    for size in shape:
+        entry.shape.dim.add(size=size)
+    return entry
+
+
+def _key(stretch: _Stretch) -> bytes:
+    """The key of a tensor is its name; that of a slice says also which it is.
+
+    As `EncodeTensorNameSlice` (tensorflow/core/util/saved_tensor_slice_util.cc) makes
+    it, with the numbers and strings of tensorflow/core/lib/strings/ordered_code.cc.
+    """
+    name = stretch.tensor.name.encode()
+    if stretch.rows is None:
+        return name
+    axes = len(stretch.tensor.shape)
+    text = name.replace(b"\0", b"\0\xff") + b"\0\1"
+    extent = _ordered(stretch.start) + _ordered(stretch.rows)
+    everything = b"\x80\x7f"  # from 0 on, and -1 long
+    return b"\0" + text + bytes([1, axes]) + extent + (axes - 1) * everything
+
+
+def _ordered(number: int) -> bytes:
+    """A number from 0 on; the bits that it begins with say how many bytes it has."""
+    size = number.bit_length() // 7 + 1
+    header = (0xFF00 >> size & 0xFF) << 8 * (size - 1)
+    return (header | number).to_bytes(size, "big")

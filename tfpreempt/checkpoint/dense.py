@@ -18,6 +18,9 @@ import tensorflow as tf
 from tfpreempt.checkpoint.bundle_writer import DenseTensor
 from tfpreempt.core import seams
 
+# Some of those that TensorFlow puts together again (`BundleReader::GetSliceValue`).
+_CUT = (tf.float32, tf.float64, tf.bfloat16, tf.int32, tf.int64, tf.uint8, tf.int8)
+
 
 @contextlib.contextmanager
 def taken(
@@ -103,4 +106,5 @@ def _in_memory(name: str, tensor: tf.Tensor) -> DenseTensor:
         dtype=tensor.dtype.as_datatype_enum,
         shape=tuple(tensor.shape),
         data=np.asarray(tf.reshape(tensor, [-1])).view(np.uint8),
+        can_be_cut=tensor.dtype in _CUT,
     )
