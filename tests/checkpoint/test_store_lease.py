@@ -200,12 +200,33 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
     with monkeypatch.context() as patch:
         patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
         other = Other(store)
-        commit = save(make_saver(tmp_path / "other", OwnPayload()), 2)
-        Upload(store, catalog.at(commit.path)).run()
+        others = make_saver(tmp_path / "other", OwnPayload(), copies=mirror)
+        Upload(store, catalog.at(save(others, 2).path)).run()  # above all that is there
         other.place.end(other.token)
     mirror.add(catalog.at(save(saver, 3).path))
     wait_until(lambda: mirror.status.fault, "the mirror finds out")
     assert "another run has had it meanwhile" in mirror.status.fault
+    mirror.close()
+    assert len(markers(store)) == 2
+
+
+@pytest.mark.parametrize("can_look", [True, False])
+def test_a_copy_of_what_the_run_before_had_committed_is_no_strangers(
+    store, tmp_path, monkeypatch, can_look
+):
+    directory, journal = tmp_path / "run", Journal()
+    saver = make_saver(directory, OwnPayload())
+    with monkeypatch.context() as patch:
+        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "the run before")
+        before = save(saver, 1)
+    mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
+    if can_look:
+        mirror.look()
+    mirror.begin(str(directory), catalog.at(before.path), journal.record)
+    assert mirror.wait(20)
+    mirror.release()
+    mirror.add(catalog.at(save(saver, 2).path))
+    assert mirror.wait(20)
     mirror.close()
     assert len(markers(store)) == 2
 

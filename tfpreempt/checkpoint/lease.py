@@ -212,16 +212,20 @@ class Lease:
         """Refuses to go on where others committed while the lease was released.
 
         Args:
-            sequence: the highest of their commits that are there now.
+            sequence: the highest of others' commits that are there now, or that this
+                process brings there.
 
         Raises:
             LeaseLostError: it is higher than when the lease was held before.
         """
-        is_held_anew = self._newest_as != self.token
+        token = self.token
+        if token is None:
+            return  # who does not hold it commits nothing
+        is_held_anew = self._newest_as != token
         if self._newest is not None and is_held_anew and sequence > self._newest:
             self._lose("another run has had it meanwhile, and committed")
             raise errors.LeaseLostError(self._lost)
-        self._newest, self._newest_as = max(sequence, self._newest or 0), self.token
+        self._newest, self._newest_as = max(sequence, self._newest or 0), token
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[str | None]:

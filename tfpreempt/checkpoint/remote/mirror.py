@@ -467,6 +467,8 @@ class Mirror:
 
     def _tell_copied(self, entry: Entry) -> None:
         step = entry.step or 0
+        if self.lease is not None:  # it may be of the run before, but no stranger's
+            self.lease.check_newest(entry.sequence or 0)
         _log.info("tfpreempt: step %d is in %s", step, self.store.uri)
         with self._changed:
             if self.status.fault is not None:
