@@ -56,6 +56,10 @@ def rows(seconds: float = SECONDS) -> Iterator[dict[str, Any]]:
                 "unit": "% of one core",
                 "bar": BAR,
                 "ok": percent <= BAR,
+                "by_thread": {
+                    name: round(100 * used / found["elapsed"], 4)
+                    for name, used in found["threads"].items()
+                },
                 "seconds": round(found["elapsed"], 1),
                 "requests": world.requests() - before,
                 "load": round(os.getloadavg()[0], 2),

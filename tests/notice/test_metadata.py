@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import tracemalloc
@@ -54,6 +55,23 @@ def test_a_connection_goes_with_its_request(session: MetadataSession) -> None:
     for _ in range(3):
         session.request(NAME, headers=FLAVOR)
     assert wait_until(lambda: connections() == 0)
+
+
+def test_a_request_is_cheap(session: MetadataSession) -> None:
+    """Azure is asked each second. By `http.client` nearly 500 functions were called."""
+    session.request(NAME, headers=FLAVOR)
+    count = 0
+
+    def hook(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(hook)
+    try:
+        session.request(NAME, headers=FLAVOR)
+    finally:
+        sys.setprofile(None)
+    assert count < 150
 
 
 def test_proxies_and_netrc_are_left_alone(
