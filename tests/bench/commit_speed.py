@@ -1,7 +1,7 @@
 """How long a commit takes, against writing and syncing the same bytes and no more.
 
 A commit is all of it: gathered, staged, synced, summed up, with its manifest, its
-marker and the state file. The plain side writes the same bytes with as many threads,
+marker and the state file. The plain side writes the same memory with as many threads,
 each into a file of its own, and syncs each. Both write new files; what was written is
 removed outside of the times. A state is of equal tensors, or nearly all one tensor.
 `checkpoint_write` is `tf.train.Checkpoint.write`, which syncs nothing and has no sums.
@@ -14,6 +14,7 @@ Rounds are interleaved; each row is of a place: the memory, and the disk.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import statistics
@@ -55,14 +56,14 @@ def _rows(
 
     rng = np.random.default_rng(0)
     rows_of = [(mebibytes << 20) // 4096 * part // sum(parts) for part in parts]
-    values = [rng.random((count, 1024), np.float32) for count in rows_of]
-    variables = [tf.Variable(value) for value in values]
+    variables = [tf.Variable(rng.random((rows, 1024), np.float32)) for rows in rows_of]
     checkpoint = tf.train.Checkpoint(variables=variables)
     saver = writer.make_saver(checkpoint, root / "run", max_to_keep=None)
     saver.start()
     ours, theirs, stock, restored, read = [], [], [], [], []
     for number in range(rounds + 1):
-        plain = _plain_write(root, values, writer.THREADS)
+        memory = [np.asarray(variable.read_value()) for variable in variables]
+        plain = _plain_write(root / "plain", memory, writer.THREADS)
         began = time.perf_counter()
         staged = saver.stage(number, f"bench-{number}")
         commit = saver.commit(staged, "save", [0])
@@ -106,43 +107,54 @@ def _rows(
     yield compare("restore_speed", restored, read, unit="s", bar=RESTORE_BAR, **facts)
 
 
-def _plain_write(root: Path, values: list[np.ndarray[Any, Any]], count: int) -> float:
+def _plain_write(folder: Path, memory: list[np.ndarray[Any, Any]], count: int) -> float:
     """Seconds to write and sync the bytes of all arrays, in equal stretches."""
-    whole = np.concatenate([value.reshape(-1) for value in values]).view(np.uint8)
-    stretch = -(-whole.nbytes // count)
-    folder = root / "plain"
+    arrays = [array.reshape(-1).view(np.uint8) for array in memory]
     folder.mkdir()
 
-    def write(number: int) -> None:
-        share = whole[number * stretch : (number + 1) * stretch]
-        with (folder / str(number)).open("wb", buffering=0) as file:
-            for start in range(0, share.nbytes, PIECE):
-                file.write(share[start : start + PIECE].data)
+    def write(name: str, stretch: list[tuple[int, int, int]]) -> None:
+        with (folder / name).open("wb", buffering=0) as file:
+            for index, first, last in stretch:
+                for start in range(first, last, PIECE):
+                    file.write(arrays[index][start : min(start + PIECE, last)].data)
             os.fsync(file.fileno())
 
-    took = _together([lambda number=i: write(number) for i in range(count)])
+    stretches = _stretches([array.nbytes for array in arrays], count)
+    took = _together(
+        [functools.partial(write, str(i), each) for i, each in enumerate(stretches)]
+    )
     shutil.rmtree(folder)
     return took
 
 
 def _readers(files: list[Path], count: int) -> Jobs:
     """Jobs that read the files and drop what they read."""
-    sizes = [path.stat().st_size for path in files]
-    stretch = -(-sum(sizes) // count)
 
-    def read(first: int) -> None:
-        buffer, last = bytearray(PIECE), first + stretch
+    def read(stretch: list[tuple[int, int, int]]) -> None:
+        buffer = bytearray(PIECE)
+        for index, start, last in stretch:
+            with files[index].open("rb", buffering=0) as file:
+                file.seek(start)
+                while start < last and (done := file.readinto(buffer)):
+                    start += done
+
+    stretches = _stretches([path.stat().st_size for path in files], count)
+    return [functools.partial(read, each) for each in stretches]
+
+
+def _stretches(sizes: list[int], count: int) -> list[list[tuple[int, int, int]]]:
+    """Equal shares of things of these sizes: which one, from where, up to where."""
+    share = -(-sum(sizes) // count)
+    found: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
+    for number, stretch in enumerate(found):
         begins = 0
-        for path, size in zip(files, sizes, strict=True):
-            start, stop = max(first - begins, 0), min(last - begins, size)
+        for index, size in enumerate(sizes):
+            first = max(number * share - begins, 0)
+            last = min((number + 1) * share - begins, size)
+            if first < last:
+                stretch.append((index, first, last))
             begins += size
-            if start < stop:
-                with path.open("rb", buffering=0) as file:
-                    file.seek(start)
-                    while start < stop and (done := file.readinto(buffer)):
-                        start += done
-
-    return [lambda first=i * stretch: read(first) for i in range(count)]
+    return found
 
 
 def _together(jobs: Jobs) -> float:

@@ -168,7 +168,18 @@ def test_what_is_not_dense_is_left_to_tensorflow(tmp_path):
     assert int(next(fresh.data)) == 1
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "one device", "sharded"])
+def test_what_lies_on_another_machine_is_left_to_tensorflow(tmp_path, monkeypatch):
+    """A machine's name may begin as another's does: `.../task:1` and `.../task:10`."""
+    context = seams.eager_context.Context
+    for here in ("/job:worker/replica:0/task:0", "/job:localhost/replica:0/task:"):
+        monkeypatch.setattr(context, "host_address_space", lambda self, here=here: here)
+        checkpoint = tf.train.Checkpoint(plain=tf.Variable([1.0, 2.0]))
+        with dense.taken(checkpoint, small_bytes=0, worth_bytes=0) as tensors:
+            checkpoint.write(str(tmp_path / "ckpt"))
+        assert tensors == []
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "one device"])
 def test_variables_of_strategies(tmp_path, strategy):
     devices = tf.distribute.MirroredStrategy(["CPU:0"])
     if strategy == "one device":

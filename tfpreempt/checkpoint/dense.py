@@ -45,7 +45,7 @@ def taken(
 
     def gather_rest(object_graph_tensor: Any = None) -> Any:
         tensors, *others = gather(object_graph_tensor)
-        here = seams.eager_context.context().host_address_space()
+        here = seams.eager_context.context().host_address_space() + "/"
         tensors = _read(tensors, here)
         large = [
             (values, name, value)
