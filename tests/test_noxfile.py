@@ -29,23 +29,35 @@ class CellFailedError(Exception):
     """The session's error."""
 
 
+class SkippedError(Exception):
+    """The session is skipped."""
+
+
 class Session:
     """What of a nox session a cell uses.
 
     Args:
         path: where it works.
         pytest: writes the report, in place of the tests.
+        without: an argument with which pip fails.
     """
 
-    def __init__(self, path: Path, pytest: Callable[[Path], None]) -> None:
+    def __init__(
+        self, path: Path, pytest: Callable[[Path], None], without: str = ""
+    ) -> None:
         self._path = path
         self._pytest = pytest
+        self._without = without
 
     def create_tmp(self) -> str:
         return str(self._path)
 
-    def install(self, *packages: str, silent: bool) -> None:
-        """They are there."""
+    def install(self, *arguments: str, silent: bool) -> None:
+        if self._without in arguments:
+            raise CommandFailedError(f"pip {arguments}")
+
+    def skip(self, why: str) -> None:
+        raise SkippedError(why)
 
     def run(self, *command: str, **how: Any) -> str:
         if "pytest" in command:
@@ -78,10 +90,13 @@ def noxfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def run(noxfile: Any, path: Path, pytest: Callable[[Path], None]) -> None:
     """Runs a cell."""
-    cell = noxfile.Cell(
+    noxfile.run(a_cell(noxfile), Session(path, pytest))
+
+
+def a_cell(noxfile: Any) -> Any:
+    return noxfile.Cell(
         name="it", python="3.11", tensorflow="tensorflow", tf_keras="2.0"
     )
-    noxfile.run(cell, Session(path, pytest))
 
 
 def recorded(noxfile: Any) -> dict[str, str]:
@@ -137,3 +152,26 @@ def test_what_failed_is_named(noxfile: Any, tmp_path: Path) -> None:
     with pytest.raises(CellFailedError, match=r"^seams$"):
         run(noxfile, tmp_path, lambda report: write(report, failed))
     assert recorded(noxfile) == {"seams": "FAILED", "fit": "passed"}
+
+
+def test_a_check_that_was_skipped_did_not_pass(noxfile: Any, tmp_path: Path) -> None:
+    skipped = PASSED.replace('name="test_it"/>', 'name="test_it"><skipped/></testcase>')
+    with pytest.raises(CellFailedError, match=r"^fit$"):
+        run(noxfile, tmp_path, lambda report: write(report, skipped))
+    assert recorded(noxfile) == {"seams": "passed", "fit": "skipped"}
+
+
+def test_versions_that_are_not_there_are_skipped(noxfile: Any, tmp_path: Path) -> None:
+    """But what there is and does not install is a failure."""
+    session = Session(
+        tmp_path, lambda report: write(report, PASSED), without="--dry-run"
+    )
+    with pytest.raises(SkippedError, match="pip finds no such versions together"):
+        noxfile.run(a_cell(noxfile), session)
+    [row] = noxfile.RESULTS.read_text().splitlines()
+    assert json.loads(row)["skipped"] == "pip finds no such versions together"
+    session = Session(
+        tmp_path, lambda report: write(report, PASSED), without="--no-deps"
+    )
+    with pytest.raises(CommandFailedError):
+        noxfile.run(a_cell(noxfile), session)

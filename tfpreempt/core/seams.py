@@ -30,12 +30,15 @@ from tfpreempt import errors
 from tfpreempt.core import reach
 
 SEEN = {
-    "tensorflow": ("2.16.2", "2.21.0", "2.22.0rc0"),
+    "tensorflow": (
+        *("2.16.2", "2.17.1", "2.18.1", "2.19.1"),
+        *("2.20.0", "2.21.0", "2.22.0rc0"),
+    ),
     "keras": (
         *("3.7.0", "3.8.0", "3.9.2", "3.10.0", "3.11.3", "3.12.4", "3.13.2", "3.14.1"),
         *("3.15.1", "3.16.0.dev2026102704"),
     ),
-    "tf_keras": ("2.16.0", "2.21.0"),
+    "tf_keras": ("2.16.0", "2.17.0", "2.18.0", "2.19.0", "2.20.1", "2.21.0"),
 }
 """Versions with which the matrix, or the whole of the tests, passed."""
 
