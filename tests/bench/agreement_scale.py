@@ -79,7 +79,7 @@ def draw(workers: int, dead_share: float, seed: int) -> Scenario:
     return Scenario(
         workers=workers,
         noticed=noticed,
-        at_ms=r.randrange(300, 500),
+        at_ms=r.randrange(600, 800),  # all have asked for the notice by then
         dead=frozenset(r.sample(mortal, count)),
         seed=seed,
     )
