@@ -289,6 +289,24 @@ def test_periodic_saves_and_a_second_fit():
     assert len(report.markers) == 3
 
 
+def test_a_periodic_save_without_a_worker_that_is_needed_ends():
+    """One worker stood at the boundary before the step in which the others were, and
+    waited for a commit without end."""
+    faults = (AskToSave(at_ms=14), Freeze(worker=2, at_ms=81, lasts_ms=60_000))
+    schedule = Schedule(
+        lengths=(4, 4, 4),
+        fits=2,
+        step_ms=((1, 5),),
+        store_ms=(1, 100),
+        gap_ms=(0, 5),
+        save_timeout_ms=5000,
+        faults=faults,
+        seed=3427751076,
+    )
+    report = run(schedule)
+    assert Ending.HUNG not in {w.ending for w in report.workers}
+
+
 def test_a_cluster_moves_one_event_at_a_time():
     cluster = SimulatedCluster(Schedule(lengths=(50, 50)))
     while cluster.workers[1].gate.started < 7:

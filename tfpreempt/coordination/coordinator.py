@@ -87,6 +87,7 @@ class Coordinator:
         self._changed = threading.Condition()  # its lock is held wherever state moves
         self._verdict: ev.Verdict | None = None
         self._leave_by: float | None = None
+        self._lost_at: float | None = None  # when this round's decision was: lost
         self._patience = PATIENCE
         self._gathering: Gathering | None = None  # the newest of this round
 
@@ -127,9 +128,16 @@ class Coordinator:
 
         None: as long as the others live (they may train for days after this one).
         """
-        if self.state.main is Main.LEAVING:
+        state = self.state
+        if state.main is Main.LEAVING:
             return self._leave_by
-        return self.deadlines.at if self.state.notice in PREEMPTION else None
+        if state.notice in PREEMPTION:
+            return self.deadlines.at
+        if state.main is Main.AWAITING and self._lost_at is not None:
+            # Nobody goes away, but one that all need is reported dead. The chief may be
+            # in a step that waits for this worker.
+            return self._lost_at + self.deadlines.patience
+        return None
 
     # --- any thread ------------------------------------------------------------------
 
@@ -218,6 +226,8 @@ class Coordinator:
                         self._share_deadline(extra)
                     self.feed(ev.NoticeRead(round, value))
                 case Key.DECISION:
+                    if value.boundary is None:
+                        self._lost_at = self.clock.monotonic()
                     self.feed(ev.DecisionRead(round, value))
                 case Key.COMMIT:
                     self.commit_extra = extra
@@ -340,6 +350,7 @@ class Coordinator:
     def _close_round(self) -> None:
         self._gathering = None
         self._leave_by = None
+        self._lost_at = None
         self.extra.pop(Key.COMMIT, None)
         self.lost_because = ""
         if self.state.held is None:

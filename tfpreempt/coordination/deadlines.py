@@ -96,7 +96,7 @@ class Deadlines:
             Whether it was earlier.
         """
         before = self.at
-        patience = grace or self._patience
+        patience = grace or self.patience
         end, gone = received_at + patience, received_at + dl.until_end(patience)
         known = self.told if grace else self._soft
         if known is None or end < known:
@@ -122,7 +122,7 @@ class Deadlines:
         if at_boundary and self.told is None and has_outlived:
             self._ends = now + self.save_timeout
         if self._soft is not None:
-            self._soft = max(self._soft, now + self._patience)
+            self._soft = max(self._soft, now + self.patience)
             self.runtime.at(self._soft, functools.partial(self._guard, self._soft))
 
     def pays_twice(self, grace: float | None) -> bool:
@@ -191,7 +191,7 @@ class Deadlines:
             self.on_last_call()
 
     @property
-    def _patience(self) -> float:
+    def patience(self) -> float:
         """Seconds to wait where nobody knows a deadline.
 
         Three saves are waited for in any case: waiting less than one takes can only
