@@ -45,7 +45,8 @@ def taken(
 
     def gather_rest(object_graph_tensor: Any = None) -> Any:
         tensors, *others = gather(object_graph_tensor)
-        here = seams.eager_context.context().host_address_space() + "/"
+        host = seams.eager_context.context().host_address_space()
+        here = (f"{host}/device:CPU:", f"{host}/device:GPU:")
         tensors = _read(tensors, here)
         large = [
             (values, name, value)
@@ -66,11 +67,11 @@ def taken(
         saver._gather_serialized_tensors = gather
 
 
-def _read(tensors: Any, here: str) -> Any:
+def _read(tensors: Any, here: tuple[str, ...]) -> Any:
     """The same with tensors in place of what would be read while it is written.
 
-    What lies on another machine is left as it is, and so is a variable that has no
-    value yet.
+    What lies on another machine, or on a device of another kind, is left as it is, and
+    so is a variable that has no value yet.
     """
     read = seams.object_identity.ObjectIdentityDictionary()
     for owner, values in tensors.items():
@@ -78,7 +79,7 @@ def _read(tensors: Any, here: str) -> Any:
     return read
 
 
-def _value(value: Any, here: str) -> Any:
+def _value(value: Any, here: tuple[str, ...]) -> Any:
     is_spec = isinstance(value, seams.saveable_object.SaveSpec)
     if not is_spec or value.slice_spec or not str(value.device).startswith(here):
         return value
@@ -87,8 +88,8 @@ def _value(value: Any, here: str) -> Any:
     return value if tensor is None else tensor
 
 
-def _is_dense(value: Any, here: str) -> bool:
-    """Whether it is its memory, which is this machine's."""
+def _is_dense(value: Any, here: tuple[str, ...]) -> bool:
+    """Whether it is its memory, and that is here."""
     if not isinstance(value, tf.Tensor) or not value.device.startswith(here):
         return False
     kind = value.dtype
