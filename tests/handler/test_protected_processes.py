@@ -32,7 +32,7 @@ def fail():
 tfpreempt.protect(Config({arguments}))
 {before}
 os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(30)
+{after}
 """
 CLUSTER = {
     "cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]},
@@ -41,16 +41,21 @@ CLUSTER = {
 
 
 def run(
-    arguments: str = "", before: str = "", **environment: str
+    arguments: str = "",
+    before: str = "",
+    after: str = "time.sleep(30)",
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program that is told to go.
 
     Args:
         arguments: of its config.
         before: what it does first.
+        after: what it does then, if it is not ended.
         **environment: more of its environment.
     """
-    program = PROGRAM.replace("{arguments}", arguments).replace("{before}", before)
+    program = PROGRAM.replace("{arguments}", arguments)
+    program = program.replace("{before}", before).replace("{after}", after)
     return subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **environment},
@@ -82,3 +87,46 @@ def test_an_exit_function_that_raises_ends_the_program_by_its_error() -> None:
     done = run("exit_fn=fail")
     assert done.returncode == 1, done.stderr
     assert "ValueError: the exit function is wrong" in done.stderr
+
+
+def in_a_cluster(after: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A worker of a cluster, which keeps the notice for a handler."""
+    return run(after=f"time.sleep(0.3)\n{after}", TF_CONFIG=json.dumps(CLUSTER), **more)
+
+
+def test_an_error_before_the_handler_is_no_failure_under_a_notice() -> None:
+    """The machine's disk may have gone first. If not, the next run fails by it."""
+    done = in_a_cluster("raise OSError('the data are gone')")
+    assert done.returncode == 143, done.stderr
+    assert "the next handler of this process serves it" in done.stderr
+    assert done.stderr.count("OSError: the data are gone") == 1
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_an_error_goes_on_where_the_exit_function_comes_back() -> None:
+    done = in_a_cluster(
+        "raise OSError('the data are gone')", arguments="exit_fn=lambda: None"
+    )
+    assert done.returncode == 1, done.stderr
+
+
+def test_a_program_that_ends_by_itself_under_a_notice_has_ended() -> None:
+    done = in_a_cluster("print('done')")
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_under_a_notice_is_the_users() -> None:
+    done = in_a_cluster("raise KeyboardInterrupt")
+    assert done.returncode in (-2, 130), done.stderr
+
+
+def test_a_child_that_fails_has_no_part_in_the_notice() -> None:
+    """It is forked with what was kept for its parent's handler."""
+    fork = """
+import sys
+if os.fork() == 0:
+    raise OSError('in the child')
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    done = in_a_cluster(fork)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

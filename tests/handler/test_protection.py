@@ -215,6 +215,57 @@ def test_a_second_handler_of_a_cluster_is_waited_for(
     assert out.taken == 1
 
 
+def start(config: TerminationConfig, bell: Bell | None, error: BaseException) -> None:
+    """A start that fails, perhaps under a notice."""
+    with protection.protected_start(config):
+        if bell is not None:
+            bell.ring()
+        raise error
+
+
+@pytest.mark.parametrize("grace", [None, LONG])
+def test_a_start_that_fails_under_a_notice_leaves(
+    program: Program,
+    out: Ways,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    grace: float | None,
+) -> None:
+    """It is no failure: the notice was kept for a handler that will not be there."""
+    with program.handler() as handler:
+        handler.run(program.step)
+    workers = Cluster(worker=1, jobs=(("worker", 2),))
+    monkeypatch.setattr(session.current(), "cluster", workers)
+    config = out.config(grace)
+    tfpreempt.protect(config)
+
+    def fail(is_told: bool) -> None:
+        with pytest.raises(OSError, match="no disk"):
+            start(config, out.bell if is_told else None, OSError("no disk"))
+
+    fail(is_told=False)
+    assert out.taken == 0
+    fail(is_told=True)
+    assert out.taken == 1
+    assert "OSError: no disk" in caplog.text
+    fail(is_told=False)  # the exit function came back, and the notice is served
+    assert out.taken == 1
+
+
+def test_ctrl_c_in_a_start_is_the_users_under_a_notice_too(
+    program: Program, out: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with program.handler() as handler:
+        handler.run(program.step)
+    workers = Cluster(worker=1, jobs=(("worker", 2),))
+    monkeypatch.setattr(session.current(), "cluster", workers)
+    config = out.config()
+    tfpreempt.protect(config)
+    with pytest.raises(KeyboardInterrupt):
+        start(config, out.bell, KeyboardInterrupt())
+    assert out.taken == 0
+
+
 def test_a_start_hears_the_signals_of_its_own_config_too(
     program: Program, out: Ways
 ) -> None:

@@ -76,6 +76,21 @@ def test_a_worker_of_a_cluster_leaves_before_its_machine_goes(here: Place) -> No
     assert "the machine goes" in cluster[1].output
 
 
+def test_a_start_that_fails_under_a_notice_is_no_failure(here: Place) -> None:
+    moment = "in a restore that fails"
+    here.start("protected.py", moment, UNKNOWN, world=2).expect(0, 0)
+    here.hold("start")
+    cluster = here.start("protected.py", moment, UNKNOWN, world=2)
+    for worker in cluster:
+        worker.wait_line("holding")
+        worker.send(signal.SIGTERM)
+    for worker in cluster:
+        worker.wait_text("the next handler of this process serves it")
+    here.release("start")
+    cluster.expect(RESTART, RESTART)
+    assert "OSError: the disk has gone" in cluster[1].output
+
+
 def test_what_follows_the_loop_may_end_within_the_grace(here: Place) -> None:
     cluster = terminate(here, "after the loop", LONG)
     cluster[0].wait_text("without one the process leaves in")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,11 @@ from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.core.deadline import until_end
 from tfpreempt.core.events import Notice
 from tfpreempt.handler import session
-from tfpreempt.handler.process_end import exit_hard, keep_streams
+from tfpreempt.handler.process_end import (
+    exit_hard,
+    keep_streams,
+    on_interpreter_end,
+)
 from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.config import TerminationConfig
 
@@ -25,6 +30,7 @@ SLOWEST = 10.0
 
 _current: Protection | None = None
 _is_starting = False  # whether a handler or a fit is being made; the main thread writes
+_newest: Protection | None = None  # of those that were made here, closed or not
 
 
 class Protection:
@@ -46,6 +52,7 @@ class Protection:
         self._left: Notice | None = None  # to the members that listened
         self._names = frozenset(each.source.name for each in watched)
         self._watcher = Watcher(watched, 0, self._hear)
+        _note_newest(self)
         self._watcher.start()
 
     def rearm(self) -> None:
@@ -111,6 +118,26 @@ class Protection:
         if session.take_back(notice):
             self._leave("tfpreempt: the machine goes, and nothing is being trained")
 
+    def leave_by(self, error: Exception, *, is_printed: bool = False) -> None:
+        """An error ends what was to serve a notice: the process is started again.
+
+        The machine goes in any case. If the error is the program's own, the next run
+        comes to it without a notice, and fails.
+
+        Args:
+            error: no handler will serve the notice for.
+            is_printed: whether its traceback is to be seen already.
+        """
+        if os.getpid() != self._process or not session.take_kept():
+            return
+        name = type(error).__name__
+        log.error(
+            "tfpreempt: %s is taken for a consequence of the notice",
+            name,
+            exc_info=None if is_printed else error,
+        )
+        self._leave(f"tfpreempt: the machine goes, and {name} was raised")
+
     def _leave(self, why: str) -> None:
         """Ends the process from this thread: main may be in C++ for long."""
         keep_streams()
@@ -127,7 +154,8 @@ def protect(termination_config: Any = None) -> Protection:
 
     - before the first, a process alone leaves at once, for nothing was trained yet. A
       worker of a cluster keeps the notice for the handler that is being made, so that
-      all workers leave together; if none comes it leaves before the machine goes;
+      all workers leave together; if none comes it leaves before the machine goes, or
+      where an error ends the program, whose traceback is printed;
     - after the last, whose final state is committed, the program may go on until just
       before the machine goes. Where the config knows no grace it leaves at once.
 
@@ -161,6 +189,8 @@ def protect(termination_config: Any = None) -> Protection:
 def protected_start(config: TerminationConfig) -> Iterator[None]:
     """While a handler or a fit is made: signals are heard before it can serve them.
 
+    If it cannot be made, a notice that was kept for it is a reason to leave at once.
+
     Args:
         config: of the one that is made.
     """
@@ -169,10 +199,13 @@ def protected_start(config: TerminationConfig) -> Iterator[None]:
     if _current is not None:
         _current.rearm()
         signals = _current._unheard(signals)
-    with Protection(config, signals):
+    with Protection(config, signals) as meanwhile:
         _is_starting = True
         try:
             yield
+        except Exception as error:
+            meanwhile.leave_by(error)
+            raise
         finally:
             _is_starting = False
 
@@ -193,6 +226,20 @@ def take_over() -> None:
     notice = notice or _current._take_unheard(here.heard_at)
     if notice is not None:
         _current._hear(notice)
+
+
+def _note_newest(made: Protection) -> None:
+    global _newest
+    if _newest is None:
+        on_interpreter_end(_at_exit)
+    _newest = made
+
+
+def _at_exit() -> None:
+    """The interpreter ends. Python has printed the error by which it does, if any."""
+    error, here = getattr(sys, "last_value", None), _current or _newest
+    if here is not None and isinstance(error, Exception):
+        here.leave_by(error, is_printed=True)
 
 
 def _seconds_to_wait(notice: Notice) -> float | None:

@@ -762,6 +762,12 @@ def take_back(notice: Notice) -> bool:
     return False
 
 
+def take_kept() -> bool:
+    """Whether notices were kept and are unserved; they are the caller's now."""
+    taken = [notice for notice in list(_unserved) if take_back(notice)]
+    return bool(taken)
+
+
 def hears_notices() -> bool:
     """Whether a member of this process listens, or it is on its way out. Any thread."""
     if _current is None:

@@ -30,6 +30,8 @@ class SlowToLoad(tfpreempt.State):
 
     def load(self, fileobj: IO[bytes]) -> None:
         hold("start")
+        if moment == "in a restore that fails":
+            raise OSError("the disk has gone")
 
 
 def handle(model: Model, where: str) -> tfpreempt.PreemptionCheckpointHandler:
@@ -54,7 +56,7 @@ def evaluate(handler: tfpreempt.PreemptionCheckpointHandler) -> None:
     say("evaluated")
 
 
-if moment == "in the restore":
+if moment in ("in the restore", "in a restore that fails"):
     slow = SlowToLoad("slow")
     protection.close()  # the handler's own start is to be safe too
 model = Model(make_strategy("none" if alone else "mwms"))
