@@ -514,6 +514,24 @@ def test_the_fence_is_the_move_and_not_a_look_before(tmp_path):
     assert saver.loader.newest() is None
 
 
+def test_a_move_through_a_lease_that_is_gone_from_the_server_is_a_loss(tmp_path):
+    """A client of NFS that still knows the directory is told ESTALE, not ENOENT."""
+
+    class Stale(LocalFiles):
+        def rename(self, source, target):
+            if target.endswith(layout.MARKER):
+                steal(tmp_path)
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), source)
+            super().rename(source, target)
+
+    lease, heard = acquired(tmp_path), []
+    lease.on_loss(heard.append)
+    saver = make_saver(tmp_path, OwnPayload(), files=Stale(), lease=lease)
+    with pytest.raises(errors.LeaseLostError):
+        save(saver, 1)
+    assert len(heard) == 1
+
+
 def test_a_loss_that_a_thread_finds_out_just_before_a_move_is_no_free_pass(tmp_path):
     class Blind(Lease):
         """Its check has just passed."""
@@ -626,3 +644,22 @@ def test_a_loss_before_anybody_listens_is_told(tmp_path):
         lease.check()
     lease.on_loss(heard.append)
     assert len(heard) == 1
+
+
+def test_a_loss_while_the_start_still_tidies_is_told(tmp_path, monkeypatch):
+    """On a slow disk that takes long, and the thread renews meanwhile."""
+    quick = Pace(renewal=0.01, expiry=EXPIRY, poll=POLL)
+    monkeypatch.setattr("tfpreempt.checkpoint.fence.PACE", quick)
+    lease, heard = Lease(pause=Waiting()), []
+    lost = threading.Event()
+    lease.on_loss(lambda reason: (heard.append(reason), lost.set()))
+
+    class Slow(LeaseDirectory):
+        def sweep(self):
+            steal(tmp_path)
+            lost.wait(5)
+
+    lease.acquire_at(Slow(str(tmp_path)))
+    assert len(heard) == 1
+    with pytest.raises(errors.LeaseLostError):
+        lease.check()

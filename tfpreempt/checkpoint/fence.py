@@ -34,9 +34,11 @@ from tfpreempt.storage.files import Files, LocalFiles, remove_if_empty
 
 _HOLDER, _BEAT = "holder", "beat"
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # on NFS: removed by another one
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
 _TRIES = 100  # to remove a directory in which its holder still moves files
+
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+"""What a lease says that is over; the last on NFS, where another machine removed it."""
 
 PACE = Pace(renewal=5.0, expiry=30.0, poll=0.2)  # a node's in Kubernetes: 10 and 40
 
@@ -175,7 +177,7 @@ class LeaseDirectory:
                 self._disk.remove_dir(place)
                 break
             except OSError as error:
-                if error.errno in _GONE:
+                if error.errno in GONE:
                     break  # another one was quicker; or it never was a lease
                 if error.errno not in _IN_USE:
                     raise
@@ -188,7 +190,7 @@ class LeaseDirectory:
         try:
             return self._disk.names(path)
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in GONE:
                 raise
             return []
 
@@ -196,7 +198,7 @@ class LeaseDirectory:
         try:
             return self._disk.read(os.path.join(self._root, token, name))
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in GONE:
                 raise
             return None
 

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.fence import Disk, LeaseDirectory
+from tfpreempt.checkpoint.fence import GONE, Disk, LeaseDirectory
 from tfpreempt.checkpoint.holder import Found, Holder, this_process
 from tfpreempt.checkpoint.patience import GRACE, Pace, Patience
 from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
@@ -136,7 +136,6 @@ class Lease:
         self._pause = pause
         self._disk = disk
         self._place: Place | None = None
-        self._files: LeaseDirectory | None = None
         self._tenure: _Tenure | None = None
         self._end: Callable[[], object] = lambda: None
         self._telling = threading.Lock()
@@ -164,9 +163,7 @@ class Lease:
         """
         if not paths.is_url(directory) and self._place is None:
             with failure.translated("take the lease", directory):
-                files = LeaseDirectory(directory, self._disk)
-                self.acquire_at(files)
-            self._files = files
+                self.acquire_at(LeaseDirectory(directory, self._disk))
 
     def acquire_at(self, place: Place) -> None:
         """As `acquire`, wherever the lease is.
@@ -179,7 +176,6 @@ class Lease:
         if self._place is None:
             self._wait_for(place)
             place.sweep()
-            self._place = place
 
     def on_loss(self, call: Callable[[str], None]) -> None:
         """Calls, on any thread, when it is lost, with the reason; at once if it was."""
@@ -235,7 +231,8 @@ class Lease:
             LeaseLostError: another process has it.
             OSError: as the file system says.
         """
-        if self._files is None:
+        place = self._place
+        if not isinstance(place, LeaseDirectory):
             yield None
             return
         if self.token is None:
@@ -244,9 +241,10 @@ class Lease:
         if token is None:
             raise errors.LeaseLostError(self._lost)
         try:
-            yield self._files.way(token)
-        except FileNotFoundError:
-            self.check()
+            yield place.way(token)
+        except OSError as error:
+            if error.errno in GONE:
+                self.check()
             raise
 
     def release(self) -> None:
@@ -294,6 +292,9 @@ class Lease:
         token = attempt(place, here, why_over)
         if token is None:
             return False
+        self._place = (
+            place  # before the thread, which may find out at once that it lost
+        )
         self._tenure = _Tenure(place, token, weakref.WeakMethod(self._lose))
         self._end = weakref.finalize(self, self._tenure.end)
         self._tenure.start()
