@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import threading
@@ -347,6 +348,60 @@ def test_options_are_tensorflows_to_follow(tmp_path, everything):
 
 
 # --- faults --------------------------------------------------------------------------
+
+
+def test_what_is_captured_beside_training_is_never_torn(tmp_path, everything):
+    """Every variable changes between the capture and the write, in each way there is:
+    assigned anew, a row of it, and in the memory that it had, by whoever has that."""
+    job = Job(tmp_path)
+    job.checkpoint.table = tf.Variable(tf.ones([64, 8]))
+    job.checkpoint.other = tf.Variable(tf.fill([1 << 23], 3.0))  # copied in pieces
+    job.weight.assign([7.0, 7.5])
+    shared = np.asarray(job.checkpoint.other.read_value())
+    captured = job.saver.capture(7, "run-7", True)
+    assert captured.tensors
+    assert job.saver.loader.newest() is None
+    job.weight.assign([0.0, 0.0])
+    job.checkpoint.table.scatter_nd_update([[0]], [[9.0] * 8])
+    job.checkpoint.other.assign_add(tf.ones_like(job.checkpoint.other))
+    ctypes.memset(shared.ctypes.data, 9, shared.nbytes)
+    job.saver.commit(job.saver.write(captured), "save", [0])
+    assert stock_values(tmp_path) == {"weight": [7.0, 7.5], "table": 1.0, "other": 3.0}
+
+
+def stock_values(directory):
+    """The weight, and the one value that each large variable has throughout."""
+    found = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(directory)))
+
+    def read(name):
+        return found.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE")
+
+    throughout = {name: np.unique(read(name)) for name in ("table", "other")}
+    values = {name: value.tolist() for name, value in throughout.items()}
+    values = {
+        name: value[0] if len(value) == 1 else value for name, value in values.items()
+    }
+    return {"weight": read("weight").tolist(), **values}
+
+
+def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):
+    job = Job(tmp_path)
+    job.weight.assign([5.0, 5.5])
+    captured = job.saver.capture(5, "run-5", True)
+
+    def finish():
+        job.saver.commit(job.saver.write(captured), "save", [0])
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    thread.join(30.0)
+    assert Job(tmp_path).restore()[1] == 5.0
+
+
+def test_what_is_captured_and_given_up_leaves_nothing(tmp_path, everything):
+    job = Job(tmp_path)
+    job.saver.discard(job.saver.capture(5, "run-5", True))
+    assert os.listdir(tmp_path) == [".tfpreempt-directory"]
 
 
 @pytest.mark.slow

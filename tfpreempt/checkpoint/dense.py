@@ -9,7 +9,8 @@ variable, objects that save themselves, what lies on other machines.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,13 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.bundle_writer import DenseTensor
 from tfpreempt.core import seams
+from tfpreempt.core.threads import map_in_threads
 
 # Some of those that TensorFlow puts together again (`BundleReader::GetSliceValue`).
 _CUT = (tf.float32, tf.float64, tf.bfloat16, tf.int32, tf.int64, tf.uint8, tf.int8)
+
+
+_COPIED_AT_ONCE = 1 << 24  # bytes: so that one large tensor keeps all threads busy
 
 
 @contextlib.contextmanager
@@ -65,6 +70,31 @@ def taken(
         yield found
     finally:
         saver._gather_serialized_tensors = gather
+
+
+def copied(tensors: Sequence[DenseTensor], threads: int) -> list[DenseTensor]:
+    """The same in memory of their own, which nothing else writes into.
+
+    A tensor that was read from a variable may be the variable's memory. What TensorFlow
+    assigns then goes elsewhere; what writes in place, or into an array of NumPy's that
+    the tensor was made of, does not.
+
+    Args:
+        tensors: none of which is changed meanwhile.
+        threads: how many copy.
+    """
+    copies = [
+        dataclasses.replace(each, data=np.empty_like(each.data)) for each in tensors
+    ]
+    pieces = [
+        (copy.data[start:][:_COPIED_AT_ONCE], each.data[start:][:_COPIED_AT_ONCE])
+        for copy, each in zip(copies, tensors, strict=True)
+        for start in range(0, each.data.nbytes, _COPIED_AT_ONCE)
+    ]
+    map_in_threads(
+        lambda piece: np.copyto(*piece), pieces, threads=threads, name="tfpreempt-copy"
+    )
+    return copies
 
 
 def _read(tensors: Any, here: tuple[str, ...]) -> Any:

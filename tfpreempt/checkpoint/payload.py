@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tfpreempt.checkpoint.bundle_writer import DenseTensor
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.state import State
 
@@ -22,6 +23,8 @@ class Staged:
         number: the directory number in the own form.
         prefix: where a flat checkpoint lies; None in the own form.
         is_empty: a save_fn returned None: there is nothing to commit.
+        is_beside: it is written while training goes on, which changes all tensors.
+        tensors: those that were captured, and are not written yet.
         sums: size and crc32c of files that are on the disk already, by path.
     """
 
@@ -32,6 +35,8 @@ class Staged:
     number: int
     prefix: str | None = None
     is_empty: bool = False
+    is_beside: bool = False
+    tensors: Sequence[DenseTensor] = ()
     sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
@@ -47,9 +52,11 @@ class Payload:
     def write(
         self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
     ) -> Staged:
-        """Takes part in the save on this worker; the chief writes.
+        """Takes part in the save on this worker; the chief writes, or captures.
 
-        What needs all workers is done even where the rest fails: peers wait for it.
+        Main thread. What needs all workers is done even where the rest fails: peers
+        wait for it. Large tensors may be left to `write_tensors`: as they are where
+        nothing changes them until then, as copies where the save `is_beside`.
 
         Args:
             save: what is known of it so far.
@@ -59,11 +66,19 @@ class Payload:
             **kwargs: likewise.
 
         Returns:
-            The same, with what was written.
+            The same, with what was written, and the tensors that were not.
         """
         prepare()
         number = kwargs.get("checkpoint_number")
         return save if number is None else dataclasses.replace(save, number=int(number))
+
+    def write_tensors(self, save: Staged) -> Staged:
+        """Writes what `write` has left; any thread.
+
+        Returns:
+            The same, with all of it written.
+        """
+        return save
 
     def committed(self) -> None:
         """Deletes what a user's manager no longer wants; on the chief."""

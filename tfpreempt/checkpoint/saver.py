@@ -1,6 +1,7 @@
 """Saves a step in two phases, whatever form the checkpoint has.
 
-`stage` runs on every worker's main thread; `commit` on the chief, once all are done.
+On every worker `stage` captures its part, on the main thread, and writes it, there or
+on another one; `commit` runs on the chief, once all are done.
 What TensorFlow has to do with it sits behind `Payload` (writer.py).
 """
 
@@ -127,8 +128,29 @@ class CheckpointSaver:
         """Writes this worker's part of a save; on every worker, main thread.
 
         Args:
+            step: see `capture`.
+            attempt: see `capture`.
+            *args: see `capture`.
+            **kwargs: see `capture`.
+
+        Raises:
+            SaveError: the disk; says what to do.
+        """
+        return self.write(self.capture(step, attempt, False, *args, **kwargs))
+
+    def capture(
+        self, step: int, attempt: str, is_beside: bool, /, *args: Any, **kwargs: Any
+    ) -> Staged:
+        """Takes this worker's part of a save as it is now.
+
+        On every worker, main thread. What is small is written already, and not synced;
+        so are the States.
+
+        Args:
             step: the step that is saved, equal on all workers.
             attempt: equal on all workers of this save and unique to it.
+            is_beside: whether training goes on while it is written. Otherwise nothing
+                is copied, and nothing may change before `write` was called.
             *args: for CheckpointManager.save, or the save_fn.
             **kwargs: for CheckpointManager.save, or the save_fn.
 
@@ -142,15 +164,36 @@ class CheckpointSaver:
             directory=directory,
             started_at=self.clock.monotonic(),
             number=step,
+            is_beside=is_beside,
         )
-        with (
-            self._undone_on_failure(directory),
-            failure.translated(f"save step {step}", self.directory),
-        ):
+        with self._saving(save):
             prepare = functools.partial(self._prepare, directory)
             save = self._payload.write(save, prepare, *args, **kwargs)
             self._write_states(directory)
         return save
+
+    def write(self, captured: Staged) -> Staged:
+        """Writes what was captured: from here on it is durable. Any thread.
+
+        Args:
+            captured: what `capture` returned.
+
+        Raises:
+            SaveError: the disk; says what to do.
+        """
+        with self._saving(captured):
+            staged = self._payload.write_tensors(captured)
+            if not self._is_chief:
+                self._sync_own(staged.directory)
+        return staged
+
+    @contextlib.contextmanager
+    def _saving(self, save: Staged) -> Iterator[None]:
+        with (
+            self._undone_on_failure(save.directory),
+            failure.translated(f"save step {save.step}", self.directory),
+        ):
+            yield
 
     def commit(
         self, staged: Staged, because: str, workers: Sequence[int]
@@ -245,10 +288,16 @@ class CheckpointSaver:
         folder = os.path.join(directory, worker)
         if own and not self._is_chief:
             self._claim = claims.take(self._files, directory)
-        if write_states(folder, own) and not self._is_chief:
-            # The chief can't sync what another machine still has in its cache.
-            for name in reading.names(folder):
-                self._files.sync_file(os.path.join(folder, name))
+        write_states(folder, own)
+
+    def _sync_own(self, directory: str) -> None:
+        """The chief can't sync what another machine still has in its cache."""
+        worker = layout.worker_name(self.loader.cluster.worker)
+        folder = os.path.join(directory, worker)
+        names = reading.names(folder)
+        for name in names:
+            self._files.sync_file(os.path.join(folder, name))
+        if names:
             self._files.sync_dir(folder)
 
     def _publish(

@@ -253,21 +253,28 @@ class _OwnPayload(_Tracked):
             if options is not None or paths.is_url(prefix):
                 checkpoint.write(prefix, options=options)
             else:
-                sums = self._write_in_threads(prefix)
-                save = dataclasses.replace(save, sums=sums)
+                tensors = self._write_small(prefix, is_copied=save.is_beside)
+                save = dataclasses.replace(save, tensors=tensors)
         if "checkpoint_number" not in arguments:
             return save
         number = _whole_number(arguments["checkpoint_number"])
         return dataclasses.replace(save, number=number)
 
-    def _write_in_threads(self, prefix: str) -> Mapping[str, tuple[int, int]]:
-        """TensorFlow's way but for large tensors; see `Staged.sums`."""
+    def _write_small(
+        self, prefix: str, *, is_copied: bool
+    ) -> Sequence[bundle_writer.DenseTensor]:
+        """TensorFlow's way but for large tensors, which are given back."""
         limits = {"small_bytes": SMALL_BYTES, "worth_bytes": WORTH_BYTES}
         with dense.taken(self.checkpoint, **limits) as tensors:
             self.checkpoint.write(prefix)
-        if not tensors:
-            return {}
-        return bundle_writer.add(self.files, prefix, tensors, THREADS)
+        return dense.copied(tensors, THREADS) if is_copied else tensors
+
+    def write_tensors(self, save: Staged) -> Staged:
+        if not save.tensors:
+            return save
+        prefix = os.path.join(save.directory, layout.PAYLOAD)
+        sums = bundle_writer.add(self.files, prefix, save.tensors, THREADS)
+        return dataclasses.replace(save, tensors=(), sums=sums)
 
 
 class _ManagedPayload(_Tracked):
