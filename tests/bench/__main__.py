@@ -1,7 +1,11 @@
 """Measures tfpreempt, mostly against what TensorFlow and Keras have; JSON lines.
 
 Usage: python -m tests.bench [--rounds N] [--mebibytes N] [--large-mebibytes N]
-                             [--seed N] [--package DIR] [--route FILE] [BENCH ...]
+                             [--seed N] [--package DIR] [--route FILE]
+                             [--seconds S] [--every S] [--grace S] [--save-steps N]
+                             [BENCH ...]
+
+Without a name all run but goodput, which takes an hour and more.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from tests.bench import (
     agreement_scale,
     callback_overhead,
     commit_speed,
+    goodput,
     mirror_memory,
     mirror_speed,
     mirror_step_overhead,
@@ -50,12 +55,14 @@ BENCHES = (
     "mirror_memory",
     "mirror_step_overhead",
 )
+LONG = ("goodput",)
 
 
 def main() -> None:
-    """Runs the benches that were asked for, or all."""
+    """Runs the benches that were asked for, or all but the long ones."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
-    parser.add_argument("benches", nargs="*", metavar="BENCH", help=", ".join(BENCHES))
+    names = (*BENCHES, *LONG)
+    parser.add_argument("benches", nargs="*", metavar="BENCH", help=", ".join(names))
     parser.add_argument(
         "--rounds",
         type=int,
@@ -79,10 +86,22 @@ def main() -> None:
     parser.add_argument(
         "--route", type=Path, metavar="FILE", help="of path: for the rows with routes"
     )
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="of goodput: training of each way"
+    )
+    parser.add_argument(
+        "--every", type=float, default=30, help="of goodput: seconds between strikes"
+    )
+    parser.add_argument(
+        "--grace", type=float, default=10, help="of goodput: from SIGTERM to SIGKILL"
+    )
+    parser.add_argument(
+        "--save-steps", type=int, default=50, help="of goodput: between periodic saves"
+    )
     asked = parser.parse_args()
     wanted = set(asked.benches or BENCHES)
-    if unknown := wanted - set(BENCHES):
-        parser.error(f"no bench {sorted(unknown)}; there are {', '.join(BENCHES)}")
+    if unknown := wanted - set(names):
+        parser.error(f"no bench {sorted(unknown)}; there are {', '.join(names)}")
     if "step_overhead" in wanted:
         show(step_overhead.measure())
     if wanted & {"notice_to_exit", "non_chief_bytes"}:
@@ -137,6 +156,11 @@ def main() -> None:
             show(row)
     if "mirror_step_overhead" in wanted:
         show(mirror_step_overhead.row(asked.rounds))
+    if "goodput" in wanted:
+        for row in goodput.rows(
+            asked.seconds, asked.every, asked.grace, asked.save_steps
+        ):
+            show(row)
 
 
 if __name__ == "__main__":
