@@ -31,7 +31,10 @@ print("loaded", flush=True)
 for line in iter(sys.stdin.readline, ""):
     step.increment()
     try:
-        path = tfpreempt.save_all_states()
+        if line.strip() == "save":
+            path = tfpreempt.save_all_states()
+        else:
+            tfpreempt.save_state(step, path := sys.argv[5])
         print("saved", path, time.monotonic() - began, flush=True)
     except tfpreempt.errors.CheckpointError as error:
         print(type(error).__name__, error, flush=True)
@@ -45,7 +48,7 @@ class Run:
         self._log = log
         times = map(str, (renewal, expiry, grace, margin))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *times],
+            [sys.executable, "-c", PROGRAM, *times, str(directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.open("wb"),
@@ -55,8 +58,8 @@ class Run:
         self.pid = self._process.pid
         assert self.hear() == "loaded\n"
 
-    def tell(self):
-        self._process.stdin.write("save\n")
+    def tell(self, what="save"):
+        self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
 
     def hear(self):
@@ -64,6 +67,11 @@ class Run:
 
     def save(self):
         self.tell()
+        return self.hear()
+
+    def save_one(self):
+        """The State alone, outside of any commit."""
+        self.tell("save one")
         return self.hear()
 
     def send(self, signum):
@@ -151,6 +159,41 @@ def test_of_two_starts_one_is_refused_and_told_who_is_there(run, tmp_path):
     assert "which still renews it after" in said[loser]
     assert "waiting up to" in runs[loser].end()
     assert runs[winner].save().startswith("saved")
+
+
+def test_a_state_alone_does_not_go_round_the_lease(run, tmp_path):
+    """The first one's restart would load it over its own commit."""
+    first = run()
+    first.save()
+    second = run(grace=0.5, margin=0.0)
+    said = second.save_one()
+    assert said.startswith("DirectoryInUseError")
+    assert f"process {first.pid} on " in said
+    assert list(tmp_path.glob("ckpt/states/*")) == []
+    assert first.save_one().startswith("saved")
+    first.end()
+
+
+def test_a_state_alone_takes_the_lease(run):
+    first = run()
+    assert first.save_one().startswith("saved")
+    second = run(grace=0.5, margin=0.0)
+    assert second.save().startswith("DirectoryInUseError")
+    assert first.save_one().startswith("saved")
+    assert first.save().startswith("saved")
+    first.end()
+    assert second.save().startswith("DirectoryInUseError")  # its steps would be undone
+
+
+def test_a_frozen_one_that_wakes_after_a_takeover_saves_no_state(run, tmp_path):
+    first = run(renewal=1000.0)
+    first.save_one()
+    first.send(signal.SIGSTOP)
+    first.tell("save one")
+    second = run(expiry=1.0)
+    assert second.save().startswith("saved")
+    first.send(signal.SIGCONT)
+    assert first.hear().startswith("LeaseLostError")
 
 
 def test_a_start_goes_on_when_the_first_one_has_left(run, tmp_path):

@@ -12,6 +12,7 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
 from tfpreempt import errors
+from tfpreempt.checkpoint.fence import LeaseDirectory
 from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.states import DatasetIteratorState, JsonState
 
@@ -30,6 +31,13 @@ def values_in(path: str) -> list[float]:
     variable = tf.Variable([0.0, 0.0])
     tf.train.Checkpoint(variable=variable).restore(f"{path}/ckpt").expect_partial()
     return list(variable.numpy().tolist())
+
+
+def holder(directory: Path) -> str:
+    """The token of the lease."""
+    found = LeaseDirectory(str(directory)).look()
+    assert found is not None
+    return found.token
 
 
 def test_one_commit_holds_both(program: Program) -> None:
@@ -108,6 +116,17 @@ def test_a_loose_state_with_a_handler(program: Program) -> None:
         words.text = ""
         assert tfpreempt.load_state(words)
         assert words.text == "alone"
+
+
+def test_a_loose_state_goes_by_the_lease_of_the_handler(program: Program) -> None:
+    """Under one of its own, in the same directory, the handler would lose its."""
+    words = Words("words", "alone")
+    with program.handler() as handler:
+        before = holder(program.directory)
+        handler.run(program.step)
+        tfpreempt.save_state(words, program.directory)
+        assert handler.save() is not None
+        assert holder(program.directory) == before
 
 
 def test_a_managers_commit_has_no_directory_of_its_own(program: Program) -> None:

@@ -48,6 +48,7 @@ class StatesAlone:
             files = self._files()
             self._copies = Copies(store, directory, cluster, self._loader.newest, files)
         self._saver: CheckpointSaver | None = None  # from the first save on
+        self._has_held = False  # from the first save on, of all States or of one
         self._is_started = False
         self._seen: int | None = None  # the highest sequence at the first load
 
@@ -58,7 +59,7 @@ class StatesAlone:
             CheckpointError: see `load_state`.
         """
         if self._copies is not None:
-            self._hold()
+            self._take()
             self._copies.begin()
         if self._seen is None:
             self._seen = self._highest()
@@ -97,10 +98,9 @@ class StatesAlone:
             )
         if self._saver is None:
             failure.check_directory(named)  # later it must be the same one
-        self._hold()
+        files = self.hold()
         if self._saver is None:
-            self._check_nothing_came()
-            self._saver = self._make_saver()
+            self._saver = self._make_saver(files)
         if self._copies is not None:
             self._copies.begin()
         if not self._cluster.is_chief:
@@ -117,8 +117,24 @@ class StatesAlone:
             self._copies.committed(commit.path)
         return commit.path
 
-    def _hold(self) -> None:
-        """The chief writes to the directory from now on, until the process ends."""
+    def hold(self) -> Files:
+        """The chief writes to the directory from now on, until the process ends.
+
+        Returns:
+            The file operations there, which are refused where the lease is lost.
+
+        Raises:
+            DirectoryInUseError: another program is at work in the directory, or has
+                been since this one loaded its States.
+            SaveError: the disk.
+        """
+        self._take()
+        if not self._has_held:
+            self._check_nothing_came()
+            self._has_held = True
+        return self._files()
+
+    def _take(self) -> None:
         if self._cluster.is_chief:
             self._lease.acquire(self._directory)
 
@@ -141,11 +157,11 @@ class StatesAlone:
     def _files(self) -> Files:
         return FencedFiles(files_for(self._directory), self._lease)
 
-    def _make_saver(self) -> CheckpointSaver:
+    def _make_saver(self, files: Files) -> CheckpointSaver:
         loader = CheckpointLoader(
             directory=self._directory,
             cluster=self._cluster,
-            files=self._files(),
+            files=files,
         )
         return CheckpointSaver(loader, copies=self._copies, lease=self._lease)
 

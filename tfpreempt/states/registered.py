@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import state_file
+from tfpreempt.checkpoint import layout, state_file
+from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE, chosen_store
 from tfpreempt.checkpoint.state import State, check_state, sync_states
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.handler import session
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.storage import failure, paths
-from tfpreempt.storage.files import files_for
+from tfpreempt.storage.files import Files, files_for
 
 _VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
@@ -65,7 +66,9 @@ def save_state(
     """Saves one State in a file of its own, outside of any commit; every worker.
 
     The file is replaced as a whole, and durably: `states/<name>.state` in the
-    directory, written by the chief alone, or `worker-<i>/<name>.state`.
+    directory, written by the chief alone, or `worker-<i>/<name>.state`. The chief holds
+    the directory from then on, as after `save_all_states`: `load_state` might take the
+    file of another run for a newer one of this.
 
     Args:
         state: need not be registered.
@@ -74,6 +77,7 @@ def save_state(
 
     Raises:
         SaveError: the disk; the old file stands.
+        DirectoryInUseError: another program is at work in the directory.
         ConfigurationError: the directory cannot work, or the State is none.
     """
     check_state(state, "save_state(state, checkpoint_dir)")
@@ -83,8 +87,9 @@ def save_state(
     if not (state.per_worker or cluster.is_chief):
         return
     directory = failure.check_directory(checkpoint_dir)
+    files = _files_of(directory)
     with failure.translated(f"save {state!r}", directory):
-        state_file.write(files_for(directory), directory, cluster.worker, state)
+        state_file.write(files, directory, cluster.worker, state)
 
 
 def load_state(state: State) -> bool:
@@ -126,8 +131,26 @@ def _alone_in(directory: str) -> StatesAlone:
     """What is there once in a process for a directory."""
     key = (paths.absolute(directory), _cluster())
     if key not in _alone:
-        _alone[key] = StatesAlone(*key, store=chosen_store(None, key[0]))
+        named = os.environ.get(_VARIABLE, "").strip()
+        is_copied = bool(named) and paths.absolute(named) == key[0]
+        store = chosen_store(None, key[0]) if is_copied else None
+        _alone[key] = StatesAlone(*key, store=store)
     return _alone[key]
+
+
+def _files_of(directory: str) -> Files:
+    """The file operations in a directory that this process holds from now on.
+
+    Raises:
+        DirectoryInUseError: another program is at work in it.
+        SaveError: the disk.
+    """
+    current = session.current()
+    for member in current.members if current else ():
+        commits = member.commits
+        if commits.lease is not None and layout.is_same(commits.directory, directory):
+            return FencedFiles(files_for(directory), commits.lease)
+    return _alone_in(directory).hold()
 
 
 def _cluster() -> Cluster:
