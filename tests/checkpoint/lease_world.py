@@ -143,9 +143,7 @@ def moves(programs: Sequence[Program], world: World) -> list[World]:
 
 def _is_private(kind: str, path: str, *more: Any) -> bool:
     in_the_making = path.startswith(f"/{layout.LEASE}.") and kind != "rename"
-    return (
-        kind == "choose" or in_the_making or (kind == "write" and path.endswith(".tmp"))
-    )
+    return kind == "choose" or in_the_making
 
 
 def _moved(world: World, i: int, operation: Any) -> Iterator[World]:
@@ -168,7 +166,19 @@ def _moved(world: World, i: int, operation: Any) -> Iterator[World]:
             after = after._replace(holder=i)
         elif name == layout.MARKER and i != world.holder:
             after = after._replace(wrong=f"{i} commits after {world.holder} took over")
+        elif name == layout.MARKER and not _is_of(i, nodes, arguments[1]):
+            after = after._replace(wrong=f"{i} commits what another one wrote")
     yield _forget_removed(after)
+
+
+def marker_of(i: int) -> bytes:
+    """What a process writes into the marker of its commits."""
+    return b"%d" % i
+
+
+def _is_of(i: int, nodes: Nodes, path: str) -> bool:
+    found = _find(nodes, path)
+    return found is not None and found[3] == marker_of(i)
 
 
 def _forget_removed(world: World) -> World:

@@ -16,7 +16,13 @@ from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.multiprocess.harness import wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.fence import PACE, LeaseDirectory, LocalDisk
+from tfpreempt.checkpoint.fence import (
+    PACE,
+    FencedFiles,
+    LeaseDirectory,
+    LocalDisk,
+    publish,
+)
 from tfpreempt.checkpoint.holder import Found, Holder, from_json, this_process
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.patience import GRACE, LONGEST_GRACE, MARGIN, Pace, Patience
@@ -489,7 +495,7 @@ def test_who_lost_it_lets_no_manager_delete(tmp_path):
 def test_a_save_fn_may_write_to_another_disk(tmp_path):
     class TwoDisks(LocalFiles):
         def rename(self, source, target):
-            if layout.LEASE in target:
+            if (layout.LEASE in source) != (layout.LEASE in target):
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
             super().rename(source, target)
 
@@ -530,6 +536,29 @@ def test_a_move_through_a_lease_that_is_gone_from_the_server_is_a_loss(tmp_path)
     with pytest.raises(errors.LeaseLostError):
         save(saver, 1)
     assert len(heard) == 1
+
+
+@pytest.mark.parametrize("name", [layout.POINTER, layout.MARKER])
+def test_who_wakes_after_a_takeover_writes_into_nobody_elses_file(tmp_path, name):
+    """It was frozen before it wrote, and wakes amid the other one's write."""
+    (tmp_path / name).write_bytes(b"older")
+
+    class Amid(LocalFiles):
+        frozen: FencedFiles
+
+        def sync_file(self, path):
+            super().sync_file(path)
+            with pytest.raises(errors.LeaseLostError):
+                publish(self.frozen, str(tmp_path / name), b"of who was frozen")
+
+    frozen = acquired(tmp_path)
+    place = LeaseDirectory(str(tmp_path))
+    place.end(place.look().token)
+    files = Amid()
+    files.frozen = FencedFiles(LocalFiles(), frozen)
+    publish(FencedFiles(files, acquired(tmp_path)), str(tmp_path / name), b"new")
+    assert (tmp_path / name).read_bytes() == b"new"
+    assert frozen.token is None
 
 
 def test_a_loss_that_a_thread_finds_out_just_before_a_move_is_no_free_pass(tmp_path):

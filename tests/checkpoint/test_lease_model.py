@@ -17,7 +17,7 @@ from tfpreempt.checkpoint.holder import this_process
 from tfpreempt.checkpoint.lease import attempt
 
 HERE = this_process(30.0)
-NAMES = "abc"
+NAMES = "abcd"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,21 +43,27 @@ class Way:
         yield self.place.way(self.token)
 
 
-def program(disk: Disk, name: str, does: str, kind: type[LeaseDirectory]) -> str:
+def program(
+    disk: Disk,
+    name: str,
+    does: str,
+    kind: type[LeaseDirectory] = LeaseDirectory,
+    fenced: type[FencedFiles] = FencedFiles,
+) -> str:
     """A process, by what it does one after the other.
 
     S: it starts, with two looks; s: with one; n: with two, and takes nobody for dead
-    who is not. c: it commits. e: it ends its lease.
+    who is not. c: it commits, as all do under one name. e: it ends its lease.
     """
     place = kind("/", disk)
-    files = FencedFiles(disk, Way(place, name))
+    files = fenced(disk, Way(place, name))
     for each in does:
         if each in "sSn" and not start(disk, place, name, each):
             return "refused"
         if each == "c":
             try:
-                files.write(f"/{name}/marker.tmp", b"")
-                files.rename(f"/{name}/marker.tmp", f"/{name}/{layout.MARKER}")
+                data = lease_world.marker_of(NAMES.index(name))
+                files.publish(f"/run/{layout.MARKER}", data)
             except FileNotFoundError:
                 return "lost"
         if each == "e":
@@ -74,10 +80,10 @@ def start(disk: Disk, place: LeaseDirectory, name: str, how: str) -> bool:
     return any(attempt(place, here, why_over) for _ in range(1 if how == "s" else 2))
 
 
-def explore(*does: str, kind: type[LeaseDirectory] = LeaseDirectory) -> Result:
+def explore(*does: str, **rules: type) -> Result:
     """Every world that such processes can make; the one that does not start has it."""
     programs = [
-        functools.partial(program, name=name, does=each, kind=kind)
+        functools.partial(program, name=name, does=each, **rules)
         for name, each in zip(NAMES, does, strict=False)
     ]
     first = World(frozenset(nodes(does)), (Process(),) * len(does), holder(does))
@@ -99,9 +105,8 @@ def explore(*does: str, kind: type[LeaseDirectory] = LeaseDirectory) -> Result:
 
 
 def nodes(does):
-    """The disk at first: a directory for the commit of each, and who has the lease."""
-    for i, name in enumerate(NAMES[: len(does)]):
-        yield (0, name, 1 + i, None)
+    """The disk at first: a directory for commits, and who has the lease."""
+    yield (0, "run", 1, None)
     if (has := holder(does)) is not None:
         here = dataclasses.replace(HERE, token=NAMES[has])
         yield (0, layout.LEASE, 10, None)
@@ -171,8 +176,8 @@ def check(does, wanted):
 
 def is_free_for_who_takes_all_for_dead(nodes) -> bool:
     """Whoever died, and wherever, nobody is kept out for ever."""
-    late = [functools.partial(program, name="d", does="Sc", kind=LeaseDirectory)]
-    world = World(nodes | {(0, "d", 99, None)}, (Process(),))
+    late = [functools.partial(program, name=NAMES[-1], does="Sc")]
+    world = World(nodes, (Process(),))
     while world.processes[0].word is None:
         world = lease_world.moves(late, world)[-1]
     return world.processes[0].word == "done"
@@ -191,7 +196,7 @@ class LookedAt(LeaseDirectory):
     def way(self, token):
         if not self.has(token):
             raise FileNotFoundError(token)
-        return f"/{token}/moved"
+        return f"/moved-{token}"
 
 
 class MadeThere(LeaseDirectory):
@@ -207,14 +212,25 @@ class MadeThere(LeaseDirectory):
         return self.has(holder.token)
 
 
+class Beside(FencedFiles):
+    """A temporary file beside its target, which is the same one for all."""
+
+    def publish(self, path, data):
+        self.write(path + ".tmp", data)
+        with self._lease.moving() as way:
+            self._files.rename(path + ".tmp", way)
+            self._files.rename(way, path)
+
+
 @pytest.mark.parametrize(
-    ("kind", "does"),
+    ("rules", "does", "wrong"),
     [
-        (Renamed, ("c", "Sc")),
-        (LookedAt, ("c", "Sc")),
-        (MadeThere, ("Sc", "Sc")),
+        ({"kind": Renamed}, ("c", "Sc"), "0 commits after 1 took over"),
+        ({"kind": LookedAt}, ("c", "Sc"), "0 commits after 1 took over"),
+        ({"kind": MadeThere}, ("Sc", "Sc"), "0 commits after 1 took over"),
+        ({"fenced": Beside}, ("c", "Sc"), "1 commits what another one wrote"),
     ],
-    ids=lambda each: getattr(each, "__name__", ""),
+    ids=["Renamed", "LookedAt", "MadeThere", "Beside"],
 )
-def test_simpler_rules_fail(kind, does):
-    assert explore(*does, kind=kind).wrong
+def test_simpler_rules_fail(rules, does, wrong):
+    assert wrong in explore(*does, **rules).wrong

@@ -31,7 +31,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout, pointer, retention
+from tfpreempt.checkpoint import catalog, fence, layout, pointer, retention
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
 from tfpreempt.checkpoint.payload import Staged
@@ -149,7 +149,7 @@ def make_durable(
 def mark(files: Files, holder: str, manifest_bytes: bytes, sequence: int) -> None:
     """Writes the marker: from its rename on, this is a commit."""
     data = catalog.marker_bytes(manifest_bytes, sequence)
-    write_durably(files, os.path.join(holder, layout.MARKER), data)
+    fence.publish(files, os.path.join(holder, layout.MARKER), data)
 
 
 def finish(
@@ -220,7 +220,7 @@ def point(
         timestamps=tuple(times),
         last_preserved=old.last_preserved,
     )
-    write_durably(files, path, pointer.to_bytes(new))
+    fence.publish(files, path, pointer.to_bytes(new))
 
 
 def free_target(

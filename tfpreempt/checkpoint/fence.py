@@ -11,10 +11,12 @@ In the checkpoint directory:
 there: of many who try, one has it. **Ending it**, by its holder or by who takes over,
 is the removal of `<token>/`, which no later holder has again.
 
-**The fence.** What makes a commit, or unmakes one, is moved by way of `<token>/`. Once
-that is removed it fails, in one operation of the file system, however long a process
-was frozen between two lines: there is no moment between a look and an act. It is
-removed, not renamed: a client of NFS that has it open could go on using it.
+**The fence.** What makes a commit is written in `<token>/` and moved from there to its
+name; what unmakes one is moved there, and removed. Once that directory is removed both
+fail, in one operation of the file system, however long a process was frozen between two
+lines: there is no moment between a look and an act. It is removed, not renamed: a
+client of NFS that has it open could go on using it. Nor can anybody else's bytes get to
+that name: a temporary file beside it would be the same one for all runs.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.holder import Found, Holder, from_json
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.patience import Pace
-from tfpreempt.storage.files import Files, LocalFiles, remove_if_empty
+from tfpreempt.storage.files import (
+    Files,
+    LocalFiles,
+    remove_if_empty,
+    write_durably,
+)
 
 _HOLDER, _BEAT = "holder", "beat"
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
@@ -222,11 +229,11 @@ class Held(Protocol):
 class FencedFiles:
     """The file operations of a commit, by who holds the lease of its directory.
 
-    What readers find commits by, the marker and TensorFlow's `checkpoint` file, goes to
-    its name by way of the lease. So does whatever is deleted outside of the staging of
-    saves: who has taken over may have a commit of that name by now. All else means
-    nothing without these. A save begins by making a directory, which is refused at
-    once.
+    What readers find commits by, the marker and TensorFlow's `checkpoint` file, is
+    published by way of the lease. By that way goes, too, whatever is deleted outside of
+    the staging of saves: who has taken over may have a commit of that name by now. All
+    else means nothing without these. A save begins by making a directory, which is
+    refused at once.
 
     Args:
         files: the operations.
@@ -237,18 +244,43 @@ class FencedFiles:
         self._files, self._lease = files, lease
         self.write, self.write_pieces = files.write, files.write_pieces
         self.sync_file, self.sync_dir = files.sync_file, files.sync_dir
-        self.remove_dir = files.remove_dir
+        self.rename, self.remove_dir = files.rename, files.remove_dir
 
     def make_dirs(self, path: str) -> None:
         self._lease.check()
         self._files.make_dirs(path)
 
-    def rename(self, source: str, target: str) -> None:
-        if os.path.basename(target) not in (layout.MARKER, layout.POINTER):
-            self._files.rename(source, target)
-            return
-        with self._moved(source) as moved:
-            self._files.rename(moved, target)
+    def publish(self, path: str, data: bytes) -> None:
+        """Writes a small file that readers find commits by; durable, all or nothing.
+
+        Args:
+            path: where it goes.
+            data: all of its bytes.
+
+        Raises:
+            LeaseLostError: another process has the lease.
+            OSError: as the file system says.
+        """
+        with self._lease.moving() as way:
+            if way is not None and self._moved_from(way, path, data):
+                self._files.sync_dir(os.path.dirname(path))
+                return
+        write_durably(self._files, path, data)
+
+    def _moved_from(self, way: str, path: str, data: bytes) -> bool:
+        """Whether it is there, by a file in the lease; False on another disk."""
+        try:
+            self._files.write(way, data)
+            self._files.sync_file(way)
+            self._files.rename(way, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._files.remove(way)
+            if error.errno != errno.EXDEV:
+                raise
+            self._lease.check()  # a save_fn's, on another disk: no fence reaches it
+            return False
+        return True
 
     def remove(self, path: str) -> None:
         if f"/{layout.STAGING}/" in path:
@@ -270,3 +302,21 @@ class FencedFiles:
                 self._lease.check()  # a save_fn's, on another disk: no fence reaches it
                 way = None
             yield way or path
+
+
+def publish(files: Files, path: str, data: bytes) -> None:
+    """Writes what readers find commits by; under a lease by its way, if there is one.
+
+    Args:
+        files: the operations.
+        path: of the marker, or of TensorFlow's `checkpoint` file.
+        data: all of its bytes.
+
+    Raises:
+        LeaseLostError: another process has the lease.
+        OSError: as the file system says.
+    """
+    if isinstance(files, FencedFiles):
+        files.publish(path, data)
+    else:
+        write_durably(files, path, data)
