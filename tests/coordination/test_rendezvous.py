@@ -14,7 +14,14 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.errors import CheckpointError, StoreGoneError, WaitTimeoutError
 
 
-def start(workers, *, propose=lambda: {"step": 3}, checks=None, timeout=10.0):
+def start(
+    workers,
+    *,
+    propose=lambda: {"step": 3},
+    checks=None,
+    timeout=10.0,
+    proposing=0.0,
+):
     """Every worker in its thread; what each returned or raised.
 
     The store ends with them: who waits for a worker that never comes would wait on.
@@ -31,6 +38,7 @@ def start(workers, *, propose=lambda: {"step": 3}, checks=None, timeout=10.0):
                 propose,
                 check,
                 timeout,
+                proposing,
             )
         except Exception as error:
             return error
@@ -73,6 +81,18 @@ def test_the_chiefs_error_is_raised_there_and_told_to_the_others():
     for _, problems in others:
         assert list(problems) == [0]
         assert "the directory is a file" in problems[0]
+
+
+def test_a_chief_that_waits_itself_has_more_time_than_a_worker():
+    """For another run's lease, say, while its workers wait for its plan."""
+    begun = threading.Event()
+
+    def propose():
+        begun.wait(0.3)
+        return {"step": 3}
+
+    _, other = start([0, 1], propose=propose, timeout=0.1, proposing=10.0)
+    assert "worker 0's go-ahead took longer than 0.1 s" in str(other)
 
 
 def test_a_missing_worker_is_named_in_time():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import threading
@@ -14,6 +15,9 @@ import pytest
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint.fence import PACE
+from tfpreempt.checkpoint.holder import Found, this_process
+from tfpreempt.checkpoint.patience import LONGEST_GRACE, Patience
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.writer import make_saver
 from tfpreempt.coordination import rendezvous
@@ -21,7 +25,7 @@ from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.journal import Journal
 from tfpreempt.handler.commits import Commits
-from tfpreempt.handler.start import Start
+from tfpreempt.handler.start import LEASE_TIMEOUT, Start
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.testing.storage import FaultyStore, damage
 
@@ -196,6 +200,17 @@ def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(
     start = begin(machines.disks[0], chief, store=machines.store)
     with pytest.raises(errors.WaitTimeoutError, match="worker 1 took longer"):
         start.agree(MemoryStore(), "start", 0.2)
+
+
+def test_a_chief_that_waits_for_a_lease_is_waited_for_as_long(tmp_path: Path) -> None:
+    """By all: who gave it up before would fail, and the chief then too."""
+    waits = Patience(this_process(0.0), PACE)
+    holder = dataclasses.replace(this_process(LONGEST_GRACE), boot="another")
+    waits.why_over(Found(token=holder.token, holder=holder, beat=b""))
+    assert waits.limit == LEASE_TIMEOUT
+    worker = Cluster(worker=1, jobs=(("worker", 2),))
+    with pytest.raises(errors.WaitTimeoutError, match=r"plan took longer than 0\.3 s"):
+        begin(tmp_path, worker).agree(MemoryStore(), "start", 0.1, 0.2)
 
 
 @pytest.mark.parametrize("which", [0, 1])

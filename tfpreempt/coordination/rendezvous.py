@@ -26,6 +26,7 @@ def agree(
     propose: Callable[[], Plan],
     check: Callable[[Plan], str | None],
     timeout: float,
+    proposing: float = 0.0,
 ) -> tuple[Plan, dict[int, str]]:
     """Agrees on a plan; called by every worker, in the same order of prefixes.
 
@@ -36,6 +37,7 @@ def agree(
         propose: makes the chief's plan, JSON-able.
         check: what this worker finds wrong with the plan, for people; None if nothing.
         timeout: seconds to wait for the slowest worker.
+        proposing: more seconds that the others give the chief for its plan.
 
     Returns:
         The plan, and what each worker found wrong (empty: all agree).
@@ -54,7 +56,8 @@ def agree(
             raise
         _put(store, f"{prefix}/plan", plan)
     else:
-        plan = _take(store, f"{prefix}/plan", timeout, "worker 0's plan")
+        patience = timeout + proposing
+        plan = _take(store, f"{prefix}/plan", patience, "worker 0's plan")
         if not plan["ok"]:
             return plan, {0: str(plan["problem"])}
     try:

@@ -35,7 +35,7 @@ COUNTER = "checkpointed_runs"
 """The name under which TensorFlow's own handler saves the number of runs."""
 
 START_TIMEOUT = 300.0
-"""Seconds that the slowest worker may need to make its handler."""
+"""Seconds that the slowest worker may need to make its handler, its waits apart."""
 
 
 def admit(

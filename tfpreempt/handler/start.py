@@ -13,7 +13,9 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, probe
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.fence import PACE
 from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.patience import LONGEST_GRACE, MARGIN
 from tfpreempt.checkpoint.remote import fetch
 from tfpreempt.checkpoint.remote.exchange import ShardExchange
 from tfpreempt.checkpoint.remote.mirror import Mirror
@@ -28,6 +30,9 @@ from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectStore
 
 log = logging.getLogger(__name__)
+
+LEASE_TIMEOUT = LONGEST_GRACE + PACE.expiry + MARGIN
+"""More seconds for the others while the chief waits for the directory's lease."""
 
 FETCH_TIMEOUT = 3600.0  # more seconds for the others while one fetches a checkpoint
 
@@ -68,7 +73,13 @@ class Start:
     _apart: set[int] = dataclasses.field(default_factory=set)  # see another directory
     _probes: list[rendezvous.Plan] = dataclasses.field(default_factory=list)
 
-    def agree(self, store: KeyValueStore, prefix: str, timeout: float) -> Commits:
+    def agree(
+        self,
+        store: KeyValueStore,
+        prefix: str,
+        timeout: float,
+        lease_timeout: float = LEASE_TIMEOUT,
+    ) -> Commits:
         """Runs the rendezvous; main thread of every worker, in the same order.
 
         With a `remote_checkpoint_dir` there are two: who sees the chief's directory is
@@ -78,6 +89,7 @@ class Start:
             store: the store.
             prefix: namespace of this start.
             timeout: seconds to wait for the slowest worker.
+            lease_timeout: more seconds for a chief that waits for the lease.
 
         Returns:
             What is there, for a member to restore.
@@ -90,13 +102,13 @@ class Start:
             ConfigurationError: the directory cannot work.
             WaitTimeoutError: a worker is missing.
         """
+        ask = functools.partial(self._ask, store, proposing=lease_timeout)
         try:
             if self.store is not None:
                 if self.cluster.world > 1:
-                    place = f"{prefix}/place"
-                    self._ask(store, place, timeout, self._place, self._sees)
+                    ask(f"{prefix}/place", timeout, self._place, self._sees)
                 timeout += FETCH_TIMEOUT  # who is missing was missed in the first one
-            plan = self._ask(store, prefix, timeout, self._propose, self._check)
+            plan = ask(prefix, timeout, self._propose, self._check)
         except BaseException:
             if self.lease is not None:
                 self.lease.release()
@@ -130,10 +142,12 @@ class Start:
         timeout: float,
         propose: Callable[[], rendezvous.Plan],
         check: Callable[[rendezvous.Plan], str | None],
+        *,
+        proposing: float,
     ) -> rendezvous.Plan:
         """One rendezvous; all workers raise what any of them found wrong."""
         plan, problems = rendezvous.agree(
-            store, prefix, self.cluster, propose, check, timeout
+            store, prefix, self.cluster, propose, check, timeout, proposing
         )
         self._apart |= {worker for worker, text in problems.items() if text == APART}
         if wrong := {w: text for w, text in problems.items() if text != APART}:
