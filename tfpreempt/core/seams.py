@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -267,10 +266,8 @@ def __getattr__(name: str) -> Any:
 
 def keras_trainer_class() -> Any:
     """The class of Keras 3 whose `fit` runs on TensorFlow."""
-    old = "TensorFlowTrainer"
-    return getattr(__getattr__("keras_trainer"), old, None) or getattr(
-        __getattr__("keras_trainer"), RENAMED[old]
-    )
+    trainer, old = __getattr__("keras_trainer"), "TensorFlowTrainer"
+    return getattr(trainer, old, None) or getattr(trainer, RENAMED[old])
 
 
 @functools.cache
