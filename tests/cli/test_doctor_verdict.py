@@ -11,8 +11,9 @@ import pytest
 import tfpreempt
 from tfpreempt.cli.doctor.sources import Liveness, SourceState
 from tfpreempt.cli.doctor.storage import Storage
-from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess, needed_seconds
+from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess
 from tfpreempt.cli.sizes import size_text
+from tfpreempt.core.deadline import needed_seconds
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
 
@@ -78,6 +79,25 @@ def test_a_step_has_to_fit_the_shortest_notice(
     (finding,) = findings("steps", seen)
     assert finding.level is level
     assert "a step of the run in the directory took 45.00 s" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("step", "save", "says"),
+    [
+        (11.9, 10.0, ""),  # 11.9 + 1.5 * 10 + 2 = 28.9
+        (12.1, 10.0, "the save after it needs 17.0 s"),
+        (28.9, 0.1, "the process may be ended in the save"),
+        (29.1, 0.1, "the process is ended within a step"),  # it leaves 1 s before
+        (27.1, None, "the save after it needs 2.0 s"),
+    ],
+)
+def test_the_save_has_to_fit_behind_a_step(
+    step: float, save: float | None, says: str
+) -> None:
+    seen = dataclasses.replace(facts(30.0, seconds=save), step_seconds=step)
+    (finding,) = findings("steps", seen)
+    assert finding.level is (Level.PROBLEM if says else Level.OK)
+    assert says in finding.text
 
 
 def test_of_steps_nothing_is_said_where_none_was_made() -> None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pytest
 import tensorflow as tf
 
-from tests.handler.program import Program, wait_until
+from tests.handler.program import Program, is_told, wait_until
 from tfpreempt import errors
 from tfpreempt.handler import session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
@@ -50,6 +50,35 @@ def test_steps_that_outlast_the_grace_are_told_of_beforehand(
     assert len(found) == is_warned
     [commit] = program.events("commit")
     assert 0.1 <= commit["step_seconds"] < 10.0
+
+
+def test_a_save_that_does_not_fit_behind_a_step_is_told_of_beforehand(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its length is known: the last one took so long."""
+    with program.handler(config={"grace_period": 10.0}) as handler:
+        here = session.current()
+        assert here is not None
+        here.coordinator.deadlines.save_seconds = 5.0
+        for _ in range(5):
+            handler.run(time.sleep, 0.1)
+    [found] = [each for each in caplog.messages if "a step takes" in each]
+    assert "the save after it 9.5 s with margins" in found
+    assert "may end the process in the save" in found
+
+
+def test_a_check_that_is_refused_is_no_boundary(program: Program) -> None:
+    """It leaves the counts as they were, so that the workers' stay equal."""
+    with program.handler() as handler:
+        handler.run(program.step)
+        here = session.current()
+        assert here is not None
+        other = program.handler(checkpoint_dir=program.directory / "other")
+        other.close()
+        before = here.gate.started
+        with pytest.raises(errors.HandlerClosedError):
+            other.check()
+        assert here.gate.started == before
 
 
 def test_a_check_is_a_boundary_that_counts_no_step(program: Program) -> None:
@@ -125,7 +154,7 @@ def test_a_signal_that_was_served_is_not_served_again(
         with first:
             first.run(program.step)
             os.kill(os.getpid(), signal.SIGUSR1)
-            wait_until(session.is_told)
+            wait_until(is_told)
             raise OSError("no step can follow, so a grace of a minute is not used up")
 
     with pytest.raises(SystemExit):
@@ -148,11 +177,11 @@ def test_a_notice_that_is_still_up_is_served_again(
     first = program.handler(config=config)
     first.run(program.step)
     file.touch()
-    wait_until(session.is_told)
+    wait_until(is_told)
     with pytest.raises(SystemExit):
         first.run(program.step)
     second = program.handler(config=config)
-    wait_until(session.is_told)
+    wait_until(is_told)
     file.unlink()
     with pytest.raises(SystemExit):
         second.run(program.step)
@@ -207,7 +236,7 @@ def test_tensorflows_own_config(program: Program) -> None:
     with handler:
         handler.run(program.step)
         told.set()
-        wait_until(session.is_told)
+        wait_until(is_told)
         handler.run(program.step)
     assert program.exits == 1
     assert program.events("notice")[0]["source"].startswith("callable:")
@@ -233,7 +262,7 @@ def test_the_previous_signal_handler_is_chained_and_restored(program: Program) -
             assert seen == [signal.SIGUSR1]
             assert program.events("notice") == []
             os.kill(os.getpid(), signal.SIGUSR1)
-            wait_until(session.is_told)
+            wait_until(is_told)
             handler.run(program.step)
             assert seen == [signal.SIGUSR1] * 2
         assert signal.getsignal(signal.SIGUSR1) is theirs
@@ -250,7 +279,7 @@ def test_a_notice_that_stands_at_the_start_is_in_the_journal(program: Program) -
     handler = PreemptionCheckpointHandler(
         None, program.checkpoint, str(program.directory), config
     )
-    wait_until(session.is_told)
+    wait_until(is_told)
     handler.run(program.step)
     assert len(program.events("notice")) == 1
     assert program.exits == 1

@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 import tfpreempt
-from tests.handler.program import Button, Program, wait_until
+from tests.handler.program import Button, Program, is_told, wait_until
 from tfpreempt import TerminationConfig
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Notice
@@ -193,7 +193,7 @@ def test_a_handler_that_begins_to_listen_meanwhile_hears_it(
     monkeypatch.setattr(protection, "_seconds_to_wait", seconds_to_wait)
     tfpreempt.protect(out.config())
     out.bell.ring()
-    wait_until(session.is_told)
+    wait_until(is_told)
     opened[0].run(program.step)
     assert program.exits == 1
 
@@ -300,4 +300,4 @@ def test_another_process_has_no_notices_of_this_one(
     out.bell.ring()
     with session.new_process(), Program(program.directory / "other").handler() as other:
         other.run(lambda: None)
-        assert not session.is_told()
+        assert not is_told()

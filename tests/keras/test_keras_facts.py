@@ -22,6 +22,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tensorflow.python.framework import config as tf_config  # noqa: E402
 
+from tests.handler.program import is_told  # noqa: E402
 from tests.keras.both_lines import LINES  # noqa: E402
 from tests.keras.small_fit import (  # noqa: E402
     BATCH,
@@ -35,7 +36,6 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
     values,
 )
-from tfpreempt.handler import session  # noqa: E402
 
 CUTS = [("begin", 1, 4), ("end", 2, 1)]
 
@@ -254,7 +254,7 @@ def test_sigterm_is_heard_by_default(
     def send() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         end = time.monotonic() + 20
-        while not session.is_told():
+        while not is_told():
             assert time.monotonic() < end
             time.sleep(0.001)
 

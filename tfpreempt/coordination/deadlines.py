@@ -159,8 +159,8 @@ class Deadlines:
         if self.told is None or self._grace is None:
             return None
         save = self._grace / 4 if self.save_seconds is None else self.save_seconds
-        margin = min(2.0, 0.25 * self._grace)
-        return self.told - (dl.SAFETY * save + 2 * self.step_seconds() + margin)
+        needed = dl.needed_seconds(save, self._grace)
+        return self.told - (needed + 2 * self.step_seconds())
 
     def waits_until(self, key: Key) -> float:
         """When a wait for others' keys of this kind, which begins now, is given up.

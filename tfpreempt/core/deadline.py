@@ -22,6 +22,11 @@ def after_travel(remaining: float, delay: float = TRAVEL_MARGIN) -> float:
     return remaining - min(delay, 0.2 * remaining)
 
 
+def needed_seconds(save_seconds: float, grace: float) -> float:
+    """What a save of that length needs of a grace period, margins included."""
+    return SAFETY * save_seconds + min(2.0, 0.25 * grace)
+
+
 def until_end(grace: float) -> float:
     """When a process ends itself, rather than be killed: seconds after the notice.
 

@@ -200,12 +200,11 @@ class PreemptionCheckpointHandler:
             SystemExit: by the exit function, after a commit.
         """
         gate, member = self._gate, self._member
+        if gate.flag or gate.busy or member.is_closed:
+            self._session.ready(member, "check()")
         if gate.bare == gate.started:
             gate.bare += 1  # its step goes on
-        gate.started += 1
-        self._session.pace.check(gate.started)
-        if gate.flag or gate.busy or member.is_closed:
-            self._session.check(member, "check()")
+        self._session.boundary()
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ from tfpreempt.core import seams
 from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster, read_cluster
+from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.events import Commit, Fault, Notice, Outcome
 from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
@@ -242,7 +243,12 @@ class Session:
         Raises:
             UsageError: see `ready`; the interval is taken back.
         """
-        self.check(member, what, stages)
+        try:
+            self.ready(member, what)
+        except TfpreemptError:
+            self.gate.started -= 1
+            raise
+        self.look(stages)
         if member.runs == 1:
             member.commits.saver.try_states()  # all is there: a step was made
             self.pace.begin(self.gate.started)
@@ -252,32 +258,22 @@ class Session:
     def _warn_of_long_steps(self, member: Member) -> None:
         grace = member.watcher.shortest_grace
         seconds = self.pace.step_seconds(self.gate.started)
-        if grace is not None and seconds > grace:
-            log.warning(
-                "tfpreempt: a step takes %.1f s, and a notice leaves %g s: it may end "
-                "the process within a step, and the last commit stands then. Do less "
-                "in each run(), or commit more often (save_every=)",
-                seconds,
-                grace,
-            )
-
-    def check(self, member: Member, what: str, stages: Stages = PLAIN) -> None:
-        """The slow path of any boundary of a member; the interval is counted.
-
-        Args:
-            member: has come to it.
-            what: was called, for an error.
-            stages: how members are staged that the program gives arguments.
-
-        Raises:
-            UsageError: see `ready`; the interval is taken back.
-        """
-        try:
-            self.ready(member, what)
-        except TfpreemptError:
-            self.gate.started -= 1
-            raise
-        self.look(stages)
+        if grace is None:
+            return
+        save = self.coordinator.deadlines.save_seconds or 0.0
+        needed, left = needed_seconds(save, grace), until_end(grace)
+        if seconds + needed <= left:
+            return
+        where = "within a step" if seconds > left else "in the save"
+        log.warning(
+            "tfpreempt: a step takes %.1f s and the save after it %.1f s with margins, "
+            "and a notice leaves %g s: it may end the process %s, and the last commit "
+            "stands then. Do less in each run(), or commit more often (save_every=)",
+            seconds,
+            needed,
+            grace,
+            where,
+        )
 
     def boundary(self) -> None:
         """A place where the process may save and leave; counts no step."""
@@ -773,11 +769,6 @@ def hears_notices() -> bool:
     if _current is None:
         return False
     return _current.exit.left or any(m.watcher.is_started for m in _current.members)
-
-
-def is_told() -> bool:
-    """Whether this process was told of a notice that its next boundary serves."""
-    return _current is not None and _current.gate.flag
 
 
 def current() -> Session | None:

@@ -11,7 +11,7 @@ from tfpreempt.cli.doctor.slurm import SlurmState
 from tfpreempt.cli.doctor.sources import Liveness, SourceState
 from tfpreempt.cli.doctor.storage import Storage
 from tfpreempt.cli.sizes import size_text
-from tfpreempt.core.deadline import SAFETY
+from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.python import StrEnum
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
@@ -94,13 +94,9 @@ def assess(facts: Facts) -> tuple[Finding, ...]:
     else:
         found += _assess_storage(facts, facts.storage)
     if facts.step_seconds is not None:
-        found.append(_assess_steps(facts.step_seconds, facts.shortest_grace))
+        save = None if facts.storage is None else facts.storage.save_seconds
+        found.append(_assess_steps(facts.step_seconds, save, facts.shortest_grace))
     return tuple(found)
-
-
-def needed_seconds(save_seconds: float, grace: float) -> float:
-    """What a save of that length needs of a grace period, margins included."""
-    return SAFETY * save_seconds + min(2.0, 0.25 * grace)
 
 
 def _assess_sources(facts: Facts) -> Iterator[Finding]:
@@ -153,13 +149,24 @@ def _assess_grace(facts: Facts) -> Finding:
     return Finding(Level.ADVICE, "grace", text)
 
 
-def _assess_steps(seconds: float, grace: float | None) -> Finding:
+def _assess_steps(seconds: float, save: float | None, grace: float | None) -> Finding:
+    """Whether the step that runs, and the save after it, fit into a notice."""
     text = f"a step of the run in the directory took {seconds:.2f} s"
-    if grace is None or seconds <= grace:
+    if grace is None:
+        return Finding(Level.OK, "steps", text)
+    needed, left = needed_seconds(save or 0.0, grace), until_end(grace)
+    if seconds > left:
+        text += f", more than the {grace:g} s of a notice: the process is ended within"
+        text += " a step"
+    elif seconds + needed > left:
+        text += (
+            f" and the save after it needs {needed:.1f} s with margins, together more "
+            f"than a notice of {grace:g} s allows: the process may be ended in the save"
+        )
+    else:
         return Finding(Level.OK, "steps", text)
     text += (
-        f", more than the {grace:g} s of a notice: the process is ended within a step, "
-        "and what follows the last commit is lost; do less in each run(), or commit "
+        ", and what follows the last commit is lost; do less in each run(), or commit "
         "more often (save_every=)"
     )
     return Finding(Level.PROBLEM, "steps", text)
