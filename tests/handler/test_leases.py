@@ -96,18 +96,67 @@ def test_training_that_goes_on_after_another_run_leaves_as_lost(
     handler.run(program.step)
     assert program.exits == 1
     assert is_free(program.directory)
-    with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
-        lease = Lease()
-        lease.acquire(str(program.directory))
-        save(make_saver(program.directory, OwnPayload(), lease=lease), 7)
-        lease.release()
+    commit_of_another_run(program.directory, 7, monkeypatch)
     with pytest.raises(errors.LeaseLostError, match="another run has had it"):
         handler.save()
     handler.run(program.step)
     assert program.exits == 2
     assert [e["outcome"] for e in program.events("exit")] == ["committed", "lost"]
     assert catalog.scan(str(program.directory))[0].step == 7
+
+
+def commit_of_another_run(
+    directory: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
+        lease = Lease()
+        lease.acquire(str(directory))
+        save(make_saver(directory, OwnPayload(), lease=lease), step)
+        lease.release()
+
+
+def test_a_second_handler_does_not_go_on_from_what_came_between(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(program)
+    commit(program)  # of this process itself
+    commit_of_another_run(program.directory, 7, monkeypatch)
+    for _ in range(2):
+        with pytest.raises(errors.DirectoryInUseError, match="since this process"):
+            program.handler()
+        assert is_free(program.directory)
+    assert catalog.scan(str(program.directory))[0].step == 7
+
+
+def test_nor_from_what_came_to_the_store(
+    program: Program,
+    store: FaultyStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commit(program, remote_checkpoint_dir=store)
+    with monkeypatch.context() as patch:
+        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
+        there = tmp_path / "elsewhere"
+        with program.handler(
+            checkpoint_dir=there, remote_checkpoint_dir=store
+        ) as other:
+            other.run(program.step)
+    with pytest.raises(errors.DirectoryInUseError, match="since this process"):
+        program.handler(remote_checkpoint_dir=store)
+    assert StorePlace(store).look() is None
+
+
+def test_a_process_that_committed_nothing_begins_wherever_others_did(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_of_another_run(program.directory, 6, monkeypatch)
+    with program.handler(restore=False):
+        pass
+    commit_of_another_run(program.directory, 7, monkeypatch)
+    with program.handler(restore=False) as handler:
+        handler.run(program.step)
 
 
 def test_what_a_start_brings_for_other_workers_goes_by_way_of_the_lease(

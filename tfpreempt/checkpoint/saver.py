@@ -33,6 +33,8 @@ from tfpreempt.storage import failure, reading
 
 _log = logging.getLogger(__name__)
 
+_committed: dict[tuple[str, str], int] = {}  # the newest, by process and directory
+
 
 class Copies(Protocol):
     """The copy of the directory in an object store; see `remote/`."""
@@ -114,6 +116,36 @@ class CheckpointSaver:
             commits = (each for each in found if each.is_committed)
             of_others = (each for each in commits if not committing.is_own(each))
             self.lease.check_newest(catalog.highest_sequence(of_others))
+
+    def check_nothing_came(self) -> None:
+        """Refuses to begin where another run committed after this process had done so.
+
+        Between two handlers of one program nobody holds the lease of the directory.
+        What the program keeps outside of its checkpoints is of a step that is not the
+        other run's. Main thread of the chief.
+
+        Raises:
+            DirectoryInUseError: it did.
+            SaveError: the disk.
+        """
+        last = _committed.get(self._key)
+        if last is None:
+            return
+        with failure.translated("read the last commit", self.directory):
+            found = catalog.scan(self.directory)
+        commits = (each for each in found if each.is_committed)
+        of_others = (each for each in commits if not committing.is_own(each))
+        if catalog.highest_sequence(of_others) > last:
+            raise errors.DirectoryInUseError(
+                f"another program has committed in {self.directory!r} since this "
+                "process closed its handler there; to go on from that in this process "
+                "would mix two runs. Start this program again (in a notebook: restart "
+                "the kernel) once that one has ended, or give it a directory of its own"
+            )
+
+    @property
+    def _key(self) -> tuple[str, str]:
+        return committing.this_process(), os.path.realpath(self.directory)
 
     def needs_peers(self) -> bool:
         """Whether `stage` needs all workers at once; main thread."""
@@ -326,6 +358,7 @@ class CheckpointSaver:
         is_flat = staged.prefix is not None
         publish = flat.publish if is_flat else committing.publish
         path, manifest = publish(self._files, self.clock, self.directory, staged, draft)
+        _committed[self._key] = manifest.sequence
         with committing.tidying(self.directory):
             if is_flat:
                 if self.lease is not None:

@@ -186,6 +186,7 @@ class Start:
 
     def _propose(self) -> rendezvous.Plan:
         saver = self._build(None)
+        saver.check_nothing_came()
         saver.start()
         if self.restore:
             self._find_newest(saver)
@@ -256,6 +257,7 @@ class Start:
             ),
             instead="pass restore=False",
         ):
+            saver.check_nothing_came()  # nor to the place, by way of another directory
             self._candidate = saver.loader.newest(self._skipped.append, lost.append)
         self._skipped += lost
         if lost and self._candidate is None:

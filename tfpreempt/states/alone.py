@@ -100,7 +100,9 @@ class StatesAlone:
             failure.check_directory(named)  # later it must be the same one
         files = self.hold()
         if self._saver is None:
-            self._saver = self._make_saver(files)
+            saver = self._make_saver(files)
+            saver.check_nothing_came()
+            self._saver = saver
         if self._copies is not None:
             self._copies.begin()
         if not self._cluster.is_chief:
