@@ -103,7 +103,8 @@ def main() -> None:
     if unknown := wanted - set(names):
         parser.error(f"no bench {sorted(unknown)}; there are {', '.join(names)}")
     if "step_overhead" in wanted:
-        show(step_overhead.measure())
+        for row in step_overhead.measure():
+            show(row)
     if wanted & {"notice_to_exit", "non_chief_bytes"}:
         found = notice_to_exit.run(asked.rounds, asked.mebibytes)
         if "notice_to_exit" in wanted:

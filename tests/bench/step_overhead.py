@@ -1,5 +1,8 @@
 """What a handler adds to each step: `handler.run(noop)` over a bare `noop()`.
 
+A second row has what `handler.check()` costs, which stands at each batch of an
+evaluation; TensorFlow's handler has none, so it is held against a `run` of that.
+
 Both handlers live in this process and are measured in turn, many short rounds each, so
 that a slow moment of the machine hits all three loops. The median of the differences is
 compared.
@@ -10,7 +13,8 @@ the call, a second integer is counted up. All are attributes of objects of this 
 that only the main thread writes, except the flag, which a watcher thread assigns once.
 There is no key of the store, no lock, no collective, no tensor and no clock in it. The
 row's `functions_called` shows it by measurement: it counts, with a profile hook, the
-functions (Python or C) that one quiet `run(noop)` calls, besides itself and `noop`.
+functions (Python or C) that one quiet `run(noop)` calls, besides itself and `noop`. A
+check reads the clock, so that what lies between two of them is not taken for a step's.
 """
 
 from __future__ import annotations
@@ -28,11 +32,14 @@ CALLS = 5_000
 BAR = 0.3
 
 
-def measure(rounds: int = 61) -> dict[str, Any]:
+def measure(rounds: int = 61) -> tuple[dict[str, Any], dict[str, Any]]:
     """Measures both handlers in this process.
 
     Args:
-        rounds: of each of the three loops.
+        rounds: of each of the four loops.
+
+    Returns:
+        The rows of `run` and of `check`.
     """
     import tensorflow as tf
 
@@ -53,26 +60,33 @@ def measure(rounds: int = 61) -> dict[str, Any]:
             ours.run(noop)
             theirs.run(noop)
         calls = count_calls(lambda: ours.run(noop))
-        bare, added_ours, added_theirs = [], [], []
+        calls_in_check = count_calls(ours.check) - 1  # besides itself
+        bare, added_ours, added_theirs, checks = [], [], [], []
         for _ in range(rounds):
             base = loop_bare()
             bare.append(base)
             added_ours.append(loop(ours.run) - base)
             added_theirs.append(loop(theirs.run) - base)
+            checks.append(loop_checks(ours.check))
         ours.close()
-    row = compare(
-        "step_overhead",
-        [1e6 * seconds for seconds in added_ours],
-        [1e6 * seconds for seconds in added_theirs],
-        unit="us",
-        bar=BAR,
-        bare_us=round(1e6 * sorted(bare)[rounds // 2], 3),
-        rounds=rounds,
-        calls_per_round=CALLS,
-        functions_called=calls,
-    )
-    del row["ours_all"], row["theirs_all"]
-    return row
+
+    def row(call: str, added: list[float], functions_called: int) -> dict[str, Any]:
+        made = compare(
+            "step_overhead",
+            [1e6 * seconds for seconds in added],
+            [1e6 * seconds for seconds in added_theirs],
+            unit="us",
+            bar=BAR,
+            call=call,
+            bare_us=round(1e6 * sorted(bare)[rounds // 2], 3),
+            rounds=rounds,
+            calls_per_round=CALLS,
+            functions_called=functions_called,
+        )
+        del made["ours_all"], made["theirs_all"]
+        return made
+
+    return row("run", added_ours, calls), row("check", checks, calls_in_check)
 
 
 def noop() -> None:
@@ -92,6 +106,14 @@ def loop(run: Callable[[Callable[[], None]], None]) -> float:
     began = time.perf_counter()
     for _ in range(CALLS):
         run(noop)
+    return (time.perf_counter() - began) / CALLS
+
+
+def loop_checks(check: Callable[[], None]) -> float:
+    """Seconds of one check, that of the loop included."""
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        check()
     return (time.perf_counter() - began) / CALLS
 
 
