@@ -63,6 +63,29 @@ def test_a_notice_and_a_restart(remote: Program, tmp_path: Path) -> None:
     assert (tmp_path / "journal" / "worker-0.jsonl").exists()
 
 
+def warnings_of_no_lease(caplog: pytest.LogCaptureFixture) -> int:
+    return caplog.text.count("nothing keeps a second run out of")
+
+
+def test_that_nothing_keeps_two_runs_apart_is_said_once(
+    remote: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A directory that is a URL has no lease."""
+    for _ in range(2):
+        with remote.handler() as handler:
+            handler.run(remote.step)
+    assert warnings_of_no_lease(caplog) == 1
+    assert f"out of {remote.directory}:" in caplog.text
+
+
+def test_of_a_directory_on_a_disk_nothing_is_said(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    with program.handler() as handler:
+        handler.run(program.step)
+    assert warnings_of_no_lease(caplog) == 0
+
+
 def test_periodic_saves_keep_two(remote: Program) -> None:
     with remote.handler(save_every=2, max_to_keep=2) as handler:
         for _ in range(9):

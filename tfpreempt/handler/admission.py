@@ -6,6 +6,7 @@ It agrees on a start, and listens to the config's sources, and TensorFlow's own 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,9 @@ from tfpreempt.handler.start import Start
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.config import TerminationConfig
+from tfpreempt.storage import paths
+
+log = logging.getLogger(__name__)
 
 COUNTER = "checkpointed_runs"
 """The name under which TensorFlow's own handler saves the number of runs."""
@@ -114,6 +118,8 @@ def admit(
         ],
     )
     commits = start.agree(session.store, session.next_prefix(), START_TIMEOUT)
+    if cluster.is_chief and paths.is_url(commits.directory):
+        _warn_of_no_lease(commits.directory)
     hear = functools.partial(session.hear, commits.token)
     for each in leases:
         each.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
@@ -127,6 +133,18 @@ def admit(
         Watcher(sources, cluster.worker, hear),
         amid=amid,
         is_alive=is_alive,
+    )
+
+
+@functools.cache
+def _warn_of_no_lease(directory: str) -> None:
+    """Says it once for each directory, to which no mirror belongs that has one."""
+    log.warning(
+        "tfpreempt: nothing keeps a second run out of %s: a directory that is a URL "
+        "has no lease, and two runs there would mix their steps. Give each run a URL "
+        "of its own; or use a local checkpoint_dir with remote_checkpoint_dir=, which "
+        "one run at a time holds.",
+        directory,
     )
 
 
