@@ -24,8 +24,14 @@ from tfpreempt.checkpoint.fence import (
     publish,
 )
 from tfpreempt.checkpoint.holder import Found, Holder, from_json, this_process
-from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.patience import GRACE, LONGEST_GRACE, MARGIN, Pace, Patience
+from tfpreempt.checkpoint.lease import Lease, release_all
+from tfpreempt.checkpoint.patience import (
+    GRACE,
+    LONGEST_GRACE,
+    MARGIN,
+    Patience,
+    Renewal,
+)
 from tfpreempt.storage.files import LocalFiles
 
 ELSEWHERE = dataclasses.replace(
@@ -97,6 +103,16 @@ def test_one_that_is_dropped_is_released(tmp_path):
     del lease
     gc.collect()
     assert is_free(tmp_path)
+
+
+def test_who_ends_hard_lets_go_of_all(tmp_path):
+    directories = [tmp_path / "one", tmp_path / "two"]
+    for each in directories:
+        each.mkdir()
+    leases = [acquired(each) for each in directories]
+    release_all()
+    assert all(map(is_free, directories))
+    assert [each.token for each in leases] == [None, None]
 
 
 def test_in_one_process_the_newest_has_it(tmp_path, caplog):
@@ -262,7 +278,7 @@ def test_a_clock_that_stands_still_ends_the_wait_too(tmp_path):
 
 def test_looks_that_take_long_count_as_long_as_they_take():
     """A slow store would be waited for many times its expiry, or the limit."""
-    patience = Patience(HERE, Pace(renewal=15.0, expiry=60.0, poll=1.0))
+    patience = Patience(HERE, Renewal(renewal=15.0, expiry=60.0, poll=1.0))
     other = Found(token="theirs", holder=ELSEWHERE, beat=b"1")
     looks = 0
     while patience.why_over(other) is None:
@@ -643,7 +659,7 @@ def test_a_directory_that_is_away_for_a_while_is_no_loss(tmp_path):
 
 
 def test_a_thread_renews_it_and_tells_of_its_loss(tmp_path, monkeypatch):
-    quick = Pace(renewal=0.01, expiry=EXPIRY, poll=POLL)
+    quick = Renewal(renewal=0.01, expiry=EXPIRY, poll=POLL)
     monkeypatch.setattr("tfpreempt.checkpoint.fence.PACE", quick)
     lease, heard = acquired(tmp_path), []
     lost = threading.Event()
@@ -677,7 +693,7 @@ def test_a_loss_before_anybody_listens_is_told(tmp_path):
 
 def test_a_loss_while_the_start_still_tidies_is_told(tmp_path, monkeypatch):
     """On a slow disk that takes long, and the thread renews meanwhile."""
-    quick = Pace(renewal=0.01, expiry=EXPIRY, poll=POLL)
+    quick = Renewal(renewal=0.01, expiry=EXPIRY, poll=POLL)
     monkeypatch.setattr("tfpreempt.checkpoint.fence.PACE", quick)
     lease, heard = Lease(pause=Waiting()), []
     lost = threading.Event()

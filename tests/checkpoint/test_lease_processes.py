@@ -22,7 +22,7 @@ import tfpreempt
 from tfpreempt.checkpoint import fence, lease, patience
 from tfpreempt.states import StepCounter
 renewal, expiry, grace, patience.MARGIN = map(float, sys.argv[1:5])
-fence.PACE = patience.Pace(renewal=renewal, expiry=expiry, poll=fence.PACE.poll)
+fence.PACE = patience.Renewal(renewal=renewal, expiry=expiry, poll=fence.PACE.poll)
 lease.GRACE = patience.GRACE = grace
 step = StepCounter()
 tfpreempt.load_state(step)

@@ -31,7 +31,7 @@ from typing import Protocol
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.holder import Found, Holder, from_json
 from tfpreempt.checkpoint.home import Home
-from tfpreempt.checkpoint.patience import Pace
+from tfpreempt.checkpoint.patience import Renewal
 from tfpreempt.storage.files import (
     Files,
     LocalFiles,
@@ -47,7 +47,7 @@ _TRIES = 100  # to remove a directory in which its holder still moves files
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 """What a lease says that is over; the last on NFS, where another machine removed it."""
 
-PACE = Pace(renewal=5.0, expiry=30.0, poll=0.2)  # a node's in Kubernetes: 10 and 40
+PACE = Renewal(renewal=5.0, expiry=30.0, poll=0.2)  # a node's in Kubernetes: 10 and 40
 
 
 class Disk(Files, Protocol):

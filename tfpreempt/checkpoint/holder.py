@@ -19,7 +19,8 @@ class Holder:
     """One process, as its lease names it.
 
     Attributes:
-        token: of this lease alone: the fencing token.
+        token: of this lease alone. In a directory it is the fencing token; in an object
+            store that is the number of the record.
         pid: in its own namespace.
         started: when the process began, in clock ticks of its machine; with the pid it
             names one process of a boot.

@@ -23,7 +23,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.fence import GONE, Disk, LeaseDirectory
 from tfpreempt.checkpoint.holder import Found, Holder, this_process
-from tfpreempt.checkpoint.patience import GRACE, Pace, Patience
+from tfpreempt.checkpoint.patience import GRACE, Patience, Renewal
 from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
 from tfpreempt.storage import failure, paths
 
@@ -44,7 +44,7 @@ class Place(Protocol):
     """
 
     where: str
-    pace: Pace
+    pace: Renewal
 
     def look(self) -> Found | None:
         """Who has it; None if nobody."""
@@ -137,7 +137,6 @@ class Lease:
         self._disk = disk
         self._place: Place | None = None
         self._tenure: _Tenure | None = None
-        self._end: Callable[[], object] = lambda: None
         self._telling = threading.Lock()
         self._on_loss: Callable[[str], None] | None = None
         self._lost = ""
@@ -173,9 +172,24 @@ class Lease:
             CheckpointError: the object store.
             OSError: as the file system says.
         """
-        if self._place is None:
-            self._wait_for(place)
-            place.sweep()
+        if self._place is not None:
+            return
+        here = this_process(self._grace)
+        patience, said_at = Patience(here, place.pace), -SAID_EACH
+        pause = self._pause or _Looks()
+        while not self._try(place, here, patience):
+            if patience.is_over:
+                raise errors.DirectoryInUseError(_in_use(place, patience))
+            if patience.waited >= said_at + SAID_EACH:
+                said_at = patience.waited
+                _log.warning(
+                    "tfpreempt: %s is held by %s; waiting up to %.0f s for it to leave",
+                    place.where,
+                    patience.holder or "a process that just took it",
+                    patience.limit - patience.waited,
+                )
+            patience.passed(pause(place.pace.poll))
+        place.sweep()
 
     def on_loss(self, call: Callable[[str], None]) -> None:
         """Calls, on any thread, when it is lost, with the reason; at once if it was."""
@@ -253,7 +267,7 @@ class Lease:
         if tenure is None:
             return
         try:
-            call_within(RELEASE, self._end)
+            call_within(RELEASE, tenure.end)
         except OutOfTimeError:
             _log.warning(
                 "tfpreempt: %s does not answer; the next start may have to wait until "
@@ -261,24 +275,7 @@ class Lease:
                 tenure.place.where,
             )
         except RuntimeError:  # the interpreter ends, and starts no thread any more
-            self._end()
-
-    def _wait_for(self, place: Place) -> None:
-        here = this_process(self._grace)
-        patience, said_at = Patience(here, place.pace), -SAID_EACH
-        pause = self._pause or _Looks()
-        while not self._try(place, here, patience):
-            if patience.is_over:
-                raise errors.DirectoryInUseError(_in_use(place, patience))
-            if patience.waited >= said_at + SAID_EACH:
-                said_at = patience.waited
-                _log.warning(
-                    "tfpreempt: %s is held by %s; waiting up to %.0f s for it to leave",
-                    place.where,
-                    patience.holder or "a process that just took it",
-                    patience.limit - patience.waited,
-                )
-            patience.passed(pause(place.pace.poll))
+            tenure.end()
 
     def _try(self, place: Place, here: Holder, patience: Patience) -> bool:
         """Takes it unless somebody has it; whether that was done."""
@@ -292,11 +289,8 @@ class Lease:
         token = attempt(place, here, why_over)
         if token is None:
             return False
-        self._place = (
-            place  # before the thread, which may find out at once that it lost
-        )
-        self._tenure = _Tenure(place, token, weakref.WeakMethod(self._lose))
-        self._end = weakref.finalize(self, self._tenure.end)
+        self._place = place  # before the thread begins, which may find it lost at once
+        self._tenure = _Tenure(place, token, self)
         self._tenure.start()
         _held[here.token] = self
         return True
@@ -324,15 +318,26 @@ class Lease:
             call(self._lost)
 
 
+def release_all() -> None:
+    """The process ends hard: the next start need not wait for what it holds.
+
+    Elsewhere the owner of a lease releases it, or Python, which ends what is left.
+    """
+    for found in _held.valuerefs():  # a copy: threads may take one meanwhile
+        if (lease := found()) is not None:
+            lease.release()
+
+
 class _Tenure(OwnedThread):
     """A lease from its taking to its end; a thread renews it.
 
     Args:
         place: of the directory.
         token: of the lease.
-        lose: a method of its owner, held weakly.
+        owner: is told of its loss; held weakly. Dropped, it has ended the lease.
 
     Attributes:
+        end: lets others have it, once; never raises.
         place: see above.
         token: see above.
         process: which took it; a child that was forked has no part in it.
@@ -342,12 +347,13 @@ class _Tenure(OwnedThread):
         self,
         place: Place,
         token: str,
-        lose: weakref.WeakMethod[Callable[[], None]],
+        owner: Lease,
     ) -> None:
         super().__init__("tfpreempt-lease", self._renew)
         self.place, self.token = place, token
         self.process = os.getpid()
-        self._lose = lose
+        self._lose = weakref.WeakMethod(owner._lose)
+        self.end = weakref.finalize(owner, self._end)
 
     def _renew(self) -> None:
         count, is_said = 0, False
@@ -376,8 +382,7 @@ class _Tenure(OwnedThread):
         except (OSError, errors.CheckpointError):
             return False
 
-    def end(self) -> None:
-        """Others may have it; never raises."""
+    def _end(self) -> None:
         if os.getpid() != self.process:
             return
         self.stop_event.set()

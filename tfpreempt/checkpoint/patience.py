@@ -13,7 +13,7 @@ _LOOKS = 5  # that the time from one look to the next counts for, at most
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Renewal:
     """How often leases of one kind are renewed and looked at, in seconds.
 
     Attributes:
@@ -40,7 +40,7 @@ class Patience:
         waited: seconds that it took so far.
     """
 
-    def __init__(self, here: Holder, pace: Pace) -> None:
+    def __init__(self, here: Holder, pace: Renewal) -> None:
         self._here = here
         self._pace = pace
         self._last: tuple[str, bytes] | None = None

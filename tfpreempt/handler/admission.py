@@ -24,7 +24,6 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.core.events import Notice
 from tfpreempt.handler.member import Member
-from tfpreempt.handler.process_end import release_at_end
 from tfpreempt.handler.remote_cluster import NATIVE_DELAY, Connection, connection
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.start import Start
@@ -89,8 +88,6 @@ def admit(
     lease = Lease(config.grace_seconds) if cluster.is_chief else None
     held = (lease, None if mirror is None else mirror.lease)
     leases = [each for each in held if each is not None]
-    for each in leases:
-        release_at_end(each)
     make = functools.partial(
         make_saver,
         checkpoint,

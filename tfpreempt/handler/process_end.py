@@ -12,11 +12,10 @@ import multiprocessing
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint import lease
 from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
 
 log = logging.getLogger(__name__)
@@ -26,8 +25,6 @@ FLUSH_LIMIT = 1.0
 
 RELEASE_LIMIT = 0.5
 """Seconds that leases may take to be released, on storage that may hang."""
-
-_leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 def skip_last_collections() -> None:
@@ -98,19 +95,6 @@ def exit_hard(leave: Callable[[], Any]) -> None:
         end_now(SystemExit(1))
 
 
-def release_at_end(lease: Lease) -> None:
-    """Where the process is ended hard, the next start need not wait for this lease.
-
-    Elsewhere its owner releases it, or Python, which ends what is left.
-    """
-    _leases.add(lease)
-
-
-def _release_leases() -> None:
-    for lease in list(_leases):
-        lease.release()
-
-
 def end_now(exit: SystemExit) -> None:
     """Ends the process with this exit's code; any thread."""
     with contextlib.suppress(OutOfTimeError):
@@ -118,7 +102,7 @@ def end_now(exit: SystemExit) -> None:
     flush_streams()
     code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     with contextlib.suppress(Exception):  # the next start waits then, and no more
-        call_within(RELEASE_LIMIT, _release_leases)
+        call_within(RELEASE_LIMIT, lease.release_all)
     os._exit(code)
 
 

@@ -15,7 +15,6 @@ from tfpreempt.checkpoint.state import REGISTRY, State, sync_states
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler import session
-from tfpreempt.handler.process_end import release_at_end
 from tfpreempt.states.copies import Copies
 from tfpreempt.states.values import StepCounter
 from tfpreempt.storage import failure
@@ -42,7 +41,6 @@ class StatesAlone:
         self._cluster = cluster
         self._loader = StateLoader(directory, cluster)
         self._lease = Lease()  # the chief's alone is ever taken
-        release_at_end(self._lease)
         self._copies: Copies | None = None
         if store is not None:
             files = self._files()

@@ -26,7 +26,7 @@ from tfpreempt.checkpoint.remote.exchange import clear_others
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
-from tfpreempt.handler.process_end import on_interpreter_end, release_at_end
+from tfpreempt.handler.process_end import on_interpreter_end
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files
 from tfpreempt.storage.interface import ObjectStore
@@ -62,8 +62,6 @@ class Copies:
 
     def __post_init__(self) -> None:
         lease = Lease() if self.cluster.is_chief else None
-        if lease is not None:
-            release_at_end(lease)
         self._mirror = Mirror(self.store, max_to_keep=_MAX_TO_KEEP, lease=lease)
 
     def begin(self) -> None:

@@ -31,14 +31,14 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.holder import Found, Holder, from_json
 from tfpreempt.checkpoint.manifest import from_json as read_manifest
-from tfpreempt.checkpoint.patience import Pace
+from tfpreempt.checkpoint.patience import Renewal
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.storage import paths
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
 
 _log = logging.getLogger(__name__)
 
-PACE = Pace(renewal=15.0, expiry=60.0, poll=1.0)  # each request is paid for
+PACE = Renewal(renewal=15.0, expiry=60.0, poll=1.0)  # each request is paid for
 _FOLDER = "lease"
 _NAME = re.compile(rf"{_FOLDER}/(\d{{10}})(\.[a-z]+)?")
 _BEAT, _MARKING, _OVER = ".beat", ".marking", ".over"
@@ -82,7 +82,7 @@ class StorePlace:
         number = self._seen + 1
         record = io.BytesIO(holder.to_json())
         try:
-            is_mine = call_within(
+            is_mine = call_within(  # a mounted directory may hang, and has no timeout
                 _PUT_SECONDS,
                 lambda: self._store.put_if_absent(
                     _name(number), record, timeout=_PUT_SECONDS
