@@ -555,6 +555,18 @@ def test_a_move_through_a_lease_that_is_gone_from_the_server_is_a_loss(tmp_path)
 
 
 @pytest.mark.parametrize("name", [layout.POINTER, layout.MARKER])
+def test_what_is_renamed_to_a_name_that_readers_go_by_is_fenced_too(tmp_path, name):
+    (tmp_path / "made").write_bytes(b"")
+    lease = acquired(tmp_path)
+    steal(tmp_path)
+    with pytest.raises(errors.LeaseLostError):
+        FencedFiles(LocalFiles(), lease).rename(
+            str(tmp_path / "made"), str(tmp_path / name)
+        )
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", [layout.POINTER, layout.MARKER])
 def test_who_wakes_after_a_takeover_writes_into_nobody_elses_file(tmp_path, name):
     """It was frozen before it wrote, and wakes amid the other one's write."""
     (tmp_path / name).write_bytes(b"older")

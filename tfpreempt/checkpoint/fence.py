@@ -244,7 +244,7 @@ class FencedFiles:
         self._files, self._lease = files, lease
         self.write, self.write_pieces = files.write, files.write_pieces
         self.sync_file, self.sync_dir = files.sync_file, files.sync_dir
-        self.rename, self.remove_dir = files.rename, files.remove_dir
+        self.remove_dir = files.remove_dir
 
     def make_dirs(self, path: str) -> None:
         self._lease.check()
@@ -281,6 +281,13 @@ class FencedFiles:
             self._lease.check()  # a save_fn's, on another disk: no fence reaches it
             return False
         return True
+
+    def rename(self, source: str, target: str) -> None:
+        if os.path.basename(target) not in (layout.MARKER, layout.POINTER):
+            self._files.rename(source, target)
+            return
+        with self._moved(source) as moved:  # whole before, and of a name of its own
+            self._files.rename(moved, target)
 
     def remove(self, path: str) -> None:
         if f"/{layout.STAGING}/" in path:
