@@ -165,3 +165,14 @@ def test_what_is_used_up_is_told_apart(number, says):
     ):
         raise OSError(number, said)
     assert failure.advice_on("OOM when allocating tensor") is None
+
+
+def test_a_home_directory_that_no_shell_has_written_out_is_refused(
+    tmp_path, monkeypatch
+):
+    """It would lie here, under that very name, one `rm -rf ~` away from the other."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.ConfigurationError, match="expanduser"):
+        failure.check_directory("~/run")
+    assert list(tmp_path.iterdir()) == []
+    assert failure.check_directory("./~") == str(tmp_path / "~")

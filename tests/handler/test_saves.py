@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program
 from tfpreempt import State, errors
+from tfpreempt.states import JsonState
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -124,6 +125,55 @@ def test_a_complete_run_started_again_has_nothing_to_do(program: Program) -> Non
     with afresh.handler(restore=False) as handler:
         assert handler.total_run_calls == 0
     assert afresh.variable.numpy().tolist() == [1.0, 2.0]
+
+
+def test_what_follows_the_last_step_is_in_the_final_commit(program: Program) -> None:
+    """An evaluation, say: a periodic save of the last step came before it."""
+    found = JsonState("found", [])
+    with program.handler(save_every=2) as handler:
+        for _ in range(3):
+            handler.run(program.step)
+        handler.save()
+        found.value.append("evaluated")
+    found.value = []
+    with Program(program.directory).handler():
+        assert found.value == ["evaluated"]
+    commits = [(r["step"], r["because"]) for r in program.events("commit")]
+    assert commits == [(2, "periodic"), (3, "save"), (3, "finished")]
+
+
+def test_an_evaluation_after_a_restart_at_the_last_step(program: Program) -> None:
+    """It was preempted in the evaluation; the next start evaluates to the end."""
+    found = JsonState("found", [])
+    handler = program.handler(config={"exit_fn": None})
+    for _ in range(3):
+        handler.run(program.step)
+    program.button.press()
+    with pytest.raises(SystemExit):
+        handler.check()
+    again = Program(program.directory)
+    with again.handler() as handler:
+        assert handler.total_run_calls == 3
+        handler.check()
+        found.value.append("evaluated")
+    found.value = []
+    with Program(program.directory).handler():
+        assert found.value == ["evaluated"]
+    commits = [(r["step"], r["because"]) for r in program.events("commit")]
+    assert commits == [(3, "preemption"), (3, "finished")]
+
+
+def test_a_restart_that_finds_no_commit_says_where_it_looked(
+    program: Program,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with program.handler():
+        assert caplog.text == ""  # a first start
+    monkeypatch.setenv("TFPREEMPT_NUM_RESTARTS", "2")
+    with Program(program.directory / "other").handler():
+        assert "this is restart 2, and there is no commit in" in caplog.text
+        assert str(program.directory / "other") in caplog.text
 
 
 def test_a_final_save_that_fails_is_no_success(program: Program) -> None:

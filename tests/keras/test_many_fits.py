@@ -389,6 +389,37 @@ def test_commits_are_made_when_asked_for(
 
 
 @LINES
+def test_preempted_in_the_last_validation(on: Machine, line: str) -> None:
+    """The start after it commits the end, though it makes no step."""
+    ended: list[int] = []
+    counts = on.callback(on_epoch_end=lambda epoch, logs=None: ended.append(epoch))
+
+    def program(ours: Any = None) -> Result:
+        model = on.model()
+        history = on.fit(model, counts, ours=ours, epochs=1, **HELD_OUT)
+        return result(model, history)
+
+    first = on.run(program, ("test", 0, 0))
+    assert ended == [0]
+    assert on.run(program) == first
+    assert ended == [0]
+
+
+@LINES
+@pytest.mark.parametrize("save_freq", ["epoch", 6])
+def test_a_validation_that_was_preempted_is_committed_at_its_end(
+    on: Machine, line: str, save_freq: Any
+) -> None:
+    """Though the step that the commit carries is the one that was restored."""
+    ours = {"save_freq": save_freq, "max_to_keep": None}
+    on.run(
+        lambda: on.fit(ours=on.preemption(**ours), epochs=2, **HELD_OUT),
+        ("test", 0, 0),
+    )
+    assert on.commits == [6, 6, 12]
+
+
+@LINES
 def test_a_fit_that_starts_afresh_says_so(on: Machine, line: str) -> None:
     """Its journal is open from then on: by that `tfpreempt notify` finds it."""
     on.run(lambda: on.fit(ours=on.preemption(save_freq=None)))

@@ -14,6 +14,7 @@ from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored
 from tfpreempt.core.journal import Journal, journal_directory
+from tfpreempt.core.restarts import num_restarts
 from tfpreempt.handler.commits import Commits
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.config import TerminationConfig
@@ -41,7 +42,10 @@ class Member:
         runs: steps that came back in this process.
         stop_at: runs at which the loop has to look at more than the flag.
         base: steps that the restored commit carries.
-        saved_at: runs at the newest save, tried or done; equal on all workers.
+        saved_at: runs at the newest save, tried or done; None where more than steps
+            has come since; equal on all workers.
+        is_ended: whether its newest commit is of the end of training, or there is none.
+            After another one more can have come than steps, such as an evaluation.
         left_at: its step when its exit was served. SystemExit may have been caught, or
             the exit function come back: another handler may go on from its commit.
         is_armed: whether training has begun.
@@ -60,7 +64,8 @@ class Member:
     runs: int = 0
     stop_at: int = 0
     base: int = 0
-    saved_at: int = 0
+    saved_at: int | None = 0
+    is_ended: bool = True
     left_at: int | None = None
     is_armed: bool = False
     is_at_end: bool = False
@@ -86,7 +91,7 @@ class Member:
 
     @property
     def has_moved(self) -> bool:
-        """Whether there are steps since its newest save; equal on all workers."""
+        """Whether anything has come since its newest save; equal on all workers."""
         return self.runs != self.saved_at
 
     # --- the start -------------------------------------------------------------------
@@ -116,7 +121,20 @@ class Member:
             log.warning(
                 "tfpreempt: goes on at step %d, of %s", restored.step, restored.path
             )
+        elif restart := num_restarts():
+            log.warning(
+                "tfpreempt: this is restart %d, and there is no commit in %s: training "
+                "begins at step 0. If there was one, see whether the directory is the "
+                "same, on storage that outlives the machine",
+                restart,
+                self.commits.directory,
+            )
         self.base = restored.step
+        found = self.commits.candidate
+        manifest = None if found is None else found.manifest
+        self.is_ended = found is None or (
+            manifest is not None and manifest.because == "finished"
+        )
 
     def adopt(self) -> None:
         """Counts on from the agreed commit, of which nothing is wanted."""
@@ -136,6 +154,7 @@ class Member:
             **kwargs: likewise.
         """
         self.saved_at = self.runs
+        self.is_ended = False
         return self.commits.stage(self.step, name, *args, **kwargs)
 
     def commit(

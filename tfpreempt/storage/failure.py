@@ -78,8 +78,8 @@ def check_directory(
 
     Raises:
         ConfigurationError: it is missing, no valid text, a URL that TensorFlow doesn't
-            serve, a file, or not writable; a URL for what is_flat; or TensorFlow would
-            not find a checkpoint there.
+            serve, a file, or not writable; it begins with ~; a URL for what is_flat; or
+            TensorFlow would not find a checkpoint there.
     """
     if directory is None or directory == "":
         raise errors.ConfigurationError(
@@ -95,6 +95,12 @@ def check_directory(
     paths.check_text(os.path.abspath(text))
     if name is not None:
         paths.check_restorable(os.path.join(paths.absolute(text), name))
+    if text.startswith("~"):
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={text!r} would be a directory of that name in "
+            f"{os.getcwd()!r}: only a shell takes ~ for the home directory. Pass "
+            "os.path.expanduser() of it, or './~' if it is meant so."
+        )
     is_url = paths.is_url(text)
     if not is_url and ("://" in text or _DAMAGED_URL.match(text)):
         raise errors.ConfigurationError(

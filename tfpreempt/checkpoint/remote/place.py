@@ -15,7 +15,9 @@ a holder says which folder it marks, looks whether it still holds the lease, and
 the marker. Who takes over creates its number, reads what the ones before were marking,
 and puts that marker itself before it looks for commits. Either the old holder sees the
 new number and stops; or it had said what it marks before that number was created, and
-its marker is there already when it wakes: nothing comes to be a commit later.
+its marker is there already when it wakes. What it says later is not put by a third, if
+the second has renewed its lease or said what it marks: nothing comes to be a commit
+behind the back of who is at work.
 
 This rests on `put_if_absent`: a precondition on the generation in gs://, on the ETag
 in s3://, a link(2) in a directory. A store without it can give it to two at once.
@@ -96,9 +98,13 @@ class StorePlace:
         if not is_mine:
             return None
         older = [n for n in sorted(self._names()) if 0 < _number(n) < number]
-        for name in older:
-            if name.endswith(_MARKING):
-                self._settle(self._get(name) or b"")
+        # Who renewed its lease, or said what it marks, had settled what was before it:
+        # what an older one has said since then came too late.
+        at_work = max(
+            (_number(n) for n in older if n.endswith((_BEAT, _MARKING))), default=0
+        )
+        if _name(at_work, _MARKING) in older:
+            self._settle(self._get(_name(at_work, _MARKING)) or b"")
         try:
             for name in older:
                 self._store.delete(name)

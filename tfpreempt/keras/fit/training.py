@@ -325,6 +325,7 @@ class Training:
             self._catch_up()
             self._others.wake("on_epoch_end", epoch, logs)
         self._phase = phases.after(self._phase, Event.EPOCH_END)
+        self.member.saved_at = None  # a commit of the last step lacks its validation
 
     def _check_trained(self, epoch: int) -> None:
         is_first = self._plan.beginning is Phase.START and self.member.runs == 0
