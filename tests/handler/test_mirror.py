@@ -242,7 +242,7 @@ def test_what_is_not_whole_in_time_is_said_and_has_its_own_code(
     with program.handler(remote_checkpoint_dir=store) as handler:
         assert handler.total_run_calls == 1  # here nothing was lost
         assert handler.wait_for_mirror(LIMIT)
-    assert steps(store) == [1]
+        assert steps(store) == [1]
 
 
 def test_without_a_code_of_its_own_it_is_the_restart_code(program: Program) -> None:

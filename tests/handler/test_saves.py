@@ -127,21 +127,6 @@ def test_a_complete_run_started_again_has_nothing_to_do(program: Program) -> Non
     assert afresh.variable.numpy().tolist() == [1.0, 2.0]
 
 
-def test_what_follows_the_last_step_is_in_the_final_commit(program: Program) -> None:
-    """An evaluation, say: a periodic save of the last step came before it."""
-    found = JsonState("found", [])
-    with program.handler(save_every=2) as handler:
-        for _ in range(3):
-            handler.run(program.step)
-        handler.save()
-        found.value.append("evaluated")
-    found.value = []
-    with Program(program.directory).handler():
-        assert found.value == ["evaluated"]
-    commits = [(r["step"], r["because"]) for r in program.events("commit")]
-    assert commits == [(2, "periodic"), (3, "save"), (3, "finished")]
-
-
 def test_an_evaluation_after_a_restart_at_the_last_step(program: Program) -> None:
     """It was preempted in the evaluation; the next start evaluates to the end."""
     found = JsonState("found", [])

@@ -174,7 +174,7 @@ def test_a_pipeline_goes_on_with_the_step(program: Program) -> None:
         for _ in range(7):
             handler.run(step)
         tfpreempt.save_all_states()
-    expected = seen.value + [int(x) for x in data.iterator]
+        expected = seen.value + [int(x) for x in data.iterator]
     data.unregister()
     seen.unregister()
     again = DatasetIteratorState("data", iter(dataset))

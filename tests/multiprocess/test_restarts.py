@@ -90,7 +90,8 @@ def test_every_file_is_synced_before_the_marker(here: Place) -> None:
     cluster = here.train("none", 1, "--hold-at", 3)
     cluster[0].wait_line("holding")
     trace, told = here.path / "trace", here.path / "strace.stderr"
-    command = [strace, "-f", "-y", "-e", "trace=fsync,fdatasync", "-o", str(trace)]
+    calls = "trace=fsync,fdatasync,/^rename"
+    command = [strace, "-f", "-y", "-s", "4096", "-e", calls, "-o", str(trace)]
     with told.open("wb") as err:
         tracer = subprocess.Popen(
             [*command, "-p", str(cluster[0].pid)], stdout=err, stderr=err
@@ -109,17 +110,16 @@ def test_every_file_is_synced_before_the_marker(here: Place) -> None:
             tracer.wait(LIMIT)
         finally:
             tracer.kill()
-    synced = [
-        line.partition("<")[2].partition(">")[0]
-        for line in trace.read_text().splitlines()
-        if "sync(" in line
-    ]
-    names = [Path(path).name.removesuffix(".tmp") for path in synced]
+    lines = trace.read_text().splitlines()
+    [marked] = [i for i, line in enumerate(lines) if '/COMMITTED"' in line]
+    marker = lines[marked].split('"')[1]  # from where it is moved, whole
+    paths = [line.partition("<")[2].partition(">")[0] for line in lines]
+    synced = [path for path, line in zip(paths, lines, strict=True) if "sync(" in line]
+    assert marker in paths[:marked]
+    before = [Path(path).name.removesuffix(".tmp") for path in paths[:marked]]
     [commit] = records(here.checkpoints, "commit")
-    written = [p.name for p in Path(commit["path"]).rglob("*") if p.is_file()]
-    assert set(names) >= set(written)
-    before = {names.index(name) for name in written if name != "COMMITTED"}
-    assert max(before) < names.index("COMMITTED")
+    written = {p.name for p in Path(commit["path"]).rglob("*") if p.is_file()}
+    assert set(before) >= written - {"COMMITTED"}
     assert str(here.checkpoints) in synced
 
 

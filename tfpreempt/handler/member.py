@@ -44,8 +44,8 @@ class Member:
         base: steps that the restored commit carries.
         saved_at: runs at the newest save, tried or done; None where more than steps
             has come since; equal on all workers.
-        is_ended: whether its newest commit is of the end of training, or there is none.
-            After another one more can have come than steps, such as an evaluation.
+        is_resumed: whether it goes on from a commit that is not of the end of training,
+            and has saved nothing since: the end may come without another step.
         left_at: its step when its exit was served. SystemExit may have been caught, or
             the exit function come back: another handler may go on from its commit.
         is_armed: whether training has begun.
@@ -65,7 +65,7 @@ class Member:
     stop_at: int = 0
     base: int = 0
     saved_at: int | None = 0
-    is_ended: bool = True
+    is_resumed: bool = False
     left_at: int | None = None
     is_armed: bool = False
     is_at_end: bool = False
@@ -132,9 +132,8 @@ class Member:
         self.base = restored.step
         found = self.commits.candidate
         manifest = None if found is None else found.manifest
-        self.is_ended = found is None or (
-            manifest is not None and manifest.because == "finished"
-        )
+        is_of_end = manifest is not None and manifest.because == "finished"
+        self.is_resumed = found is not None and not is_of_end
 
     def adopt(self) -> None:
         """Counts on from the agreed commit, of which nothing is wanted."""
@@ -154,7 +153,7 @@ class Member:
             **kwargs: likewise.
         """
         self.saved_at = self.runs
-        self.is_ended = False
+        self.is_resumed = False
         return self.commits.stage(self.step, name, *args, **kwargs)
 
     def commit(

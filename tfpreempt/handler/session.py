@@ -375,7 +375,7 @@ class Session:
         Returns:
             Why it could not be saved, to be raised when all is put away.
         """
-        if member.has_moved or not member.is_ended:
+        if member.has_moved or member.is_resumed:
             try:
                 self.save_together(member, "finished")
             except Exception as error:  # noqa: BLE001 - of a State, say; raised later
