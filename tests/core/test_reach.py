@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import dis
+import inspect
 import logging
 import types
+import unittest
 from typing import Any
 
 import numpy as np
@@ -127,3 +130,21 @@ def test_what_is_installed_is_not_the_programs() -> None:
     assert reach.is_of_program(Model)
     installed = (int, logging.Logger, np.random.Generator, TerminationConfig)
     assert not any(map(reach.is_of_program, installed))
+
+
+def test_what_a_class_assigns_is_what_dis_shows() -> None:
+    many = " = ".join(f"self.name_{number}" for number in range(300))
+    made: dict[str, Any] = {}
+    exec(f"def assign(self, value):\n    {many} = value", made)
+    wide = type("Wide", (), {"assign": made["assign"]})  # with EXTENDED_ARG
+    for cls in (wide, unittest.TestCase, logging.LoggerAdapter, Model):
+        methods = [each for base in cls.__mro__ for each in vars(base).values()]
+        shown = {
+            instruction.argval
+            for method in methods
+            if inspect.isfunction(inspect.unwrap(method) if callable(method) else None)
+            for instruction in dis.get_instructions(inspect.unwrap(method))
+            if instruction.opname == "STORE_ATTR"
+        }
+        assert reach.set_by(cls) == shown, cls
+    assert len(reach.set_by(wide)) == 300
