@@ -34,7 +34,7 @@ _SHARED = {
     "print_blob": True,
     "suppress_health_check": [HealthCheck.too_slow],
 }
-settings.register_profile("fast", max_examples=300, **_SHARED)
+settings.register_profile("fast", max_examples=100, **_SHARED)
 settings.register_profile("full", max_examples=10_000, **_SHARED)
 settings.load_profile(PROFILE)
 

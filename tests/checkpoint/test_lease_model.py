@@ -222,6 +222,7 @@ class Beside(FencedFiles):
             self._files.rename(way, path)
 
 
+@pytest.mark.slow  # a search for each rule
 @pytest.mark.parametrize(
     ("rules", "does", "wrong"),
     [

@@ -16,6 +16,8 @@ from tests.multiprocess.harness import wait_until
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.restore import newest_verified
 
+pytestmark = pytest.mark.slow  # new interpreters for each
+
 PROGRAM = """
 import sys, time
 import tfpreempt

@@ -96,6 +96,7 @@ def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when, way)
         break
 
 
+@pytest.mark.slow  # a deletion for each of its requests
 @whole_or_in_parts
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when, way):

@@ -1,7 +1,4 @@
-"""`tfpreempt run` with real processes: small programs in place of training.
-
-Each test takes a quarter of a second or so; some are marked slow for their number.
-"""
+"""`tfpreempt run` with real processes: small programs in place of training."""
 
 from __future__ import annotations
 
@@ -17,6 +14,8 @@ import pytest
 
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tests.cli.conftest import Run, is_alive, wait_until
+
+pytestmark = pytest.mark.slow  # new interpreters for each
 
 _IGNORES_CHILDREN = """
 import os, signal, sys
@@ -75,7 +74,6 @@ sys.exit(143 if restart == 0 and me == 1 else 0)
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("restart_code", [143, 42])
 def test_the_preemption_budget(supervised: Run, restart_code: int) -> None:
     code, _, err = supervised.run(
@@ -102,7 +100,6 @@ def test_the_failure_budget_and_the_error_lines(supervised: Run) -> None:
     assert budgets[-1]["failures"] == 2
 
 
-@pytest.mark.slow
 def test_sigkill_of_a_worker_ends_the_others_and_restarts_all(supervised: Run) -> None:
     program = "until_told() if restart == 0 else tell(f'again-{me}')"
     supervised.start(program, "--workers", "3")
@@ -122,7 +119,6 @@ def test_the_last_line_of_a_killed_worker_is_not_its_reason(supervised: Run) -> 
     assert f"worker 0 ended: killed by SIGUSR1, see {log}" in err
 
 
-@pytest.mark.slow
 def test_the_code_of_a_killed_worker_is_128_and_the_signal(supervised: Run) -> None:
     program = "os.kill(os.getpid(), signal.SIGKILL)"
     assert supervised.run(program, "--max-failures", "0")[0] == 137
@@ -132,8 +128,8 @@ def test_the_code_of_a_killed_worker_is_128_and_the_signal(supervised: Run) -> N
     "number",
     [
         signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+        signal.SIGINT,
+        signal.SIGHUP,
     ],
 )
 def test_a_stop_is_passed_on_and_ends_with_the_restart_code(
@@ -154,7 +150,6 @@ def test_a_stop_is_passed_on_and_ends_with_the_restart_code(
     assert events["left"]["code"] == 42
 
 
-@pytest.mark.slow
 def test_a_second_stop_does_not_cut_the_commit_short(supervised: Run) -> None:
     program = """
 def commit(*_):
@@ -180,7 +175,6 @@ while True:
     assert (supervised.directory / "committed").exists()
 
 
-@pytest.mark.slow
 def test_a_second_ctrl_c_gets_a_word_and_a_third_ends_the_workers(
     supervised: Run,
 ) -> None:
@@ -210,7 +204,6 @@ def test_preemptions_without_a_newer_commit_have_an_end(supervised: Run) -> None
     assert supervised.records()[-1]["cause"] == "no_progress"
 
 
-@pytest.mark.slow
 def test_where_no_commit_can_be_seen_nobody_gives_up(supervised: Run) -> None:
     options = ["--backoff-max", "0.01", "--checkpoint-dir", "gs://bucket/run"]
     code, _, err = supervised.run("sys.exit(143 if restart < 11 else 0)", *options)
@@ -218,7 +211,6 @@ def test_where_no_commit_can_be_seen_nobody_gives_up(supervised: Run) -> None:
     assert "preemptions: 11" in err
 
 
-@pytest.mark.slow
 def test_a_newer_commit_is_progress(supervised: Run) -> None:
     saver = make_saver(str(supervised.directory / "made"), OwnPayload())
     for step in (1, 2):
@@ -234,7 +226,6 @@ sys.exit(143 if restart < 2 else 0)
     assert "preemptions: 2" in err
 
 
-@pytest.mark.slow
 def test_a_deaf_worker_is_killed_at_the_limit(supervised: Run) -> None:
     program = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -251,7 +242,6 @@ while True:
     assert not any(map(is_alive, pids))
 
 
-@pytest.mark.slow
 def test_a_straggler_after_a_preemption_is_ended_at_the_limit(supervised: Run) -> None:
     program = """
 if restart == 0 and me == 0:
@@ -268,7 +258,6 @@ sys.exit(143 if restart == 0 else 0)
     assert "preemptions: 1, failures: 0" in err
 
 
-@pytest.mark.slow
 def test_a_stop_in_the_back_off(supervised: Run) -> None:
     supervised.start("sys.exit(5)", "--backoff", "30")
     supervised.wait_recorded("budget")
@@ -276,7 +265,6 @@ def test_a_stop_in_the_back_off(supervised: Run) -> None:
     assert supervised.finish()[0] == 143
 
 
-@pytest.mark.slow
 def test_children_of_a_worker_do_not_outlive_it(supervised: Run) -> None:
     program = """
 child = subprocess.Popen([sys.executable, "-I", "-S", "-c",
@@ -291,7 +279,6 @@ os._exit(0)
     assert not is_alive(supervised.wait_told("child"))
 
 
-@pytest.mark.slow
 def test_a_program_behind_a_shell_is_told_and_waited_for(supervised: Run) -> None:
     command = ["sh", "-c", f"{sys.executable} -I -S worker.py; true"]
     supervised.start("until_told()", command=command)
@@ -301,7 +288,7 @@ def test_a_program_behind_a_shell_is_told_and_waited_for(supervised: Run) -> Non
     assert not is_alive(pid)
 
 
-@pytest.mark.parametrize("is_deaf", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_deaf", [False, True])
 def test_no_worker_outlives_a_killed_supervisor(supervised: Run, is_deaf: bool) -> None:
     program = f"""
 def commit(*_):
@@ -332,7 +319,6 @@ def test_a_checkpoint_directory_that_is_gone_is_not_made_anew(supervised: Run) -
     assert (supervised.directory / "away" / "journal" / "supervisor.jsonl").exists()
 
 
-@pytest.mark.slow
 def test_a_console_that_nobody_reads_does_not_hold_up_the_end(supervised: Run) -> None:
     program = "print('x' * 5_000_000); sys.exit(143)"
     process = supervised.start(program, "--max-preemptions", "0", wrapper=["env"])
@@ -341,7 +327,6 @@ def test_a_console_that_nobody_reads_does_not_hold_up_the_end(supervised: Run) -
     assert len(supervised.log(0)) > 5_000_000
 
 
-@pytest.mark.slow
 def test_a_console_that_stands_still_holds_up_no_notice(supervised: Run) -> None:
     program = """
 def commit(*_):
@@ -362,7 +347,6 @@ while True:
     assert process.wait(30) == 143
 
 
-@pytest.mark.slow
 def test_a_full_disk_ends_no_training(supervised: Run) -> None:
     """Neither the workers' nor the supervisor's, whose journal lies there too."""
     disk = supervised.directory / "disk"
@@ -395,7 +379,6 @@ def test_logs_are_rotated(supervised: Run) -> None:
     assert supervised.log(1).splitlines()[-1].endswith("ended: exit code 0 ===")
 
 
-@pytest.mark.slow
 def test_a_child_that_keeps_the_output_open_is_not_waited_for(supervised: Run) -> None:
     program = """
 child = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -408,7 +391,6 @@ os._exit(sys.stdout.flush() or 0)
     os.kill(int(supervised.wait_told("child")), signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_a_caller_that_ignores_the_ends_of_its_children(supervised: Run) -> None:
     """What is ignored stays so through exec, and then no child has an exit code."""
     program = "sys.exit(143 if restart == 0 else 0)"
@@ -452,7 +434,6 @@ def test_a_given_tf_config_allows_one_worker(supervised: Run) -> None:
     assert "--workers 2 was given, and TF_CONFIG is set (task worker-0)" in err
 
 
-@pytest.mark.slow
 def test_another_number_of_workers_in_the_same_directories(supervised: Run) -> None:
     assert supervised.run("", "--workers", "3")[0] == 0
     assert supervised.run("", "--workers", "1")[0] == 0

@@ -27,6 +27,7 @@ def test_a_decision_costs_six_messages_a_worker(dead_share: float) -> None:
     assert agreed.messages <= 6
 
 
+@pytest.mark.slow  # thousands of workers
 @pytest.mark.parametrize("collectives", [False, True])
 def test_operations_grow_with_the_number_of_workers(collectives: bool) -> None:
     """Of the whole round: notice, decision, save, commit, byes."""

@@ -58,6 +58,7 @@ def test_no_schedule_breaks_a_promise(seed):
     run(draw(random.Random(seed)))
 
 
+@pytest.mark.slow  # hundreds of schedules
 def test_random_schedules_reach_what_matters():
     """The test above proves nothing about what its schedules never do."""
     seen: collections.Counter[str] = collections.Counter()
@@ -75,6 +76,7 @@ def test_random_schedules_reach_what_matters():
     assert {name for name in wanted if seen[name] < 3} == set()
 
 
+@pytest.mark.slow  # a search for each rule
 @pytest.mark.parametrize("rule", ["max", "behind", "leave"])
 def test_a_wrong_rule_is_found(monkeypatch, rule):
     wrong_rules = {

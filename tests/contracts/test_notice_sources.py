@@ -196,6 +196,7 @@ def test_a_server_that_stops_to_answer_and_comes_back(
     assert "works again" in told[1]
 
 
+@pytest.mark.slow  # waits until the source gives up
 def test_a_server_that_never_answers_and_then_does(
     rig: Rig,
     source: NoticeSource,

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow  # a new interpreter for each
+
 WITHOUT = "import sys; sys.modules['tensorflow'] = None\n"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tfpreempt.checkpoint import layout
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.slow]  # new interpreters for each
 
 PROGRAM = """
 import os, signal, time

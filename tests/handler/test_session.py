@@ -508,6 +508,7 @@ def test_an_exit_that_was_caught_ends_nothing() -> None:
     assert forked(program) == 99
 
 
+@pytest.mark.slow  # a new interpreter for each
 @pytest.mark.parametrize("is_function", [False, True])
 @pytest.mark.parametrize(
     ("way", "code"),
