@@ -289,7 +289,7 @@ def test_an_upload_that_was_left_ends_with_its_file(server, store, let_calls_end
 def test_a_server_that_fails_for_too_long_is_reported(server, store):
     server.fail(1000)
     with pytest.raises(errors.SaveError, match=r"Could not upload .* try"):
-        put(store, "x", SMALL, SHORT)
+        put(store, "x", SMALL, 1.0)
 
 
 def test_nobody_there(monkeypatch):

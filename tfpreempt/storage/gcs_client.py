@@ -117,8 +117,11 @@ def connect() -> storage.Client:
 
 
 def policy(deadline: Deadline) -> Any:
-    """How what passes by itself is tried again; it gives up before the caller does."""
-    left = deadline.left(RETRY_SECONDS)
+    """How what passes by itself is tried again.
+
+    It gives up before the caller does, who could say that time is up, but not why.
+    """
+    left = 0.9 * deadline.left(RETRY_SECONDS)
     return _RETRY.with_timeout(min(left, RETRY_SECONDS))
 
 
