@@ -16,6 +16,8 @@ import requests
 
 from tfpreempt import errors
 from tfpreempt.storage import checksum
+from tfpreempt.storage.deadline import RETRY_SECONDS, Deadline
+from tfpreempt.storage.gcs_client import policy
 from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.gcs import GcsServer
@@ -290,6 +292,12 @@ def test_a_server_that_fails_for_too_long_is_reported(server, store):
     server.fail(1000)
     with pytest.raises(errors.SaveError, match=r"Could not upload .* try"):
         put(store, "x", SMALL, 1.0)
+
+
+def test_the_client_gives_up_before_its_caller():
+    assert policy(Deadline(10.0)).timeout < 9.5
+    assert policy(Deadline(60.0)).timeout == RETRY_SECONDS
+    assert policy(Deadline(None)).timeout == RETRY_SECONDS
 
 
 def test_nobody_there(monkeypatch):

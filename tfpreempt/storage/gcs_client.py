@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import math
 import os
 import random
 import re
@@ -121,8 +122,8 @@ def policy(deadline: Deadline) -> Any:
 
     It gives up before the caller does, who could say that time is up, but not why.
     """
-    left = 0.9 * deadline.left(RETRY_SECONDS)
-    return _RETRY.with_timeout(min(left, RETRY_SECONDS))
+    left = deadline.left(math.inf)
+    return _RETRY.with_timeout(min(0.9 * left, RETRY_SECONDS))
 
 
 def is_about_the_bucket(error: Exception) -> bool:
