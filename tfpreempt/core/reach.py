@@ -109,20 +109,12 @@ def is_module_of_program(name: str) -> bool:
 @functools.cache
 def set_by(cls: type) -> frozenset[str]:
     """The attributes that the methods of a class and its bases assign."""
-    return frozenset().union(*(_set_in(each.__code__) for each in _methods(cls)))
-
-
-def is_set_by(cls: type, name: str) -> bool:
-    """Whether one of them assigns this attribute; at less cost than `set_by`."""
-    candidates = (each for each in _methods(cls) if name in each.__code__.co_names)
-    return any(name in _set_in(method.__code__) for method in candidates)
-
-
-def _methods(cls: type) -> Iterator[types.FunctionType]:
+    found: set[str] = set()
     for base in cls.__mro__:
         for method in map(_unwrapped, vars(base).values()):
             if isinstance(method, types.FunctionType):
-                yield method
+                found |= _set_in(method.__code__)
+    return frozenset(found)
 
 
 @functools.cache  # a base's methods are those of all its subclasses

@@ -305,7 +305,7 @@ def _is_there(module: Any, name: str) -> bool:
     if (owner := getattr(module, owner_name, None)) is None:
         return False
     if not local:
-        return hasattr(owner, attribute) or reach.is_set_by(owner, attribute)
+        return hasattr(owner, attribute) or attribute in reach.set_by(owner)
     code: Any = getattr(owner, attribute, None)
     code = getattr(inspect.unwrap(code), "__code__", None) if code else None
     return code is not None and local in code.co_varnames + code.co_cellvars
