@@ -113,9 +113,7 @@ class CheckpointSaver:
             LeaseLostError: it did; this process's steps are not to be mixed with its.
         """
         if self.lease is not None:
-            commits = (each for each in found if each.is_committed)
-            of_others = (each for each in commits if not committing.is_own(each))
-            self.lease.check_newest(catalog.highest_sequence(of_others))
+            self.lease.check_newest(_newest_of_others(found))
 
     def check_nothing_came(self) -> None:
         """Refuses to begin where another run committed after this process had done so.
@@ -133,9 +131,7 @@ class CheckpointSaver:
             return
         with failure.translated("read the last commit", self.directory):
             found = catalog.scan(self.directory)
-        commits = (each for each in found if each.is_committed)
-        of_others = (each for each in commits if not committing.is_own(each))
-        if catalog.highest_sequence(of_others) > last:
+        if _newest_of_others(found) > last:
             raise errors.DirectoryInUseError(
                 f"another program has committed in {self.directory!r} since this "
                 "process closed its handler there; to go on from that in this process "
@@ -442,3 +438,11 @@ class CheckpointSaver:
             rest = [each for each in kept if each.path != entry.path]
             committing.point(self._files, self.directory, rest, [entry])
             retention.delete(self._files, entry)
+
+
+def _newest_of_others(found: Iterable[Entry]) -> int:
+    """The highest sequence of what other processes have committed; 0 without one."""
+    commits = (each for each in found if each.is_committed)
+    return catalog.highest_sequence(
+        each for each in commits if not committing.is_own(each)
+    )
