@@ -124,14 +124,7 @@ def test_the_code_of_a_killed_worker_is_128_and_the_signal(supervised: Run) -> N
     assert supervised.run(program, "--max-failures", "0")[0] == 137
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_is_passed_on_and_ends_with_the_restart_code(
     supervised: Run, number: signal.Signals
 ) -> None:
