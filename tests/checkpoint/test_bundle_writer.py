@@ -73,9 +73,11 @@ def assert_same(prefix):
     theirs = tf.train.load_checkpoint(theirs)
     kinds = theirs.get_variable_to_dtype_map()
     assert ours.get_variable_to_dtype_map() == kinds
-    shapes = theirs.get_variable_to_shape_map()
-    assert ours.get_variable_to_shape_map() == shapes
+    shapes = ours.get_variable_to_shape_map()
     assert dict(tf.train.list_variables(prefix)) == shapes
+    # An iterator reads ahead between the two saves, so its state may have grown.
+    for name, shape in theirs.get_variable_to_shape_map().items():
+        assert kinds[name] == tf.variant or shapes[name] == shape
     for name, kind in kinds.items():
         if not kind.is_numpy_compatible or kind == tf.variant:
             continue

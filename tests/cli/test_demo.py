@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from tfpreempt.cli import main
 from tfpreempt.cli.demo.job import (
+    STEP,
     DemoFailedError,
     Preemption,
     draw_preemptions,
@@ -40,6 +41,21 @@ for step in range(10):
         signal.sigtimedwait([], 0.01)
     restart += step in waits
 sys.exit(told != list(range(len(waits))))
+"""
+
+
+# A worker whose other thread writes into the same pipe, without a pause.
+WORKER_WITH_TWO_WRITERS = """
+import os, sys, threading
+from tfpreempt.cli.demo.job import print_step
+
+def write():
+    while True:
+        os.write(1, b"a notice has come\\n")
+
+threading.Thread(target=write, daemon=True).start()
+for step in range(1000):
+    print_step(step, 0)
 """
 
 
@@ -141,6 +157,12 @@ def test_repeated_and_missing_steps_are_lost(
     steps: dict[int, list[int]], lost: int
 ) -> None:
     assert count_lost(steps.values(), steps=3) == lost
+
+
+def test_a_step_is_found_whatever_else_the_worker_writes() -> None:
+    command = [sys.executable, "-u", "-c", WORKER_WITH_TWO_WRITERS]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [int(step) for step, _ in STEP.findall(printed.stdout)] == [*range(1000)]
 
 
 def notice(incarnation: int, worker: int, wall: float) -> dict[str, Any]:

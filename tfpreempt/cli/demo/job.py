@@ -26,12 +26,21 @@ _GAP = 20  # steps between two preemptions: who is started again trains before t
 _LAST = 0.8  # share of the steps after which nobody is preempted: a notice needs time
 _SHOWN_STEPS = 100
 _STALL_SECONDS = 120.0  # importing TensorFlow on a busy machine takes tens of seconds
-# What a worker prints of each step that it has trained.
 STEP = re.compile(r"step (\d+), restart (\d+)$", re.MULTILINE)
 
 
 class DemoFailedError(TfpreemptError, RuntimeError):
     """A job of the demo did not come to its end."""
+
+
+def print_step(step: int, restart: int) -> None:
+    """Prints a step that was trained, as `STEP` finds it again.
+
+    In one write: `print` of an unbuffered Python makes two, and what another thread
+    writes into the same pipe may come in between.
+    """
+    sys.stdout.write(f"step {step}, restart {restart}\n")
+    sys.stdout.flush()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

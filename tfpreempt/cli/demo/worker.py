@@ -23,7 +23,7 @@ import sklearn.datasets
 import tensorflow as tf
 
 import tfpreempt
-from tfpreempt.cli.demo.job import EPOCH_STEPS
+from tfpreempt.cli.demo.job import EPOCH_STEPS, print_step
 
 BATCH = 32  # of each worker
 CHECKPOINTS = os.environ["TFPREEMPT_CHECKPOINT_DIR"]  # `tfpreempt run` hands it on
@@ -155,7 +155,7 @@ def main(out: Path, way: str, steps: int, seed: int) -> None:
     restart = tfpreempt.num_restarts()
 
     def tell(step: int) -> None:
-        print(f"step {step}, restart {restart}", flush=True)
+        print_step(step, restart)
 
     train = train_by_fit if way == "fit" else train_by_loop
     save_result(out, worker, train(strategy, steps, seed, tell))
