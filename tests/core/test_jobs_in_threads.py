@@ -6,7 +6,12 @@ import threading
 
 import pytest
 
-from tfpreempt.core.threads import OutOfTimeError, call_within, map_in_threads
+from tfpreempt.core.threads import (
+    OutOfTimeError,
+    OwnedThread,
+    call_within,
+    map_in_threads,
+)
 
 
 @pytest.mark.parametrize("threads", [1, 4, 100])
@@ -17,6 +22,21 @@ def test_what_comes_of_jobs_is_in_their_order(threads):
 
 def test_without_jobs_it_is_over_at_once():
     assert map_in_threads(str, [], threads=3, name="test") == []
+
+
+def test_no_thread_is_begun_for_jobs_that_are_done(monkeypatch):
+    begun = []
+
+    class Quick(OwnedThread):
+        def start(self):
+            begun.append(self.name)
+            super().start()
+            self.join(60)
+
+    monkeypatch.setattr("tfpreempt.core.threads.OwnedThread", Quick)
+    done = map_in_threads(str, [1, 2, 3], threads=3, name="test")
+    assert done == ["1", "2", "3"]
+    assert begun == ["test-0"]
 
 
 def test_the_first_failure_ends_the_others():

@@ -104,7 +104,7 @@ def map_in_threads(
     Args:
         do: does one job. Any thread.
         jobs: the jobs.
-        threads: how many at a time, at most.
+        threads: how many at a time, at most; no more are begun than there is work for.
         name: of the threads.
         watch: called about ten times a second by this thread; what it raises ends them.
         failed: set when an error ends the work; jobs that take long look at it.
@@ -137,12 +137,11 @@ def map_in_threads(
             if failures or len(results) == count:
                 is_done.set()
 
-    workers = [
-        OwnedThread(f"{name}-{number}", work) for number in range(min(threads, count))
-    ]
+    workers: list[OwnedThread] = []
     try:
-        for thread in workers:
-            thread.start()
+        while todo and len(workers) < threads:  # the first few may have done it all
+            workers.append(OwnedThread(f"{name}-{len(workers)}", work))
+            workers[-1].start()
         while workers and not is_done.wait(_TICK_SECONDS):
             watch()
     except BaseException:
