@@ -64,9 +64,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return bool(marks & set(re.findall(r"not (\w+)", expression))) or None
 
 
+def pytest_collection() -> None:
+    """Hardly anything that is made now is garbage: nothing looks for it."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What is there now stays to the end: no collection of garbage need look at it."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header() -> str:
