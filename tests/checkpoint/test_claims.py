@@ -150,6 +150,7 @@ def test_a_start_leaves_a_living_programs_save_alone_and_removes_a_dead_ones(
     ) == set()
 
 
+@pytest.mark.slow  # starts two interpreters
 def test_a_shard_whose_worker_lives_outlives_the_chief(tmp_path, other):
     worker = other(SHARD)
     chief = other(STAGED, "own")
@@ -162,6 +163,7 @@ def test_a_shard_whose_worker_lives_outlives_the_chief(tmp_path, other):
     assert os.listdir(tmp_path) == [layout.TOKEN]
 
 
+@pytest.mark.slow  # starts an interpreter
 def test_a_save_takes_another_name_than_one_that_is_being_marked(tmp_path, other):
     first = other(MARKING)
     assert save(make_saver(tmp_path, OwnPayload()), 2).path == str(tmp_path / "2.2")

@@ -141,6 +141,7 @@ print(make_saver(place).loader.newest().step)
 """
 
 
+@pytest.mark.slow  # starts an interpreter
 def test_a_mount_that_vanishes_and_comes_back(tmp_path):
     if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("no mount namespace can be made here")

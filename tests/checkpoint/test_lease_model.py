@@ -132,16 +132,16 @@ class Result:
 SMALL = {
     "a frozen holder": (("cce", "Sc"), {("lost", "done"), ("done", "done")}),
     "a holder that leaves": (("e", "Sc"), {("done", "done")}),
-    "a dead holder, two starts": (
-        ("", "sc", "sc"),
-        {("done", "lost", "done"), ("done", "refused", "done")},
-    ),
     "a holder that nobody takes for dead": (
         ("ce", "nc"),
         {("done", "refused"), ("done", "done")},
     ),
 }
 LARGE = {
+    "a dead holder, two starts": (
+        ("", "sc", "sc"),
+        {("done", "lost", "done"), ("done", "refused", "done")},
+    ),
     "two starts": (("Sc", "Sc"), {("done", "refused"), ("done", "lost")}),
     "two lives": (("Sce", "Sce"), {("done", "done"), ("lost", "done")}),
     "two lives, nobody dead": (("nce", "nce"), {("done", "done"), ("refused", "done")}),

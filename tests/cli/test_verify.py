@@ -210,6 +210,7 @@ main(["verify", sys.argv[1]])
 """
 
 
+@pytest.mark.slow  # starts an interpreter
 def test_ctrl_c_ends_it_at_once(run: Path, tmp_path: Path) -> None:
     told = tmp_path / "told"
     process = subprocess.Popen(

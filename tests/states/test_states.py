@@ -341,6 +341,7 @@ def test_a_name_is_free_again(directory):
 # --- without TensorFlow --------------------------------------------------------------
 
 
+@pytest.mark.slow  # starts an interpreter
 def test_nothing_imports_tensorflow(tmp_path):
     program = """
 import sys, tfpreempt
