@@ -47,6 +47,7 @@ TENSORFLOW = {
     "coordination/tf_service.py": "the store is TensorFlow's coordination service",
     "checkpoint/variables.py": "the variables of a tf.train.Checkpoint",
     "checkpoint/collective.py": "the part of a save that all workers do at once",
+    "checkpoint/bundle_reader.py": "gives tensors of its own to a restore",
     "checkpoint/dense.py": "takes large tensors out of a save",
     "checkpoint/reader.py": "restores a tf.train.Checkpoint",
     "checkpoint/random_state.py": "seeds and generators",
@@ -67,6 +68,7 @@ TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras"}
 # Who asks TensorFlow's eager context, and for what.
 EAGER_CONTEXT = {
     "coordination/tf_service.py": "the coordination service has no public interface",
+    "checkpoint/bundle_reader.py": "which machine this is, as devices are named",
     "checkpoint/dense.py": "which machine this is, as devices are named",
     "checkpoint/random_state.py": "the global seed can be read nowhere else",
 }

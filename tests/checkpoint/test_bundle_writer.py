@@ -19,6 +19,7 @@ from tests.checkpoint.test_writer import Job, stock  # noqa: E402
 from tfpreempt import errors  # noqa: E402
 from tfpreempt.checkpoint import (  # noqa: E402
     bundle,
+    bundle_reader,
     bundle_table,
     bundle_writer,
     dense,
@@ -50,8 +51,9 @@ class Holder(seams.trackable_base.Trackable):
 @pytest.fixture
 def everything(monkeypatch):
     """However small it is, what can be taken from TensorFlow is."""
-    monkeypatch.setattr(writer, "SMALL_BYTES", 0)
-    monkeypatch.setattr(writer, "WORTH_BYTES", 0)
+    for module in (writer, bundle_reader):
+        monkeypatch.setattr(module, "SMALL_BYTES", 0)
+        monkeypatch.setattr(module, "WORTH_BYTES", 0)
     monkeypatch.setattr(writer, "THREADS", 3)
 
 

@@ -2,6 +2,7 @@
 
 at_hand         what a function has at hand, and which names it changes
 bundle          is a TensorFlow checkpoint that has no manifest complete?
+bundle_reader   large tensors in a restore, read by many threads
 bundle_table    the index of a TensorFlow checkpoint, read and written
 bundle_writer   large tensors beside what TensorFlow writes, by many threads
 cache           copies of remote checkpoints that all processes of a machine share

@@ -257,17 +257,27 @@ def _proto(tensor: DenseTensor, shape: tuple[int, ...], **fields: int) -> Any:
 
 
 def _key(stretch: _Stretch) -> bytes:
-    """The key of a tensor is its name; that of a slice says also which it is.
+    """The key of a tensor is its name; that of a slice says also which it is."""
+    name, axes = stretch.tensor.name, len(stretch.tensor.shape)
+    if stretch.rows is None:
+        return name.encode()
+    return slice_key(name, stretch.start, stretch.rows, axes)
+
+
+def slice_key(name: str, start: int, rows: int, axes: int) -> bytes:
+    """The key of some rows of a tensor, along its first axis.
 
     As `EncodeTensorNameSlice` (tensorflow/core/util/saved_tensor_slice_util.cc) makes
     it, with the numbers and strings of tensorflow/core/lib/strings/ordered_code.cc.
+
+    Args:
+        name: of the tensor.
+        start: its first row.
+        rows: how many.
+        axes: how many the tensor has.
     """
-    name = stretch.tensor.name.encode()
-    if stretch.rows is None:
-        return name
-    axes = len(stretch.tensor.shape)
-    text = name.replace(b"\0", b"\0\xff") + b"\0\1"
-    extent = _ordered(stretch.start) + _ordered(stretch.rows)
+    text = name.encode().replace(b"\0", b"\0\xff") + b"\0\1"
+    extent = _ordered(start) + _ordered(rows)
     everything = b"\x80\x7f"  # from 0 on, and -1 long
     return b"\0" + text + bytes([1, axes]) + extent + (axes - 1) * everything
 

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import structure
+from tfpreempt.checkpoint.bundle_reader import reading_in_threads
 from tfpreempt.checkpoint.iterator_state import positions_kept
 from tfpreempt.checkpoint.untracked import NAME, attach
 from tfpreempt.checkpoint.variables import plain_message, variable_shape, walk
@@ -63,7 +64,7 @@ def restore(
     unmoved = contextlib.nullcontext() if with_data else positions_kept(checkpoint)
     try:
         unused = _check_structure(checkpoint, prefix)
-        with unmoved:
+        with unmoved, reading_in_threads(prefix):
             status = checkpoint.restore(prefix, options=options)
     except tf.errors.OpError as error:
         raise errors.CheckpointDamagedError(

@@ -1,0 +1,205 @@
+"""Large tensors, read by many threads: what TensorFlow reads, bit for bit."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.tensorflow
+
+from tests.checkpoint.test_bundle_writer import (  # noqa: E402
+    STRUCTURES,
+    Holder,
+    in_bytes,
+    random_tensor,
+    write,
+)
+from tfpreempt import errors  # noqa: E402
+from tfpreempt.checkpoint import bundle_reader  # noqa: E402
+from tfpreempt.checkpoint.bundle_reader import reading_in_threads  # noqa: E402
+from tfpreempt.checkpoint.bundle_writer import data_file  # noqa: E402
+from tfpreempt.core import seams  # noqa: E402
+
+FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+WHOLE = (tf.int8, tf.int16, tf.int32, tf.int64)
+NATURAL = (tf.uint8, tf.uint16, tf.uint32, tf.uint64)
+READ_BY_THREADS = {*FLOATS, *WHOLE, *NATURAL, tf.complex64, tf.complex128}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The keys that TensorFlow was asked for; all that is dense is ours to read."""
+    names = []
+    inner = seams.io_ops.restore_v2
+
+    def restore_v2(prefix, tensor_names, *args, **kwargs):
+        names.extend(tensor_names)
+        return inner(prefix, tensor_names, *args, **kwargs)
+
+    monkeypatch.setattr(seams.io_ops, "restore_v2", restore_v2)
+    monkeypatch.setattr(bundle_reader, "SMALL_BYTES", 0)
+    monkeypatch.setattr(bundle_reader, "WORTH_BYTES", 0)
+    return names
+
+
+def restore(checkpoint, prefix):
+    with reading_in_threads(prefix):
+        checkpoint.read(prefix).expect_partial()
+
+
+@settings(max_examples=60)
+@given(structure=STRUCTURES, threads=st.integers(0, 4), rng=st.randoms())
+def test_any_structure(tmp_path_factory, structure, threads, rng):
+    """Written by TensorFlow, or by some threads."""
+    tensors = {
+        name: random_tensor(kind, shape, rng)
+        for name, (kind, shape) in structure.items()
+    }
+    checkpoint = tf.train.Checkpoint(holder=Holder(tensors))
+    prefix = str(tmp_path_factory.mktemp("any") / "ckpt")
+    if threads:
+        write(checkpoint, prefix, threads=threads)
+    else:
+        checkpoint.write(prefix)
+    fresh = Holder(dict(tensors))
+    with pytest.MonkeyPatch.context() as patch:
+        names = asked.__wrapped__(patch)
+        restore(tf.train.Checkpoint(holder=fresh), prefix)
+    assert len(names) == sum(
+        tensor.dtype not in READ_BY_THREADS for tensor in tensors.values()
+    )
+    for name, tensor in tensors.items():
+        restored = fresh.tensors[name]
+        assert restored is not tensor
+        assert (restored.dtype, restored.shape) == (tensor.dtype, tensor.shape)
+        assert in_bytes(restored.numpy()) == in_bytes(tensor.numpy())
+        if tensor.dtype in READ_BY_THREADS and tensor.shape.rank:
+            assert np.asarray(restored).ctypes.data % 64 == 0  # as TensorFlow's own
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_a_tensor_that_lies_in_slices(tmp_path, asked, rng, threads):
+    value = random_tensor(tf.float32, [5000, 3, 2], rng)
+    small = [tf.Variable([1.0, 2.0]) for _ in range(3)]
+    prefix = str(tmp_path / "ckpt")
+    write(tf.train.Checkpoint(v=tf.Variable(value), s=small), prefix, threads=threads)
+    variable = tf.Variable(tf.zeros_like(value))
+    restore(tf.train.Checkpoint(v=variable), prefix)
+    assert asked == []
+    assert in_bytes(variable.numpy()) == in_bytes(value.numpy())
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_slices_that_tensorflow_wrote(tmp_path, asked, axis):
+    """Rows, one behind the other, are memory; columns are TensorFlow's to join."""
+    whole = tf.reshape(tf.range(24.0), [4, 6])
+    cuts = {0: ("0,1:-", "1,3:-"), 1: ("-:0,2", "-:2,4")}[axis]
+    parts = tf.split(whole, {0: [1, 3], 1: [2, 4]}[axis], axis)
+    slices = {f"4 6 {cut}": part for cut, part in zip(cuts, parts, strict=True)}
+    checkpoint = tf.train.Checkpoint(holder=Holder({"whole": slices}))
+    prefix = str(tmp_path / "ckpt")
+    checkpoint.write(prefix)
+    fresh = Holder({"whole": tf.zeros([4, 6])})
+    restore(tf.train.Checkpoint(holder=fresh), prefix)
+    assert len(asked) == axis
+    assert in_bytes(fresh.tensors["whole"].numpy()) == in_bytes(whole.numpy())
+
+
+def test_a_tensor_larger_than_a_thread_reads_at_once(tmp_path, rng):
+    """With the limits as they are."""
+    value = tf.constant(np.frombuffer(rng.randbytes((40 << 20) + 12), np.float32))
+    checkpoint = tf.train.Checkpoint(large=tf.Variable(value), small=tf.Variable(1.0))
+    prefix = str(tmp_path / "ckpt")
+    checkpoint.write(prefix)
+    checkpoint.large.assign(tf.zeros_like(value))
+    restore(checkpoint, prefix)
+    assert in_bytes(checkpoint.large.numpy()) == in_bytes(value.numpy())
+
+
+def test_what_was_read_is_the_variables_own(tmp_path, asked):
+    """Each trains on in its own memory, also where replicas got the same tensor."""
+    cpus = tf.config.list_logical_devices("CPU")
+    strategy = tf.distribute.MirroredStrategy([cpu.name for cpu in cpus])
+    with strategy.scope():
+        mirrored = tf.Variable([1.0, 2.0])
+    checkpoint = tf.train.Checkpoint(m=mirrored, v=tf.Variable([1.0, 2.0]))
+    prefix = str(tmp_path / "ckpt")
+    checkpoint.write(prefix)
+    restore(checkpoint, prefix)
+    assert asked == []
+    for value in (checkpoint.v, *mirrored.values):
+        value.assign_add([1.0, 1.0])
+        value.scatter_nd_update([[0]], [9.0])
+        assert value.numpy().tolist() == [9.0, 3.0]
+    restore(checkpoint, prefix)
+    for value in (checkpoint.v, *mirrored.values):
+        assert value.numpy().tolist() == [1.0, 2.0]
+
+
+def test_another_type_is_tensorflows_to_refuse(tmp_path, asked):
+    prefix = str(tmp_path / "ckpt")
+    tf.train.Checkpoint(v=tf.Variable([1.0])).write(prefix)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        restore(tf.train.Checkpoint(v=tf.Variable([1], dtype=tf.int32)), prefix)
+
+
+def test_other_files_and_what_comes_later_are_read_as_ever(tmp_path, asked):
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    checkpoint = tf.train.Checkpoint(v=tf.Variable([1.0]))
+    for prefix in (one, other):
+        checkpoint.write(prefix)
+    with reading_in_threads(one):
+        checkpoint.read(other)
+        assert len(asked) == 1
+        checkpoint.read(one)
+        assert len(asked) == 1
+    checkpoint.read(one)
+    assert len(asked) == 2
+
+
+# --- damage --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path, asked):
+    """A checkpoint in two files of ours, with other values than it was written with."""
+    variables = [tf.Variable(tf.fill([100], float(i))) for i in range(3)]
+    checkpoint = tf.train.Checkpoint(variables=variables)
+    prefix = str(tmp_path / "ckpt")
+    write(checkpoint, prefix, threads=2)
+    for variable in variables:
+        variable.assign(tf.fill([100], -1.0))
+    return checkpoint, prefix
+
+
+def assert_nothing_is_assigned(checkpoint, prefix, match):
+    with pytest.raises(errors.CheckpointDamagedError, match=match):
+        restore(checkpoint, prefix)
+    for variable in checkpoint.variables:
+        assert set(variable.numpy()) == {-1.0}
+
+
+@pytest.mark.parametrize("shard", [1, 2])
+def test_a_flipped_bit_anywhere_is_found(written, rng, shard):
+    checkpoint, prefix = written
+    with open(data_file(prefix, shard, 3), "r+b") as file:
+        data = bytearray(file.read())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        file.seek(0)
+        file.write(data)
+    assert_nothing_is_assigned(checkpoint, prefix, "another checksum")
+
+
+@pytest.mark.parametrize("shard", [1, 2])
+def test_a_file_that_is_cut_short_or_gone_is_found(written, rng, shard):
+    checkpoint, prefix = written
+    path = data_file(prefix, shard, 3)
+    os.truncate(path, rng.randrange(os.path.getsize(path)))
+    assert_nothing_is_assigned(checkpoint, prefix, "ends within a tensor")
+    os.remove(path)
+    assert_nothing_is_assigned(checkpoint, prefix, "could not be read")
