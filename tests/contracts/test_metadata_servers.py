@@ -360,7 +360,7 @@ def test_closing_ends_its_threads_and_what_waits(kind: type[FakeServer]) -> None
     fake.close()
     fake.close()
     thread.join(10.0)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 5.0
     assert len(errors) == 1
     assert wait_until(lambda: set(threading.enumerate()) <= before)
 

@@ -205,7 +205,7 @@ def test_close_is_quick_while_the_service_is_silent() -> None:
         source.start(lambda detail: None)
         began = time.monotonic()
         source.close()
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 1.5
 
 
 def test_the_address_comes_from_the_environment() -> None:

@@ -236,11 +236,11 @@ def test_a_slow_first_call_holds_nobody_up() -> None:
         source = AzureWatch(url=fake.url).source("Preempt")
         began = time.monotonic()
         source.start(lambda detail: None)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 1.5
         assert wait_until(lambda: len(fake.requests) == 2)
         closing = time.monotonic()
         source.close()
-        assert time.monotonic() - closing < 0.5
+        assert time.monotonic() - closing < 1.5
 
 
 @pytest.mark.parametrize(

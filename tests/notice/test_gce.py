@@ -76,7 +76,7 @@ def test_closing_while_it_hangs_is_quick(fake: FakeGce) -> None:
     with Heard(GceWatch(url=fake.url)):
         assert is_hanging(fake)
         began = time.monotonic()
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 1.5
 
 
 def test_one_topic_alone_is_asked_for_alone(fake: FakeGce) -> None:

@@ -239,7 +239,7 @@ def test_a_server_that_is_silent_is_left_at_the_deadline(
     began = time.monotonic()
     with pytest.raises(errors.NoticeError, match="not complete in time"):
         session.request(NAME, headers=FLAVOR, seconds=QUICK)
-    assert 0.25 < time.monotonic() - began < 0.6
+    assert 0.25 < time.monotonic() - began < 3.0
     fake.up()
     assert session.request(NAME, headers=FLAVOR).status == 200
 
@@ -278,7 +278,7 @@ def test_close_ends_a_request_that_waits(
     began = time.monotonic()
     session.close()
     thread.join(10.0)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 1.5
     assert len(raised) == 1
     with pytest.raises(errors.NoticeError, match="after its session was closed"):
         session.request(NAME)
