@@ -532,7 +532,7 @@ def test_who_serves_on_after_a_caught_exit_is_left_alone(
         "import contextlib, os, threading, time\n"
         "from tfpreempt.handler.process_end import LastExit\n"
         "exit = SystemExit(7)\n"
-        "LastExit(exit, 0.3)\n"
+        "LastExit(exit, 1.0)\n"
         "watching = threading.enumerate()[-1]\n"
         "def serve():\n"
         "    watching.join()\n"

@@ -38,7 +38,8 @@ def interrupt_and_finish(
     for worker in first:
         worker.wait_line("holding")
     first[victim].send(15)
-    first.wait_record("notice", worker=victim)
+    for worker in range(world):  # whose flags are up by then
+        first.wait_record("decision", worker=worker)
     here.release()
     first.expect(*[RESTART] * world)
     [commit] = records(here.checkpoints, "commit")
