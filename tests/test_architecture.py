@@ -79,6 +79,7 @@ OTHER_PRIVATE = {
     "_current_frames": "sys",
     "_exit": "os",
     "_getframe": "sys",
+    "_run_module_as_main": "runpy",
     "_is_default": "a mark on a function of ours, which Keras looks for",
     "_http": "google-cloud-storage",
     "_strip_protocol": "fsspec",

@@ -29,6 +29,9 @@ class RunOptions:
             "worker-3"; then workers is 1.
         has_echo: whether worker 0's output is copied to the console.
         environment: what the workers inherit.
+        standby_after: seconds after a start at which processes for the next one are
+            started, to wait with their imports made; None for no such processes.
+        standby_imports: what those import.
     """
 
     command: tuple[str, ...]
@@ -43,6 +46,8 @@ class RunOptions:
     task: str | None
     has_echo: bool
     environment: Mapping[str, str]
+    standby_after: float | None = None
+    standby_imports: tuple[str, ...] = ()
 
     def label(self, worker: int) -> str:
         """What a worker is called in files and on the console."""

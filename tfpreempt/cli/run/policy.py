@@ -17,6 +17,16 @@ ReturnCode = NewType(
 )  # of subprocess: an exit code, or minus a signal
 
 
+def describe_end(returncode: ReturnCode) -> str:
+    """A process's end for people: the exit code, or the name of the signal."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"killed by signal {-returncode}"
+
+
 class Cause(enum.Enum):
     """Why a run of the workers ended."""
 
@@ -105,12 +115,7 @@ class WorkerExit:
 
     def describe(self) -> str:
         """For people: the exit code, or the name of the signal."""
-        if self.returncode >= 0:
-            return f"exit code {self.returncode}"
-        try:
-            return f"killed by {signal.Signals(-self.returncode).name}"
-        except ValueError:
-            return f"killed by signal {-self.returncode}"
+        return describe_end(self.returncode)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

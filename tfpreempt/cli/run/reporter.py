@@ -9,6 +9,7 @@ from typing import Any
 
 from tfpreempt.cli.run.console import Console
 from tfpreempt.cli.run.policy import Cause, Leave, Limits, Restart, WorkerExit
+from tfpreempt.cli.sizes import size_text
 from tfpreempt.core.journal import JsonLines
 
 _CAUSES = {
@@ -39,14 +40,42 @@ class Reporter:
     _has_told_loss: bool = False
 
     def started(
-        self, incarnation: str, restart: int, pids: Sequence[int | None]
+        self,
+        incarnation: str,
+        restart: int,
+        pids: Sequence[int | None],
+        from_standby: Sequence[int] = (),
     ) -> None:
-        """All workers were started, for the first time or again."""
+        """All workers were started, for the first time or again.
+
+        Args:
+            incarnation: its name.
+            restart: how many came before.
+            pids: of the workers; None where one could not be started.
+            from_standby: the workers for which a process has waited.
+        """
         self._incarnation = incarnation
         count, event = len(pids), "restarted" if restart else "started"
-        told = {"incarnation": incarnation, "restart": restart, "workers": count}
-        self._add(event, **told, pids=list(pids))
-        self._say(f"started {count} worker(s), restart {restart} ({incarnation})")
+        told: dict[str, Any] = {"incarnation": incarnation, "restart": restart}
+        told |= {"workers": count, "pids": list(pids)}
+        standby = ""
+        if from_standby:
+            told["from_standby"] = list(from_standby)
+            standby = f", {_names(from_standby)} from standby"
+        self._add(event, **told)
+        self._say(
+            f"started {count} worker(s), restart {restart} ({incarnation}){standby}"
+        )
+
+    def standby_ready(self, workers: Sequence[int], memory: int) -> None:
+        """Processes wait for the next start, and take so many bytes each."""
+        self._add("standby_ready", workers=workers, memory=memory)
+        self._say(f"standby: ready for {_names(workers)}, {size_text(memory)} each")
+
+    def no_standby(self, why: str) -> None:
+        """A worker will be started cold, although a standby was asked for."""
+        self._add("no_standby", why=why)
+        self._say(f"standby: {why}; the next start is cold")
 
     def worker_ended(self, ended: WorkerExit, log: Path | None) -> None:
         """One worker has ended; where it failed, its log says more."""

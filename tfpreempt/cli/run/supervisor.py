@@ -26,6 +26,7 @@ from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Leave, Restart, ReturnCode, Situation, WorkerExit
 from tfpreempt.cli.run.processes import Fleet
 from tfpreempt.cli.run.reporter import Reporter
+from tfpreempt.cli.run.standby import Standbys
 from tfpreempt.cli.signals import Wait, held_signals
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
@@ -69,7 +70,10 @@ def supervise(options: RunOptions) -> int:
         ends.enter_context(pumped(logs))
         fleet = Fleet(grace, {log.reading: log.path for log in logs})
         ends.callback(fleet.close)
-        return Supervisor(options, reporter, logs, fleet, wait, clock).run(name)
+        standbys = Standbys(options, fleet, [log.writing for log in logs], reporter)
+        ends.callback(standbys.close)
+        supervisor = Supervisor(options, reporter, logs, fleet, standbys, wait, clock)
+        return supervisor.run(name)
 
 
 @dataclasses.dataclass(eq=False)
@@ -81,6 +85,7 @@ class Supervisor:
         reporter: is told what happens.
         logs: one per worker.
         fleet: has no workers yet.
+        standbys: what waits for their next start, if anything.
         wait: for SIGCHLD, and the signals that tell the supervisor to leave.
         clock: for durations.
     """
@@ -89,6 +94,7 @@ class Supervisor:
     reporter: Reporter
     logs: Sequence[WorkerLog]
     fleet: Fleet
+    standbys: Standbys
     wait: Wait
     clock: Clock
     seen: Situation = dataclasses.field(init=False)
@@ -137,16 +143,22 @@ class Supervisor:
         now = self.clock.monotonic()
         options = self.options
         pids: list[int | None] = []
+        environments, from_standby = [], []
         for worker, log in enumerate(self.logs):
             log.begin(f"{options.label(worker)} starts, restart {restart}, {name}")
             told = options.worker_environment(worker, name, restart, ports)
-            pid = None
-            try:
-                pid = self.fleet.start(worker, options.command, told, log.writing)
-            except OSError as error:
-                log.say(f"{options.label(worker)} cannot be started: {error}")
+            environments.append(told)
+            pid = self.standbys.take(worker, told)
+            if pid is not None:
+                from_standby.append(worker)
+            else:
+                try:
+                    pid = self.fleet.start(worker, options.command, told, log.writing)
+                except OSError as error:
+                    log.say(f"{options.label(worker)} cannot be started: {error}")
             pids.append(pid)
-        self.reporter.started(name, restart, pids)
+        self.reporter.started(name, restart, pids, from_standby)
+        self.standbys.begin(now, environments)
         self.seen = Situation(
             now=now, workers=options.workers, started_at=now, spent=self.seen.spent
         )
@@ -160,12 +172,16 @@ class Supervisor:
             now = self.clock.monotonic()
             for worker, code in self.fleet.reap(now):
                 self._add_exit(worker, code, now)
+            self.standbys.attend(now, self.fleet.running)
             is_over = len(self.seen.exits) == self.seen.workers
             step = self._newest_step() if is_over else None
             self._note(now=now, has_progressed=step not in (None, first_step))
             match policy.decide(self.options.limits, self.seen):
                 case policy.Wait(until=until):
-                    self._wait(None if until is None else until - now)
+                    due = None if until is None else until - now
+                    looks = [due, self.standbys.next_look(now)]
+                    times = [each for each in looks if each is not None]
+                    self._wait(min(times, default=None))
                 case policy.Ask():
                     self.reporter.ended_others("SIGTERM", self.fleet.running)
                     self.fleet.ask()
@@ -221,6 +237,7 @@ class Supervisor:
         if self.seen.stop_at is None:
             self._note(stop_at=now)
             self.reporter.told_to_stop(told.name, grace)
+            self.standbys.close()
         elif told == signal.SIGINT:
             self._note(urges=self.seen.urges + 1)
             if not self.seen.is_urged:
