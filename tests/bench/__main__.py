@@ -30,6 +30,7 @@ from tests.bench import (
     path,
     position_restore,
     quiet_memory,
+    restart,
     resume_latency,
     step_overhead,
     verify_speed,
@@ -43,6 +44,7 @@ BENCHES = (
     "position_restore",
     "callback_overhead",
     "resume_latency",
+    "restart",
     "commit_speed",
     "notice_latency",
     "notice_quiet",
@@ -121,6 +123,8 @@ def main() -> None:
             show(row)
     if "resume_latency" in wanted:
         show(resume_latency.row())
+    if "restart" in wanted:
+        show(restart.row(asked.rounds))
     if "commit_speed" in wanted:
         for row in commit_speed.rows(asked.rounds, asked.mebibytes):
             show(row)
