@@ -194,10 +194,13 @@ def attach_counters(given: Any) -> Any:
     checkpoint = getattr(given, "checkpoint", given)
     if checkpoint is None:
         return None
-    out_of_scope(lambda: checkpoint.save_counter)
-    if not hasattr(checkpoint, COUNTER):
-        counter = out_of_scope(
-            lambda: tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
-        )
+
+    def make() -> Any:
+        _ = checkpoint.save_counter  # made as it is asked for
+        if hasattr(checkpoint, COUNTER):
+            return None
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
+
+    if (counter := out_of_scope(make)) is not None:
         setattr(checkpoint, COUNTER, counter)
     return getattr(checkpoint, COUNTER)
