@@ -26,6 +26,7 @@ from tfpreempt import errors
 MANY = 10_000
 """Items; a container of more of them, without an object among them, is data."""
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
+_CONTAINERS = (list, tuple, dict, collections.deque)
 _STORE_ATTR = dis.opmap["STORE_ATTR"]
 _PACKAGES = {"site-packages", "dist-packages"}
 _NOT_THE_PROGRAM = (
@@ -143,7 +144,7 @@ def _unwrapped(method: Any) -> Any:
 
 def is_container(value: Any) -> bool:
     """Whether it is a list, tuple, dict or deque."""
-    return isinstance(value, list | tuple | dict | collections.deque)
+    return isinstance(value, _CONTAINERS)
 
 
 def is_data(value: Any) -> bool:

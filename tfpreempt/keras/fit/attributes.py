@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import logging
@@ -160,6 +161,11 @@ class Attributes:
 
 def _enters(value: Any) -> bool:
     kind: type = type(value)
+    return _is_entered(kind)
+
+
+@functools.cache
+def _is_entered(kind: type) -> bool:
     return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)
 
 
@@ -169,10 +175,17 @@ def _is_users(owner: Any, key: Any) -> bool:
         return False
     if reach.is_container(owner):
         return isinstance(key, str | int)
-    kinds = type(owner).__mro__
-    library = next((kind for kind in kinds if not reach.is_of_program(kind)), object)
-    is_hidden = library is kinds[0] and key.startswith("_")
+    kind: type = type(owner)
+    library = _library_of(kind)
+    is_hidden = library is kind and key.startswith("_")
     return not is_hidden and key not in reach.set_by(library)
+
+
+@functools.cache
+def _library_of(kind: type) -> type:
+    """The first of a class and its bases that is not of the program."""
+    bases = (each for each in kind.__mro__ if not reach.is_of_program(each))
+    return next(bases, object)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
