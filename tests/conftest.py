@@ -1,6 +1,6 @@
 """What all tests share: seeds in the header, Hypothesis profiles, a zygote.
 
-Set TFPREEMPT_TEST_PROFILE to "fast" (300 schedules) or "full" (10,000), and
+Set TFPREEMPT_TEST_PROFILE to "fast" (100 examples of each) or "full" (10,000), and
 TFPREEMPT_TEST_SEED to the seed that a failing run printed to draw its cases again.
 """
 
