@@ -18,8 +18,8 @@ HOLD_LIMIT = 60.0
 
 
 def say(word: str, *values: object) -> None:
-    """One line that the test waits for."""
-    print(word, *values, flush=True)
+    """One line that the test waits for, in one piece, as threads log there too."""
+    print(" ".join(map(str, (word, *values))) + "\n", end="", flush=True)
 
 
 def log_to_stdout() -> None:
