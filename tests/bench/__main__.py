@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.bench import (
     agreement_scale,
+    async_save,
     callback_overhead,
     commit_speed,
     goodput,
@@ -46,6 +47,7 @@ BENCHES = (
     "resume_latency",
     "restart",
     "commit_speed",
+    "async_save",
     "notice_latency",
     "notice_quiet",
     "quiet_memory",
@@ -127,6 +129,9 @@ def main() -> None:
         show(restart.row(asked.rounds))
     if "commit_speed" in wanted:
         for row in commit_speed.rows(asked.rounds, asked.mebibytes):
+            show(row)
+    if "async_save" in wanted:
+        for row in async_save.rows(asked.rounds, asked.mebibytes):
             show(row)
     if "notice_latency" in wanted:
         seed = random.randrange(2**32) if asked.seed is None else asked.seed
