@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from tfpreempt.cli.run.become import is_read_at_import
+from tfpreempt.cli.run.become import is_read_at_import, open_device
 from tfpreempt.cli.run.standby import (
+    Standbys,
     UnsuitableError,
     available_bytes,
     check_memory,
@@ -80,6 +83,53 @@ def test_twice_the_memory_of_the_workers_is_asked_for() -> None:
     )
 
 
+class LargeFleet:
+    """A thousand workers that take more than any machine has."""
+
+    running = tuple(range(1000))
+
+    def memory(self, worker: int) -> int:
+        return 1 << 50
+
+
+class Told:
+    """What a reporter was told."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def no_standby(self, why: str) -> None:
+        self.reasons.append(why)
+
+
+def test_where_memory_is_short_none_is_started_until_the_next_start() -> None:
+    options: Any = SimpleNamespace(
+        command=("python", "train.py"), standby_after=5.0, standby_imports=("heavy",)
+    )
+    fleet, told = LargeFleet(), Told()
+    standbys = Standbys(options, cast(Any, fleet), range(1000), cast(Any, told))
+    for start, count in ((100.0, 1), (200.0, 2)):
+        standbys.begin(start, [{}] * 1000)
+        assert standbys.next_look(start + 2) == 3
+        standbys.attend(start + 4.9, fleet.running)
+        assert len(told.reasons) == count - 1
+        standbys.attend(start + 5, fleet.running)
+        assert len(told.reasons) == count
+        assert standbys.next_look(start + 6) is None
+    assert "of memory are available, and 3.91 TiB are asked for" in told.reasons[0]
+    assert standbys.take(0, {}) is None
+
+
+def test_none_is_started_once_a_worker_has_ended() -> None:
+    options: Any = SimpleNamespace(command=("python", "train.py"), standby_after=5.0)
+    told = Told()
+    standbys = Standbys(options, cast(Any, LargeFleet()), (1, 2), cast(Any, told))
+    standbys.begin(100.0, [{}, {}])
+    standbys.attend(106.0, [1])
+    assert told.reasons == []
+    assert standbys.next_look(107.0) is None
+
+
 def test_a_large_worker_has_no_larger_standby() -> None:
     check_memory([64 * GIB], available=4 * GIB)
 
@@ -107,6 +157,12 @@ def make_machine(root: Path, group: str) -> Path:
 
 def test_this_machine_has_memory() -> None:
     assert available_bytes() > 0
+
+
+def test_a_device_that_is_open_is_seen() -> None:
+    assert open_device(("/dev/full", "/dev/zero")) is None
+    with open("/dev/full", "rb"):
+        assert open_device(("/dev/full", "/dev/zero")) == "/dev/full"
 
 
 def test_variables_that_imports_read() -> None:

@@ -67,11 +67,12 @@ portrait = {
 with open(f"portrait-{restart}", "w") as file:
     json.dump(portrait, file)
 import heavy
+import time
 assert sys.modules["__mp_main__"] is sys.modules["__main__"]
 assert heavy.SETTING is None and os.environ["HEAVY_WAS_HERE"] == "yes"
 if restart == 0:
     while '"standby_ready"' not in open("ckpt/journal/supervisor.jsonl").read():
-        pass
+        time.sleep(0.005)
     sys.exit(143)
 assert heavy.PID == os.getpid()
 assert sys.modules["heavy"] is heavy

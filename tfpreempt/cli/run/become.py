@@ -75,7 +75,7 @@ def main() -> None:
             channel.say(refused=f"importing {name} raised {error!r}")
             sys.exit(1)
         imported = Imported.since(before, given)
-        if held := _open_devices():
+        if held := open_device():
             channel.say(refused=f"importing {','.join(names)} has opened {held}")
             sys.exit(1)
         channel.say(ready=_memory())
@@ -410,12 +410,16 @@ def _memory() -> int:
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
-def _open_devices() -> str | None:
-    """A device that a worker could miss; nobody may hold one while it waits."""
+def open_device(kinds: tuple[str, ...] = _DEVICES) -> str | None:
+    """A device that this process has open, which a worker could miss; None of none.
+
+    Args:
+        kinds: beginnings of their paths.
+    """
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{descriptor}")
-            if target.startswith(_DEVICES):
+            if target.startswith(kinds):
                 return target
     return None
 
