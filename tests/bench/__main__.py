@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tests.bench import (
     agreement_scale,
-    async_save,
     callback_overhead,
     commit_speed,
     goodput,
@@ -47,7 +46,6 @@ BENCHES = (
     "resume_latency",
     "restart",
     "commit_speed",
-    "async_save",
     "notice_latency",
     "notice_quiet",
     "quiet_memory",
@@ -129,9 +127,6 @@ def main() -> None:
         show(restart.row(asked.rounds))
     if "commit_speed" in wanted:
         for row in commit_speed.rows(asked.rounds, asked.mebibytes):
-            show(row)
-    if "async_save" in wanted:
-        for row in async_save.rows(asked.rounds, asked.mebibytes):
             show(row)
     if "notice_latency" in wanted:
         seed = random.randrange(2**32) if asked.seed is None else asked.seed
