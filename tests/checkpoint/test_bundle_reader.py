@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -160,6 +161,29 @@ def test_other_files_and_what_comes_later_are_read_as_ever(tmp_path, asked):
         assert len(asked) == 1
     checkpoint.read(one)
     assert len(asked) == 2
+
+
+def test_a_restore_of_another_threads_is_read_as_ever(tmp_path, asked):
+    """Which gives no tensor for the prefix, but text."""
+    prefix = str(tmp_path / "ckpt")
+    tf.train.Checkpoint(v=tf.Variable([1.0])).write(prefix)
+    key = "v/.ATTRIBUTES/VARIABLE_VALUE"
+    with reading_in_threads(prefix), ThreadPoolExecutor() as threads:
+        ask = threads.submit(seams.io_ops.restore_v2, prefix, [key], [""], [tf.float32])
+        assert ask.result()[0].numpy().tolist() == [1.0]
+    assert asked == [key]
+
+
+def test_an_error_of_the_programs_own_is_not_damage(tmp_path, asked):
+    class Opens(Holder):
+        def _restore_from_tensors(self, restored):
+            raise FileNotFoundError("the program's own")
+
+    holder = Opens({"v": tf.constant([1.0])})
+    prefix = str(tmp_path / "ckpt")
+    tf.train.Checkpoint(holder=holder).write(prefix)
+    with pytest.raises(FileNotFoundError, match="the program's own"):
+        restore(tf.train.Checkpoint(holder=holder), prefix)
 
 
 # --- damage --------------------------------------------------------------------------

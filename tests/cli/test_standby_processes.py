@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-S", "worker.py"]
 OPTIONS = ["--standby", "--standby-after", "0", "--standby-import", "heavy"]
 HEAVY = """
 import multiprocessing, os, pathlib, sys
-import light
+import light, spread.part
 print("heavy is imported", file=sys.stderr)
 SETTING = os.environ.get("TF_SETTING")
 PID = os.getpid()
@@ -42,6 +42,8 @@ def leave_once(event="standby_ready"):
 SELF_PORTRAIT = """
 import json, os, signal, sys
 seen = dict(globals())
+import importlib.util
+spec = importlib.util.find_spec("heavy")
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 fields = ["SigBlk", "SigIgn", "SigCgt", "Threads"]
 names = os.listdir("/proc/self/fd")
@@ -63,6 +65,8 @@ portrait = {
     "err": os.readlink("/proc/self/fd/2"), "mode": [sys.stdout.write_through,
         sys.stdout.line_buffering, sys.stderr.write_through],
     "heavy": "heavy" in sys.modules, "told": sorted(told),
+    "spec": [spec.origin, spec.cached, spec.has_location, spec.name, spec.parent,
+        spec.submodule_search_locations],
 }
 with open(f"portrait-{restart}", "w") as file:
     json.dump(portrait, file)
@@ -86,6 +90,8 @@ def library(supervised: Run) -> Path:
     library.mkdir()
     (library / "heavy.py").write_text(HEAVY)
     (library / "light.py").write_text("VALUE = 1\n")
+    (library / "spread").mkdir()  # over several places, perhaps
+    (library / "spread/part.py").touch()
     return library
 
 
@@ -294,6 +300,10 @@ print(heavy.SETTING, os.environ["HEAVY_WAS_HERE"])
     [
         ("open('library/heavy.py', 'a').write('#')", "library/heavy.py has changed"),
         ("open('library/light.py', 'a').write('#')", "library/light.py has changed"),
+        (
+            "open('library/spread/part.py', 'a').write('#')",
+            "spread/part.py has changed",
+        ),
         ("open('light.py', 'w').write('')", "light would be imported from "),
         ("os.remove('library/light.py')", "light would be imported from None"),
     ],

@@ -114,9 +114,10 @@ def reading_in_threads(path: str) -> Iterator[None]:
             return restore_v2(prefix, *parts, name=name)
 
         everything = range(len(tensor_names))
-        if not _is_here() or prefix.numpy().decode() != path:
+        if not _is_here() or tf.get_static_value(prefix) != path.encode():
             return by_tensorflow(everything)
-        index = _Index(path)
+        with _damage_told(path):
+            index = _Index(path)
         large = {
             i: found
             for i in everything
@@ -129,18 +130,26 @@ def reading_in_threads(path: str) -> Iterator[None]:
             return by_tensorflow(everything)
         rest = [i for i in everything if i not in large]
         tensors = dict(zip(rest, by_tensorflow(rest), strict=True)) if rest else {}
-        tensors.update(zip(large, _read(list(large.values())), strict=True))
+        with _damage_told(path):
+            tensors.update(zip(large, _read(list(large.values())), strict=True))
         return [tensors[i] for i in everything]
 
     seams.io_ops.restore_v2 = restore
+    try:
+        yield
+    finally:
+        seams.io_ops.restore_v2 = restore_v2
+
+
+@contextlib.contextmanager
+def _damage_told(path: str) -> Iterator[None]:
+    """What the body cannot read is damage of the checkpoint."""
     try:
         yield
     except OSError as error:
         raise errors.CheckpointDamagedError(
             f"{path!r} could not be read: {error}"
         ) from error
-    finally:
-        seams.io_ops.restore_v2 = restore_v2
 
 
 def _is_here() -> bool:

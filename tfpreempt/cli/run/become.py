@@ -212,8 +212,15 @@ class Imported:
         self._given = given
         self._changed = changed
         packages = [name for name in modules if "." not in name]
-        origins = {package: _origin(package) for package in packages}
-        self._files = {name: (path, _stamp(path)) for name, path in origins.items()}
+        self._origins = {package: _origin(package) for package in packages}
+        files = [
+            getattr(module, "__file__", None)  # a namespace package has no file itself
+            for name, module in modules.items()
+            if self._origins.get(name.partition(".")[0]) is None
+        ]
+        self._stamps = {
+            path: _stamp(path) for path in (*self._origins.values(), *files) if path
+        }
 
     @classmethod
     def since(cls, before: set[str], given: Mapping[str, str]) -> Imported:
@@ -235,10 +242,11 @@ class Imported:
         set_now = [name for name in names if self._is_changed(name)]
         if read := [name for name in set_now if is_read_at_import(name)]:
             return f"the program has set {', '.join(read)} before its imports"
-        for package, (path, stamp) in self._files.items():
+        for package, path in self._origins.items():
             found = _origin(package)
             if found != path:
                 return f"{package} would be imported from {found}, not from {path}"
+        for path, stamp in self._stamps.items():
             if _stamp(path) != stamp:
                 return f"{path} has changed"
         return None
@@ -297,7 +305,7 @@ class Ahead(importlib.abc.MetaPathFinder):
             # What another thread was shown meanwhile is never imported once more.
             if fullname.partition(".")[0] not in self._shown:
                 self._look()
-        return importlib.machinery.ModuleSpec(fullname, HandOut(self))
+        return self._spec(fullname)
 
     def show(self, package: str) -> None:
         """Puts a package, or with a root everything, where imports put it."""
@@ -314,6 +322,15 @@ class Ahead(importlib.abc.MetaPathFinder):
                 sys.meta_path.remove(self)
                 self.imported.apply_changes()
                 self._begin()
+
+    def _spec(self, name: str) -> importlib.machinery.ModuleSpec:
+        """As its own importer has it, for who only asks where a module is."""
+        spec = importlib.machinery.ModuleSpec(name, HandOut(self))
+        if (own := self.imported.specs[name]) is not None:
+            spec.origin, spec.has_location = own.origin, own.has_location
+            spec.cached = own.cached
+            spec.submodule_search_locations = own.submodule_search_locations
+        return spec
 
     def _look(self) -> None:
         self._is_looking = True
@@ -442,10 +459,8 @@ def _ignored() -> set[int]:
     return {int(n) for n in numbers if signal.getsignal(n) == signal.SIG_IGN}
 
 
-def _stamp(path: str | None) -> tuple[int, ...] | None:
+def _stamp(path: str) -> tuple[int, ...] | None:
     """Tells a file from one that has taken its place."""
-    if path is None:
-        return None
     try:
         found = os.stat(path)
     except OSError:
