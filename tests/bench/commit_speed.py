@@ -56,7 +56,7 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     import tensorflow as tf
 
-    from tfpreempt.checkpoint import writer
+    from tfpreempt.checkpoint import bundle_writer, writer
 
     rng = np.random.default_rng(0)
     rows_of = [(mebibytes << 20) // 4096 * part // sum(parts) for part in parts]
@@ -68,7 +68,7 @@ def _rows(
     kept, stock_read, first = [], [], 0.0
     for number in range(rounds + 1):
         memory = [np.asarray(variable.read_value()) for variable in variables]
-        plain = _plain_write(root / "plain", memory, writer.THREADS)
+        plain = _plain_write(root / "plain", memory, bundle_writer.THREADS)
         began = time.perf_counter()
         staged = saver.stage(number, f"bench-{number}")
         commit = saver.commit(staged, "save", [0])
@@ -81,8 +81,8 @@ def _rows(
         files = sorted(Path(commit.path).glob("ckpt*"))
         if not number:
             first = _restore(saver)
-        looked = _together(_readers(files, writer.THREADS))
-        looked_and_kept = _together(_readers(files, writer.THREADS, keep=True))
+        looked = _together(_readers(files, bundle_writer.THREADS))
+        looked_and_kept = _together(_readers(files, bundle_writer.THREADS, keep=True))
         began = time.perf_counter()
         checkpoint.read(os.path.join(commit.path, "ckpt"))
         stock_again = time.perf_counter() - began
@@ -100,7 +100,7 @@ def _rows(
         "place": str(root.parent),
         "state": shape,
         "mebibytes": mebibytes,
-        "threads": writer.THREADS,
+        "threads": bundle_writer.THREADS,
     }
     yield compare(
         "commit_speed",

@@ -74,7 +74,7 @@ def main():
     logging.basicConfig(level=logging.INFO)
     import tensorflow as tf
 
-    from tfpreempt.checkpoint import bundle_reader, writer
+    from tfpreempt.checkpoint import bundle_writer, writer
     from tfpreempt.core.cluster import read_cluster
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -88,8 +88,7 @@ def main():
         own = directory if worker == 0 else options.out / "elsewhere"
         given = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
     if options.form == "threads":  # small as it is
-        writer.SMALL_BYTES = writer.WORTH_BYTES = 0
-        bundle_reader.SMALL_BYTES = bundle_reader.WORTH_BYTES = 0
+        bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 0
     saver = writer.make_saver(
         given,
         str(directory),

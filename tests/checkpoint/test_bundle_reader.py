@@ -16,12 +16,14 @@ pytestmark = pytest.mark.tensorflow
 from tests.checkpoint.test_bundle_writer import (  # noqa: E402
     STRUCTURES,
     Holder,
+    assert_restored,
     in_bytes,
     random_tensor,
+    random_tensors,
     write,
 )
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.checkpoint import bundle_reader  # noqa: E402
+from tfpreempt.checkpoint import bundle_table, bundle_writer  # noqa: E402
 from tfpreempt.checkpoint.bundle_reader import reading_in_threads  # noqa: E402
 from tfpreempt.checkpoint.bundle_writer import data_file  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
@@ -43,8 +45,8 @@ def asked(monkeypatch):
         return inner(prefix, tensor_names, *args, **kwargs)
 
     monkeypatch.setattr(seams.io_ops, "restore_v2", restore_v2)
-    monkeypatch.setattr(bundle_reader, "SMALL_BYTES", 0)
-    monkeypatch.setattr(bundle_reader, "WORTH_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
     return names
 
 
@@ -57,10 +59,7 @@ def restore(checkpoint, prefix):
 @given(structure=STRUCTURES, threads=st.integers(0, 4), rng=st.randoms())
 def test_any_structure(tmp_path_factory, structure, threads, rng):
     """Written by TensorFlow, or by some threads."""
-    tensors = {
-        name: random_tensor(kind, shape, rng)
-        for name, (kind, shape) in structure.items()
-    }
+    tensors = random_tensors(structure, rng)
     checkpoint = tf.train.Checkpoint(holder=Holder(tensors))
     prefix = str(tmp_path_factory.mktemp("any") / "ckpt")
     if threads:
@@ -74,12 +73,9 @@ def test_any_structure(tmp_path_factory, structure, threads, rng):
     assert len(names) == sum(
         tensor.dtype not in READ_BY_THREADS for tensor in tensors.values()
     )
-    for name, tensor in tensors.items():
-        restored = fresh.tensors[name]
-        assert restored is not tensor
-        assert (restored.dtype, restored.shape) == (tensor.dtype, tensor.shape)
-        assert in_bytes(restored.numpy()) == in_bytes(tensor.numpy())
-        if tensor.dtype in READ_BY_THREADS and tensor.shape.rank:
+    assert_restored(fresh, tensors)
+    for restored in fresh.tensors.values():
+        if restored.dtype in READ_BY_THREADS and restored.shape.rank:
             assert np.asarray(restored).ctypes.data % 64 == 0  # as TensorFlow's own
 
 
@@ -184,6 +180,30 @@ def test_an_error_of_the_programs_own_is_not_damage(tmp_path, asked):
     tf.train.Checkpoint(holder=holder).write(prefix)
     with pytest.raises(FileNotFoundError, match="the program's own"):
         restore(tf.train.Checkpoint(holder=holder), prefix)
+
+
+def indexes_read(monkeypatch, checkpoint, prefix):
+    """How often its index is read by us while each tensor is asked for by itself."""
+    entries, calls = bundle_table.entries, []
+
+    def counted(data):
+        calls.append(data)
+        return entries(data)
+
+    with monkeypatch.context() as patch, reading_in_threads(prefix):
+        patch.setattr(bundle_table, "entries", counted)
+        for _ in range(3):
+            checkpoint.read(prefix)
+    return len(calls)
+
+
+def test_the_index_is_read_once_at_most(tmp_path, asked, monkeypatch):
+    checkpoint = tf.train.Checkpoint(v=tf.Variable([1.0]))
+    prefix = str(tmp_path / "ckpt")
+    checkpoint.write(prefix)
+    assert indexes_read(monkeypatch, checkpoint, prefix) == 1
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 1 << 25)
+    assert indexes_read(monkeypatch, checkpoint, prefix) == 0
 
 
 # --- damage --------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import glob
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -22,15 +24,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import bundle_table
+from tfpreempt.checkpoint import bundle_table, bundle_writer
 from tfpreempt.checkpoint.bundle_writer import data_file, slice_key
 from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, paths
 
-THREADS = min(4, os.cpu_count() or 1)
-SMALL_BYTES = 1 << 14  # of a tensor that TensorFlow reads as fast
-WORTH_BYTES = 1 << 25  # of the tensors of a restore: less is read in a moment
 _PIECE_BYTES = 1 << 19  # so that it is in the cache still when it was read
 _JOB_BYTES = 1 << 24  # so that one large tensor keeps all threads busy
 _ALIGNED_BYTES = 64  # as TensorFlow's own memory (EIGEN_MAX_ALIGN_BYTES)
@@ -96,10 +95,14 @@ def reading_in_threads(path: str) -> Iterator[None]:
         CheckpointDamagedError: out of the body. A file cannot be read, or its bytes
             are not those that were written; nothing of it was assigned.
     """
-    if paths.is_url(path):
+    if paths.is_url(path) or _data_bytes(path) < bundle_writer.WORTH_BYTES:
         yield
         return
     restore_v2 = seams.io_ops.restore_v2
+
+    @functools.cache  # TensorFlow may ask for tensors one by one
+    def index() -> _Index:
+        return _Index(path)
 
     def restore(
         prefix: Any,
@@ -117,16 +120,16 @@ def reading_in_threads(path: str) -> Iterator[None]:
         if not _is_here() or tf.get_static_value(prefix) != path.encode():
             return by_tensorflow(everything)
         with _damage_told(path):
-            index = _Index(path)
+            where = index()
         large = {
             i: found
             for i in everything
             if not shape_and_slices[i]
-            and (found := index.find(tensor_names[i])) is not None
+            and (found := where.find(tensor_names[i])) is not None
             and found.dtype == dtypes[i]
-            and found.size >= SMALL_BYTES
+            and found.size >= bundle_writer.SMALL_BYTES
         }
-        if sum(each.size for each in large.values()) < WORTH_BYTES:
+        if sum(each.size for each in large.values()) < bundle_writer.WORTH_BYTES:
             return by_tensorflow(everything)
         rest = [i for i in everything if i not in large]
         tensors = dict(zip(rest, by_tensorflow(rest), strict=True)) if rest else {}
@@ -139,6 +142,11 @@ def reading_in_threads(path: str) -> Iterator[None]:
         yield
     finally:
         seams.io_ops.restore_v2 = restore_v2
+
+
+def _data_bytes(path: str) -> int:
+    """What its data files have, all together."""
+    return sum(map(os.path.getsize, glob.iglob(glob.escape(path) + ".data-*")))
 
 
 @contextlib.contextmanager
@@ -236,7 +244,8 @@ def _read(stored: Sequence[_Stored]) -> list[tf.Tensor]:
                 for start in range(0, stretch.size, _JOB_BYTES)
             ]
             begin += stretch.size
-    crcs = map_in_threads(_read_job, jobs, threads=THREADS, name="tfpreempt-read")
+    threads = bundle_writer.THREADS
+    crcs = map_in_threads(_read_job, jobs, threads=threads, name="tfpreempt-read")
     sums: dict[_Stretch, checksum.Sum] = {}
     for job, crc in zip(jobs, crcs, strict=True):
         sums.setdefault(job.stretch, checksum.Sum()).append(crc, job.memory.nbytes)

@@ -14,6 +14,7 @@ tensorflow/core/util/tensor_bundle/tensor_bundle.h and .cc.
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -26,6 +27,9 @@ from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
 from tfpreempt.storage.files import Files
 
+THREADS = min(4, os.cpu_count() or 1)  # that write, each a file of its own, or read
+SMALL_BYTES = 1 << 14  # of a tensor that TensorFlow writes and reads as fast
+WORTH_BYTES = 1 << 25  # of all larger ones: less is not worth threads of their own
 _PIECE_BYTES = 1 << 19  # so that it is in the cache still when it was written
 _UNEVEN = 0.05  # of a share: less than that is worth no cut
 _PATIENCE_SECONDS = 10.0  # for the other threads to leave, where one has failed

@@ -46,10 +46,6 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.storage import failure, paths
 from tfpreempt.storage.files import Files, files_for
 
-THREADS = min(4, os.cpu_count() or 1)  # that write, each a file of its own
-SMALL_BYTES = 1 << 14  # of a tensor that TensorFlow writes as fast
-WORTH_BYTES = 1 << 25  # of all larger ones: less is not worth files of their own
-
 
 def make_saver(
     checkpoint_or_manager: Any,
@@ -264,16 +260,20 @@ class _OwnPayload(_Tracked):
         self, prefix: str, *, is_copied: bool
     ) -> Sequence[bundle_writer.DenseTensor]:
         """TensorFlow's way but for large tensors, which are given back."""
-        limits = {"small_bytes": SMALL_BYTES, "worth_bytes": WORTH_BYTES}
+        limits = {
+            "small_bytes": bundle_writer.SMALL_BYTES,
+            "worth_bytes": bundle_writer.WORTH_BYTES,
+        }
         with dense.taken(self.checkpoint, **limits) as tensors:
             self.checkpoint.write(prefix)
-        return dense.copied(tensors, THREADS) if is_copied else tensors
+        return dense.copied(tensors, bundle_writer.THREADS) if is_copied else tensors
 
     def write_tensors(self, save: Staged) -> Staged:
         if not save.tensors:
             return save
         prefix = os.path.join(save.directory, layout.PAYLOAD)
-        sums = bundle_writer.add(self.files, prefix, save.tensors, THREADS)
+        threads = bundle_writer.THREADS
+        sums = bundle_writer.add(self.files, prefix, save.tensors, threads)
         return dataclasses.replace(save, tensors=(), sums=sums)
 
 

@@ -78,16 +78,16 @@ class Fleet:
         Raises:
             OSError: there is no memory, or no process left.
         """
-        process = self._launch(command, environment, output)
+        process = self.launch(command, environment, output)
         self._running[worker] = process
         return process.pid
 
-    def stand_by(
+    def launch(
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
         output: int,
-        channel: int,
+        *inherited: int,
     ) -> subprocess.Popen[bytes]:
         """Starts a process as a worker is started, which is none yet.
 
@@ -95,12 +95,22 @@ class Fleet:
             command: what it runs.
             environment: of the process.
             output: the descriptor that it writes to.
-            channel: a descriptor that it inherits.
+            *inherited: descriptors that it has too.
 
         Raises:
             OSError: there is no memory, or no process left.
         """
-        return self._launch(command, environment, output, channel)
+        process = subprocess.Popen(
+            [*_SCRIPT, str(_HERE / "launch.py"), str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+        self._tell_guard(f"+{process.pid}\n")
+        return process
 
     def take_over(self, worker: int, process: subprocess.Popen[bytes]) -> None:
         """What stood by is a worker now."""
@@ -160,25 +170,6 @@ class Fleet:
         """Sends SIGKILL to the workers that still run, and to all children."""
         for group in [p.pid for p in self._running.values()] + list(self._left_behind):
             _signal_group(group, signal.SIGKILL)
-
-    def _launch(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        output: int,
-        *inherited: int,
-    ) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [*_SCRIPT, str(_HERE / "launch.py"), str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=inherited,
-            start_new_session=True,
-        )
-        self._tell_guard(f"+{process.pid}\n")
-        return process
 
     def _tell_guard(self, line: str) -> None:
         assert self._guard.stdin is not None

@@ -177,7 +177,7 @@ class Standbys:
                 line = [*command[: self._words], _SCRIPT, str(theirs.fileno())]
                 line += [modules, str(self._words), *command]
                 try:
-                    process = self._fleet.stand_by(
+                    process = self._fleet.launch(
                         line, environment, self._outputs[worker], theirs.fileno()
                     )
                 except OSError as error:
