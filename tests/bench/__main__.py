@@ -1,19 +1,23 @@
 """Measures tfpreempt, mostly against what TensorFlow and Keras have; JSON lines.
 
-Usage: python -m tests.bench [--rounds N] [--mebibytes N] [--large-mebibytes N]
-                             [--seed N] [--package DIR] [--route FILE]
-                             [--seconds S] [--every S] [--grace S] [--save-steps N]
-                             [BENCH ...]
+Usage: python -m tests.bench [--rounds N] [--mebibytes N] [...] [BENCH ...]
 
-Without a name all run but goodput, which takes an hour and more.
+Without a name all run but the long ones, in about half an hour. An option is for each
+bench whose `rows` has a parameter of that name; one that is left out is as it says
+there. With --record DIR the rows of each bench replace DIR/BENCH.jsonl once it is
+through.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
-import random
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.bench import (
     agreement_scale,
@@ -23,7 +27,6 @@ from tests.bench import (
     mirror_memory,
     mirror_speed,
     mirror_step_overhead,
-    non_chief_bytes,
     notice_latency,
     notice_quiet,
     notice_to_exit,
@@ -35,137 +38,102 @@ from tests.bench import (
     step_overhead,
     verify_speed,
 )
-from tests.bench.row import show
+from tests.bench.row import circumstances, show
 
-BENCHES = (
-    "step_overhead",
-    "notice_to_exit",
-    "non_chief_bytes",
-    "position_restore",
-    "callback_overhead",
-    "resume_latency",
-    "restart",
-    "commit_speed",
-    "notice_latency",
-    "notice_quiet",
-    "quiet_memory",
-    "agreement_scale",
-    "path",
-    "verify",
-    "mirror_upload",
-    "mirror_download",
-    "mirror_memory",
-    "mirror_step_overhead",
-)
-LONG = ("goodput",)
+Rows = Callable[..., Iterator[dict[str, Any]]]
+
+BENCHES: dict[str, Rows] = {
+    "step_overhead": step_overhead.rows,
+    "notice_to_exit": notice_to_exit.rows,
+    "position_restore": position_restore.rows,
+    "callback_overhead": callback_overhead.rows,
+    "resume_latency": resume_latency.rows,
+    "restart": restart.rows,
+    "commit_speed": commit_speed.rows,
+    "notice_latency": notice_latency.rows,
+    "notice_quiet": notice_quiet.rows,
+    "quiet_memory": quiet_memory.rows,
+    "agreement_scale": agreement_scale.rows,
+    "path": path.rows,
+    "verify_speed": verify_speed.rows,
+    "mirror_speed": mirror_speed.rows,
+    "mirror_memory": mirror_memory.rows,
+    "mirror_step_overhead": mirror_step_overhead.rows,
+}
+LONG: dict[str, Rows] = {
+    "agreement_10000": agreement_scale.rows_of_large,
+    "goodput": goodput.rows,
+}
+ALL = BENCHES | LONG
+NOT_OPTIONS = ("benches", "record")
 
 
 def main() -> None:
     """Runs the benches that were asked for, or all but the long ones."""
+    parser = make_parser()
+    asked = vars(parser.parse_args())
+    names = list(dict.fromkeys(asked["benches"])) or list(BENCHES)
+    if unknown := set(names) - set(ALL):
+        parser.error(f"no bench {sorted(unknown)}; there are {', '.join(ALL)}")
+    given = {
+        name: value
+        for name, value in asked.items()
+        if name not in NOT_OPTIONS and value is not None
+    }
+    for name in names:
+        options = {
+            option: value
+            for option, value in given.items()
+            if option in inspect.signature(ALL[name]).parameters
+        }
+        made = []
+        for row in ALL[name](**options):
+            made.append({**row, **circumstances(command(name, options))})
+            show(made[-1])
+        if asked["record"]:
+            record(made, asked["record"])
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
-    names = (*BENCHES, *LONG)
-    parser.add_argument("benches", nargs="*", metavar="BENCH", help=", ".join(names))
+    parser.add_argument("benches", nargs="*", metavar="BENCH", help=", ".join(ALL))
     parser.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        help="preemptions of each kind; of agreement_scale 20 times as many, and twice "
-        "as many with 10,000 workers",
+        "--record", type=Path, metavar="DIR", help="keep the rows in this directory"
     )
-    parser.add_argument("--mebibytes", type=int, default=512, help="size of the state")
-    parser.add_argument(
-        "--large-mebibytes",
-        type=int,
-        default=2048,
-        help="of mirror_upload: size of the larger single file",
-    )
-    parser.add_argument(
-        "--seed", type=int, help="of notice_latency's moments; by default a new one"
-    )
-    parser.add_argument(
-        "--package", type=Path, default=path.ROOT, help="of path: where tfpreempt/ lies"
-    )
-    parser.add_argument(
-        "--route", type=Path, metavar="FILE", help="of path: for the rows with routes"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=300, help="of goodput: training of each way"
-    )
-    parser.add_argument(
-        "--every", type=float, default=30, help="of goodput: seconds between strikes"
-    )
-    parser.add_argument(
-        "--grace", type=float, default=10, help="of goodput: from SIGTERM to SIGKILL"
-    )
-    parser.add_argument(
-        "--save-steps", type=int, default=50, help="of goodput: between periodic saves"
-    )
-    asked = parser.parse_args()
-    wanted = set(asked.benches or BENCHES)
-    if unknown := wanted - set(names):
-        parser.error(f"no bench {sorted(unknown)}; there are {', '.join(names)}")
-    if "step_overhead" in wanted:
-        for row in step_overhead.measure():
-            show(row)
-    if wanted & {"notice_to_exit", "non_chief_bytes"}:
-        found = notice_to_exit.run(asked.rounds, asked.mebibytes)
-        if "notice_to_exit" in wanted:
-            for row in notice_to_exit.rows(found, asked.mebibytes):
-                show(row)
-        if "non_chief_bytes" in wanted:
-            sides = found["worker 1"]
-            show(non_chief_bytes.row(sides["ours"], sides["theirs"]))
-    if "position_restore" in wanted:
-        for row in position_restore.rows():
-            show(row)
-    if "callback_overhead" in wanted:
-        for row in callback_overhead.rows():
-            show(row)
-    if "resume_latency" in wanted:
-        show(resume_latency.row())
-    if "restart" in wanted:
-        show(restart.row(asked.rounds))
-    if "commit_speed" in wanted:
-        for row in commit_speed.rows(asked.rounds, asked.mebibytes):
-            show(row)
-    if "notice_latency" in wanted:
-        seed = random.randrange(2**32) if asked.seed is None else asked.seed
-        for row in notice_latency.rows(seed):
-            show(row)
-    if "notice_quiet" in wanted:
-        for row in notice_quiet.rows():
-            show(row)
-    if "quiet_memory" in wanted:
-        for row in quiet_memory.rows():
-            show(row)
-    if "agreement_scale" in wanted:
-        for row in agreement_scale.rows(20 * asked.rounds, 2 * asked.rounds):
-            show(row)
-    if "path" in wanted:
-        routes = []
-        for row in path.rows(asked.rounds, asked.package):
-            routes.append(row)
-            show({name: value for name, value in row.items() if name != "route"})
-        if asked.route:
-            asked.route.write_text(json.dumps(routes, indent=1) + "\n")
-    if "verify" in wanted:
-        for row in verify_speed.rows(asked.rounds, asked.mebibytes):
-            show(row)
-    if moves := wanted & {"mirror_upload", "mirror_download"}:
-        for row in mirror_speed.rows(
-            moves, asked.rounds, asked.mebibytes, asked.large_mebibytes
-        ):
-            show(row)
-    if "mirror_memory" in wanted:
-        for row in mirror_memory.rows(2 * asked.mebibytes):
-            show(row)
-    if "mirror_step_overhead" in wanted:
-        show(mirror_step_overhead.row(asked.rounds))
-    if "goodput" in wanted:
-        for row in goodput.rows(
-            asked.seconds, asked.every, asked.grace, asked.save_steps
-        ):
-            show(row)
+    for name, kind, text in (
+        ("rounds", int, "measurements of each kind"),
+        ("mebibytes", int, "size of the state"),
+        ("large-mebibytes", int, "of mirror_speed: size of the larger single file"),
+        ("seed", int, "of notice_latency's moments; by default a new one"),
+        ("package", Path, "of path: where tfpreempt/ lies"),
+        ("route", Path, "of path: the file for the rows with routes"),
+        ("seconds", float, "of goodput: training of each row; of notice_quiet: rest"),
+        ("every", float, "of goodput: seconds between strikes"),
+        ("grace", float, "of goodput: seconds from SIGTERM to SIGKILL"),
+        ("save-steps", int, "of goodput: steps between periodic saves"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, help=text)
+    return parser
+
+
+def command(name: str, options: dict[str, Any]) -> str:
+    """What measures one bench again."""
+    words = ["python", "-m", "tests.bench", name]
+    for option, value in options.items():
+        text = f"{value:g}" if isinstance(value, float) else f"{value}"
+        words += [f"--{option.replace('_', '-')}", text]
+    return shlex.join(words)
+
+
+def record(rows: list[dict[str, Any]], directory: Path) -> None:
+    """Replaces the files of rows; one bench may have rows of two names."""
+    directory.mkdir(parents=True, exist_ok=True)
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        by_name[row["bench"]].append(json.dumps(row))
+    for name, lines in by_name.items():
+        (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ hundredth, and the machine's moods are larger. So it is measured in three ways:
 - `ours`, under the bar: in each batch of a fit, the time in the callback's stand-in for
   the train function, less the time in Keras' own within the same call. What the step
   itself takes falls out. The clock's own share, measured in the same way without the
-  stand-in, is taken off; `ours_p99` is what one batch in a hundred takes or more.
+  stand-in, is taken off. `raw` is the median batch of whole fits without a callback.
 - `repeated`: the stand-in with nothing behind it and the two empty hooks of a batch,
   over and over in the midst of a fit, less a call of that nothing.
 - `fit` and `added`: whole fits take turns, without a callback, with ours, with Keras'
@@ -28,6 +28,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from tests.bench.row import alone
 
 BAR = 5.0
 BATCHES = 300
@@ -126,22 +128,19 @@ def row(fits: Fits, rounds: int) -> dict[str, Any]:
             for side, value in found.items():
                 medians[side].append(value)
     clock_us = statistics.median(clocks)
-    ours_us = statistics.median(within) - clock_us
-    return {
-        "bench": "callback_overhead",
-        "keras": fits.line.__name__,
-        "ours": round(ours_us, 3),
-        "unit": "us",
-        "bar": BAR,
-        "ok": ours_us <= BAR,
-        "ours_p99": round(statistics.quantiles(within, n=100)[-1] - clock_us, 3),
-        "repeated": round(statistics.median(repeats), 3),
-        "fit": {side: round(statistics.median(medians[side]), 1) for side in SIDES},
-        "added": {side: added(medians["bare"], medians[side]) for side in SIDES[1:]},
-        "fetches": {side: fetches(fits, side) for side in SIDES},
-        "rounds": rounds,
-        "batches_per_fit": BATCHES,
-    }
+    return alone(
+        "callback_overhead",
+        [taken - clock_us for taken in within],
+        raw=medians["bare"],
+        unit="us",
+        bar=BAR,
+        keras=fits.line.__name__,
+        repeated=round(statistics.median(repeats), 3),
+        fit={each: round(statistics.median(medians[each]), 1) for each in SIDES[1:]},
+        added={each: added(medians["bare"], medians[each]) for each in SIDES[1:]},
+        fetches={each: fetches(fits, each) for each in SIDES},
+        batches_per_fit=BATCHES,
+    )
 
 
 def added(bare: list[float], other: list[float]) -> float:

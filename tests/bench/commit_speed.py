@@ -18,31 +18,32 @@ Rounds are interleaved; each row is of a place: the memory, and the disk.
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
-import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.bench.row import compare
+from tests.bench import plain
+from tests.bench.row import MEMORY, compare, file_system, side
 
 BAR = 1.15
 RESTORE_BAR = 1.2
-PIECE = 1 << 20
 SHAPES = {"16 equal tensors": [1] * 16, "one large tensor": [60, 1, 1, 1, 1]}
-Jobs = Sequence[Callable[[], None]]
 
 
-def rows(rounds: int, mebibytes: int) -> Iterator[dict[str, Any]]:
-    """A row for the commit and one for the restore, by place and shape of the state."""
-    for place in ("/dev/shm", None):
+def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
+    """A row for the commit and one for the restore, by place and shape of the state.
+
+    Args:
+        rounds: commits of each, and restores.
+        mebibytes: size of the state.
+    """
+    for place in (MEMORY, None):
         for shape, parts in SHAPES.items():
             root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=place))
             try:
@@ -68,7 +69,7 @@ def _rows(
     kept, stock_read, first = [], [], 0.0
     for number in range(rounds + 1):
         memory = [np.asarray(variable.read_value()) for variable in variables]
-        plain = _plain_write(root / "plain", memory, bundle_writer.THREADS)
+        written = plain.write(root / "plain", memory, bundle_writer.THREADS)
         began = time.perf_counter()
         staged = saver.stage(number, f"bench-{number}")
         commit = saver.commit(staged, "save", [0])
@@ -76,13 +77,13 @@ def _rows(
         assert commit is not None
         began = time.perf_counter()
         checkpoint.write(str(root / "stock" / "ckpt"))
-        written = time.perf_counter() - began
+        stock_written = time.perf_counter() - began
         shutil.rmtree(root / "stock")
         files = sorted(Path(commit.path).glob("ckpt*"))
         if not number:
             first = _restore(saver)
-        looked = _together(_readers(files, bundle_writer.THREADS))
-        looked_and_kept = _together(_readers(files, bundle_writer.THREADS, keep=True))
+        looked = plain.read(files, bundle_writer.THREADS)
+        looked_and_kept = plain.read(files, bundle_writer.THREADS, keep=True)
         began = time.perf_counter()
         checkpoint.read(os.path.join(commit.path, "ckpt"))
         stock_again = time.perf_counter() - began
@@ -90,14 +91,14 @@ def _rows(
         shutil.rmtree(commit.path)
         if number:  # the first is a warm-up
             ours.append(took)
-            theirs.append(plain)
-            stock.append(written)
+            theirs.append(written)
+            stock.append(stock_written)
             restored.append(again)
             read.append(looked)
             kept.append(looked_and_kept)
             stock_read.append(stock_again)
     facts = {
-        "place": str(root.parent),
+        "place": file_system(root),
         "state": shape,
         "mebibytes": mebibytes,
         "threads": bundle_writer.THREADS,
@@ -108,9 +109,7 @@ def _rows(
         theirs,
         unit="s",
         bar=BAR,
-        p95=_p95(ours),
-        p95_theirs=_p95(theirs),
-        checkpoint_write=round(statistics.median(stock), 3),
+        **side("checkpoint_write", stock, 3),
         **facts,
     )
     yield compare(
@@ -120,8 +119,8 @@ def _rows(
         unit="s",
         bar=RESTORE_BAR,
         first=round(first, 3),
-        read_and_kept=round(statistics.median(kept), 3),
-        checkpoint_read=round(statistics.median(stock_read), 3),
+        **side("read_and_kept", kept, 3),
+        **side("checkpoint_read", stock_read, 3),
         **facts,
     )
 
@@ -133,70 +132,3 @@ def _restore(saver: Any) -> float:
     assert candidate is not None
     saver.loader.restore(candidate)
     return time.perf_counter() - began
-
-
-def _plain_write(folder: Path, memory: list[np.ndarray[Any, Any]], count: int) -> float:
-    """Seconds to write and sync the bytes of all arrays, in equal stretches."""
-    arrays = [array.reshape(-1).view(np.uint8) for array in memory]
-    folder.mkdir()
-
-    def write(name: str, stretch: list[tuple[int, int, int]]) -> None:
-        with (folder / name).open("wb", buffering=0) as file:
-            for index, first, last in stretch:
-                for start in range(first, last, PIECE):
-                    file.write(arrays[index][start : min(start + PIECE, last)].data)
-            os.fsync(file.fileno())
-
-    stretches = _stretches([array.nbytes for array in arrays], count)
-    took = _together(
-        [functools.partial(write, str(i), each) for i, each in enumerate(stretches)]
-    )
-    shutil.rmtree(folder)
-    return took
-
-
-def _readers(files: list[Path], count: int, *, keep: bool = False) -> Jobs:
-    """Jobs that read the files and drop what they read, or keep it in fresh memory."""
-    sizes = [path.stat().st_size for path in files]
-    memory = [np.empty(size, np.uint8) for size in sizes] if keep else []
-
-    def read(stretch: list[tuple[int, int, int]]) -> None:
-        buffer = np.empty(PIECE, np.uint8)
-        for index, start, last in stretch:
-            with files[index].open("rb", buffering=0) as file:
-                file.seek(start)
-                while start < last:
-                    room = memory[index][start:] if keep else buffer
-                    start += file.readinto(room[: min(PIECE, last - start)].data)
-
-    return [functools.partial(read, each) for each in _stretches(sizes, count)]
-
-
-def _stretches(sizes: list[int], count: int) -> list[list[tuple[int, int, int]]]:
-    """Equal shares of things of these sizes: which one, from where, up to where."""
-    share = -(-sum(sizes) // count)
-    found: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
-    for number, stretch in enumerate(found):
-        begins = 0
-        for index, size in enumerate(sizes):
-            first = max(number * share - begins, 0)
-            last = min((number + 1) * share - begins, size)
-            if first < last:
-                stretch.append((index, first, last))
-            begins += size
-    return found
-
-
-def _together(jobs: Jobs) -> float:
-    """Seconds that they take in a thread each."""
-    crew = [threading.Thread(target=job) for job in jobs]
-    began = time.perf_counter()
-    for thread in crew:
-        thread.start()
-    for thread in crew:
-        thread.join()
-    return time.perf_counter() - began
-
-
-def _p95(values: list[float]) -> float:
-    return round(float(np.percentile(values, 95)), 3)

@@ -60,12 +60,12 @@ POLL_SECONDS = 0.02
 
 
 def rows(
-    seconds: float, every: float, grace: float, save_steps: int
+    seconds: float = 300, every: float = 30, grace: float = 10, save_steps: int = 50
 ) -> Iterator[dict[str, Any]]:
     """One row for each strike and way.
 
     Args:
-        seconds: of training, for each row.
+        seconds: of training, for each of the ten rows.
         every: seconds of training between two strikes.
         grace: seconds from SIGTERM to the machine's end.
         save_steps: of the ways that save periodically.
@@ -89,7 +89,6 @@ def rows(
                     "strike_every_seconds": every,
                     "grace_seconds": grace,
                     "save_steps": save_steps,
-                    "load": round(os.getloadavg()[0], 1),
                 }
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -20,6 +20,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tests.bench.row import side
+
 PARTS = ("start_up", "training", "saves", "way_out")
 
 
@@ -121,32 +123,48 @@ def account(lives: Sequence[Life], final: int) -> dict[str, Any]:
         Steps by their fate, seconds by part, and goodput: the time of the useful steps
         by wall time, with start-up and without it. Useful are the steps that the final
         state holds; a step that was lost and made again counts once, as made again.
+        Lost seconds are those of steps that were not kept. Goodput and wasted steps are
+        there for each life too.
 
     Raises:
         ValueError: the final state holds a step that nobody made.
     """
-    kept: dict[int, float] = {}
-    for life in lives:
-        kept = {n: seconds for n, seconds in kept.items() if n <= life.restored}
-        numbers = [step.number for step in life.steps]
-        kept.update(zip(numbers, life.step_seconds(), strict=True))
-    kept = {n: seconds for n, seconds in kept.items() if n <= final}
+    kept: dict[int, tuple[int, float]] = {}  # the life that made it, and its seconds
+    for number, life in enumerate(lives):
+        kept = {n: step for n, step in kept.items() if n <= life.restored}
+        for step, seconds in zip(life.steps, life.step_seconds(), strict=True):
+            kept[step.number] = (number, seconds)
+    kept = {n: step for n, step in kept.items() if n <= final}
     if sorted(kept) != list(range(1, final + 1)):
         raise ValueError(f"the final state holds {final} steps, {len(kept)} were made")
     made = sum(len(life.steps) for life in lives)
     every_part = [life.parts() for life in lives]
     parts = {name: sum(part[name] for part in every_part) for name in PARTS}
     wall = sum(parts.values())
-    useful = sum(kept.values())
+    useful = sum(seconds for _, seconds in kept.values())
+    of_lives: list[list[float]] = [[] for _ in lives]
+    for number, seconds in kept.values():
+        of_lives[number].append(seconds)
+    wasted = [
+        len(life.steps) - len(steps)
+        for life, steps in zip(lives, of_lives, strict=True)
+    ]
     return {
         "goodput": round(useful / wall, 4),
         "goodput_without_start_up": round(useful / (wall - parts["start_up"]), 4),
         "useful_steps": final,
         "made_steps": made,
         "wasted_steps": made - final,
+        "unit": "share of wall time",
+        "goodput_all": [
+            round(sum(steps) / sum(part.values()), 4)
+            for steps, part in zip(of_lives, every_part, strict=True)
+        ],
+        **side("wasted_of_a_life", wasted, 1),
         "lives": len(lives),
         "wall_seconds": round(wall, 2),
         "useful_seconds": round(useful, 2),
+        "lost_seconds": round(parts["training"] - useful, 2),
         **{f"{name}_seconds": round(seconds, 2) for name, seconds in parts.items()},
         "step_seconds": round(
             statistics.median(s for life in lives for s in life.step_seconds()), 4

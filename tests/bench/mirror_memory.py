@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.bench import bucket
 from tests.bench.mirror_speed import THREADS, make_commit, workplace
+from tests.bench.row import alone
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.remote import download, upload
@@ -26,23 +27,26 @@ BAR = 64.0  # MiB
 SMALL = 64 << 10
 
 
-def rows(mebibytes: int) -> Iterator[dict[str, Any]]:
-    """For an upload and a download, with one large file and with eight."""
+def rows(mebibytes: int = 1024) -> Iterator[dict[str, Any]]:
+    """For an upload and a download, with one large file and with eight.
+
+    Args:
+        mebibytes: size of the commit.
+    """
     for count in (1, THREADS):
         with workplace() as root, bucket.serving():
             for way in ("upload", "download"):
-                grown = _run(way, root, count, mebibytes)
-                yield {
-                    "bench": "mirror_memory",
-                    "way": way,
-                    "ours": round(grown, 1),
-                    "unit": "MiB",
-                    "bar": BAR,
-                    "ok": grown <= BAR,
-                    "data_files": count,
-                    "mebibytes": mebibytes,
-                    "threads": THREADS,
-                }
+                yield alone(
+                    "mirror_memory",
+                    [_run(way, root, count, mebibytes)],
+                    unit="MiB",
+                    bar=BAR,
+                    digits=1,
+                    way=way,
+                    data_files=count,
+                    mebibytes=mebibytes,
+                    threads=THREADS,
+                )
 
 
 def _run(way: str, root: Path, count: int, mebibytes: int) -> float:

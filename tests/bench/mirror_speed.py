@@ -42,6 +42,7 @@ from tfpreempt.storage.opening import open_store
 BAR = 0.8  # of the speed
 LARGE_BAR = 0.9
 THREADS = 8
+WAYS = ("upload", "download")
 _Job = TypeVar("_Job")
 PIECE = 4 << 20
 SMALL = {"ckpt.index": 20_000, "states/epoch.state": 100, "states/rng.state": 5_000}
@@ -49,25 +50,30 @@ DATA = "ckpt.data-{:05d}-of-{:05d}"
 
 
 def rows(
-    wanted: set[str], rounds: int, mebibytes: int, large_mebibytes: int
+    rounds: int = 5, mebibytes: int = 512, large_mebibytes: int = 2048
 ) -> Iterator[dict[str, Any]]:
-    """Rows of `mirror_upload` and `mirror_download`, for all shapes."""
-    for count, size, bar, benches in (
-        (1, mebibytes, BAR, wanted),
-        (THREADS, mebibytes, BAR, wanted),
-        (1, large_mebibytes, LARGE_BAR, wanted & {"mirror_upload"}),
+    """A row for each way of each shape.
+
+    Args:
+        rounds: of each.
+        mebibytes: size of the commits that go up and come back.
+        large_mebibytes: size of the one that only goes up.
+    """
+    for count, size, bar, ways in (
+        (1, mebibytes, BAR, WAYS),
+        (THREADS, mebibytes, BAR, WAYS),
+        (1, large_mebibytes, LARGE_BAR, WAYS[:1]),
     ):
-        if not benches:
-            continue
         with workplace() as root, bucket.serving() as url:
             source = make_commit(root / "commit", count, size << 20)
-            found = Moves(source, url, root).measure(benches, rounds)
-        for bench in sorted(benches, reverse=True):
+            found = Moves(source, url, root).measure(ways, rounds)
+        for way, seconds in found.items():
             yield compare(
-                bench,
-                *found[bench],
+                "mirror_speed",
+                *seconds,
                 unit="s",
                 bar=round(1 / bar, 3),
+                way=way,
                 data_files=count,
                 mebibytes=size,
                 threads=THREADS,
@@ -120,33 +126,36 @@ class Moves:
         self._store = open_store("gs://bucket/run")
 
     def measure(
-        self, benches: set[str], rounds: int
+        self, ways: Sequence[str], rounds: int
     ) -> dict[str, tuple[list[float], list[float]]]:
-        """Seconds of ours and of theirs; the first round is a warm-up."""
+        """Seconds of ours and of theirs; the first round is a warm-up.
+
+        Args:
+            ways: of `WAYS`, in their order: what comes down must have gone up.
+            rounds: of each.
+        """
+        acts = {
+            "upload": (self._post, self._upload),
+            "download": (self._get, self._download),
+        }
         seconds: dict[str, tuple[list[float], list[float]]] = {
-            "mirror_upload": ([], []),
-            "mirror_download": ([], []),
+            way: ([], []) for way in ways
         }
         for number in range(rounds + 1):
-            for bench, ways in (
-                ("mirror_upload", (self._post, self._upload)),
-                ("mirror_download", (self._get, self._download)),
-            ):
-                if bench == "mirror_download" and bench not in benches:
-                    continue
-                theirs, ours = (self._timed(bench, way) for way in ways)
+            for way in ways:
+                theirs, ours = (self._timed(way, act) for act in acts[way])
                 if number:
-                    seconds[bench][0].append(ours)
-                    seconds[bench][1].append(theirs)
+                    seconds[way][0].append(ours)
+                    seconds[way][1].append(theirs)
         return seconds
 
-    def _timed(self, bench: str, way: Callable[[], None]) -> float:
-        """Seconds of one way, after which all that was there before is gone."""
-        if bench == "mirror_upload":
+    def _timed(self, way: str, act: Callable[[], None]) -> float:
+        """Seconds of one side; all that was there before is removed first."""
+        if way == "upload":
             empty(self._store)
         else:
             shutil.rmtree(self._target, ignore_errors=True)
-        return timed(way)
+        return timed(act)
 
     def _upload(self) -> None:
         upload.Upload(self._store, self._source, threads=THREADS).run()

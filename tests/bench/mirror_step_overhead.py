@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ WIDTH = 1024  # two such layers with momentum: 16 MiB
 BATCH = 64
 
 
-def row(rounds: int) -> dict[str, Any]:
-    """Measures turns of both kinds.
+def rows(rounds: int = 5) -> Iterator[dict[str, Any]]:
+    """One row, of turns of both kinds.
 
     Args:
         rounds: turns of each.
@@ -47,7 +48,7 @@ def row(rounds: int) -> dict[str, Any]:
     found = json.loads(done.stdout)
     plain = statistics.median(statistics.median(one) for one in found["plain"])
     copying = [step for one in found["copying"] for step in one]
-    return compare(
+    yield compare(
         "mirror_step_overhead",
         found["with"],
         found["without"],
@@ -63,7 +64,6 @@ def row(rounds: int) -> dict[str, Any]:
         ),
         mebibytes=found["mebibytes"],
         save_every=EVERY,
-        rounds=rounds,
     )
 
 

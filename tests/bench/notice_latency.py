@@ -1,4 +1,4 @@
-"""From a change in the world to the handler's flag; and what it costs to listen.
+"""From a change in the world to the handler's flag.
 
 The servers, the file and the sender of the signal are in a process of their own
 (`notice_world`). The shipped `Watcher` listens here, and each notice sets a flag. One
@@ -12,19 +12,14 @@ is polled is late by up to its interval: several watchers start at random moment
 interval, and then the one change meets each at another moment. All moments are drawn
 from the seed in the row.
 
-`ours` is the 95th percentile, and the bar is for it. The bar of what is polled is the
-interval and a tenth of a second.
-
-The last row is for all sources together while nothing happens: the processor time of a
-process that does nothing else, in percent of one core (`notice_quiet`).
+The bar is for the 95th percentile. That of what is polled is the interval and a tenth
+of a second.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
-import statistics
 import tempfile
 import threading
 import time
@@ -32,8 +27,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench import notice_quiet
 from tests.bench.notice_world import SIGNAL, World
+from tests.bench.row import alone
 from tfpreempt.core.events import Notice
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
@@ -43,7 +38,6 @@ from tfpreempt.notice.signals import SignalSource
 from tfpreempt.notice.source import NoticeSource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
 
-NOTICES = 40
 HANG_BAR = 0.250
 EXTRA = 0.1
 SETTLE = 0.03
@@ -51,9 +45,6 @@ SETTLE = 0.03
 
 LOST_SECONDS = 30.0
 """After so long a notice is not late, it is lost."""
-
-QUIET_BAR = 0.1
-QUIET_SECONDS = 20.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +91,14 @@ class Flag:
         return self.set_at
 
 
-def rows(
-    seed: int, notices: int = NOTICES, quiet_seconds: float = QUIET_SECONDS
-) -> Iterator[dict[str, Any]]:
-    """One row for each source, and one for all of them while it is quiet.
+def rows(rounds: int = 40, seed: int | None = None) -> Iterator[dict[str, Any]]:
+    """One row for each source.
 
     Args:
-        seed: of the moments.
-        notices: at least so many of each source.
-        quiet_seconds: how long nothing happens.
+        rounds: notices of each source.
+        seed: of the moments; None draws one.
     """
+    seed = random.randrange(2**32) if seed is None else seed
     rng = random.Random(seed)
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -120,8 +109,7 @@ def rows(
             if case.interval is None:
                 measure(world, case, 1, rng)  # a warm-up: imports
         for case in listed:
-            yield row(case, measure(world, case, notices, rng), seed)
-        yield quiet_row(world, quiet_seconds)
+            yield row(case, measure(world, case, rounds, rng), seed)
 
 
 def cases(urls: Mapping[str, str], path: Path) -> list[Case]:
@@ -221,47 +209,15 @@ def sleep_until(moment: float) -> None:
 
 def row(case: Case, seconds: Sequence[float], seed: int) -> dict[str, Any]:
     """The row of one source."""
-    late = percentile_95(seconds)
-    return {
-        "bench": "notice_latency",
-        "source": case.place,
-        "interval": case.interval,
-        "ours": round(late, 4),
-        "unit": "s",
-        "bar": round(case.bar, 3),
-        "ok": late <= case.bar,
-        "median": round(statistics.median(seconds), 4),
-        "longest": round(max(seconds), 4),
-        "notices": len(seconds),
-        "seed": seed,
-        "load": round(os.getloadavg()[0], 2),
-    }
-
-
-def percentile_95(values: Sequence[float]) -> float:
-    """What 95 of 100 values are at or below; between two of them by their distance."""
-    return statistics.quantiles(values, n=20, method="inclusive")[-1]
-
-
-def quiet_row(world: World, seconds: float) -> dict[str, Any]:
-    """The row of all sources together while nothing happens."""
-    for place in (*world.urls, "gce-maintenance", "file"):
-        world.calm(place)
-    before = world.requests()
-    found = notice_quiet.measure(world.urls, world.path, seconds)
-    percent = 100 * found["processor"] / found["elapsed"]
-    return {
-        "bench": "notice_latency",
-        "source": "all, while quiet",
-        "ours": round(percent, 4),
-        "unit": "% of one core",
-        "bar": QUIET_BAR,
-        "ok": percent <= QUIET_BAR,
-        "by_thread": {
-            name: round(100 * used / found["elapsed"], 4)
-            for name, used in found["threads"].items()
-        },
-        "seconds": round(found["elapsed"], 1),
-        "requests": world.requests() - before,
-        "load": round(os.getloadavg()[0], 2),
-    }
+    return alone(
+        "notice_latency",
+        seconds,
+        unit="s",
+        bar=round(case.bar, 3),
+        bar_of="ours_p95",
+        digits=4,
+        source=case.place,
+        interval=case.interval,
+        longest=round(max(seconds), 4),
+        seed=seed,
+    )

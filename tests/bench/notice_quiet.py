@@ -7,7 +7,6 @@ for all sources together.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.bench.row import alone
 from tfpreempt.core.events import Notice
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
@@ -38,7 +38,11 @@ ALL = (*CLOUDS, "file", "signal")
 
 
 def rows(seconds: float = SECONDS) -> Iterator[dict[str, Any]]:
-    """One row for each cloud, and one for all sources."""
+    """One row for each cloud, and one for all sources.
+
+    Args:
+        seconds: how long each process listens.
+    """
     from tests.bench.notice_world import World  # not in the process that is measured
 
     with (
@@ -48,22 +52,20 @@ def rows(seconds: float = SECONDS) -> Iterator[dict[str, Any]]:
         for places in (*((cloud,) for cloud in CLOUDS), ALL):
             before = world.requests()
             found = measure(world.urls, world.path, seconds, places)
-            percent = 100 * found["processor"] / found["elapsed"]
-            yield {
-                "bench": "notice_quiet",
-                "source": places[0] if len(places) == 1 else "all",
-                "ours": round(percent, 4),
-                "unit": "% of one core",
-                "bar": BAR,
-                "ok": percent <= BAR,
-                "by_thread": {
+            yield alone(
+                "notice_quiet",
+                [100 * found["processor"] / found["elapsed"]],
+                unit="% of one core",
+                bar=BAR,
+                digits=4,
+                source=places[0] if len(places) == 1 else "all",
+                by_thread={
                     name: round(100 * used / found["elapsed"], 4)
                     for name, used in found["threads"].items()
                 },
-                "seconds": round(found["elapsed"], 1),
-                "requests": world.requests() - before,
-                "load": round(os.getloadavg()[0], 2),
-            }
+                seconds=round(found["elapsed"], 1),
+                requests=world.requests() - before,
+            )
 
 
 def measure(

@@ -1,50 +1,69 @@
 """From SIGTERM to the last process gone: two workers, 512 MiB, memory as the disk.
 
-The sides take turns, each round in a fresh directory. The rows say too where our time
-goes, from our journal: to the decision, to the commit, and from there to the end.
+The sides take turns, each round in a fresh directory. `raw` is a plain write and sync
+of as many bytes, in each round. The rows say too where our time goes, from our journal:
+to the decision, to the commit, and from there to the end. What the worker that is not
+the chief wrote in the same rounds is a row of its own (`non_chief_bytes`).
 """
 
 from __future__ import annotations
 
-import os
 import statistics
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tests.bench import non_chief_bytes, plain
 from tests.bench.preemption import Strike, strike
-from tests.bench.row import compare
+from tests.bench.row import MEMORY, compare
 
 BAR = 0.5
 VICTIMS = {"worker 1": (1,), "all": (0, 1)}
 
-Rounds = dict[str, dict[str, list[Strike]]]
 
+def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
+    """One row for each choice of victims, and the one of `non_chief_bytes`.
 
-def run(rounds: int, mebibytes: int) -> Rounds:
-    """Strikes both sides in turn; by whom the signal hits and by side."""
-    found: Rounds = {name: {"ours": [], "theirs": []} for name in VICTIMS}
+    Args:
+        rounds: preemptions of each kind and side, in turn.
+        mebibytes: size of the state.
+    """
+    found: dict[str, dict[str, list[Strike]]] = {
+        name: {"ours": [], "theirs": []} for name in VICTIMS
+    }
+    raw: dict[str, list[float]] = {name: [] for name in VICTIMS}
     for _ in range(rounds):
         for name, victims in VICTIMS.items():
+            raw[name].append(plain_write(mebibytes))
             for side, strikes in found[name].items():
                 strikes.append(strike(side, victims, mebibytes))
-    return found
-
-
-def rows(found: Rounds, mebibytes: int) -> Iterator[dict[str, Any]]:
-    """One row for each choice of victims."""
     for name, sides in found.items():
         yield compare(
             "notice_to_exit",
             [each.seconds for each in sides["ours"]],
             [each.seconds for each in sides["theirs"]],
+            raw=raw[name],
             unit="s",
             bar=BAR,
             signalled=name,
-            state_mebibytes=mebibytes,
+            mebibytes=mebibytes,
             codes=sorted({each.codes for each in sides["ours"]}),
             profile=profile(sides["ours"]),
-            load=round(os.getloadavg()[0], 1),
         )
+    sides = found["worker 1"]
+    yield non_chief_bytes.row(sides["ours"], sides["theirs"], mebibytes)
+
+
+def plain_write(mebibytes: int) -> float:
+    """Seconds to write and sync so many bytes, by as many threads as a commit has."""
+    from tfpreempt.checkpoint.bundle_writer import THREADS  # imports TensorFlow
+
+    memory = np.ones(mebibytes << 20, np.uint8)
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        return plain.write(Path(directory, "plain"), [memory], THREADS)
 
 
 def profile(strikes: Sequence[Strike]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -35,13 +36,17 @@ CODES = {"preemption": 143, "restart": 0}
 LIMIT_SECONDS = 180.0
 
 
-def rows(rounds: int, package: Path = ROOT) -> Iterator[dict[str, Any]]:
+def rows(
+    rounds: int = 5, package: Path = ROOT, route: Path | None = None
+) -> Iterator[dict[str, Any]]:
     """One row for each kind and phase.
 
     Args:
         rounds: preemptions of each kind, with a restart each.
         package: the directory that holds the `tfpreempt` to trace.
+        route: the file that the rows are written to with their routes; None: no file.
     """
+    routes = []
     for kind in KINDS:
         found: dict[str, list[dict[str, Any]]] = {phase: [] for phase in CODES}
         for _ in range(rounds):
@@ -53,7 +58,11 @@ def rows(rounds: int, package: Path = ROOT) -> Iterator[dict[str, Any]]:
         for each in found.values():
             each.sort(key=lambda row: row["thread_changes"])
             changes = [row["thread_changes"] for row in each]
-            yield {**each[rounds // 2], "thread_changes_all": changes}
+            middle = {**each[rounds // 2], "thread_changes_all": changes}
+            routes.append(middle)
+            yield {name: value for name, value in middle.items() if name != "route"}
+    if route:
+        route.write_text(json.dumps(routes, indent=1) + "\n")
 
 
 def row(kind: str, phase: str, calls: Sequence[Call]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ the state, the first batch. The dataset is made before the clock starts: it is t
 work at every batch and would hide what grows. Its time is in the row too.
 
 `exact` says whether every first batch was the one that came next when the state was
-saved. The bar is for our row; the others are there to compare.
+saved. The bar is for our row; the others are there to compare. `ours` is the far batch,
+`theirs` the near one.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.bench.row import compare
+
 NEAR = 10**2
 FAR = 10**6
 BATCH = 32
 SAMPLES = 33 * 10**6
 BUFFER = 1024
 BAR = 1.2
+OURS = "tfpreempt.keras.data.from_arrays"
 IGNORE, FAIL = 1, 2
 """External state policies; what permutes in Keras is a random op, to be ignored."""
 
@@ -84,7 +88,7 @@ def pipelines() -> dict[str, tuple[Callable[[], Any], int]]:
         ).get_tf_dataset()
 
     return {
-        "tfpreempt.keras.data.from_arrays": (ours, FAIL),
+        OURS: (ours, FAIL),
         f"Dataset.range.shuffle({BUFFER}).batch": (shuffled, FAIL),
         "arrays in Keras": (keras, IGNORE),
     }
@@ -141,25 +145,17 @@ def packed(state: Any) -> list[bytes]:
 
 
 def row(name: str, found: list[tuple[Restore, Restore]], size: int) -> dict[str, Any]:
-    """The row of one pipeline."""
-    near = [1e3 * one.position for one, _ in found]
-    far = [1e3 * one.position for _, one in found]
-    ratio = statistics.median(far) / statistics.median(near)
-    pairs = [b / a for a, b in zip(near, far, strict=True)]
+    """The row of one pipeline; each pair has the near restore and the far one."""
     both = [each for pair in found for each in pair]
-    return {
-        "bench": "position_restore",
-        "pipeline": name,
-        "near": round(statistics.median(near), 3),
-        "far": round(statistics.median(far), 3),
-        "ratio": round(ratio, 3),
-        "ratio_of_pairs": round(statistics.median(pairs), 3),
-        "unit": "ms",
-        "bar": BAR,
-        "ok": ratio <= BAR,
-        "exact": all(each.is_exact for each in both),
-        "batches": [NEAR, FAR],
-        "state_bytes": size,
-        "dataset_ms": round(1e3 * statistics.median(r.dataset for r in both), 3),
-        "rounds": len(found),
-    }
+    return compare(
+        "position_restore",
+        [1e3 * far.position for _, far in found],
+        [1e3 * near.position for near, _ in found],
+        unit="ms",
+        bar=BAR if name == OURS else None,
+        pipeline=name,
+        batches=[NEAR, FAR],
+        exact=all(each.is_exact for each in both),
+        state_bytes=size,
+        dataset_ms=round(1e3 * statistics.median(r.dataset for r in both), 3),
+    )

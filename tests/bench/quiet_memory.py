@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.bench.row import alone
+
 ROOT = Path(__file__).parents[2]
 STEPS = 10_000_000
 HANDLERS = 1_000
@@ -82,14 +84,12 @@ def rows(steps: int = STEPS, handlers: int = HANDLERS) -> Iterator[dict[str, Any
 def row(what: str, count: int, found: dict[str, Any], bar: float) -> dict[str, Any]:
     """The row of one kind."""
     is_flat = not (found["threads"] or found["descriptors"])
+    made = alone("quiet_memory", [found["memory_kib"]], unit="KiB more", bar=bar)
     return {
-        "bench": "quiet_memory",
+        **made,
+        "ok": is_flat and made["ok"],
         "over": what,
         "count": count,
-        "ours": found["memory_kib"],
-        "unit": "KiB more",
-        "bar": bar,
-        "ok": is_flat and found["memory_kib"] <= bar,
         "threads_more": found["threads"],
         "descriptors_more": found["descriptors"],
         "seconds": round(found["seconds"], 1),

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ TRAINED_STEPS = 20  # before the preemption
 LIMIT_SECONDS = 180.0
 
 
-def row(rounds: int = 5) -> dict[str, Any]:
-    """Measures both ways, in turn.
+def rows(rounds: int = 5) -> Iterator[dict[str, Any]]:
+    """One row, of both ways in turn.
 
     Args:
         rounds: preemptions of each.
@@ -50,7 +50,7 @@ def row(rounds: int = 5) -> dict[str, Any]:
         options = ["--standby", "--standby-after=1"] if way == "standby" else []
         found[way].append(preempt_once(options))
     totals = {way: [sum(one) for one in all_] for way, all_ in found.items()}
-    return compare(
+    yield compare(
         "restart",
         totals["standby"],
         totals["cold"],

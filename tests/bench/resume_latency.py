@@ -14,7 +14,7 @@ program itself times them:
 `import` and `build`, which every program has. The step belongs to training: it is in
 `phases`, beside that of a program that begins anew (`fresh`), and is subtracted
 nowhere, as it comes after. The bar is so many times a raw read of the commit's files
-(`raw_read`, from the same memory) and a second.
+(`raw`, from the same memory) and a second.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.bench.row import alone
 
 RATIO = 1.2
 EXTRA = 1.0
@@ -39,8 +42,8 @@ PREEMPTED_AT = 3
 CHUNK = 2**20
 
 
-def row(rounds: int = 5, mebibytes: int = 256) -> dict[str, Any]:
-    """Measures starts of Keras 3.
+def rows(rounds: int = 5, mebibytes: int = 256) -> Iterator[dict[str, Any]]:
+    """One row, of starts of Keras 3.
 
     Args:
         rounds: starts from the checkpoint, and as many without one.
@@ -60,20 +63,16 @@ def row(rounds: int = 5, mebibytes: int = 256) -> dict[str, Any]:
                 fresh.append(anew)
                 reads.append(read)
     ours = [one["start"] + one["resume"] for one in resumed]
-    bar = RATIO * statistics.median(reads) + EXTRA
-    return {
-        "bench": "resume_latency",
-        "ours": round(statistics.median(ours), 3),
-        "unit": "s",
-        "bar": round(bar, 3),
-        "ok": statistics.median(ours) <= bar,
-        "ours_all": [round(value, 3) for value in ours],
-        "raw_read": round(statistics.median(reads), 3),
-        "phases": medians(resumed),
-        "fresh": medians(fresh),
-        "mebibytes_read": round(size / 2**20, 1),
-        "rounds": rounds,
-    }
+    yield alone(
+        "resume_latency",
+        ours,
+        raw=reads,
+        unit="s",
+        bar=round(RATIO * statistics.median(reads) + EXTRA, 3),
+        phases=medians(resumed),
+        fresh=medians(fresh),
+        mebibytes_read=round(size / 2**20, 1),
+    )
 
 
 def medians(found: list[dict[str, float]]) -> dict[str, float]:

@@ -1,11 +1,31 @@
-"""One line of the benchmarks' output."""
+"""One line of the benchmarks' output.
+
+A side of a comparison is three fields: `ours` is its median, `ours_p95` what 95 of 100
+samples are at or below, and `ours_all` the samples, where they are few. `theirs` is
+what we are compared with, `raw` what the machine needs for the plainest form of the
+same work, measured in the same minutes. `bar_of` names the field that the bar is for.
+"""
 
 from __future__ import annotations
 
+import datetime
+import functools
 import json
+import os
+import platform
 import statistics
+import tempfile
 from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import Any
+
+from tfpreempt.cli.doctor.storage import mount_of
+
+FEW = 100
+PACKAGES = ("tfpreempt", "tensorflow", "keras", "tf_keras", "numpy")
+MEMORY = Path("/dev/shm")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def compare(
@@ -14,11 +34,12 @@ def compare(
     theirs: Sequence[float],
     *,
     unit: str,
-    bar: float,
+    bar: float | None,
     digits: int = 3,
+    raw: Sequence[float] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """Compares medians; `ok` is a figure to look at, no test asserts it.
+    """A row of two sides; the bar is for the ratio of their medians.
 
     `ratio_of_pairs` is the median over neighbouring rounds; it suffers less where other
     programs load the machine.
@@ -26,10 +47,11 @@ def compare(
     Args:
         bench: its name.
         ours: measurements of tfpreempt.
-        theirs: measurements of TensorFlow's handler, interleaved with ours.
-        unit: of both.
-        bar: the largest ratio that is good.
+        theirs: measurements of what it is compared with, interleaved with ours.
+        unit: of all of them.
+        bar: the largest ratio that is good; None: the row is there to compare.
         digits: after the decimal point.
+        raw: measurements of the plainest form of the same work, interleaved too.
         **more: further facts for the line.
     """
     mine, other = statistics.median(ours), statistics.median(theirs)
@@ -37,17 +59,136 @@ def compare(
     pairs = [a / b for a, b in zip(ours, theirs, strict=True) if b > 0]
     return {
         "bench": bench,
-        "ours": round(mine, digits),
-        "theirs": round(other, digits),
+        **side("ours", ours, digits),
+        **side("theirs", theirs, digits),
+        **side("raw", raw, digits),
         "ratio": round(ratio, 3),
         "ratio_of_pairs": round(statistics.median(pairs), 3) if pairs else None,
         "unit": unit,
-        "bar": bar,
-        "ok": ratio <= bar,
-        "ours_all": [round(value, digits) for value in ours],
-        "theirs_all": [round(value, digits) for value in theirs],
+        **judged(ratio, "ratio", bar),
         **more,
     }
+
+
+def alone(
+    bench: str,
+    ours: Sequence[float],
+    *,
+    unit: str,
+    bar: float,
+    bar_of: str = "ours",
+    digits: int = 3,
+    raw: Sequence[float] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """A row of one side, where nobody else does the same.
+
+    Args:
+        bench: its name.
+        ours: measurements of tfpreempt.
+        unit: of all of them.
+        bar: the largest value that is good.
+        bar_of: the field that it is for: "ours", the median, or "ours_p95".
+        digits: after the decimal point.
+        raw: measurements of the plainest form of the same work, interleaved.
+        **more: further facts for the line.
+    """
+    exact = {"ours": statistics.median(ours), "ours_p95": percentile(ours, 95)}
+    return {
+        "bench": bench,
+        **side("ours", ours, digits),
+        **side("raw", raw, digits),
+        "unit": unit,
+        **judged(exact[bar_of], bar_of, bar),
+        **more,
+    }
+
+
+def judged(value: float, name: str, bar: float | None) -> dict[str, Any]:
+    """The bar, the name of the field that it is for, and whether it is met.
+
+    `ok` is a figure to look at, no test asserts it.
+    """
+    if bar is None:
+        return {}
+    return {"bar": bar, "bar_of": name, "ok": value <= bar}
+
+
+def side(name: str, samples: Sequence[float], digits: int) -> dict[str, Any]:
+    """The fields of one side; none where there are no samples."""
+    if not samples:
+        return {}
+    fields: dict[str, Any] = {
+        name: round(statistics.median(samples), digits),
+        f"{name}_p95": round(percentile(samples, 95), digits),
+    }
+    if len(samples) <= FEW:
+        fields[f"{name}_all"] = [round(value, digits) for value in samples]
+    else:
+        fields[f"{name}_samples"] = len(samples)
+    return fields
+
+
+def percentile(samples: Sequence[float], percent: int) -> float:
+    """What so many of 100 samples are at or below.
+
+    It lies between two of them by their distance.
+    """
+    if len(samples) == 1:
+        return samples[0]
+    return statistics.quantiles(samples, n=100, method="inclusive")[percent - 1]
+
+
+def circumstances(command: str) -> dict[str, Any]:
+    """What every row has beside its figures.
+
+    Args:
+        command: what measured it.
+    """
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "command": command,
+        "date": f"{now:%Y-%m-%d}",
+        "load": round(os.getloadavg()[0], 1),
+        "machine": machine(),
+    }
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """Cores, memory, the file systems that are written to, and versions."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(pages / 2**30),
+        "huge_pages": _huge_pages(),
+        "memory": file_system(MEMORY),
+        "disk": file_system(Path(tempfile.gettempdir())),
+        "python": platform.python_version(),
+        **{name: version for name in PACKAGES if (version := _version(name))},
+    }
+
+
+def file_system(directory: Path) -> str:
+    """The kind that it lies on, such as "ext4"; empty where that can't be told."""
+    mount = mount_of(directory)
+    return mount.kind if mount else ""
+
+
+def _huge_pages() -> str:
+    """When the kernel gives large pages: always, if asked (madvise), or never."""
+    try:
+        text = HUGE_PAGES.read_text(encoding="ascii")
+    except OSError:
+        return ""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def show(row: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ evaluation; TensorFlow's handler has none, so it is held against a `run` of that
 
 Both handlers live in this process and are measured in turn, many short rounds each, so
 that a slow moment of the machine hits all three loops. The median of the differences is
-compared.
+compared; `raw` is the bare call.
 
 What ours does in a step while all is quiet, by its source (`handler.run`): one integer
 is counted up, two flags and one number are looked at, a flag is set and cleared around
@@ -23,7 +23,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.bench.row import compare
@@ -32,14 +32,11 @@ CALLS = 5_000
 BAR = 0.3
 
 
-def measure(rounds: int = 61) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Measures both handlers in this process.
+def rows(rounds: int = 61) -> Iterator[dict[str, Any]]:
+    """A row for `run` and one for `check`; both handlers are in this process.
 
     Args:
         rounds: of each of the four loops.
-
-    Returns:
-        The rows of `run` and of `check`.
     """
     import tensorflow as tf
 
@@ -70,23 +67,21 @@ def measure(rounds: int = 61) -> tuple[dict[str, Any], dict[str, Any]]:
             checks.append(loop_checks(ours.check))
         ours.close()
 
-    def row(call: str, added: list[float], functions_called: int) -> dict[str, Any]:
-        made = compare(
+    for call, added, functions_called in (
+        ("run", added_ours, calls),
+        ("check", checks, calls_in_check),
+    ):
+        yield compare(
             "step_overhead",
             [1e6 * seconds for seconds in added],
             [1e6 * seconds for seconds in added_theirs],
+            raw=[1e6 * seconds for seconds in bare],
             unit="us",
             bar=BAR,
             call=call,
-            bare_us=round(1e6 * sorted(bare)[rounds // 2], 3),
-            rounds=rounds,
             calls_per_round=CALLS,
             functions_called=functions_called,
         )
-        del made["ours_all"], made["theirs_all"]
-        return made
-
-    return row("run", added_ours, calls), row("check", checks, calls_in_check)
 
 
 def noop() -> None:

@@ -66,6 +66,7 @@ def test_nothing_is_wasted_where_each_life_goes_on_from_the_last_step() -> None:
     assert (found["useful_steps"], found["made_steps"]) == (20, 20)
     assert found["wasted_steps"] == 0
     assert found["goodput"] == round(20 * STEP / wall, 4)
+    assert found["goodput_all"] == [found["goodput"]] * 2
     assert found["goodput_without_start_up"] == round(20 / (wall - 2 * START_UP), 4)
 
 
@@ -74,7 +75,10 @@ def test_steps_that_were_lost_and_made_again_count_once() -> None:
 
     assert (found["useful_steps"], found["made_steps"]) == (15, 24)
     assert found["wasted_steps"] == 5 + 4
+    assert found["wasted_of_a_life_all"] == [5, 0, 4]
+    assert found["wasted_of_a_life"] == 4
     assert found["useful_seconds"] == 15 * STEP
+    assert found["lost_seconds"] == 9 * STEP
 
 
 def test_the_time_of_a_step_made_again_is_that_of_the_kept_one() -> None:

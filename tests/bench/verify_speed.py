@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.bench.row import compare
+from tests.bench.row import compare, file_system
 from tfpreempt.checkpoint.catalog import Entry, Kind
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest
 from tfpreempt.checkpoint.verification import faults
-from tfpreempt.cli.doctor.storage import mount_of
 from tfpreempt.storage import checksum
 from tfpreempt.storage.local import LocalStore
 
@@ -33,13 +32,18 @@ RANGE = 64 << 20
 MANY = 256
 
 
-def rows(rounds: int, mebibytes: int) -> Iterator[dict[str, Any]]:
-    """A row each for one large file and many small ones, in the cache and not."""
+def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
+    """A row each for one large file and many small ones, in the cache and not.
+
+    Args:
+        rounds: of each.
+        mebibytes: size of all files together.
+    """
     threads = min(8, os.cpu_count() or 1)
     for count in (1, MANY):
         root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-"))
-        mount = mount_of(root)
-        has_disk = mount is not None and mount.kind not in ("tmpfs", "ramfs")
+        place = file_system(root)
+        has_disk = place not in ("", "tmpfs", "ramfs")
         try:
             files = _write(root, count, (mebibytes << 20) // count)
             for is_cached in (True, False) if has_disk else (True,):
@@ -48,13 +52,14 @@ def rows(rounds: int, mebibytes: int) -> Iterator[dict[str, Any]]:
                     theirs.append(_seconds(_plain, root, files, threads, is_cached))
                     ours.append(_seconds(_verify, root, files, threads, is_cached))
                 yield compare(
-                    "verify",
+                    "verify_speed",
                     ours,
                     theirs,
                     unit="s",
                     bar=round(1 / BAR, 3),
                     digits=4,
-                    from_cache=is_cached,
+                    place=place,
+                    read_from="cache" if is_cached else "disk",
                     files=count,
                     mebibytes=mebibytes,
                     threads=threads,
