@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-from-constraints
-EXTRAS := tensorflow,demo,test,dev,legacy-keras
+EXTRAS := tensorflow,demo,test,dev,legacy-keras,bench
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST    := not tensorflow and not multiprocess and not slow and not campaign and not bench
 REGULAR := not campaign and not bench
 
-.PHONY: help demo test test-fast lint types wheel matrix bench campaign clean
+.PHONY: help demo test test-fast lint types wheel matrix bench bench-long performance campaign clean
 
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
@@ -36,7 +36,9 @@ help:
 	@echo "make types      mypy, strict"
 	@echo "make wheel      builds what is published, in dist/, and checks it"
 	@echo "make matrix     the versions of TensorFlow, Keras and Python, as a table"
-	@echo "make bench      measurements against what others have, as JSON lines"
+	@echo "make bench      measurements against what others have, as JSON lines (half an hour)"
+	@echo "make bench-long   those that take longer: goodput, 10,000 workers"
+	@echo "make performance  make bench, kept under docs/performance/, with its page and plots"
 	@echo "make campaign   100,000 random schedules of the simulated cluster"
 	@echo "make clean      remove .venv and everything that was built"
 
@@ -81,6 +83,15 @@ matrix: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)
+
+# A short trial of goodput: ARGS="--seconds 10 --every 10 --grace 5".
+bench-long: $(STAMP)
+	$(BIN)/python -m tests.bench goodput agreement_10000 $(ARGS)
+
+# ARGS="goodput" measures that one anew, and leaves the others as they are.
+performance: $(STAMP)
+	$(BIN)/python -m tests.bench --record docs/performance $(ARGS)
+	$(BIN)/python -m tests.docs.performance
 
 campaign: $(STAMP)
 	$(BIN)/python -m pytest -m campaign -s $(ARGS)

@@ -1,0 +1,321 @@
+"""What docs/performance.md shows: one figure for each thing that is measured.
+
+The text is written by hand, and so is `limit`, the sentence that says why where a bar
+is not met. The numbers come from the rows under docs/performance/.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+
+class Plot(Enum):
+    """How a figure is drawn."""
+
+    DOTS = "a line for each row, a dot for each side"
+    LINES = "time over the number of workers"
+    PARTS = "what the wall time went to"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One section of the page.
+
+    Attributes:
+        name: of its plot, and of its link.
+        title: the heading.
+        text: what is measured, and against what.
+        benches: whose rows it shows.
+        label: tells its rows apart; a format of a row's fields (`label_of`).
+        sides: fields with a median and a p95, and their names; dots and lines are
+            drawn of them.
+        more: further columns by field; "a.b" is the field b of a.
+        limit: what the time is made of where the bar is not met.
+        plot: how it is drawn.
+        scale: of the values, as matplotlib names it.
+    """
+
+    name: str
+    title: str
+    text: str
+    benches: tuple[str, ...]
+    label: str
+    sides: Mapping[str, str]
+    more: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    limit: str = ""
+    plot: Plot = Plot.DOTS
+    scale: str = "linear"
+
+    def label_of(self, row: Mapping[str, Any]) -> str:
+        """What a row is called in the table and in the plot."""
+        return self.label.format(
+            **{k: "none" if v is None else v for k, v in row.items()}
+        )
+
+
+FIGURES = (
+    Figure(
+        name="notice_to_exit",
+        title="From SIGTERM to the last process gone",
+        text="Two workers are preempted, with tfpreempt's handler and with "
+        "`tf.distribute.experimental.PreemptionCheckpointHandler` in turn, their "
+        "directory in memory; beside them a plain write and fsync of as many bytes.",
+        benches=("notice_to_exit",),
+        label="signal to {signalled}, {mebibytes:,} MiB",
+        sides={"ours": "tfpreempt", "theirs": "TensorFlow", "raw": "plain write"},
+        more={
+            "profile.to_decision": "to the decision",
+            "profile.to_commit": "to the commit",
+            "profile.to_gone": "to the end",
+        },
+    ),
+    Figure(
+        name="non_chief_bytes",
+        title="What a worker that is not the chief writes",
+        text="Bytes that worker 1 passes to write calls between the signal and its "
+        "end, beyond its own shard of the commit; TensorFlow's handler writes a copy "
+        "of the state on each worker. The preemptions are those above.",
+        benches=("non_chief_bytes",),
+        label="{mebibytes:,} MiB",
+        sides={"ours": "tfpreempt", "theirs": "TensorFlow"},
+        more={"shard": "its shard", "journal_and_log": "journal and log"},
+        scale="log",
+    ),
+    Figure(
+        name="agreement",
+        title="Agreement at scale",
+        text="From a notice until the last living worker knows at which step to save, "
+        "and until the one that is told to go may train on, in simulated time: ours is "
+        "the shipped coordinator, TensorFlow's and JAX's are the messages of their "
+        "protocols, on the same store of 20,000 messages a second. With dead workers "
+        "TensorFlow's handler never trains on, and JAX never decides.",
+        benches=("agreement_scale", "agreement_10000"),
+        label="{protocol}, {workers:,} workers, {dead} dead",
+        sides={"known": "all know", "through": "goes on"},
+        more={
+            "known_p99": "all know, p99",
+            "undecided": "undecided",
+            "messages_a_worker": "messages a worker",
+            "wall_longest": "longest simulation, s",
+        },
+        plot=Plot.LINES,
+    ),
+    Figure(
+        name="goodput",
+        title="Goodput under preemptions",
+        text="The share of the wall time that goes to steps which the final state "
+        "holds, of a training of two workers one of which is struck again and again: "
+        "by SIGTERM, its machine gone after a grace, or by SIGKILL. A round is a "
+        "start. A way that ignores SIGTERM trains through the grace, and gets more out "
+        "of each start.",
+        benches=("goodput",),
+        label="{strike}, {way}",
+        sides={"goodput": "goodput", "wasted_of_a_life": "wasted steps of a start"},
+        more={
+            "goodput_without_start_up": "without start-up",
+            "useful_steps": "useful steps",
+            "wasted_steps": "wasted steps",
+            "strike_every_seconds": "struck every, s",
+            "grace_seconds": "grace, s",
+            "states_agree": "states agree",
+        },
+        plot=Plot.PARTS,
+    ),
+    Figure(
+        name="commit_speed",
+        title="A commit",
+        text="All of it, from the gathered tensors to the marker, against a plain "
+        "write and fsync of the same memory by as many threads. "
+        "`tf.train.Checkpoint.write` syncs nothing and has no sums.",
+        benches=("commit_speed",),
+        label="{state}, {mebibytes:,} MiB, {place}",
+        sides={
+            "ours": "tfpreempt",
+            "theirs": "plain write",
+            "checkpoint_write": "`Checkpoint.write`",
+        },
+        limit="Beyond the writing there are the sums, the index that TensorFlow reads "
+        "and writes again, the manifest and the marker with a sync each: costs that do "
+        "not grow with the state, and weigh more the smaller it is.",
+    ),
+    Figure(
+        name="restore_speed",
+        title="A restore",
+        text="The newest commit is verified and restored, against a plain read of its "
+        "files from the same cache by as many threads, which drops what it has read. "
+        "`read and kept` is such a read into fresh memory of the size of the state.",
+        benches=("restore_speed",),
+        label="{state}, {mebibytes:,} MiB, {place}",
+        sides={
+            "ours": "tfpreempt",
+            "theirs": "plain read",
+            "read_and_kept": "read and kept",
+            "checkpoint_read": "`Checkpoint.read`",
+        },
+        more={"first": "first of the process"},
+        limit="Each byte is read twice, because nothing is assigned before all of the "
+        "commit was seen to be whole, and summed up each time; the second time it goes "
+        "into fresh memory, which a read that drops its bytes does not need.",
+    ),
+    Figure(
+        name="verify_speed",
+        title="`tfpreempt verify`",
+        text="Every byte of one file or many is read and summed up, against reading "
+        "the same files by as many threads and no more, from the page cache and from "
+        "the disk.",
+        benches=("verify_speed",),
+        label="{files:,} files, {mebibytes:,} MiB, from the {read_from}",
+        sides={"ours": "tfpreempt", "theirs": "plain read"},
+        limit="From the page cache the sums show most: made at 25 GB/s, they cost a "
+        "fifth to a quarter of copying at 7.",
+    ),
+    Figure(
+        name="restart",
+        title="Back at work on the same machine",
+        text="From the end of a preempted worker to the end of its first resumed step, "
+        "under `tfpreempt run --standby` and without, in turn.",
+        benches=("restart",),
+        label="the demo's program",
+        sides={"ours": "with a standby", "theirs": "cold"},
+        more={
+            "phases.import": "import, with a standby",
+            "phases_cold.import": "import, cold",
+            "phases.step": "first step",
+        },
+    ),
+    Figure(
+        name="resume_latency",
+        title="The first resumed batch of `model.fit`",
+        text="From the start of the process to its first resumed batch, less imports "
+        "and the building of the model, which every program has; beside it a plain "
+        "read of the commit's files. The bar is 1.2 times that, and a second.",
+        benches=("resume_latency",),
+        label="{mebibytes_read:,.0f} MiB",
+        sides={"ours": "tfpreempt", "raw": "plain read"},
+        more={
+            "phases.import": "imports",
+            "phases.build": "the model",
+            "phases.step": "first step",
+            "fresh.step": "first step of a new run",
+        },
+    ),
+    Figure(
+        name="position_restore",
+        title="The place in the data",
+        text="A fresh iterator is set to a position and gives its first batch: batch "
+        "1,000,000 of an epoch against batch 100. The bar is for our pipeline, the "
+        "others are there to compare.",
+        benches=("position_restore",),
+        label="{pipeline}",
+        sides={"ours": "batch 1,000,000", "theirs": "batch 100"},
+        more={"exact": "exact", "state_bytes": "bytes of state"},
+        scale="log",
+    ),
+    Figure(
+        name="step_overhead",
+        title="What a quiet step costs",
+        text="A call of `handler.run(noop)` less a bare `noop()`, against the same of "
+        "TensorFlow's handler, and `handler.check()`; beside them the bare call.",
+        benches=("step_overhead",),
+        label="{call}",
+        sides={"ours": "tfpreempt", "theirs": "TensorFlow", "raw": "bare call"},
+        more={"functions_called": "functions called"},
+    ),
+    Figure(
+        name="callback_overhead",
+        title="What the quiet callback costs a batch of `model.fit`",
+        text="The time in each batch that is spent in the callback and not in Keras; "
+        "beside it a whole batch of the smallest model without a callback, and what "
+        "whole fits show to be added, by us and by a `BackupAndRestore` that never "
+        "saves.",
+        benches=("callback_overhead",),
+        label="{keras}",
+        sides={"ours": "tfpreempt", "raw": "a batch"},
+        more={
+            "added.ours": "added to whole fits",
+            "added.backup_and_restore": "by BackupAndRestore",
+            "fetches.ours.main": "values fetched in 100 batches",
+            "fetches.bare.main": "without a callback",
+        },
+        scale="log",
+    ),
+    Figure(
+        name="notice_latency",
+        title="From a change in the world to the flag",
+        text="A signal, a file, or a metadata server says that the machine goes; timed "
+        "is until the handler's flag is up. What is polled may be late by its "
+        "interval.",
+        benches=("notice_latency",),
+        label="{source}, interval {interval}",
+        sides={"ours": "tfpreempt"},
+        more={"longest": "longest"},
+        scale="log",
+    ),
+    Figure(
+        name="notice_quiet",
+        title="What listening costs",
+        text="The processor time of a process that only listens while nothing happens.",
+        benches=("notice_quiet",),
+        label="{source}",
+        sides={"ours": "tfpreempt"},
+        more={"seconds": "seconds", "requests": "requests"},
+    ),
+    Figure(
+        name="quiet_memory",
+        title="What a process keeps",
+        text="Resident memory, threads and descriptors after many quiet steps, and "
+        "after many handlers that were made and closed, less those before.",
+        benches=("quiet_memory",),
+        label="{count:,} {over}",
+        sides={"ours": "tfpreempt"},
+        more={"threads_more": "threads", "descriptors_more": "descriptors"},
+        scale="symlog",
+    ),
+    Figure(
+        name="mirror_speed",
+        title="A commit to a bucket and back",
+        text="An upload and a download of a commit, with all checksums, against "
+        "`requests` moving the same bytes in as many streams and checking nothing; "
+        "the server is on this machine.",
+        benches=("mirror_speed",),
+        label="{way}, {data_files} data files, {mebibytes:,} MiB",
+        sides={"ours": "tfpreempt", "theirs": "requests"},
+    ),
+    Figure(
+        name="mirror_memory",
+        title="The memory that a move takes",
+        text="By how much the process grows at most while a commit goes up or comes "
+        "down.",
+        benches=("mirror_memory",),
+        label="{way}, {data_files} data files, {mebibytes:,} MiB",
+        sides={"ours": "tfpreempt"},
+    ),
+    Figure(
+        name="mirror_step_overhead",
+        title="Steps while a commit is copied",
+        text="A training step of a program whose commits are copied to a bucket behind "
+        "it, against the same without a mirror, in turns.",
+        benches=("mirror_step_overhead",),
+        label="{mebibytes} MiB every {save_every} steps",
+        sides={"ours": "with a mirror", "theirs": "without"},
+        more={
+            "while_copying": "ratio while copying",
+            "cpu_ratio": "ratio of processor time",
+        },
+        limit="The bucket's server takes its share of the same cores here, which a "
+        "real one does not.",
+    ),
+    Figure(
+        name="path",
+        title="How much there is to read",
+        text="The functions of the package that one real preemption, and one real "
+        "restart, call on the first of two workers; nothing is timed.",
+        benches=("path",),
+        label="{phase}, {kind}",
+        sides={"functions": "functions", "thread_changes": "thread changes"},
+        more={"files": "files", "threads": "threads"},
+    ),
+)
