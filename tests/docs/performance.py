@@ -164,7 +164,8 @@ def bar(row: Row) -> str:
     """What the row is held against, and which of its values."""
     if "bar" not in row:
         return NOTHING
-    return f"{BARS[row['bar_of']]} {number(row['bar'])}"
+    name = row["bar_of"]
+    return f"{BARS.get(name, name.replace('_', ' '))} {number(row['bar'])}"
 
 
 def bars(rows: Sequence[Row]) -> str:

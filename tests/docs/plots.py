@@ -84,10 +84,12 @@ def dots(canvas: Canvas, figure: Figure, rows: Sequence[Row]) -> None:
             axes.plot([row[field], late], [y, y], color=colour)
             axes.plot(row[field], y, "o", color=colour, label=label)
             label = "_"  # one entry in the legend
+    label = "bar"
     for place, row in enumerate(rows):
         if (value := _bar(row)) is not None:
             edges = place - 0.42, place + 0.42
-            axes.plot([value] * 2, edges, "--", color=GREY, label="bar" * (not place))
+            axes.plot([value] * 2, edges, "--", color=GREY, label=label)
+            label = "_"
     axes.set_yticks(range(len(rows)), [figure.label_of(row) for row in rows])
     axes.invert_yaxis()
     if unit := rows[0].get("unit"):
@@ -98,10 +100,14 @@ def dots(canvas: Canvas, figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _bar(row: Row) -> float | None:
-    """Where the bar is on the axis of the values."""
-    if "bar" not in row:
-        return None
-    return float(row["bar"] * (row["theirs"] if row["bar_of"] == "ratio" else 1.0))
+    """Where the bar is on the axis; None where it is for something else, or is none."""
+    match row.get("bar_of"):
+        case "ratio":
+            return float(row["bar"] * row["theirs"])
+        case "ours" | "ours_p95":
+            return float(row["bar"])
+        case _:
+            return None
 
 
 def lines(canvas: Canvas, figure: Figure, rows: Sequence[Row]) -> None:
