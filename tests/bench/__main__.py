@@ -21,6 +21,7 @@ from typing import Any
 
 from tests.bench import (
     agreement_scale,
+    async_save,
     callback_overhead,
     commit_speed,
     goodput,
@@ -50,6 +51,7 @@ BENCHES: dict[str, Rows] = {
     "resume_latency": resume_latency.rows,
     "restart": restart.rows,
     "commit_speed": commit_speed.rows,
+    "async_save": async_save.rows,
     "notice_latency": notice_latency.rows,
     "notice_quiet": notice_quiet.rows,
     "quiet_memory": quiet_memory.rows,

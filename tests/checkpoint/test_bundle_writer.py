@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
 import os
 import threading
@@ -360,7 +361,7 @@ def test_options_are_tensorflows_to_follow(tmp_path, everything):
 # --- faults --------------------------------------------------------------------------
 
 
-def test_what_is_captured_beside_training_is_never_torn(tmp_path, everything):
+def test_what_is_captured_for_an_asynchronous_save_is_never_torn(tmp_path, everything):
     """Every variable changes between the capture and the write, in each way there is:
     assigned anew, a row of it, and in the memory that it had, by whoever has that."""
     job = Job(tmp_path)
@@ -392,6 +393,19 @@ def stock_values(directory):
         name: value[0] if len(value) == 1 else value for name, value in values.items()
     }
     return {"weight": read("weight").tolist(), **values}
+
+
+def test_what_nothing_else_has_is_not_copied():
+    """As the bytes of a tensor that was fetched from a GPU."""
+    data = np.arange(64, dtype=np.uint8)
+    shared = bundle_writer.DenseTensor(
+        name="x", dtype=4, shape=(64,), data=data, can_be_cut=True
+    )
+    own = dataclasses.replace(shared, is_shared=False)
+    first, second = dense.copied([shared, own], 2)
+    assert not np.shares_memory(first.data, data)
+    assert second.data is data
+    assert first.data.tolist() == data.tolist()
 
 
 def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):

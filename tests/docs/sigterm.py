@@ -100,7 +100,7 @@ STATIONS = (
         "This worker's part is staged",
         "TensorFlow's files, the named States and this worker's shard are written to "
         "a staging directory, which others leave alone while its writer lives.",
-        r"MainThread checkpoint/saver.py \w+\.stage$",
+        r"MainThread checkpoint/saver.py \w+\.capture$",
     ),
     Station(
         "The commit",

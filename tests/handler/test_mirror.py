@@ -85,7 +85,9 @@ def faults(program: Program) -> list[str]:
 def test_every_commit_is_copied_and_the_end_waits(
     program: Program, store: FaultyStore
 ) -> None:
-    handler = program.handler(remote_checkpoint_dir=store, save_every=2)
+    handler = program.handler(
+        remote_checkpoint_dir=store, save_every=2, async_save=False
+    )
     for _ in range(5):
         handler.run(program.step)
     assert handler.wait_for_mirror(LIMIT)

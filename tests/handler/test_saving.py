@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tests.handler.program import wait_until
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
@@ -151,3 +153,122 @@ def test_a_save_that_failed_on_the_chief_stands_nowhere(
         save_these(pair, "save-1", chief, other)
     assert not pair[0].stands(chief, SECONDS)  # type: ignore[arg-type]
     assert not pair[1].stands(other, SECONDS)  # type: ignore[arg-type]
+
+
+# --- asynchronous --------------------------------------------------------------------
+
+
+class Slow(Member):
+    """One whose part is written when it is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = threading.Event()
+
+    def capture(self, name: str) -> str:
+        self.staged.append(name)
+        return name
+
+    def write(self, captured: str) -> str:
+        assert self.opened.wait(SECONDS)
+        return captured
+
+
+def begin(saves: CollectiveSaves, member: Member, name: str, faults: list[Any]) -> None:
+    saves.begin(member, name, SECONDS, faults.append)  # type: ignore[arg-type]
+
+
+def test_a_async_save_training_is_committed_once_all_parts_are_there(
+    pair: list[CollectiveSaves],
+) -> None:
+    members, faults = [Slow(), Slow()], list[Any]()
+    for saves, member in zip(pair, members, strict=True):
+        begin(saves, member, "periodic-1", faults)
+    members[0].opened.set()
+    assert pair[0].is_busy
+    assert members[0].present == []
+    members[1].opened.set()
+    pair[0].wait()
+    assert members[0].present == [(0, 1)]
+    assert faults == []
+
+
+def test_whether_a_save_may_begin_is_the_chiefs_word(
+    pair: list[CollectiveSaves],
+) -> None:
+    """A worker whose own part is written does not go ahead of the others."""
+    members = [Slow(), Slow()]
+    for saves, member in zip(pair, members, strict=True):
+        begin(saves, member, "periodic-1", [])
+    members[1].opened.set()
+    pair[1].wait()
+    assert not pair[0].may_begin("periodic-2", SECONDS)
+    assert not pair[1].may_begin("periodic-2", SECONDS)
+    members[0].opened.set()
+    pair[0].wait()
+    assert pair[0].may_begin("periodic-3", SECONDS)
+    assert pair[1].may_begin("periodic-3", SECONDS)
+
+
+def test_no_save_begins_where_the_chief_is_through(
+    pair: list[CollectiveSaves],
+) -> None:
+    """It has the word, and does not come to the same place any more."""
+    waits = threading.Timer(0.1, pair[0].finishing)
+    waits.start()
+    start = time.monotonic()
+    assert pair[1].may_begin("periodic-1", 60.0) is None
+    assert pair[1].may_begin("periodic-2", 60.0) is None
+    assert time.monotonic() - start < SECONDS
+    waits.join()
+    pair[1].finishing()
+    assert pair[0].may_begin("periodic-3", SECONDS)  # of the next fit
+    assert pair[1].may_begin("periodic-3", SECONDS)
+
+
+def test_what_the_chief_has_committed_stands_everywhere(
+    pair: list[CollectiveSaves],
+) -> None:
+    """Also where another worker had not the time to see that its part is through."""
+    members = [Slow(), Slow()]
+    for saves, member in zip(pair, members, strict=True):
+        begin(saves, member, "periodic-1", [])
+    pair[1].make_way(0.0, 0.0)
+    for member in members:
+        member.opened.set()
+    pair[0].make_way(SECONDS, 0.0)
+    assert members[0].present == [(0, 1)]
+    for saves, member in zip(pair, members, strict=True):
+        assert saves.stands(member, SECONDS)  # type: ignore[arg-type]
+
+
+def test_a_part_that_cannot_be_captured_drops_the_save(
+    pair: list[CollectiveSaves],
+) -> None:
+    class Broken(Slow):
+        def capture(self, name: str) -> str:
+            raise SaveError("the disk is full")
+
+    chief, faults = Slow(), list[Any]()
+    chief.opened.set()
+    begin(pair[0], chief, "periodic-1", faults)
+    with pytest.raises(SaveError, match="disk is full"):
+        begin(pair[1], Broken(), "periodic-1", faults)
+    pair[0].wait()
+    assert chief.present == []
+    assert chief.discarded == 1
+    assert "worker(s) [1]" in str(faults)
+
+
+def test_a_save_that_is_given_up_stands_nowhere(pair: list[CollectiveSaves]) -> None:
+    """Both workers save anew at the same step, and need not wait to know it."""
+    members = [Slow(), Slow()]
+    for saves, member in zip(pair, members, strict=True):
+        begin(saves, member, "periodic-1", [])
+    for saves in pair:
+        saves.make_way(0.0, 0.0)
+    for saves, member in zip(pair, members, strict=True):
+        assert not saves.stands(member, SECONDS)  # type: ignore[arg-type]
+        member.opened.set()
+    wait_until(lambda: members[0].discarded == 1)
+    assert members[0].present == []

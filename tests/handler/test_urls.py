@@ -87,7 +87,7 @@ def test_of_a_directory_on_a_disk_nothing_is_said(
 
 
 def test_periodic_saves_keep_two(remote: Program) -> None:
-    with remote.handler(save_every=2, max_to_keep=2) as handler:
+    with remote.handler(save_every=2, max_to_keep=2, async_save=False) as handler:
         for _ in range(9):
             handler.run(remote.step)
         handler.save()

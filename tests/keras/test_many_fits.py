@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.tensorflow
@@ -26,6 +29,7 @@ from tests.keras.small_fit import (  # noqa: E402
     values,
 )
 from tfpreempt import TerminationConfig, errors, save_all_states  # noqa: E402
+from tfpreempt.checkpoint import bundle_writer, writer  # noqa: E402
 from tfpreempt.core.journal import journal_directory, read_journal  # noqa: E402
 from tfpreempt.keras.fit.steps import Steps  # noqa: E402
 from tfpreempt.keras.record import Encoded  # noqa: E402
@@ -383,9 +387,53 @@ FINAL = EPOCHS * BATCHES
 def test_commits_are_made_when_asked_for(
     on: Machine, line: str, save_freq: Any, steps: list[int]
 ) -> None:
-    ours = {"save_freq": save_freq, "max_to_keep": None}
+    ours = {"save_freq": save_freq, "max_to_keep": None, "async_save": False}
     on.run(lambda: on.fit(ours=on.preemption(**ours)))
     assert on.commits == steps
+
+
+@LINES
+def test_asynchronous_commits_hold_what_synchronous_ones_do(
+    on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Byte for byte, though steps change every variable before one is written."""
+    monkeypatch.setattr(writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(writer, "WORTH_BYTES", 0)
+    add = bundle_writer.add
+    trained = threading.Semaphore(0)
+
+    def add_later(*args: Any, is_async: bool, **more: Any) -> Any:
+        if is_async:
+            while trained.acquire(blocking=False):
+                pass
+            for _ in range(2):
+                trained.acquire(timeout=1.0)  # at the end no batch comes any more
+        return add(*args, is_async=is_async, **more)
+
+    monkeypatch.setattr(bundle_writer, "add", add_later)
+
+    def commits(name: str, **ours: Any) -> dict[int, dict[str, bytes]]:
+        on.checkpoints = on.directory / name
+        note = on.callback(on_train_batch_end=lambda b, logs=None: trained.release())
+        ours = {"max_to_keep": None} | ours
+        on.run(lambda: on.fit(None, note, ours=on.preemption(**ours)))
+        return {step: tensors(on.checkpoints / str(step)) for step in on.commits}
+
+    waited = commits("synchronous", save_freq=1, async_save=False)
+    assert list(waited) == list(range(1, FINAL + 1))
+    made = commits("asynchronous", save_freq=4)
+    assert len(made) >= 3
+    for step, found in made.items():
+        assert found.keys() == waited[step].keys()
+        assert all(found[name] == waited[step][name] for name in found)
+
+
+def tensors(commit: Path) -> dict[str, bytes]:
+    """What stock TensorFlow reads of the model and its optimizer."""
+    reader = tf.train.load_checkpoint(str(commit / "ckpt"))
+    names = reader.get_variable_to_shape_map()
+    kept = [name for name in names if name.startswith(("model/", "optimizer/"))]
+    return {name: np.asarray(reader.get_tensor(name)).tobytes() for name in kept}
 
 
 @LINES
@@ -411,7 +459,7 @@ def test_a_validation_that_was_preempted_is_committed_at_its_end(
     on: Machine, line: str, save_freq: Any
 ) -> None:
     """Though the step that the commit carries is the one that was restored."""
-    ours = {"save_freq": save_freq, "max_to_keep": None}
+    ours = {"save_freq": save_freq, "max_to_keep": None, "async_save": False}
     on.run(
         lambda: on.fit(ours=on.preemption(**ours), epochs=2, **HELD_OUT),
         ("test", 0, 0),
@@ -486,7 +534,7 @@ def test_a_log_that_cannot_be_read_costs_one_save(
 
     log = on.keras.callbacks.CSVLogger(str(path))
     spoils = on.callback(on_epoch_begin=begin, on_train_batch_end=spoil)
-    ours = {"save_freq": 5, "max_to_keep": None}
+    ours = {"save_freq": 5, "max_to_keep": None, "async_save": False}
     on.run(lambda: on.fit(None, log, spoils, ours=on.preemption(**ours)))
     assert on.commits == [5, 15, FINAL]
     assert "periodic save failed" in caplog.text
@@ -519,7 +567,7 @@ def test_a_log_that_cannot_be_read_is_no_matter_to_a_validation(
 @LINES
 def test_steps_per_execution_rounds_up(on: Machine, line: str) -> None:
     """Every 3 batches is every 2 steps of 2."""
-    ours = {"save_freq": 3, "max_to_keep": None}
+    ours = {"save_freq": 3, "max_to_keep": None, "async_save": False}
 
     def program() -> Any:
         model = on.model(steps_per_execution=2)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import pytest
 
 from tests.keras.small_fit import machine, values
 from tfpreempt import errors
+from tfpreempt.checkpoint import bundle_writer, writer
 from tfpreempt.testing.storage import FaultyStore
 
 pytestmark = pytest.mark.tensorflow
@@ -64,3 +66,32 @@ def test_a_copy_that_did_not_come_to_its_end_is_told(monkeypatch) -> None:
         assert not ours.wait_for_mirror()
         with pytest.raises(errors.ConfigurationError, match="timeout is"):
             ours.wait_for_mirror(-1)
+
+
+def test_who_waits_for_the_copy_waits_for_the_save_before_it(monkeypatch) -> None:
+    """An asynchronous save that has begun is one of those that are copied."""
+    monkeypatch.setattr(writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(writer, "WORTH_BYTES", 0)
+    add, opened = bundle_writer.add, threading.Event()
+
+    def add_later(*args, is_async, **more):
+        assert not is_async or opened.wait(20.0)
+        return add(*args, is_async=is_async, **more)
+
+    monkeypatch.setattr(bundle_writer, "add", add_later)
+    told = []
+    with machine("keras") as each:
+        store = FaultyStore(uri="memory://waits")
+        model, data = each.model(), each.arrays()
+        ours = each.preemption(remote_checkpoint_dir=store, save_freq=3)
+
+        def at_fourth(batch: int, logs: object = None) -> None:
+            if batch == 3 and not told:
+                told.append(ours.wait_for_mirror(0.1))
+                opened.set()
+                told.append(ours.wait_for_mirror(20.0))
+                told.append(ours.mirror_status.mirrored)
+
+        look = each.callback(on_train_batch_end=at_fourth)
+        each.fit(model, look, ours=ours, **data)
+    assert told == [False, True, 3]

@@ -126,7 +126,8 @@ class Storm:
         for steps in found:
             assert steps == self._steps[first : first + len(steps)], cluster.story()
         self._next_step = first + len(longest)
-        self._may_be_lost = self._save_every
+        # A save is written while steps go on, and is none before it is committed.
+        self._may_be_lost = 2 * self._save_every
         return True
 
 

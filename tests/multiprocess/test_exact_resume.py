@@ -98,3 +98,60 @@ def test_real_clusters(
         third.expect(0, 0)
         assert third.results() == reference("mwms", world)
         assert [worker.lines("step") for worker in third] == [[], []]
+
+
+# --- asynchronous saves --------------------------------------------------------------
+
+
+def train_while_a_save_is_written(here: Place) -> Cluster:
+    """Step 3 was captured, and is not written; all stand in step 9, in which every
+    variable is another."""
+    here.hold("step", "write")
+    cluster = here.train(
+        "mwms", 2, "--save-every", 3, "--hold-in-write", "--hold-at", 8
+    )
+    for worker in cluster:
+        worker.wait_line("holding", count=1 + (worker is cluster[0]))
+    assert [worker.lines("holding") for worker in cluster] == [
+        [["write"], ["step"]],
+        [["step"]],
+    ]
+    assert records(here.checkpoints, "commit") == []
+    return cluster
+
+
+def test_sigterm_while_a_save_is_written(here: Place, reference: Reference) -> None:
+    """It is finished, as there is time; all leave with a newer one behind it."""
+    cluster = train_while_a_save_is_written(here)
+    cluster[1].send(15)
+    cluster.wait_record("notice", worker=1)
+    here.release()
+    cluster.wait_record("decision", worker=0, boundary=9)
+    here.release("write")
+    cluster.expect(RESTART, RESTART)
+    commits = records(here.checkpoints, "commit")
+    assert [(r["step"], r["because"]) for r in commits] == [
+        (3, "periodic"),
+        (9, "preemption"),
+    ]
+    second = here.train("mwms", 2)
+    second.expect(0, 0)
+    assert [worker.lines("restored") for worker in second] == [[["9", "9"]]] * 2
+    assert second.results() == reference("mwms", 2)
+
+
+def test_what_was_written_while_training_went_on_resumes_exactly(
+    here: Place, reference: Reference
+) -> None:
+    """Nobody is told that the machines go; what they did since step 3 is done again."""
+    cluster = train_while_a_save_is_written(here)
+    here.release("write")
+    cluster.wait_record("commit", step=3)
+    for worker in cluster:
+        worker.send(9)
+    cluster.expect(-9, -9)
+    second = here.train("mwms", 2)
+    here.release()
+    second.expect(0, 0)
+    assert [worker.lines("restored") for worker in second] == [[["3", "3"]]] * 2
+    assert second.results() == reference("mwms", 2)

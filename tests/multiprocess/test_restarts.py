@@ -45,7 +45,7 @@ def test_a_damaged_commit(here: Place, reference: Reference) -> None:
     """FACTS 2.12: the newest commit is damaged: all workers fall back to the same older
     one, and a warning names the file.
     """
-    here.train("mwms", 2, "--save-every", 8).expect(0, 0)
+    here.train("mwms", 2, "--save-every", 8, "--sync-saves").expect(0, 0)
     steps = [r["step"] for r in records(here.checkpoints, "commit")]
     assert steps == [8, STEPS]
     [data] = (here.checkpoints / str(STEPS)).glob("ckpt.data-*")

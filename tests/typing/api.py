@@ -41,7 +41,9 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
     def step(number: int, *, scale: float = 1.0) -> float:
         return number * scale
 
-    handler = PreemptionCheckpointHandler(resolver, checkpoint, directory)
+    handler = PreemptionCheckpointHandler(
+        resolver, checkpoint, directory, save_every=100, async_save=False
+    )
     with handler:
         for number in range(handler.total_run_calls, 100):
             assert_type(handler.run(step, number, scale=2.0), float)

@@ -31,6 +31,9 @@ THREADS = min(4, os.cpu_count() or 1)  # that write, each a file of its own, or 
 SMALL_BYTES = 1 << 14  # of a tensor that TensorFlow writes and reads as fast
 WORTH_BYTES = 1 << 25  # of all larger ones: less is not worth threads of their own
 _PIECE_BYTES = 1 << 19  # so that it is in the cache still when it was written
+_PIECE_BYTES_ASYNC = 1 << 23
+"""While training goes on. Between two pieces a thread needs Python's lock, for which it
+and the training wait in turn, so there are fewer pieces."""
 _UNEVEN = 0.05  # of a share: less than that is worth no cut
 _PATIENCE_SECONDS = 10.0  # for the other threads to leave, where one has failed
 
@@ -45,6 +48,7 @@ class DenseTensor:
         shape: its dimensions.
         data: its bytes, one after the other; nobody changes them.
         can_be_cut: whether TensorFlow puts it together again if it lies in slices.
+        is_shared: whether something else may have the same memory.
     """
 
     name: str
@@ -52,6 +56,7 @@ class DenseTensor:
     shape: tuple[int, ...]
     data: np.ndarray[Any, np.dtype[np.uint8]]
     can_be_cut: bool
+    is_shared: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +110,12 @@ class _Part:
 
 
 def add(
-    files: Files, prefix: str, tensors: Sequence[DenseTensor], threads: int
+    files: Files,
+    prefix: str,
+    tensors: Sequence[DenseTensor],
+    threads: int,
+    *,
+    is_async: bool = False,
 ) -> dict[str, tuple[int, int]]:
     """Adds tensors to the checkpoint at a prefix, which nobody reads yet.
 
@@ -114,6 +124,7 @@ def add(
         prefix: TensorFlow's, a path.
         tensors: what is added.
         threads: how many write, and how many data files there will be more.
+        is_async: whether training goes on meanwhile.
 
     Returns:
         Size and crc32c of the new data files, by path. They are on the disk; what
@@ -130,10 +141,12 @@ def add(
     header.num_shards = count = before + len(shares)
     index[b""] = header.SerializeToString()
     is_over = threading.Event()
+    piece_bytes = _PIECE_BYTES_ASYNC if is_async else _PIECE_BYTES
 
     def write(shard: int) -> _Part:
         path = data_file(prefix, shard, count)
-        return _write_part(files, path, shard, shares[shard - before], is_over)
+        share = shares[shard - before]
+        return _write_part(files, path, shard, share, piece_bytes, is_over)
 
     parts = map_in_threads(
         write,
@@ -197,6 +210,7 @@ def _write_part(
     path: str,
     shard: int,
     share: Sequence[_Stretch],
+    piece_bytes: int,
     is_over: threading.Event,
 ) -> _Part:
     """Writes and syncs one data file; in a thread of its own."""
@@ -206,10 +220,10 @@ def _write_part(
     def pieces() -> Iterator[memoryview]:
         for stretch in share:
             crc, data = 0, stretch.data
-            for start in range(0, data.nbytes, _PIECE_BYTES):
+            for start in range(0, data.nbytes, piece_bytes):
                 if is_over.is_set():
                     return  # another thread has failed, and all this goes
-                piece = data[start : start + _PIECE_BYTES]
+                piece = data[start : start + piece_bytes]
                 yield piece.data  # and behind this it was written
                 crc = checksum.extended(crc, piece)
             entries[_key(stretch)] = _entry(stretch, shard, whole.size, crc)

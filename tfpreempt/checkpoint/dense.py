@@ -77,18 +77,22 @@ def copied(tensors: Sequence[DenseTensor], threads: int) -> list[DenseTensor]:
 
     A tensor that was read from a variable may be the variable's memory. What TensorFlow
     assigns then goes elsewhere; what writes in place, or into an array of NumPy's that
-    the tensor was made of, does not.
+    the tensor was made of, does not. What came from a GPU is a copy already.
 
     Args:
         tensors: none of which is changed meanwhile.
         threads: how many copy.
     """
     copies = [
-        dataclasses.replace(each, data=np.empty_like(each.data)) for each in tensors
+        dataclasses.replace(each, data=np.empty_like(each.data), is_shared=False)
+        if each.is_shared
+        else each
+        for each in tensors
     ]
     pieces = [
         (copy.data[start:][:_COPIED_AT_ONCE], each.data[start:][:_COPIED_AT_ONCE])
         for copy, each in zip(copies, tensors, strict=True)
+        if each.is_shared
         for start in range(0, each.data.nbytes, _COPIED_AT_ONCE)
     ]
     map_in_threads(
@@ -138,4 +142,5 @@ def _in_memory(name: str, tensor: tf.Tensor) -> DenseTensor:
         shape=tuple(tensor.shape),
         data=np.asarray(tf.reshape(tensor, [-1])).view(np.uint8),
         can_be_cut=tensor.dtype in _CUT,
+        is_shared="device:CPU:" in tensor.device,
     )

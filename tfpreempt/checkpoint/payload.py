@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tfpreempt.checkpoint.bundle_writer import DenseTensor
 from tfpreempt.checkpoint.catalog import Entry
@@ -23,7 +23,7 @@ class Staged:
         number: the directory number in the own form.
         prefix: where a flat checkpoint lies; None in the own form.
         is_empty: a save_fn returned None: there is nothing to commit.
-        is_beside: it is written while training goes on, which changes all tensors.
+        is_async: it is written while training goes on, which changes all tensors.
         tensors: those that were captured, and are not written yet.
         sums: size and crc32c of files that are on the disk already, by path.
     """
@@ -35,7 +35,7 @@ class Staged:
     number: int
     prefix: str | None = None
     is_empty: bool = False
-    is_beside: bool = False
+    is_async: bool = False
     tensors: Sequence[DenseTensor] = ()
     sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
@@ -45,9 +45,11 @@ class Payload:
 
     Attributes:
         states: what each worker keeps apart of it.
+        can_be_async: whether its saves can be written while training goes on.
     """
 
     states: Sequence[State] = ()
+    can_be_async: ClassVar[bool] = True
 
     def write(
         self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
@@ -56,7 +58,7 @@ class Payload:
 
         Main thread. What needs all workers is done even where the rest fails: peers
         wait for it. Large tensors may be left to `write_tensors`: as they are where
-        nothing changes them until then, as copies where the save `is_beside`.
+        nothing changes them until then, as copies where the save `is_async`.
 
         Args:
             save: what is known of it so far.

@@ -80,7 +80,7 @@ class CheckpointSaver:
         self._is_chief = self.loader.cluster.is_chief
         self._files = self.loader.files
         self._home = Home(self.directory)
-        self._claim: Claim | None = None  # of the newest save, until it is over
+        self._claims: dict[str, Claim | None] = {}  # of saves that are not over
         self._restart = num_restarts()  # read now: a save must not fail on it
 
     # --- saving ----------------------------------------------------------------------
@@ -147,6 +147,11 @@ class CheckpointSaver:
         """Whether `stage` needs all workers at once; main thread."""
         return self.loader.cluster.world > 1 and self._payload.needs_peers()
 
+    @property
+    def can_be_async(self) -> bool:
+        """Whether a save can be asynchronous."""
+        return self._payload.can_be_async
+
     def try_states(self) -> None:
         """Warns of named States that this worker could not save; main thread."""
         states, is_chief = self.loader.registry.in_order(), self._is_chief
@@ -167,7 +172,7 @@ class CheckpointSaver:
         return self.write(self.capture(step, attempt, False, *args, **kwargs))
 
     def capture(
-        self, step: int, attempt: str, is_beside: bool, /, *args: Any, **kwargs: Any
+        self, step: int, attempt: str, is_async: bool, /, *args: Any, **kwargs: Any
     ) -> Staged:
         """Takes this worker's part of a save as it is now.
 
@@ -177,7 +182,7 @@ class CheckpointSaver:
         Args:
             step: the step that is saved, equal on all workers.
             attempt: equal on all workers of this save and unique to it.
-            is_beside: whether training goes on while it is written. Otherwise nothing
+            is_async: whether training goes on while it is written. Otherwise nothing
                 is copied, and nothing may change before `write` was called.
             *args: for CheckpointManager.save, or the save_fn.
             **kwargs: for CheckpointManager.save, or the save_fn.
@@ -192,7 +197,7 @@ class CheckpointSaver:
             directory=directory,
             started_at=self.clock.monotonic(),
             number=step,
-            is_beside=is_beside,
+            is_async=is_async,
         )
         with self._saving(save):
             prepare = functools.partial(self._prepare, directory)
@@ -291,12 +296,12 @@ class CheckpointSaver:
             claims.forget(self._files, staged)
         except (OSError, errors.CheckpointError) as error:
             _log.warning("Could not remove the claim of %s: %s", staged, error)
-        self._claim = None
+        self._claims.pop(staged, None)
 
     def _prepare(self, directory: str, prefix: str | None = None) -> None:
         self._home.check()
         if self._is_chief:
-            self._claim = claims.take(self._files, directory)
+            self._claims[directory] = claims.take(self._files, directory)
             self._files.make_dirs(directory)
         if prefix is not None:
             flat.declare(self._files, directory, prefix)
@@ -315,7 +320,8 @@ class CheckpointSaver:
         worker = layout.worker_name(self.loader.cluster.worker)
         folder = os.path.join(directory, worker)
         if own and not self._is_chief:
-            self._claim = claims.take(self._files, directory)
+            self._claims.clear()  # the chief ends saves, and nobody tells this worker
+            self._claims[directory] = claims.take(self._files, directory)
         write_states(folder, own)
 
     def _sync_own(self, directory: str) -> None:

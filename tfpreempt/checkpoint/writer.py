@@ -249,7 +249,7 @@ class _OwnPayload(_Tracked):
             if options is not None or paths.is_url(prefix):
                 checkpoint.write(prefix, options=options)
             else:
-                tensors = self._write_small(prefix, is_copied=save.is_beside)
+                tensors = self._write_small(prefix, is_copied=save.is_async)
                 save = dataclasses.replace(save, tensors=tensors)
         if "checkpoint_number" not in arguments:
             return save
@@ -272,13 +272,17 @@ class _OwnPayload(_Tracked):
         if not save.tensors:
             return save
         prefix = os.path.join(save.directory, layout.PAYLOAD)
-        threads = bundle_writer.THREADS
-        sums = bundle_writer.add(self.files, prefix, save.tensors, threads)
+        threads = max(1, bundle_writer.THREADS // 2) if save.is_async else bundle_writer.THREADS
+        sums = bundle_writer.add(
+            self.files, prefix, save.tensors, threads, is_async=save.is_async
+        )
         return dataclasses.replace(save, tensors=(), sums=sums)
 
 
 class _ManagedPayload(_Tracked):
     """The user's own CheckpointManager: files stay flat, under its own names."""
+
+    can_be_async = False  # it is the user's, and deletes on the main thread
 
     def _write(
         self, save: Staged, prepare: Callable[..., None], arguments: dict[str, Any]
@@ -338,6 +342,8 @@ class _ManagedPayload(_Tracked):
 
 class _FunctionPayload(_Tracked):
     """A save_fn, called on every worker; the path it returns gets a manifest."""
+
+    can_be_async = False  # nobody knows what it does
 
     def write(
         self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any

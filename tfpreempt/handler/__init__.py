@@ -9,6 +9,7 @@ commits          what a member saves, restores and has copied
 protection       notices while no handler listens: before the first, after the last
 session          the process's part in the agreement, which all its members share
 saving           saves of all workers: of a round, and at a place that all come to
+async_save       one of these that is written and committed while training goes on
 exit             every way out: commit, loss, error, deadline, the interpreter's end
 process_end      the end of a process with its code, whatever holds it up
 step_errors      an error in a step: a preemption, or one that peers are told of

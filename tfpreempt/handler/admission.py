@@ -50,6 +50,7 @@ def admit(
     restore: bool,
     max_to_keep: int | None,
     remote_checkpoint_dir: Any,
+    async_save: bool = False,
     amid: str = "",
     is_alive: Callable[[], bool] = lambda: True,
 ) -> Member:
@@ -65,6 +66,7 @@ def admit(
         restore: False starts afresh.
         max_to_keep: commits to keep.
         remote_checkpoint_dir: where they are copied to.
+        async_save: see `Member`.
         amid: see `Member`.
         is_alive: see `Member`.
 
@@ -129,6 +131,7 @@ def admit(
         session.coordinator.deadlines,
         Watcher(sources, cluster.worker, hear),
         amid=amid,
+        async_save=async_save,
         is_alive=is_alive,
     )
 

@@ -80,10 +80,28 @@ class Commits:
             *args: for a manager's `save`, or a save_fn.
             **kwargs: likewise.
         """
+        return self.write(self._capture(step, name, False, *args, **kwargs))
+
+    def capture(self, step: int, name: str) -> Staged:
+        """Takes this worker's part of an asynchronous save.
+
+        Args:
+            step: see `stage`.
+            name: see `stage`.
+        """
+        return self._capture(step, name, True)
+
+    def _capture(
+        self, step: int, name: str, is_async: bool, *args: Any, **kwargs: Any
+    ) -> Staged:
         if self.counter is not None:
             self.counter.assign(step)
         attempt = f"{self.token}-{name}"
-        staged = self.saver.stage(step, attempt, *args, **kwargs)
+        return self.saver.capture(step, attempt, is_async, *args, **kwargs)
+
+    def write(self, captured: Staged) -> Staged:
+        """Writes what was captured; any thread."""
+        staged = self.saver.write(captured)
         if self.exchange is not None:
             self.exchange.send(staged)
         is_apart = self.exchange is not None and self.exchange.is_apart
@@ -98,7 +116,7 @@ class Commits:
         workers: Sequence[int],
         left: Callable[[], float],
     ) -> Commit | None:
-        """Makes a staged save durable, and has it copied; on the chief.
+        """Makes a staged save durable, and has it copied; on the chief, any thread.
 
         Args:
             staged: the save.

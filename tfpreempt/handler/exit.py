@@ -46,6 +46,8 @@ class ExitPath:
         cluster: who the workers are.
         members: the open handlers, oldest first.
         coordinator: this worker's.
+        finish_save: waits for the save that is under way beside the main thread, for
+            so many seconds at most; it commits nothing after that.
 
     Attributes:
         left: whether SystemExit is on its way.
@@ -56,6 +58,7 @@ class ExitPath:
     cluster: Cluster
     members: Members
     coordinator: Coordinator
+    finish_save: Callable[[float], None]
     left: bool = False
     detached: bool = False
     process: int = dataclasses.field(default_factory=os.getpid)
@@ -87,6 +90,7 @@ class ExitPath:
         REGISTRY.leave()
         atexit.register(skip_last_collections)
         try:
+            self.finish_save(self.coordinator.deadlines.left)
             mirrored = self.finish_mirrors(members)
             for member in members:
                 member.record_exit(outcome, reason)

@@ -75,6 +75,10 @@ class PreemptionCheckpointHandler:
             own: each commit is copied there in the background, and a start whose
             directory has nothing newer goes on from there. Then workers need not share
             `checkpoint_dir`. None: TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
+        async_save: whether the saves of `save_every` are asynchronous: the state is
+            copied in memory, and written while training goes on. False: training waits
+            for them, and no memory is taken. It waits in any case where a
+            CheckpointManager or a save_fn saves.
 
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
@@ -99,6 +103,7 @@ class PreemptionCheckpointHandler:
         save_timeout: float = 30.0,
         max_to_keep: int | None = 2,
         remote_checkpoint_dir: Any = None,
+        async_save: bool = True,
     ) -> None:
         given = checkpoint_or_checkpoint_manager
         if isinstance(given, tf.train.Checkpoint) and not checkpoint_dir:
@@ -121,6 +126,7 @@ class PreemptionCheckpointHandler:
                 restore=restore,
                 max_to_keep=max_to_keep,
                 remote_checkpoint_dir=remote_checkpoint_dir,
+                async_save=async_save,
             )
             with self._member.closed_on_failure():
                 self._unsaved = Unsaved(getattr(given, "checkpoint", given))
@@ -182,7 +188,9 @@ class PreemptionCheckpointHandler:
                 mine.commits.warn_of_late_random_state()
             self._enter(
                 "save_checkpoint_if_preempted()",
-                {mine: lambda name: mine.stage(name, *args, **kwargs)},
+                {mine: lambda name: mine.stage(name, *args, **kwargs)}
+                if args or kwargs
+                else PLAIN,
             )
         gate.bare = gate.started
         mine.runs += 1
@@ -292,6 +300,7 @@ class PreemptionCheckpointHandler:
                 "before, or on a new handler of the same directory"
             )
         if self._session.cluster.is_chief:
+            self._session.wait_for_save()
             self._member.commits.delete(checkpoint)
 
     @property
@@ -305,6 +314,8 @@ class PreemptionCheckpointHandler:
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
         """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
 
+        An asynchronous save that has begun is one of them.
+
         Args:
             timeout: seconds; None waits as long as the upload gets on, and gives up
                 after five minutes in which it didn't.
@@ -317,7 +328,7 @@ class PreemptionCheckpointHandler:
             ConfigurationError: the timeout is no number of seconds.
         """
         check_timeout(timeout)
-        return self._member.commits.wait_for_mirror(timeout)
+        return self._session.wait_for_mirror(self._member, timeout)
 
     # --- the end ---------------------------------------------------------------------
 
@@ -368,9 +379,10 @@ class PreemptionCheckpointHandler:
         session.enter(member, what, stages)
         self._unsaved.compare()
         every = self._save_steps
-        if every is not None and member.has_moved and member.step % every == 0:
+        is_due = every is not None and member.step % every == 0
+        if member.has_moved and (is_due or member.is_late):
             session.try_to_save(member, stages)
-        if member.runs < 4:
+        if member.runs < 4 or member.is_late:
             member.stop_at = member.runs
         elif every is None:
             member.stop_at = NEVER

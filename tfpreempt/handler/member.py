@@ -36,6 +36,7 @@ class Member:
         watcher: of the notices that are its own; closed when the member is dropped.
         amid: what the state is in the midst of outside of steps too, such as
             "model.fit"; empty where it is whole there.
+        async_save: whether periodic saves are asynchronous, where they can be.
         is_alive: whether boundaries are still to come; any thread.
 
     Attributes:
@@ -48,6 +49,7 @@ class Member:
             and has saved nothing since: the end may come without another step.
         left_at: its step when its exit was served. SystemExit may have been caught, or
             the exit function come back: another handler may go on from its commit.
+        is_late: whether a periodic save is due that waits for the one before it.
         is_armed: whether training has begun.
         is_at_end: whether what it is in the midst of came to its end, and `close` may
             commit that.
@@ -60,6 +62,7 @@ class Member:
     watcher: Watcher
     _: dataclasses.KW_ONLY
     amid: str = ""
+    async_save: bool = False
     is_alive: Callable[[], bool] = lambda: True
     runs: int = 0
     stop_at: int = 0
@@ -67,6 +70,7 @@ class Member:
     saved_at: int | None = 0
     is_resumed: bool = False
     left_at: int | None = None
+    is_late: bool = False
     is_armed: bool = False
     is_at_end: bool = False
     is_closed: bool = False
@@ -93,6 +97,11 @@ class Member:
     def has_moved(self) -> bool:
         """Whether anything has come since its newest save; equal on all workers."""
         return self.runs != self.saved_at
+
+    @property
+    def saves_async(self) -> bool:
+        """Whether its periodic saves are asynchronous."""
+        return self.async_save and self.commits.saver.can_be_async
 
     # --- the start -------------------------------------------------------------------
 
@@ -152,14 +161,26 @@ class Member:
             *args: the user's, for a manager's `save` or a save_fn.
             **kwargs: likewise.
         """
-        self.saved_at = self.runs
-        self.is_resumed = False
+        self._begin_save()
         return self.commits.stage(self.step, name, *args, **kwargs)
+
+    def capture(self, name: str) -> Staged:
+        """Takes this worker's part of an asynchronous save.
+
+        Args:
+            name: see `stage`.
+        """
+        self._begin_save()
+        return self.commits.capture(self.step, name)
+
+    def _begin_save(self) -> None:
+        self.saved_at = self.runs
+        self.is_resumed = self.is_late = False
 
     def commit(
         self, staged: Staged, because: str, workers: Sequence[int]
     ) -> Commit | None:
-        """Makes it durable, and records it; on the chief.
+        """Makes it durable, and records it; on the chief, any thread.
 
         Args:
             staged: what was staged.
@@ -177,6 +198,7 @@ class Member:
             ),
             step_seconds=deadlines.step_seconds() or None,
         )
+        deadlines.save_seconds = commit.save_seconds
         self.record(commit)
         log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
         return commit

@@ -1,17 +1,21 @@
 """Saves of all workers: of a round, and at a place that every worker comes to.
 
 Each is stage, all done, marker. In a round it is the agreement that says when; without
-one the workers tell the chief by keys of their own that their parts are written.
+one the workers tell the chief by keys of their own that their parts are written. A
+periodic save may be asynchronous: once each worker has captured its part, training goes
+on, and the rest of it, with its keys, is a thread's. There is one such save at most.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.coordination import keys
@@ -21,8 +25,10 @@ from tfpreempt.coordination.gathering import Gathering
 from tfpreempt.coordination.runtime import Runtime, answer
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.deadline import SAFETY
 from tfpreempt.core.events import Commit, Fault
-from tfpreempt.errors import SaveError
+from tfpreempt.errors import CheckpointError, SaveError
+from tfpreempt.handler.async_save import AsyncSave
 from tfpreempt.handler.member import Member, Members
 
 log = logging.getLogger(__name__)
@@ -53,14 +59,17 @@ class CollectiveSaves:
         self._prefix = f"tfpreempt/{incarnation}/save"
         self._runtime = runtime
         self._fit = 1  # how often training came to its end here, plus one
-        self._final: set[int] = set()  # workers that are through (on the chief)
+        self._final: set[int] = set()  # workers that are through
         self._listens = False
-        self._gathering: Gathering | None = None
+        self._when_through: Callable[[], None] = lambda: None  # for whoever waits
+        self._lock = threading.Lock()  # of the next one
         self._newest: dict[str, tuple[str, int]] = {}  # by token: its name and step
+        self._under_way: AsyncSave | None = None
 
     def finishing(self) -> None:
-        """This worker is through: the chief's saves do not wait for it any more."""
-        if not self._cluster.is_chief:
+        """This worker is through: the others' saves do not wait for it any more."""
+        self.wait()
+        if self._cluster.world > 1:
             name = f"{self._prefix}/final-{self._fit}/{self._cluster.worker}"
             self._runtime.insert(name, keys.encode(True), lambda held: None)
         self._fit += 1
@@ -91,11 +100,133 @@ class CollectiveSaves:
             SaveError: (chief) a worker's part did not come in time.
             CheckpointError: this worker's part could not be written.
         """
-        self._newest[member.commits.token] = name, member.step
+        self.wait()
+        self._remember(member, name)
+        write = functools.partial(stage, name)
+        return self._complete(member, name, because, timeout, write)
+
+    def begin(
+        self,
+        member: Member,
+        name: str,
+        timeout: float,
+        told: Callable[[Exception], None],
+    ) -> None:
+        """All workers begin an asynchronous periodic save now.
+
+        Args:
+            member: saves.
+            name: see `save`.
+            timeout: see `save`.
+            told: is given what it fails by; on another thread.
+
+        Raises:
+            CheckpointError: this worker's part could not be captured.
+        """
+        self.wait()
+        self._remember(member, name)
+        go_on = functools.partial(self._complete, member, name, "periodic", timeout)
+        try:
+            captured = member.capture(name)
+        except BaseException as error:
+            with contextlib.suppress(type(error)):
+                go_on(functools.partial(_raise, error))  # the peers are told
+            raise
+        write = functools.partial(member.commits.write, captured)
+        self._under_way = AsyncSave(name, functools.partial(go_on, write), told)
+
+    def may_begin(self, name: str, timeout: float) -> bool | None:
+        """Whether no asynchronous save is under way; equal on all workers.
+
+        The chief's is over when all parts of it are, so it has the word.
+
+        Args:
+            name: of the save that is due; asked for once.
+            timeout: seconds to wait for the chief.
+
+        Returns:
+            None where the chief is through, so that nothing will be committed.
+        """
+        if self._cluster.is_chief:
+            is_free = not self.is_busy
+            self._say(f"{name}/begin", is_free)
+            return is_free
+        self._listen([0])
+
+        def ask(then: Callable[[str], None]) -> None:
+            self._when_through = lambda: then(through)
+            if self._final:
+                then(through)
+            else:
+                self._get(f"{name}/begin", then)
+
+        through = ""
+        told = answer(ask, timeout)
+        return None if told == through else _is_yes(told)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an asynchronous save is under way; any thread."""
+        return not self.wait(0.0)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the asynchronous save that is under way; any thread.
+
+        Args:
+            seconds: at most; None: until it is over.
+
+        Returns:
+            Whether none is under way.
+        """
+        under_way = self._under_way
+        return under_way is None or under_way.wait(seconds)
+
+    def make_way(self, left: float, save_seconds: float) -> None:
+        """Before the save of a preemption: the asynchronous one ends, or is given up.
+
+        Where both have time it is waited for. Where a new one has none it is too: a
+        commit of an older step is better than none. It is never committed after this.
+        That it is given up is the chief's to say.
+
+        Args:
+            left: seconds until the commit must be made.
+            save_seconds: what a new one takes.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        limit = left - save_seconds if left > save_seconds else left
+        if under_way.wait(limit) or not self._cluster.is_chief:
+            return
+        if under_way.give_up():
+            self._forget(under_way.name)
+            self._say(f"{under_way.name}/commit", False)
+
+    def _remember(self, member: Member, name: str) -> None:
+        with self._lock:
+            self._newest[member.commits.token] = name, member.step
+
+    def _forget(self, name: str) -> None:
+        """Nothing was committed by the save of this name; any thread."""
+        with self._lock:
+            for token, (newest, _) in list(self._newest.items()):
+                if newest == name:
+                    del self._newest[token]
+
+    def _complete(
+        self,
+        member: Member,
+        name: str,
+        because: str,
+        timeout: float,
+        write: Callable[[], Staged],
+        may_commit: Callable[[], bool] = lambda: True,
+    ) -> Commit | None:
+        """Writes this worker's part; the chief goes on to the commit. Any thread."""
         if not self._cluster.is_chief:
             done = False
             try:
-                stage(name)
+                write()
                 done = True
             finally:
                 key = f"{self._prefix}/{name}/{self._cluster.worker}"
@@ -104,21 +235,28 @@ class CollectiveSaves:
             return None
         commit = None
         try:
-            staged = stage(name)
+            staged = write()
             absent = self._absent(name, timeout)
             missing = sorted(absent - self._final)
             if missing and because != "finished":
                 member.commits.discard(staged)
                 raise _without(missing, because, f" within {timeout:g} s")
             present = sorted(set(range(self._cluster.world)) - absent)
-            commit = member.commit(staged, because, present)
+            if may_commit():
+                commit = member.commit(staged, because, present)
+            else:
+                member.commits.discard(staged)
         finally:  # a notice at the same step asks what came of it
             if commit is None:
-                del self._newest[member.commits.token]
-            if self._cluster.world > 1:
-                key, done = f"{self._prefix}/{name}/commit", commit is not None
-                self._runtime.insert(key, keys.encode(done), lambda held: None)
+                self._forget(name)
+            self._say(f"{name}/commit", commit is not None)
         return commit
+
+    def _say(self, what: str, is_so: bool) -> None:
+        """The chief's word, which all workers hear."""
+        if self._cluster.is_chief and self._cluster.world > 1:
+            key = f"{self._prefix}/{what}"
+            self._runtime.insert(key, keys.encode(is_so), lambda held: None)
 
     def stands(self, member: Member, timeout: float) -> bool:
         """Whether the newest save of this handler is a commit of the step it is at.
@@ -132,12 +270,14 @@ class CollectiveSaves:
         name, step = self._newest.get(member.commits.token, ("", None))
         if step != member.step or self._cluster.is_chief:
             return step == member.step
-        key = f"{self._prefix}/{name}/commit"
-        told = answer(
-            lambda then: self._runtime.get_each([key], lambda _, text: then(text)),
-            timeout,
-        )
-        return told is not None and keys.decode(Key.DONE, told)[0] is True
+        return self._told(f"{name}/commit", timeout)
+
+    def _told(self, what: str, timeout: float) -> bool:
+        """The chief's word; False where it does not come in time."""
+        return _is_yes(answer(functools.partial(self._get, what), timeout))
+
+    def _get(self, what: str, then: Callable[[str], None]) -> None:
+        self._runtime.get_each([f"{self._prefix}/{what}"], lambda _, text: then(text))
 
     def _absent(self, name: str, timeout: float) -> set[int]:
         """Waits for the others' parts; returns whose never came."""
@@ -158,14 +298,15 @@ class CollectiveSaves:
             by=self._cluster.worker,
             then=then,
         )
-        self._gathering = gathering
-        gathering.give_up(frozenset(self._final), "its training is over")
+        over = "its training is over"
+        self._when_through = lambda: gathering.give_up(frozenset(self._final), over)
+        self._when_through()
         late = gathering.wait(timeout)
         gathering.give_up(late, f"no part within {timeout:g} s")
         return absent | late
 
     def _listen(self, others: Sequence[int]) -> None:
-        """On the chief: hears, from now on, who is through."""
+        """Hears, from now on, which of these workers are through."""
         if self._listens:
             return
         self._listens = True
@@ -173,8 +314,8 @@ class CollectiveSaves:
 
         def then(index: int, text: str) -> None:
             final.add(others[index])
-            if self._gathering is not None:
-                self._gathering.give_up(frozenset(final), "its training is over")
+            if final is self._final:
+                self._when_through()
 
         names = [f"{self._prefix}/final-{self._fit}/{j}" for j in others]
         self._runtime.get_each(names, then)
@@ -196,21 +337,44 @@ class RoundSave:
     collective: CollectiveSaves
     clock: Clock
     _began: float = 0.0
+    _is_async: bool = False  # nothing is staged in the round itself
     _staged: Sequence[tuple[Member, Staged]] = ()
 
     def stage(self, stages: Stages) -> bool:
         """Writes this worker's part; whether it could."""
         name = f"round-{self.coordinator.state.round}"
         self._began = self.clock.monotonic()
+        deadlines = self.coordinator.deadlines
+        is_periodic = self.coordinator.state.notice is NoticeKind.PERIODIC
+        if is_periodic:
+            self.collective.wait()
+        else:
+            needed = SAFETY * (deadlines.save_seconds or 0.0)
+            self.collective.make_way(deadlines.left, needed)
         due = [member for member in self.members if member.has_moved]
+        if is_periodic and len(due) == 1:
+            [member] = due
+            if member.saves_async and member not in stages:
+                return self._begin(member, name)
         if not due:
-            limit, stands = self.coordinator.deadlines.left, self.collective.stands
+            limit, stands = deadlines.left, self.collective.stands
             due = [each for each in self.members if not stands(each, limit)]
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
         except Exception as error:  # noqa: BLE001 - told to all workers; all leave
             self._failed(error)
             return False
+        return True
+
+    def _begin(self, member: Member, name: str) -> bool:
+        """All have agreed on this step; the save itself is asynchronous."""
+        self._is_async = True
+        told = functools.partial(self.members.fault, "periodic save")
+        limit = self.coordinator.deadlines.save_timeout
+        try:
+            self.collective.begin(member, name, limit, told)
+        except CheckpointError as error:
+            told(error)
         return True
 
     def mark(self, workers: tuple[int, ...], steps_follow: bool) -> CommitKind:
@@ -224,6 +388,10 @@ class RoundSave:
             What all do then.
         """
         c, staged = self.coordinator, self._staged
+        if self._is_async:
+            if c.deadlines.save_seconds is not None:  # of the save before this one
+                c.extra[Key.COMMIT] = {"save_seconds": c.deadlines.save_seconds}
+            return CommitKind.NONE  # of this round; nobody leaves
         because = "preemption"
         if c.state.notice is NoticeKind.PERIODIC:
             because = "periodic"
@@ -269,6 +437,14 @@ class RoundSave:
         c.lost_because = reason
         self.members.record(Fault(where="save", error=reason))
         c.extra[Key.COMMIT] = c.extra[Key.DONE] = {"reason": reason}
+
+
+def _is_yes(told: str | None) -> bool:
+    return told is not None and keys.decode(Key.DONE, told)[0] is True
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _without(workers: Sequence[int], because: str, within: str = "") -> SaveError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import logging
 import math
 import os
@@ -62,6 +63,9 @@ OPENS_WITHIN = 1.0
 HEARD_WITHIN = 0.05
 """Seconds from a signal until its source has told of it; it takes milliseconds."""
 
+ASKS_AGAIN = 0.05
+"""Seconds until a save that is due is tried again while another one is written."""
+
 DIES_WITHIN = 0.05
 """Seconds in which a signal to a group has ended those who do not handle it."""
 
@@ -107,7 +111,12 @@ class Session:
             record=self.members.record,
             on_overrun=lambda why: self.exit.overrun(why),
         )
-        self.exit = ExitPath(cluster, self.members, self.coordinator)
+        self.exit = ExitPath(
+            cluster,
+            self.members,
+            self.coordinator,
+            finish_save=lambda left: self._collective.make_way(left, 0.0),
+        )
         self.gate = self.coordinator.gate
         self.coordinator.start()
         on_interpreter_end(self._at_exit)
@@ -193,6 +202,7 @@ class Session:
     def part(self, member: Member) -> None:
         """A member takes part no more."""
         self.members.kept.discard(member)
+        self._collective.wait()  # a save that is under way needs the lease
         member.close()
 
     # --- boundaries ------------------------------------------------------------------
@@ -501,16 +511,60 @@ class Session:
                 )
             finally:
                 self.coordinator.is_saving = False
-            if commit is not None:
-                self.coordinator.deadlines.save_seconds = commit.save_seconds
             return commit
 
     def try_to_save(self, member: Member, stages: Stages = PLAIN) -> None:
-        """A periodic save. A failure is logged and recorded, and training goes on."""
+        """A periodic save. A failure is logged and recorded, and training goes on.
+
+        It is asynchronous where it can be. Where such a one is under way, `is_late` is
+        set, and this is to be called at the next boundary again.
+        """
         try:
-            self.save_together(member, "periodic", stages)
+            if member.saves_async and member not in stages:
+                self._begin_async(member)
+            else:
+                self.save_together(member, "periodic", stages)
         except CheckpointError as error:
             self.members.fault("periodic save", error)
+
+    def _begin_async(self, member: Member) -> None:
+        self._saves += 1
+        name = f"periodic-{self._saves}-{member.commits.token}"
+        limit = self.coordinator.deadlines.save_timeout
+        may_begin = self._collective.may_begin(name, limit)
+        member.is_late = may_begin is False  # not where the chief is through
+        if may_begin:
+            told = functools.partial(self.members.fault, "periodic save")
+            with held_back(lambda: True):
+                self._collective.begin(member, name, limit, told)
+
+    def wait_for_save(self, seconds: float | None = None) -> bool:
+        """Waits for the asynchronous save that is under way; any thread.
+
+        Args:
+            seconds: at most; None: until it is over.
+
+        Returns:
+            Whether none is under way.
+        """
+        return self._collective.wait(seconds)
+
+    def wait_for_mirror(self, member: Member, seconds: float | None) -> bool:
+        """Waits until every save that was begun is copied; any thread.
+
+        Args:
+            member: whose.
+            seconds: at most; None: while it gets on.
+
+        Returns:
+            Whether the newest commit is copied.
+        """
+        start = self._clock.monotonic()
+        if not self._collective.wait(seconds):
+            return False
+        if seconds is not None:
+            seconds = max(0.0, seconds - (self._clock.monotonic() - start))
+        return member.commits.wait_for_mirror(seconds)
 
     def _save_each(self, seconds: float, mine: weakref.ref[Member]) -> None:
         """On the chief: asks all for a commit every so many seconds, while it is open.
@@ -521,6 +575,9 @@ class Session:
         def ask() -> None:
             member = mine()
             if member is not None and member in self.members:
+                if self.gate.started > 0 and self._collective.is_busy:
+                    self._runtime.at(self._clock.monotonic() + ASKS_AGAIN, ask)
+                    return
                 if self.gate.started > 0:
                     self.coordinator.periodic()
                 self._save_each(seconds, mine)
@@ -653,6 +710,7 @@ class Session:
         if error is not None and not self.exit.detached:
             self._died(error)
         if error is not None or self.exit.detached:
+            self._collective.wait()
             self.exit.finish_mirrors(members)
             for member in members:
                 member.commits.release()  # while threads can still be started

@@ -65,6 +65,9 @@ class PreemptionCallback:
         remote_checkpoint_dir: gs://bucket/run or s3://bucket/run: commits are copied
             there in the background, and a start whose directory has nothing newer goes
             on from there. None: TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
+        async_save: whether the saves of `save_freq` are asynchronous: the state is
+            copied in memory, and written while training goes on. False: training waits
+            for them, and no memory is taken.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -80,6 +83,7 @@ class PreemptionCallback:
         save_timeout: float = 30.0,
         max_to_keep: int | None = 2,
         remote_checkpoint_dir: Any = None,
+        async_save: bool = True,
     ) -> None:
         if isinstance(checkpoint_dir, os.PathLike):
             checkpoint_dir = os.fspath(checkpoint_dir)
@@ -91,6 +95,7 @@ class PreemptionCallback:
             save_timeout=save_timeout,
             max_to_keep=max_to_keep,
             remote_checkpoint_dir=remote_checkpoint_dir,
+            async_save=async_save,
         )
         # Keras may start readers before the fit begins.
         TerminationConfig.accept(termination_config).guard_children()
@@ -121,6 +126,7 @@ class PreemptionCallback:
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
         """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
 
+        An asynchronous save that has begun is one of them.
         After a fit nothing is copied any more, and this only says how it ended.
 
         Args:
@@ -137,7 +143,7 @@ class PreemptionCallback:
         check_timeout(timeout)
         training = self._training
         if training is not None:
-            return training.member.commits.wait_for_mirror(timeout)
+            return training.wait_for_mirror(timeout)
         return self._last is None or self._last.is_complete
 
     # --- what Keras calls ------------------------------------------------------------

@@ -82,6 +82,8 @@ def save_state(
     """
     check_state(state, "save_state(state, checkpoint_dir)")
     cluster = _cluster()
+    if (current := session.current()) is not None:
+        current.wait_for_save()  # what it commits is older than this
     if sync:
         sync_states([state])
     if not (state.per_worker or cluster.is_chief):
@@ -116,6 +118,7 @@ def load_state(state: State) -> bool:
     """
     check_state(state, "load_state(state)")
     if (current := session.current()) and current.members:
+        current.wait_for_save()
         members = reversed(list(current.members))
         return any(each.commits.load_state(state) for each in members)
     directory = os.environ.get(_VARIABLE, "").strip()

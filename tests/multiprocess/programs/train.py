@@ -13,6 +13,7 @@ import tensorflow as tf
 from toy_model import INDEX, Model, hold, log_to_stdout, make_strategy, say
 
 from tfpreempt import PreemptionCheckpointHandler, State, TerminationConfig
+from tfpreempt.checkpoint import bundle_writer, writer
 
 FAILURES = {
     "tensorflow": tf.errors.ResourceExhaustedError(None, None, "no room for the batch"),
@@ -32,8 +33,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hold-worker", type=int, help="only this one holds")
     parser.add_argument("--save-every", type=int)
     parser.add_argument("--save-each", type=float, help="seconds")
+    parser.add_argument("--sync-saves", action="store_true", help="training waits")
     parser.add_argument("--save-timeout", type=float, default=30.0)
     parser.add_argument("--hold-in-save", type=int, help="only this worker holds")
+    parser.add_argument("--hold-in-write", action="store_true", help="of a thread")
     parser.add_argument("--fail-at", type=int, help="on worker 1")
     parser.add_argument("--fail-with", choices=FAILURES)
     parser.add_argument("--config", default="ours")
@@ -63,6 +66,19 @@ def mount_own_disk(path: str) -> None:
         raise SystemExit(77)
 
 
+def write_slowly() -> None:
+    """Asynchronous saves write each tensor from its copy, when the test lets them."""
+    writer.SMALL_BYTES = writer.WORTH_BYTES = 0
+    add = bundle_writer.add
+
+    def held(*args: Any, is_async: bool, **more: Any) -> Any:
+        if is_async:
+            hold("write")
+        return add(*args, is_async=is_async, **more)
+
+    bundle_writer.add = held
+
+
 class SlowState(State):
     """Takes as long to save as the test wants; with a `sync` it is not tried before."""
 
@@ -89,7 +105,11 @@ def make_handler(options: argparse.Namespace, model: Model) -> Any:
     every: Any = options.save_every
     if options.save_each is not None:
         every = datetime.timedelta(seconds=options.save_each)
-    more = {"save_every": every, "save_timeout": options.save_timeout}
+    more = {
+        "save_every": every,
+        "async_save": not options.sync_saves,
+        "save_timeout": options.save_timeout,
+    }
     config = make_config(options)
     if options.form == "manager":
         manager = tf.train.CheckpointManager(
@@ -114,6 +134,8 @@ def main() -> None:
     options = parse()
     log_to_stdout()
     model = Model(make_strategy(options.strategy))
+    if options.hold_in_write:
+        write_slowly()
     with in_scope(options, model, "handler", "loop"):
         handler = make_handler(options, model)
     slow = SlowState("slow", per_worker=True) if options.hold_in_save == INDEX else None

@@ -24,6 +24,7 @@ class Options:
     save_timeout: float
     max_to_keep: int | None
     remote_checkpoint_dir: Any
+    async_save: bool
 
     def __post_init__(self) -> None:
         if not isinstance(self.checkpoint_dir, str) or not self.checkpoint_dir:

@@ -105,6 +105,7 @@ class Training:
                 restore=options.restore,
                 max_to_keep=options.max_to_keep,
                 remote_checkpoint_dir=options.remote_checkpoint_dir,
+                async_save=options.async_save,
                 amid="model.fit",  # its state is whole at the callback's hooks only
                 is_alive=functools.partial(is_running, self.fit),
             )
@@ -254,10 +255,16 @@ class Training:
         else:
             is_due = every == "epoch" and self._committed not in (None, steps.epoch)
             self._committed = steps.epoch
-        if is_due and member.has_moved:
+        if (is_due or member.is_late) and member.has_moved:
             self._session.arm(member)
             self._session.try_to_save(member)
+        if member.is_late:
+            left = 1
         steps.stop_at = member.runs + left
+
+    def wait_for_mirror(self, timeout: float | None) -> bool:
+        """See `PreemptionCallback.wait_for_mirror`; any thread."""
+        return self._session.wait_for_mirror(self.member, timeout)
 
     # --- the restart -----------------------------------------------------------------
 

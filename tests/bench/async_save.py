@@ -1,0 +1,191 @@
+"""What a periodic save costs training: asynchronous, waited for, and TensorFlow's.
+
+Three kinds of steps: one that waits for a device, as on an accelerator, one that
+computes on all processors, and one of Python's alone. A side saves once, at a boundary,
+while the steps go on until it is through:
+
+- `stall`: seconds at the boundary;
+- `slower`: seconds that the steps took longer meanwhile than as many without a save;
+- `written`: seconds until it was committed.
+
+The sides are ours, ours with `async_save=False`, and `tf.train.Checkpoint.write` with
+`experimental_enable_async_checkpoint`, which syncs nothing and commits nothing; its
+first save, in which it makes its own copies of the variables, is not counted. `copies`
+is our stall in copies of the state by `numpy.copyto` into new memory, on one thread.
+
+Rounds are interleaved. Other programs on the machine show mostly in `slower`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+STALL_BAR = 1.2  # copies of the state
+SLOWER_BAR = 0.1  # of what a save takes that is waited for
+TENSORS = 8
+USUAL = 30  # steps that tell how long one takes without a save
+Figures = dict[str, float]
+
+
+def rows(rounds: int, mebibytes: int) -> Iterator[dict[str, Any]]:
+    """A row for each kind of step, with its state in memory."""
+    root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir="/dev/shm"))
+    try:
+        state = _State(mebibytes)
+        for kind, step in state.steps.items():
+            yield _row(root, state, kind, step, rounds)
+    finally:
+        shutil.rmtree(root)
+
+
+class _State:
+    def __init__(self, mebibytes: int) -> None:
+        import tensorflow as tf
+
+        size = (mebibytes << 20) // 4 // TENSORS
+        self.mebibytes = mebibytes
+        self.variables = [
+            tf.Variable(tf.random.uniform([size])) for _ in range(TENSORS)
+        ]
+        self.counter = tf.Variable(0.0)
+        self.checkpoint = tf.train.Checkpoint(
+            variables=self.variables, counter=self.counter
+        )
+        matrix = tf.random.normal([700, 700])
+
+        @tf.function
+        def compute() -> None:
+            product = matrix
+            for _ in range(4):
+                product = tf.matmul(matrix, product) / 30.0
+            self.counter.assign_add(tf.reduce_sum(product) * 0.0 + 1.0)
+
+        def wait() -> None:
+            time.sleep(0.01)
+            self.counter.assign_add(1.0)
+
+        def count() -> None:
+            sum(number * number for number in range(150_000))
+            self.counter.assign_add(1.0)
+
+        self.steps: dict[str, Callable[[], None]] = {
+            "waits for a device": wait,
+            "all processors": compute,
+            "Python": count,
+        }
+
+    def copy_seconds(self) -> float:
+        """One copy of it into new memory."""
+        import numpy as np
+
+        read = [variable.numpy() for variable in self.variables]
+        began = time.perf_counter()
+        for each in read:
+            np.copyto(np.empty_like(each), each)
+        return time.perf_counter() - began
+
+
+def _row(
+    root: Path, state: _State, kind: str, step: Callable[[], None], rounds: int
+) -> dict[str, Any]:
+    sides: dict[str, list[Figures]] = {"ours": [], "waited": [], "tensorflow": []}
+    copies = []
+    for number in range(rounds + 1):
+        found = {
+            "ours": _ours(root, state, step, is_async=True),
+            "waited": _ours(root, state, step, is_async=False),
+            "tensorflow": _tensorflow(root, state, step),
+        }
+        if number:  # the first is a warm-up
+            copies.append(state.copy_seconds())
+            for name, figures in found.items():
+                sides[name].append(figures)
+    median = {
+        name: {key: statistics.median(each[key] for each in found) for key in found[0]}
+        for name, found in sides.items()
+    }
+    copied, waited = statistics.median(copies), median["waited"]["stall"]
+    copies_of_state = median["ours"]["stall"] / copied
+    slower = median["ours"]["slower"] / waited
+    return {
+        "bench": "async_save",
+        "step": kind,
+        "mebibytes": state.mebibytes,
+        "copy": round(copied, 3),
+        **{
+            name: {key: round(value, 3) for key, value in figures.items()}
+            for name, figures in median.items()
+        },
+        "copies": round(copies_of_state, 2),
+        "slower_of_waited": round(slower, 2),
+        "ok": copies_of_state <= STALL_BAR and slower <= SLOWER_BAR,
+    }
+
+
+def _ours(
+    root: Path, state: _State, step: Callable[[], None], *, is_async: bool
+) -> Figures:
+    from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
+    from tfpreempt.handler import session
+
+    directory, every = root / "run", 10
+    with session.new_process():
+        handler = PreemptionCheckpointHandler(
+            None,
+            state.checkpoint,
+            directory,
+            TerminationConfig(signals=()),
+            save_every=every,
+            async_save=is_async,
+        )
+        while handler.total_run_calls < every:
+            handler.run(step)
+        began = time.perf_counter()
+        entered: list[float] = []
+        handler.run(lambda: entered.append(time.perf_counter()))
+        marker = directory / str(every) / "COMMITTED"
+        figures = _meanwhile(step, began, entered[0], marker.exists)
+    shutil.rmtree(directory)
+    return figures
+
+
+def _tensorflow(root: Path, state: _State, step: Callable[[], None]) -> Figures:
+    import tensorflow as tf
+
+    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+    checkpoint = tf.train.Checkpoint(variables=state.variables, counter=state.counter)
+    checkpoint.write(str(root / "first"), options=options)
+    checkpoint.sync()
+    began = time.perf_counter()
+    checkpoint.write(str(root / "second"), options=options)
+    index = root / "second.index"
+    figures = _meanwhile(step, began, time.perf_counter(), index.exists)
+    checkpoint.sync()
+    for path in root.glob("*.*"):
+        path.unlink()
+    return figures
+
+
+def _meanwhile(
+    step: Callable[[], None], began: float, entered: float, is_over: Callable[[], bool]
+) -> Figures:
+    """Steps until the save is over, and as many as tell what one takes otherwise."""
+    steps = 0
+    while not is_over():
+        step()
+        steps += 1
+    ended = time.perf_counter()
+    for _ in range(USUAL):
+        step()
+    usual = (time.perf_counter() - ended) / USUAL
+    return {
+        "stall": entered - began,
+        "slower": ended - entered - steps * usual,
+        "written": ended - began,
+    }

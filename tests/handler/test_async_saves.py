@@ -1,0 +1,241 @@
+"""Asynchronous periodic saves, in one process."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.handler.program import LIMIT, Program, wait_until
+from tfpreempt.checkpoint import bundle_writer, writer
+from tfpreempt.handler.handler import PreemptionCheckpointHandler
+from tfpreempt.testing.storage import FaultyStore
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+
+class Gate:
+    """The disk: whoever writes a large tensor waits until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.reached = threading.Event()
+        self.failure: OSError | None = None
+        self.tensors: list[weakref.ref[Any]] = []
+
+    def add(self, *args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            self.tensors = [weakref.ref(each.data) for each in args[2]]
+            self.reached.set()
+            assert self.opened.wait(LIMIT)
+            if self.failure is not None:
+                raise self.failure
+        return self.really(*args, **kwargs)
+
+    really = staticmethod(bundle_writer.add)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """What is saved is all taken from TensorFlow, and waits for the gate."""
+    monkeypatch.setattr(writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(writer, "WORTH_BYTES", 0)
+    gate = Gate()
+    monkeypatch.setattr(bundle_writer, "add", gate.add)
+    yield gate
+    gate.opened.set()
+
+
+def steps(program: Program, handler: PreemptionCheckpointHandler, to: int) -> None:
+    while handler.total_run_calls < to:
+        handler.run(program.step)
+
+
+def commits(program: Program) -> list[tuple[int, str]]:
+    return [(each["step"], each["because"]) for each in program.events("commit")]
+
+
+def test_training_goes_on_while_a_save_is_written(program: Program, disk: Gate) -> None:
+    """It holds its step, whatever is trained meanwhile, and is no commit before."""
+    handler = program.handler(save_every=3)
+    steps(program, handler, 3)
+    handler.run(program.step)
+    assert disk.reached.wait(LIMIT)
+    assert handler.latest_checkpoint is None
+    disk.opened.set()
+    wait_until(lambda: commits(program))
+    assert commits(program) == [(3, "periodic")]
+    found = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(program.directory)))
+    value = found.get_tensor("variable/.ATTRIBUTES/VARIABLE_VALUE")
+    assert value.tolist() == [4.0, 5.0]
+    handler.close()
+
+
+def test_training_waits_where_that_is_asked_for(program: Program, disk: Gate) -> None:
+    handler = program.handler(save_every=3, async_save=False)
+    steps(program, handler, 4)
+    assert commits(program) == [(3, "periodic")]
+    handler.close()
+    assert not disk.reached.is_set()
+
+
+def test_a_managers_saves_are_waited_for(program: Program) -> None:
+    manager = tf.train.CheckpointManager(
+        program.checkpoint, str(program.directory), max_to_keep=2
+    )
+    with program.handler(manager, save_every=3) as handler:
+        steps(program, handler, 4)
+        assert commits(program) == [(3, "periodic")]
+
+
+def test_no_copy_is_kept_once_it_is_written(program: Program, disk: Gate) -> None:
+    with program.handler(save_every=3) as handler:
+        steps(program, handler, 4)
+        assert disk.reached.wait(LIMIT)
+        assert all(tensor() is not None for tensor in disk.tensors)
+        disk.opened.set()
+        wait_until(lambda: commits(program))
+        wait_until(lambda: all(tensor() is None for tensor in disk.tensors))
+
+
+def test_one_that_comes_due_meanwhile_waits_for_the_next_boundary(
+    program: Program, disk: Gate
+) -> None:
+    handler = program.handler(save_every=3)
+    steps(program, handler, 8)  # the one of step 6 is due since
+    disk.opened.set()
+    wait_until(lambda: not handler._session._collective.is_busy)
+    handler.run(program.step)
+    handler.close()
+    assert commits(program) == [(3, "periodic"), (8, "periodic"), (9, "finished")]
+
+
+def test_close_waits_for_it(program: Program, disk: Gate) -> None:
+    handler = program.handler(save_every=3)
+    steps(program, handler, 3)
+    handler.save_checkpoint_if_preempted()
+    assert disk.reached.wait(LIMIT)
+    threading.Timer(0.2, disk.opened.set).start()
+    handler.close()
+    assert [step for step, _ in commits(program)] == [3, 4]
+
+
+def test_the_copy_elsewhere_is_of_it_too(program: Program, disk: Gate) -> None:
+    """Who waits for the mirror means every save that was begun before."""
+    store = FaultyStore(uri="memory://asynchronous")
+    with program.handler(save_every=3, remote_checkpoint_dir=store) as handler:
+        steps(program, handler, 4)
+        assert disk.reached.wait(LIMIT)
+        assert not handler.wait_for_mirror(0.1)
+        threading.Timer(0.2, disk.opened.set).start()
+        assert handler.wait_for_mirror(LIMIT)
+        assert handler.mirror_status is not None
+        assert handler.mirror_status.mirrored == 3
+
+
+def test_another_save_comes_after_it(program: Program, disk: Gate) -> None:
+    with program.handler(save_every=3) as handler:
+        steps(program, handler, 4)
+        assert disk.reached.wait(LIMIT)
+        threading.Timer(0.2, disk.opened.set).start()
+        handler.save()
+        assert commits(program) == [(3, "periodic"), (4, "save")]
+
+
+def test_a_failure_is_told_and_training_goes_on(
+    program: Program, disk: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    with program.handler(save_every=3) as handler:
+        steps(program, handler, 4)
+        disk.failure = OSError(28, "No space left on device")
+        disk.opened.set()
+        wait_until(lambda: program.events("fault"))
+        disk.failure = None
+        steps(program, handler, 5)
+    [fault] = program.events("fault")
+    assert fault["where"] == "periodic save"
+    assert "No space left" in fault["error"]
+    assert "periodic save failed" in caplog.text
+    assert commits(program) == [(5, "finished")]
+    assert not list(Path(program.directory).glob(".tfpreempt-staging/*"))
+
+
+def test_a_notice_waits_for_it_where_there_is_time_for_both(
+    program: Program, disk: Gate
+) -> None:
+    handler = program.handler(save_every=3, config={"grace_period": LIMIT})
+    steps(program, handler, 4)
+    assert disk.reached.wait(LIMIT)
+    threading.Timer(0.2, disk.opened.set).start()
+    program.button.press()
+    handler.run(program.step)
+    assert commits(program)[:2] == [(3, "periodic"), (4, "preemption")]
+    handler.close()
+
+
+def test_a_notice_gives_up_what_would_take_too_long(
+    program: Program, disk: Gate
+) -> None:
+    """The newest step counts: the older one is never committed behind it."""
+    handler = program.handler(save_every=3, save_timeout=1.0)
+    steps(program, handler, 4)
+    assert disk.reached.wait(LIMIT)
+    handler._session.coordinator.deadlines.save_seconds = 0.2
+    program.button.press()
+    handler.run(program.step)
+    assert program.exits == 1
+    assert commits(program) == [(4, "preemption")]
+    disk.opened.set()
+    handler.close()
+    wait_until(lambda: not any("save" in t.name for t in threading.enumerate()))
+    assert [step for step, _ in commits(program)] == [4, 5]
+
+
+def test_a_notice_at_its_very_step_leaves_with_it(program: Program, disk: Gate) -> None:
+    handler = program.handler(save_every=3, config={"grace_period": LIMIT})
+    steps(program, handler, 3)
+    handler._session.try_to_save(handler._member)
+    threading.Timer(0.2, disk.opened.set).start()
+    program.button.press()
+    handler.run(program.step)
+    assert commits(program)[:1] == [(3, "periodic")]
+    assert (3, "preemption") not in commits(program)
+    handler.close()
+
+
+def test_a_periodic_save_by_time_follows_the_arguments_of_the_program(
+    program: Program, disk: Gate
+) -> None:
+    """TensorFlow writes, at the boundary, as the options say."""
+    every = datetime.timedelta(seconds=0.05)
+    written: list[str] = []
+    options = tf.train.CheckpointOptions(experimental_write_callbacks=[written.append])
+    with program.handler(save_every=every) as handler:
+        end = time.monotonic() + LIMIT
+        while not commits(program) and time.monotonic() < end:
+            program.step()
+            handler.save_checkpoint_if_preempted(options=options)
+        assert written
+        assert not disk.reached.is_set()
+        disk.opened.set()  # at the end there are no arguments
+
+
+def test_by_time_it_is_asynchronous_too(program: Program, disk: Gate) -> None:
+    every = datetime.timedelta(seconds=0.05)
+    with program.handler(save_every=every) as handler:
+        while not disk.reached.is_set():
+            handler.run(program.step)
+        before = handler.total_run_calls
+        steps(program, handler, before + 20)
+        assert commits(program) == []
+        disk.opened.set()
+        wait_until(lambda: commits(program))
+    assert commits(program)[0][1] == "periodic"
+    assert commits(program)[0][0] <= before
