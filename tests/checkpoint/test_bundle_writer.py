@@ -24,6 +24,7 @@ from tfpreempt.checkpoint import (  # noqa: E402
     bundle_writer,
     dense,
 )
+from tfpreempt.checkpoint.payload import Permit  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
 from tfpreempt.storage import checksum  # noqa: E402
 from tfpreempt.storage.files import LocalFiles  # noqa: E402
@@ -369,7 +370,7 @@ def test_what_is_captured_for_an_asynchronous_save_is_never_torn(tmp_path, every
     job.checkpoint.other = tf.Variable(tf.fill([1 << 23], 3.0))  # copied in pieces
     job.weight.assign([7.0, 7.5])
     shared = np.asarray(job.checkpoint.other.read_value())
-    captured = job.saver.capture(7, "run-7", True)
+    captured = job.saver.capture(7, "run-7", Permit())
     assert captured.tensors
     assert job.saver.loader.newest() is None
     job.weight.assign([0.0, 0.0])
@@ -411,7 +412,7 @@ def test_what_nothing_else_has_is_not_copied():
 def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):
     job = Job(tmp_path)
     job.weight.assign([5.0, 5.5])
-    captured = job.saver.capture(5, "run-5", True)
+    captured = job.saver.capture(5, "run-5", Permit())
 
     def finish():
         job.saver.commit(job.saver.write(captured), "save", [0])
@@ -424,7 +425,7 @@ def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):
 
 def test_what_is_captured_and_given_up_leaves_nothing(tmp_path, everything):
     job = Job(tmp_path)
-    job.saver.discard(job.saver.capture(5, "run-5", True))
+    job.saver.discard(job.saver.capture(5, "run-5", Permit()))
     assert os.listdir(tmp_path) == [".tfpreempt-directory"]
 
 

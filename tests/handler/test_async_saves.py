@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program, wait_until
 from tfpreempt.checkpoint import bundle_writer, writer
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.testing.storage import FaultyStore
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
@@ -105,16 +107,15 @@ def test_no_copy_is_kept_once_it_is_written(program: Program, disk: Gate) -> Non
         wait_until(lambda: all(tensor() is None for tensor in disk.tensors))
 
 
-def test_one_that_comes_due_meanwhile_waits_for_the_next_boundary(
+def test_one_that_comes_due_meanwhile_begins_when_it_is_over(
     program: Program, disk: Gate
 ) -> None:
-    handler = program.handler(save_every=3)
-    steps(program, handler, 8)  # the one of step 6 is due since
-    disk.opened.set()
-    wait_until(lambda: not handler._session._collective.is_busy)
-    handler.run(program.step)
-    handler.close()
-    assert commits(program) == [(3, "periodic"), (8, "periodic"), (9, "finished")]
+    with program.handler(save_every=3) as handler:
+        steps(program, handler, 6)
+        threading.Timer(0.2, disk.opened.set).start()
+        steps(program, handler, 8)
+        assert commits(program)[0] == (3, "periodic")
+    assert commits(program) == [(3, "periodic"), (6, "periodic"), (8, "finished")]
 
 
 def test_close_waits_for_it(program: Program, disk: Gate) -> None:
@@ -239,3 +240,62 @@ def test_by_time_it_is_asynchronous_too(program: Program, disk: Gate) -> None:
         wait_until(lambda: commits(program))
     assert commits(program)[0][1] == "periodic"
     assert commits(program)[0][0] <= before
+
+
+def test_one_that_came_to_nothing_is_made_good_at_the_end(
+    program: Program, disk: Gate
+) -> None:
+    """Nothing was trained since, but nothing was committed either."""
+    handler = program.handler(save_every=3)
+    steps(program, handler, 3)
+    handler._session.try_to_save(handler._member)
+    disk.failure = OSError(28, "No space left on device")
+    disk.opened.set()
+    wait_until(lambda: program.events("fault"))
+    disk.failure = None
+    handler.close()
+    assert commits(program) == [(3, "finished")]
+
+
+def test_another_handler_waits_for_it(program: Program, disk: Gate) -> None:
+    """It takes the lease over; what is staged in the directory is left over then."""
+    first = program.handler(save_every=3)
+    steps(program, first, 4)
+    assert disk.reached.wait(LIMIT)
+    with pytest.raises(ZeroDivisionError):  # in a notebook, whose cell is run again
+        first.run(lambda: 1 / 0)
+    threading.Timer(0.2, disk.opened.set).start()
+    with program.handler() as second:
+        assert second.total_run_calls == 3
+    assert commits(program)[0] == (3, "periodic")
+
+
+def test_a_copy_that_finds_no_memory_ends_no_training(
+    program: Program, disk: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(*args: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("tfpreempt.checkpoint.dense.copied", copied)
+    with program.handler(save_every=3) as handler:
+        steps(program, handler, 5)
+    [fault] = program.events("fault")
+    assert "async_save=False" in fault["error"]
+    assert commits(program) == [(5, "finished")]
+    assert not list(Path(program.directory).glob(".tfpreempt-staging/*"))
+
+
+def test_one_that_is_given_up_writes_no_more(program: Program) -> None:
+    """Whoever is to leave needs the disk for the newest step."""
+    data = np.zeros(64 << 20, np.uint8)
+    tensor = bundle_writer.DenseTensor(
+        name="x", dtype=4, shape=data.shape, data=data, can_be_cut=False
+    )
+    prefix = str(program.directory / "ckpt")
+    program.directory.mkdir(exist_ok=True)
+    tf.train.Checkpoint().write(prefix)
+    asked = iter([False, False, True])
+    sums = bundle_writer.add(
+        LocalFiles(), prefix, [tensor], 1, unwanted=lambda: next(asked, True)
+    )
+    assert sum(size for size, _ in sums.values()) < data.nbytes

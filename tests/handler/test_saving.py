@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.handler.program import wait_until
+from tfpreempt.checkpoint.payload import Permit
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
@@ -165,20 +165,27 @@ class Slow(Member):
         super().__init__()
         self.opened = threading.Event()
 
-    def capture(self, name: str) -> str:
+    def capture(self, name: str, permit: Permit) -> str:
         self.staged.append(name)
+        self.permit = permit
         return name
 
     def write(self, captured: str) -> str:
         assert self.opened.wait(SECONDS)
         return captured
 
+    def commit(self, staged: Any, because: str, workers: Sequence[int]) -> Commit:
+        if not self.permit.take():
+            self.discard(staged)
+            raise SaveError("given up")
+        return super().commit(staged, because, workers)
+
 
 def begin(saves: CollectiveSaves, member: Member, name: str, faults: list[Any]) -> None:
     saves.begin(member, name, SECONDS, faults.append)  # type: ignore[arg-type]
 
 
-def test_a_async_save_training_is_committed_once_all_parts_are_there(
+def test_an_asynchronous_save_is_committed_once_all_parts_are_there(
     pair: list[CollectiveSaves],
 ) -> None:
     members, faults = [Slow(), Slow()], list[Any]()
@@ -193,37 +200,40 @@ def test_a_async_save_training_is_committed_once_all_parts_are_there(
     assert faults == []
 
 
-def test_whether_a_save_may_begin_is_the_chiefs_word(
+def test_the_next_one_waits_until_all_parts_of_it_are_there(
     pair: list[CollectiveSaves],
 ) -> None:
-    """A worker whose own part is written does not go ahead of the others."""
-    members = [Slow(), Slow()]
-    for saves, member in zip(pair, members, strict=True):
-        begin(saves, member, "periodic-1", [])
-    members[1].opened.set()
-    pair[1].wait()
-    assert not pair[0].may_begin("periodic-2", SECONDS)
-    assert not pair[1].may_begin("periodic-2", SECONDS)
-    members[0].opened.set()
+    chief, other = Slow(), Slow()
+    chief.opened.set()
+    begin(pair[0], chief, "periodic-1", [])
+    next_one = threading.Thread(target=begin, args=(pair[0], chief, "periodic-2", []))
+    next_one.start()
+    assert chief.staged == ["periodic-1"]
+    other.opened.set()
+    for number in (1, 2):
+        begin(pair[1], other, f"periodic-{number}", [])
+    next_one.join(SECONDS)
     pair[0].wait()
-    assert pair[0].may_begin("periodic-3", SECONDS)
-    assert pair[1].may_begin("periodic-3", SECONDS)
+    assert chief.present == [(0, 1), (0, 1)]
 
 
-def test_no_save_begins_where_the_chief_is_through(
+def test_a_chief_that_comes_late_finds_the_parts_of_the_others(
     pair: list[CollectiveSaves],
 ) -> None:
-    """It has the word, and does not come to the same place any more."""
-    waits = threading.Timer(0.1, pair[0].finishing)
-    waits.start()
-    start = time.monotonic()
-    assert pair[1].may_begin("periodic-1", 60.0) is None
-    assert pair[1].may_begin("periodic-2", 60.0) is None
-    assert time.monotonic() - start < SECONDS
-    waits.join()
-    pair[1].finishing()
-    assert pair[0].may_begin("periodic-3", SECONDS)  # of the next fit
-    assert pair[1].may_begin("periodic-3", SECONDS)
+    """It may have been busy with a validation of its own for longer than any limit."""
+    chief, other, faults = Slow(), Slow(), list[Any]()
+    for member in (chief, other):
+        member.opened.set()
+    for number in range(3):
+        name = f"periodic-{number}"
+        pair[1].begin(other, name, 0.05, faults.append)  # type: ignore[arg-type]
+        pair[1].wait()
+    for number in range(3):
+        name = f"periodic-{number}"
+        pair[0].begin(chief, name, 0.05, faults.append)  # type: ignore[arg-type]
+        pair[0].wait()
+    assert chief.present == [(0, 1)] * 3
+    assert faults == []
 
 
 def test_what_the_chief_has_committed_stands_everywhere(
@@ -246,7 +256,7 @@ def test_a_part_that_cannot_be_captured_drops_the_save(
     pair: list[CollectiveSaves],
 ) -> None:
     class Broken(Slow):
-        def capture(self, name: str) -> str:
+        def capture(self, name: str, permit: Permit) -> str:
             raise SaveError("the disk is full")
 
     chief, faults = Slow(), list[Any]()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ def add(
     tensors: Sequence[DenseTensor],
     threads: int,
     *,
-    is_async: bool = False,
+    unwanted: Callable[[], bool] | None = None,
 ) -> dict[str, tuple[int, int]]:
     """Adds tensors to the checkpoint at a prefix, which nobody reads yet.
 
@@ -124,7 +124,8 @@ def add(
         prefix: TensorFlow's, a path.
         tensors: what is added.
         threads: how many write, and how many data files there will be more.
-        is_async: whether training goes on meanwhile.
+        unwanted: given where training goes on meanwhile; once it is true nothing more
+            is written, and what there is is no checkpoint.
 
     Returns:
         Size and crc32c of the new data files, by path. They are on the disk; what
@@ -140,8 +141,11 @@ def add(
     before = header.num_shards
     header.num_shards = count = before + len(shares)
     index[b""] = header.SerializeToString()
-    is_over = threading.Event()
-    piece_bytes = _PIECE_BYTES_ASYNC if is_async else _PIECE_BYTES
+    failed = threading.Event()
+    piece_bytes = _PIECE_BYTES if unwanted is None else _PIECE_BYTES_ASYNC
+
+    def is_over() -> bool:
+        return failed.is_set() or (unwanted is not None and unwanted())
 
     def write(shard: int) -> _Part:
         path = data_file(prefix, shard, count)
@@ -153,7 +157,7 @@ def add(
         range(before, count),
         threads=len(shares),
         name="tfpreempt-write",
-        failed=is_over,
+        failed=failed,
         patience=_PATIENCE_SECONDS,
     )
     for part in parts:
@@ -211,7 +215,7 @@ def _write_part(
     shard: int,
     share: Sequence[_Stretch],
     piece_bytes: int,
-    is_over: threading.Event,
+    is_over: Callable[[], bool],
 ) -> _Part:
     """Writes and syncs one data file; in a thread of its own."""
     whole = checksum.Sum()
@@ -221,8 +225,8 @@ def _write_part(
         for stretch in share:
             crc, data = 0, stretch.data
             for start in range(0, data.nbytes, piece_bytes):
-                if is_over.is_set():
-                    return  # another thread has failed, and all this goes
+                if is_over():
+                    return  # another thread has failed, say, and all this goes
                 piece = data[start : start + piece_bytes]
                 yield piece.data  # and behind this it was written
                 crc = checksum.extended(crc, piece)

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfpreempt.checkpoint.bundle_writer import DenseTensor
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.state import State
+
+
+class Permit:
+    """Whether an asynchronous save may commit still. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_taken = self._is_given_up = False
+
+    def take(self) -> bool:
+        """Just before the marker; True: it is committed from here on."""
+        with self._lock:
+            self._is_taken = not self._is_given_up
+            return self._is_taken
+
+    def give_up(self) -> bool:
+        """It commits nothing any more; False where it has begun to."""
+        with self._lock:
+            self._is_given_up = not self._is_taken
+            return self._is_given_up
+
+    def is_given_up(self) -> bool:
+        """Whether nothing will come of it."""
+        return self._is_given_up
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +48,8 @@ class Staged:
         number: the directory number in the own form.
         prefix: where a flat checkpoint lies; None in the own form.
         is_empty: a save_fn returned None: there is nothing to commit.
-        is_async: it is written while training goes on, which changes all tensors.
+        permit: of an asynchronous save, which is written while training goes on, and
+            changes all tensors; None where training waits.
         tensors: those that were captured, and are not written yet.
         sums: size and crc32c of files that are on the disk already, by path.
     """
@@ -35,9 +61,14 @@ class Staged:
     number: int
     prefix: str | None = None
     is_empty: bool = False
-    is_async: bool = False
+    permit: Permit | None = None
     tensors: Sequence[DenseTensor] = ()
     sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether training goes on while it is written."""
+        return self.permit is not None
 
 
 class Payload:

@@ -24,7 +24,7 @@ from tfpreempt.checkpoint.fence import Held
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.manifest import Manifest
-from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.checkpoint.state import sync_states, try_states, write_states
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
@@ -169,10 +169,16 @@ class CheckpointSaver:
         Raises:
             SaveError: the disk; says what to do.
         """
-        return self.write(self.capture(step, attempt, False, *args, **kwargs))
+        return self.write(self.capture(step, attempt, None, *args, **kwargs))
 
     def capture(
-        self, step: int, attempt: str, is_async: bool, /, *args: Any, **kwargs: Any
+        self,
+        step: int,
+        attempt: str,
+        permit: Permit | None,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> Staged:
         """Takes this worker's part of a save as it is now.
 
@@ -182,8 +188,8 @@ class CheckpointSaver:
         Args:
             step: the step that is saved, equal on all workers.
             attempt: equal on all workers of this save and unique to it.
-            is_async: whether training goes on while it is written. Otherwise nothing
-                is copied, and nothing may change before `write` was called.
+            permit: of an asynchronous save. With None nothing is copied, and nothing
+                may change before `write` was called.
             *args: for CheckpointManager.save, or the save_fn.
             **kwargs: for CheckpointManager.save, or the save_fn.
 
@@ -197,7 +203,7 @@ class CheckpointSaver:
             directory=directory,
             started_at=self.clock.monotonic(),
             number=step,
-            is_async=is_async,
+            permit=permit,
         )
         with self._saving(save):
             prepare = functools.partial(self._prepare, directory)

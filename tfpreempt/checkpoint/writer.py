@@ -274,7 +274,11 @@ class _OwnPayload(_Tracked):
         prefix = os.path.join(save.directory, layout.PAYLOAD)
         threads = max(1, bundle_writer.THREADS // 2) if save.is_async else bundle_writer.THREADS
         sums = bundle_writer.add(
-            self.files, prefix, save.tensors, threads, is_async=save.is_async
+            self.files,
+            prefix,
+            save.tensors,
+            threads,
+            unwanted=save.permit.is_given_up if save.permit else None,
         )
         return dataclasses.replace(save, tensors=(), sums=sums)
 

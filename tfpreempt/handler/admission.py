@@ -101,6 +101,7 @@ def admit(
         copies=mirror,
         lease=lease,
     )
+    session.wait_for_save()  # its lease, and what it has staged, are another's soon
     start = Start(
         make,
         own,

@@ -13,7 +13,7 @@ from tfpreempt.checkpoint import catalog, handle
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.checkpoint.remote.exchange import ShardExchange, clear_others
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.remote.status import MirrorStatus
@@ -80,24 +80,30 @@ class Commits:
             *args: for a manager's `save`, or a save_fn.
             **kwargs: likewise.
         """
-        return self.write(self._capture(step, name, False, *args, **kwargs))
+        return self.write(self._capture(step, name, None, *args, **kwargs))
 
-    def capture(self, step: int, name: str) -> Staged:
+    def capture(self, step: int, name: str, permit: Permit) -> Staged:
         """Takes this worker's part of an asynchronous save.
 
         Args:
             step: see `stage`.
             name: see `stage`.
+            permit: of the save.
         """
-        return self._capture(step, name, True)
+        return self._capture(step, name, permit)
 
     def _capture(
-        self, step: int, name: str, is_async: bool, *args: Any, **kwargs: Any
+        self,
+        step: int,
+        name: str,
+        permit: Permit | None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Staged:
         if self.counter is not None:
             self.counter.assign(step)
         attempt = f"{self.token}-{name}"
-        return self.saver.capture(step, attempt, is_async, *args, **kwargs)
+        return self.saver.capture(step, attempt, permit, *args, **kwargs)
 
     def write(self, captured: Staged) -> Staged:
         """Writes what was captured; any thread."""

@@ -367,6 +367,7 @@ class PreemptionCheckpointHandler:
         elif not member.is_closed:
             if not session.exit.left:
                 was_preemption(error, session, is_whole=session.is_whole)
+                session.wait_for_save()
                 session.exit.finish_mirrors([member])
             session.part(member)
         return False
@@ -379,10 +380,9 @@ class PreemptionCheckpointHandler:
         session.enter(member, what, stages)
         self._unsaved.compare()
         every = self._save_steps
-        is_due = every is not None and member.step % every == 0
-        if member.has_moved and (is_due or member.is_late):
+        if every is not None and member.has_moved and member.step % every == 0:
             session.try_to_save(member, stages)
-        if member.runs < 4 or member.is_late:
+        if member.runs < 4:
             member.stop_at = member.runs
         elif every is None:
             member.stop_at = NEVER

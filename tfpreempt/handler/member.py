@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored
 from tfpreempt.core.journal import Journal, journal_directory
@@ -49,7 +49,7 @@ class Member:
             and has saved nothing since: the end may come without another step.
         left_at: its step when its exit was served. SystemExit may have been caught, or
             the exit function come back: another handler may go on from its commit.
-        is_late: whether a periodic save is due that waits for the one before it.
+        was_async: whether its newest save is asynchronous: it may come to nothing.
         is_armed: whether training has begun.
         is_at_end: whether what it is in the midst of came to its end, and `close` may
             commit that.
@@ -70,7 +70,7 @@ class Member:
     saved_at: int | None = 0
     is_resumed: bool = False
     left_at: int | None = None
-    is_late: bool = False
+    was_async: bool = False
     is_armed: bool = False
     is_at_end: bool = False
     is_closed: bool = False
@@ -161,21 +161,23 @@ class Member:
             *args: the user's, for a manager's `save` or a save_fn.
             **kwargs: likewise.
         """
-        self._begin_save()
+        self._begin_save(is_async=False)
         return self.commits.stage(self.step, name, *args, **kwargs)
 
-    def capture(self, name: str) -> Staged:
+    def capture(self, name: str, permit: Permit) -> Staged:
         """Takes this worker's part of an asynchronous save.
 
         Args:
             name: see `stage`.
+            permit: of the save.
         """
-        self._begin_save()
-        return self.commits.capture(self.step, name)
+        self._begin_save(is_async=True)
+        return self.commits.capture(self.step, name, permit)
 
-    def _begin_save(self) -> None:
+    def _begin_save(self, *, is_async: bool) -> None:
         self.saved_at = self.runs
-        self.is_resumed = self.is_late = False
+        self.is_resumed = False
+        self.was_async = is_async
 
     def commit(
         self, staged: Staged, because: str, workers: Sequence[int]
@@ -198,7 +200,8 @@ class Member:
             ),
             step_seconds=deadlines.step_seconds() or None,
         )
-        deadlines.save_seconds = commit.save_seconds
+        if not staged.is_async:  # that takes longer, as training goes on beside it
+            deadlines.save_seconds = commit.save_seconds
         self.record(commit)
         log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
         return commit

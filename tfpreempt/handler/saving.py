@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
@@ -27,7 +27,7 @@ from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import SAFETY
 from tfpreempt.core.events import Commit, Fault
-from tfpreempt.errors import CheckpointError, SaveError
+from tfpreempt.errors import SaveError
 from tfpreempt.handler.async_save import AsyncSave
 from tfpreempt.handler.member import Member, Members
 
@@ -59,17 +59,17 @@ class CollectiveSaves:
         self._prefix = f"tfpreempt/{incarnation}/save"
         self._runtime = runtime
         self._fit = 1  # how often training came to its end here, plus one
-        self._final: set[int] = set()  # workers that are through
+        self._final: set[int] = set()  # workers that are through (on the chief)
         self._listens = False
-        self._when_through: Callable[[], None] = lambda: None  # for whoever waits
+        self._gathering: Gathering | None = None
         self._lock = threading.Lock()  # of the next one
         self._newest: dict[str, tuple[str, int]] = {}  # by token: its name and step
         self._under_way: AsyncSave | None = None
 
     def finishing(self) -> None:
-        """This worker is through: the others' saves do not wait for it any more."""
+        """This worker is through: the chief's saves do not wait for it any more."""
         self.wait()
-        if self._cluster.world > 1:
+        if not self._cluster.is_chief:
             name = f"{self._prefix}/final-{self._fit}/{self._cluster.worker}"
             self._runtime.insert(name, keys.encode(True), lambda held: None)
         self._fit += 1
@@ -114,6 +114,8 @@ class CollectiveSaves:
     ) -> None:
         """All workers begin an asynchronous periodic save now.
 
+        One that is under way is waited for.
+
         Args:
             member: saves.
             name: see `save`.
@@ -125,44 +127,26 @@ class CollectiveSaves:
         """
         self.wait()
         self._remember(member, name)
+        permit = Permit()
         go_on = functools.partial(self._complete, member, name, "periodic", timeout)
+        captured = None
         try:
-            captured = member.capture(name)
+            captured = member.capture(name, permit)
+            write = functools.partial(member.commits.write, captured)
+            complete = functools.partial(go_on, write)
+            self._under_way = AsyncSave(name, permit, complete, told)
         except BaseException as error:
+            if captured is not None:
+                member.commits.discard(captured)
             with contextlib.suppress(type(error)):
                 go_on(functools.partial(_raise, error))  # the peers are told
+            if isinstance(error, MemoryError) or captured is not None:
+                raise SaveError(
+                    f"no asynchronous save could begin ({error or 'no memory'}): it "
+                    "takes memory for a copy of the state, and a thread. With "
+                    "async_save=False it takes neither."
+                ) from error
             raise
-        write = functools.partial(member.commits.write, captured)
-        self._under_way = AsyncSave(name, functools.partial(go_on, write), told)
-
-    def may_begin(self, name: str, timeout: float) -> bool | None:
-        """Whether no asynchronous save is under way; equal on all workers.
-
-        The chief's is over when all parts of it are, so it has the word.
-
-        Args:
-            name: of the save that is due; asked for once.
-            timeout: seconds to wait for the chief.
-
-        Returns:
-            None where the chief is through, so that nothing will be committed.
-        """
-        if self._cluster.is_chief:
-            is_free = not self.is_busy
-            self._say(f"{name}/begin", is_free)
-            return is_free
-        self._listen([0])
-
-        def ask(then: Callable[[str], None]) -> None:
-            self._when_through = lambda: then(through)
-            if self._final:
-                then(through)
-            else:
-                self._get(f"{name}/begin", then)
-
-        through = ""
-        told = answer(ask, timeout)
-        return None if told == through else _is_yes(told)
 
     @property
     def is_busy(self) -> bool:
@@ -181,7 +165,7 @@ class CollectiveSaves:
         under_way = self._under_way
         return under_way is None or under_way.wait(seconds)
 
-    def make_way(self, left: float, save_seconds: float) -> None:
+    def make_way(self, left: float, save_seconds: float | None) -> None:
         """Before the save of a preemption: the asynchronous one ends, or is given up.
 
         Where both have time it is waited for. Where a new one has none it is too: a
@@ -190,12 +174,16 @@ class CollectiveSaves:
 
         Args:
             left: seconds until the commit must be made.
-            save_seconds: what a new one takes.
+            save_seconds: what a new one takes; None where nobody knows.
         """
-        under_way, self._under_way = self._under_way, None
+        under_way = self._under_way
         if under_way is None:
             return
-        limit = left - save_seconds if left > save_seconds else left
+        limit = left
+        if save_seconds is None:
+            limit = left / 2
+        elif left > save_seconds:
+            limit = left - save_seconds
         if under_way.wait(limit) or not self._cluster.is_chief:
             return
         if under_way.give_up():
@@ -220,7 +208,6 @@ class CollectiveSaves:
         because: str,
         timeout: float,
         write: Callable[[], Staged],
-        may_commit: Callable[[], bool] = lambda: True,
     ) -> Commit | None:
         """Writes this worker's part; the chief goes on to the commit. Any thread."""
         if not self._cluster.is_chief:
@@ -242,10 +229,7 @@ class CollectiveSaves:
                 member.commits.discard(staged)
                 raise _without(missing, because, f" within {timeout:g} s")
             present = sorted(set(range(self._cluster.world)) - absent)
-            if may_commit():
-                commit = member.commit(staged, because, present)
-            else:
-                member.commits.discard(staged)
+            commit = member.commit(staged, because, present)
         finally:  # a notice at the same step asks what came of it
             if commit is None:
                 self._forget(name)
@@ -298,15 +282,14 @@ class CollectiveSaves:
             by=self._cluster.worker,
             then=then,
         )
-        over = "its training is over"
-        self._when_through = lambda: gathering.give_up(frozenset(self._final), over)
-        self._when_through()
+        self._gathering = gathering
+        gathering.give_up(frozenset(self._final), "its training is over")
         late = gathering.wait(timeout)
         gathering.give_up(late, f"no part within {timeout:g} s")
         return absent | late
 
     def _listen(self, others: Sequence[int]) -> None:
-        """Hears, from now on, which of these workers are through."""
+        """On the chief: hears, from now on, who is through."""
         if self._listens:
             return
         self._listens = True
@@ -314,8 +297,8 @@ class CollectiveSaves:
 
         def then(index: int, text: str) -> None:
             final.add(others[index])
-            if final is self._final:
-                self._when_through()
+            if self._gathering is not None:
+                self._gathering.give_up(frozenset(final), "its training is over")
 
         names = [f"{self._prefix}/final-{self._fit}/{j}" for j in others]
         self._runtime.get_each(names, then)
@@ -343,15 +326,20 @@ class RoundSave:
     def stage(self, stages: Stages) -> bool:
         """Writes this worker's part; whether it could."""
         name = f"round-{self.coordinator.state.round}"
-        self._began = self.clock.monotonic()
         deadlines = self.coordinator.deadlines
         is_periodic = self.coordinator.state.notice is NoticeKind.PERIODIC
         if is_periodic:
             self.collective.wait()
         else:
-            needed = SAFETY * (deadlines.save_seconds or 0.0)
+            took = deadlines.save_seconds
+            needed = None if took is None else SAFETY * took
             self.collective.make_way(deadlines.left, needed)
-        due = [member for member in self.members if member.has_moved]
+        self._began = self.clock.monotonic()
+        due = [
+            member
+            for member in self.members
+            if member.has_moved or not (is_periodic or self._stands(member))
+        ]
         if is_periodic and len(due) == 1:
             [member] = due
             if member.saves_async and member not in stages:
@@ -366,6 +354,11 @@ class RoundSave:
             return False
         return True
 
+    def _stands(self, member: Member) -> bool:
+        """Whether its newest save did not come to nothing meanwhile."""
+        limit = self.coordinator.deadlines.left
+        return not member.was_async or self.collective.stands(member, limit)
+
     def _begin(self, member: Member, name: str) -> bool:
         """All have agreed on this step; the save itself is asynchronous."""
         self._is_async = True
@@ -373,7 +366,7 @@ class RoundSave:
         limit = self.coordinator.deadlines.save_timeout
         try:
             self.collective.begin(member, name, limit, told)
-        except CheckpointError as error:
+        except Exception as error:  # noqa: BLE001 - told to all workers; all train on
             told(error)
         return True
 

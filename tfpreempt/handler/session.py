@@ -376,6 +376,7 @@ class Session:
         if not self.exit.left:
             if connection() is None and not self.exit.detached:
                 self.failed(UsageError(f"{member.amid} did not come to its end"))
+            self._collective.wait()
             self.exit.finish_mirrors([member])
         self.part(member)
 
@@ -385,7 +386,12 @@ class Session:
         Returns:
             Why it could not be saved, to be raised when all is put away.
         """
-        if member.has_moved or member.is_resumed:
+        self._collective.wait()
+        limit = self.coordinator.deadlines.save_timeout
+        came_to_nothing = member.was_async and not self._collective.stands(
+            member, limit
+        )
+        if member.has_moved or member.is_resumed or came_to_nothing:
             try:
                 self.save_together(member, "finished")
             except Exception as error:  # noqa: BLE001 - of a State, say; raised later
@@ -516,8 +522,7 @@ class Session:
     def try_to_save(self, member: Member, stages: Stages = PLAIN) -> None:
         """A periodic save. A failure is logged and recorded, and training goes on.
 
-        It is asynchronous where it can be. Where such a one is under way, `is_late` is
-        set, and this is to be called at the next boundary again.
+        It is asynchronous where it can be, and begins once the one before it is over.
         """
         try:
             if member.saves_async and member not in stages:
@@ -531,12 +536,9 @@ class Session:
         self._saves += 1
         name = f"periodic-{self._saves}-{member.commits.token}"
         limit = self.coordinator.deadlines.save_timeout
-        may_begin = self._collective.may_begin(name, limit)
-        member.is_late = may_begin is False  # not where the chief is through
-        if may_begin:
-            told = functools.partial(self.members.fault, "periodic save")
-            with held_back(lambda: True):
-                self._collective.begin(member, name, limit, told)
+        told = functools.partial(self.members.fault, "periodic save")
+        with held_back(lambda: True):
+            self._collective.begin(member, name, limit, told)
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
         """Waits for the asynchronous save that is under way; any thread.

@@ -71,10 +71,10 @@ def write_slowly() -> None:
     writer.SMALL_BYTES = writer.WORTH_BYTES = 0
     add = bundle_writer.add
 
-    def held(*args: Any, is_async: bool, **more: Any) -> Any:
-        if is_async:
+    def held(*args: Any, unwanted: Any, **more: Any) -> Any:
+        if unwanted is not None:
             hold("write")
-        return add(*args, is_async=is_async, **more)
+        return add(*args, unwanted=unwanted, **more)
 
     bundle_writer.add = held
 

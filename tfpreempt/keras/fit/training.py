@@ -255,11 +255,9 @@ class Training:
         else:
             is_due = every == "epoch" and self._committed not in (None, steps.epoch)
             self._committed = steps.epoch
-        if (is_due or member.is_late) and member.has_moved:
+        if is_due and member.has_moved:
             self._session.arm(member)
             self._session.try_to_save(member)
-        if member.is_late:
-            left = 1
         steps.stop_at = member.runs + left
 
     def wait_for_mirror(self, timeout: float | None) -> bool:
