@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program, wait_until
-from tfpreempt.checkpoint import bundle_writer, writer
+from tfpreempt.checkpoint import bundle_writer
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.testing.storage import FaultyStore
@@ -47,8 +47,8 @@ class Gate:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """What is saved is all taken from TensorFlow, and waits for the gate."""
-    monkeypatch.setattr(writer, "SMALL_BYTES", 0)
-    monkeypatch.setattr(writer, "WORTH_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
     gate = Gate()
     monkeypatch.setattr(bundle_writer, "add", gate.add)
     yield gate

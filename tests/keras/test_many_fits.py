@@ -29,7 +29,7 @@ from tests.keras.small_fit import (  # noqa: E402
     values,
 )
 from tfpreempt import TerminationConfig, errors, save_all_states  # noqa: E402
-from tfpreempt.checkpoint import bundle_writer, writer  # noqa: E402
+from tfpreempt.checkpoint import bundle_writer  # noqa: E402
 from tfpreempt.core.journal import journal_directory, read_journal  # noqa: E402
 from tfpreempt.keras.fit.steps import Steps  # noqa: E402
 from tfpreempt.keras.record import Encoded  # noqa: E402
@@ -397,18 +397,18 @@ def test_asynchronous_commits_hold_what_synchronous_ones_do(
     on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Byte for byte, though steps change every variable before one is written."""
-    monkeypatch.setattr(writer, "SMALL_BYTES", 0)
-    monkeypatch.setattr(writer, "WORTH_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
     add = bundle_writer.add
     trained = threading.Semaphore(0)
 
-    def add_later(*args: Any, is_async: bool, **more: Any) -> Any:
-        if is_async:
+    def add_later(*args: Any, unwanted: Any, **more: Any) -> Any:
+        if unwanted is not None:
             while trained.acquire(blocking=False):
                 pass
             for _ in range(2):
                 trained.acquire(timeout=1.0)  # at the end no batch comes any more
-        return add(*args, is_async=is_async, **more)
+        return add(*args, unwanted=unwanted, **more)
 
     monkeypatch.setattr(bundle_writer, "add", add_later)
 

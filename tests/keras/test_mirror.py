@@ -9,7 +9,7 @@ import pytest
 
 from tests.keras.small_fit import machine, values
 from tfpreempt import errors
-from tfpreempt.checkpoint import bundle_writer, writer
+from tfpreempt.checkpoint import bundle_writer
 from tfpreempt.testing.storage import FaultyStore
 
 pytestmark = pytest.mark.tensorflow
@@ -70,13 +70,13 @@ def test_a_copy_that_did_not_come_to_its_end_is_told(monkeypatch) -> None:
 
 def test_who_waits_for_the_copy_waits_for_the_save_before_it(monkeypatch) -> None:
     """An asynchronous save that has begun is one of those that are copied."""
-    monkeypatch.setattr(writer, "SMALL_BYTES", 0)
-    monkeypatch.setattr(writer, "WORTH_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
     add, opened = bundle_writer.add, threading.Event()
 
-    def add_later(*args, is_async, **more):
-        assert not is_async or opened.wait(20.0)
-        return add(*args, is_async=is_async, **more)
+    def add_later(*args, unwanted, **more):
+        assert unwanted is None or opened.wait(20.0)
+        return add(*args, unwanted=unwanted, **more)
 
     monkeypatch.setattr(bundle_writer, "add", add_later)
     told = []

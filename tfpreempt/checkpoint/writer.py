@@ -272,7 +272,9 @@ class _OwnPayload(_Tracked):
         if not save.tensors:
             return save
         prefix = os.path.join(save.directory, layout.PAYLOAD)
-        threads = max(1, bundle_writer.THREADS // 2) if save.is_async else bundle_writer.THREADS
+        threads = bundle_writer.THREADS
+        if save.is_async:  # the others are for training
+            threads = max(1, threads // 2)
         sums = bundle_writer.add(
             self.files,
             prefix,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from toy_model import INDEX, Model, hold, log_to_stdout, make_strategy, say
 
 from tfpreempt import PreemptionCheckpointHandler, State, TerminationConfig
-from tfpreempt.checkpoint import bundle_writer, writer
+from tfpreempt.checkpoint import bundle_writer
 
 FAILURES = {
     "tensorflow": tf.errors.ResourceExhaustedError(None, None, "no room for the batch"),
@@ -68,7 +68,7 @@ def mount_own_disk(path: str) -> None:
 
 def write_slowly() -> None:
     """Asynchronous saves write each tensor from its copy, when the test lets them."""
-    writer.SMALL_BYTES = writer.WORTH_BYTES = 0
+    bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 0
     add = bundle_writer.add
 
     def held(*args: Any, unwanted: Any, **more: Any) -> Any:
