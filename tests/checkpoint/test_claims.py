@@ -236,3 +236,21 @@ def test_a_claim_that_is_cleared_away_meanwhile_is_made_anew(staged):
     assert os.path.exists(str(staged) + layout.CLAIM_SUFFIX)
     claim.release()
     claim.release()
+
+
+def test_a_folder_that_another_save_has_just_left_is_made_again(tmp_path: Path) -> None:
+    """The end of a save that was given up comes between two lines of the next one."""
+
+    class Emptied(LocalFiles):
+        times = 0
+
+        def make_dirs(self, path: str) -> None:
+            super().make_dirs(path)
+            self.times += 1
+            if self.times == 1:
+                os.rmdir(path)
+
+    staged = str(tmp_path / ".tfpreempt-staging" / "one")
+    claim = claims.take(Emptied(), staged)
+    assert claim is not None
+    claim.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import threading
 import time
 import weakref
@@ -15,7 +16,10 @@ import pytest
 import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program, wait_until
+from tfpreempt import errors
 from tfpreempt.checkpoint import bundle_writer
+from tfpreempt.checkpoint.payload import Permit
+from tfpreempt.core.deadline import SAFETY, until_end
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.testing.storage import FaultyStore
@@ -24,9 +28,14 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
 
 class Gate:
-    """The disk: whoever writes a large tensor waits until it is opened."""
+    """The disk: whoever writes a large tensor waits until it is opened.
+
+    Attributes:
+        holds: so many writers; None: all.
+    """
 
     def __init__(self) -> None:
+        self.holds: int | None = None
         self.opened = threading.Event()
         self.reached = threading.Event()
         self.failure: OSError | None = None
@@ -36,6 +45,10 @@ class Gate:
         if threading.current_thread() is not threading.main_thread():
             self.tensors = [weakref.ref(each.data) for each in args[2]]
             self.reached.set()
+            if self.holds is not None:
+                self.holds -= 1
+                if self.holds < 0:
+                    return self.really(*args, **kwargs)
             assert self.opened.wait(LIMIT)
             if self.failure is not None:
                 raise self.failure
@@ -199,6 +212,69 @@ def test_a_notice_gives_up_what_would_take_too_long(
     assert [step for step, _ in commits(program)] == [4, 5]
 
 
+def test_a_notice_ends_the_wait_for_the_save_before(
+    program: Program, disk: Gate
+) -> None:
+    """The disk is slower than saves are apart, and training stands still for it."""
+    disk.holds = 1
+    handler = program.handler(save_every=3, config={"grace_period": 3.0})
+    steps(program, handler, 6)
+    assert disk.reached.wait(LIMIT)
+    handler._session.coordinator.deadlines.save_seconds = 1.0
+    threading.Timer(0.2, program.button.press).start()
+    handler.run(program.step)  # the seventh begins when the wait is over
+    handler.run(program.step)
+    assert program.exits == 1
+    assert commits(program)[-1] == (7, "preemption")
+    assert 3 not in dict(commits(program))
+    disk.opened.set()
+    handler.close()
+
+
+@pytest.mark.timeout(25)
+def test_who_leaves_does_not_wait_for_what_was_given_up(
+    program: Program, disk: Gate
+) -> None:
+    """Its disk hangs, say, for all of a long grace."""
+    disk.holds = 1
+    handler = program.handler(save_every=3, config={"grace_period": 90.0})
+    steps(program, handler, 4)
+    assert disk.reached.wait(LIMIT)
+    deadlines = handler._session.coordinator.deadlines
+    deadlines.save_seconds = 0.98 * until_end(90.0) / SAFETY  # one has time alone
+    program.button.press()
+    handler.run(program.step)
+    assert commits(program)[0] == (4, "preemption")
+    assert program.exits == 1
+    disk.opened.set()
+    handler.close()
+
+
+def test_what_it_took_is_known_when_a_notice_comes(
+    program: Program, disk: Gate
+) -> None:
+    """Saves that training waits for are measured, others are all that there is."""
+    with program.handler(save_every=3) as handler:
+        deadlines = handler._session.coordinator.deadlines
+        steps(program, handler, 4)
+        assert disk.reached.wait(LIMIT)
+        assert deadlines.save_seconds is None
+        threading.Event().wait(0.5)
+        disk.opened.set()
+        wait_until(lambda: commits(program))
+        assert handler._session.wait_for_save(LIMIT)
+        beside = deadlines.save_seconds
+        assert beside is not None
+        assert beside >= 0.5
+        handler.save()
+        waited_for = deadlines.save_seconds
+        assert waited_for is not None
+        assert waited_for < beside
+        steps(program, handler, 7)
+        assert handler._session.wait_for_save(LIMIT)
+        assert deadlines.save_seconds <= waited_for
+
+
 def test_a_notice_at_its_very_step_leaves_with_it(program: Program, disk: Gate) -> None:
     handler = program.handler(save_every=3, config={"grace_period": LIMIT})
     steps(program, handler, 3)
@@ -270,17 +346,28 @@ def test_another_handler_waits_for_it(program: Program, disk: Gate) -> None:
     assert commits(program)[0] == (3, "periodic")
 
 
-def test_a_copy_that_finds_no_memory_ends_no_training(
-    program: Program, disk: Gate, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (MemoryError(), "async_save=False"),
+        (RuntimeError("can't start new thread"), "new thread"),
+    ],
+)
+def test_a_copy_that_cannot_be_made_ends_no_training(
+    program: Program,
+    disk: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Exception,
+    said: str,
 ) -> None:
     def copied(*args: Any) -> Any:
-        raise MemoryError
+        raise problem
 
     monkeypatch.setattr("tfpreempt.checkpoint.dense.copied", copied)
     with program.handler(save_every=3) as handler:
         steps(program, handler, 5)
     [fault] = program.events("fault")
-    assert "async_save=False" in fault["error"]
+    assert said in fault["error"]
     assert commits(program) == [(5, "finished")]
     assert not list(Path(program.directory).glob(".tfpreempt-staging/*"))
 
@@ -294,8 +381,27 @@ def test_one_that_is_given_up_writes_no_more(program: Program) -> None:
     prefix = str(program.directory / "ckpt")
     program.directory.mkdir(exist_ok=True)
     tf.train.Checkpoint().write(prefix)
-    asked = iter([False, False, True])
-    sums = bundle_writer.add(
-        LocalFiles(), prefix, [tensor], 1, unwanted=lambda: next(asked, True)
-    )
-    assert sum(size for size, _ in sums.values()) < data.nbytes
+    permit, asked = Permit(), itertools.count()
+
+    def check() -> None:
+        if next(asked) == 2:
+            permit.give_up()
+        permit.check()
+
+    files = RecordingFiles()
+    with pytest.raises(errors.SaveError, match="given up"):
+        bundle_writer.add(files, prefix, [tensor], 1, check=check)
+    written = Path(bundle_writer.data_file(prefix, 0, 1))
+    assert written.stat().st_size < data.nbytes
+    assert files.synced == []
+
+
+class RecordingFiles(LocalFiles):
+    """Knows which files were synced."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+
+    def sync_file(self, path: str) -> None:
+        self.synced.append(path)
+        super().sync_file(path)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.handler.program import wait_until
-from tfpreempt.checkpoint.payload import Permit
+from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
@@ -19,6 +20,9 @@ from tfpreempt.errors import SaveError
 from tfpreempt.handler.saving import CollectiveSaves
 
 SECONDS = 5.0
+
+QUIET = types.SimpleNamespace(state=types.SimpleNamespace(notice=None))
+"""As the coordinator is while there is no notice."""
 
 
 class Member:
@@ -33,15 +37,22 @@ class Member:
         self.present: list[Sequence[int]] = []
         self.discarded = 0
 
-    def stage(self, name: str) -> str:
+    def stage(self, name: str, permit: Permit | None = None) -> Staged:
         self.staged.append(name)
-        return name
+        return Staged(
+            step=1,
+            attempt=name,
+            directory=name,
+            started_at=0.0,
+            number=1,
+            permit=permit,
+        )
 
-    def commit(self, staged: Any, because: str, workers: Sequence[int]) -> Commit:
+    def commit(self, staged: Staged, because: str, workers: Sequence[int]) -> Commit:
         self.present.append(tuple(workers))
         return Commit(
             step=1,
-            path=staged,
+            path=staged.directory,
             sequence=1,
             world_size=2,
             save_seconds=0.0,
@@ -49,7 +60,7 @@ class Member:
             because=because,
         )
 
-    def discard(self, staged: Any) -> None:
+    def discard(self, staged: Staged) -> None:
         self.discarded += 1
 
 
@@ -61,6 +72,8 @@ def pair() -> list[CollectiveSaves]:
             Cluster(worker=worker, jobs=(("worker", 2),)),
             "test",
             Runtime(store, SystemClock(), lambda error: None, deaths_every=60.0),
+            QUIET,  # type: ignore[arg-type]
+            [],  # type: ignore[arg-type]
         )
         for worker in range(2)
     ]
@@ -165,19 +178,16 @@ class Slow(Member):
         super().__init__()
         self.opened = threading.Event()
 
-    def capture(self, name: str, permit: Permit) -> str:
-        self.staged.append(name)
-        self.permit = permit
-        return name
+    def capture(self, name: str, permit: Permit) -> Staged:
+        return self.stage(name, permit)
 
-    def write(self, captured: str) -> str:
+    def write(self, captured: Staged) -> Staged:
         assert self.opened.wait(SECONDS)
         return captured
 
-    def commit(self, staged: Any, because: str, workers: Sequence[int]) -> Commit:
-        if not self.permit.take():
-            self.discard(staged)
-            raise SaveError("given up")
+    def commit(self, staged: Staged, because: str, workers: Sequence[int]) -> Commit:
+        assert staged.permit is not None
+        staged.permit.take()
         return super().commit(staged, because, workers)
 
 
@@ -243,10 +253,10 @@ def test_what_the_chief_has_committed_stands_everywhere(
     members = [Slow(), Slow()]
     for saves, member in zip(pair, members, strict=True):
         begin(saves, member, "periodic-1", [])
-    pair[1].make_way(0.0, 0.0)
+    pair[1].end_async_within(0.0)
     for member in members:
         member.opened.set()
-    pair[0].make_way(SECONDS, 0.0)
+    pair[0].end_async_within(SECONDS)
     assert members[0].present == [(0, 1)]
     for saves, member in zip(pair, members, strict=True):
         assert saves.stands(member, SECONDS)  # type: ignore[arg-type]
@@ -256,7 +266,7 @@ def test_a_part_that_cannot_be_captured_drops_the_save(
     pair: list[CollectiveSaves],
 ) -> None:
     class Broken(Slow):
-        def capture(self, name: str, permit: Permit) -> str:
+        def capture(self, name: str, permit: Permit) -> Staged:
             raise SaveError("the disk is full")
 
     chief, faults = Slow(), list[Any]()
@@ -276,9 +286,46 @@ def test_a_save_that_is_given_up_stands_nowhere(pair: list[CollectiveSaves]) -> 
     for saves, member in zip(pair, members, strict=True):
         begin(saves, member, "periodic-1", [])
     for saves in pair:
-        saves.make_way(0.0, 0.0)
+        saves.end_async_within(0.0)
     for saves, member in zip(pair, members, strict=True):
         assert not saves.stands(member, SECONDS)  # type: ignore[arg-type]
         member.opened.set()
     wait_until(lambda: members[0].discarded == 1)
     assert members[0].present == []
+
+
+def test_one_that_is_given_up_waits_for_nobody(pair: list[CollectiveSaves]) -> None:
+    """Who has to leave does not wait for it, and it waits for no part of others."""
+    chief, other = Slow(), Slow()
+    begin(pair[0], chief, "periodic-1", [])
+    pair[0].end_async_within(0.0)
+    assert not pair[0].is_busy
+    chief.opened.set()
+    other.opened.set()
+    begin(pair[1], other, "periodic-1", [])
+    wait_until(lambda: chief.discarded == 1)
+    assert chief.present == []
+
+
+def test_in_a_round_the_part_of_a_worker_that_is_through_is_waited_for(
+    pair: list[CollectiveSaves],
+) -> None:
+    """All have agreed to save, also who stands at its end."""
+    chief, other, faults = Slow(), Slow(), list[Any]()
+    pair[1].finishing()
+    pair[0].save(  # by which it hears of that
+        chief,  # type: ignore[arg-type]
+        "save-1",
+        "save",
+        SECONDS,
+        lambda name: chief.stage(name, Permit()),
+    )
+    assert chief.present == [(0,)]
+    for saves, member in zip(pair, (chief, other), strict=True):
+        saves.begin(member, "round-1", SECONDS, faults.append, in_round=True)  # type: ignore[arg-type]
+    chief.opened.set()
+    assert not pair[0].wait(0.2)
+    other.opened.set()
+    pair[0].wait()
+    assert chief.present == [(0,), (0, 1)]
+    assert faults == []

@@ -402,13 +402,13 @@ def test_asynchronous_commits_hold_what_synchronous_ones_do(
     add = bundle_writer.add
     trained = threading.Semaphore(0)
 
-    def add_later(*args: Any, unwanted: Any, **more: Any) -> Any:
-        if unwanted is not None:
+    def add_later(*args: Any, check: Any, **more: Any) -> Any:
+        if check is not None:
             while trained.acquire(blocking=False):
                 pass
             for _ in range(2):
                 trained.acquire(timeout=1.0)  # at the end no batch comes any more
-        return add(*args, unwanted=unwanted, **more)
+        return add(*args, check=check, **more)
 
     monkeypatch.setattr(bundle_writer, "add", add_later)
 

@@ -74,9 +74,9 @@ def test_who_waits_for_the_copy_waits_for_the_save_before_it(monkeypatch) -> Non
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
     add, opened = bundle_writer.add, threading.Event()
 
-    def add_later(*args, unwanted, **more):
-        assert unwanted is None or opened.wait(20.0)
-        return add(*args, unwanted=unwanted, **more)
+    def add_later(*args, check, **more):
+        assert check is None or opened.wait(20.0)
+        return add(*args, check=check, **more)
 
     monkeypatch.setattr(bundle_writer, "add", add_later)
     told = []

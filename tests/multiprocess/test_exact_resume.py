@@ -104,11 +104,11 @@ def test_real_clusters(
 
 
 def train_while_a_save_is_written(here: Place) -> Cluster:
-    """Step 3 was captured, and is not written; all stand in step 9, in which every
+    """Step 6 was captured, and is not written; all stand in step 9, in which every
     variable is another."""
     here.hold("step", "write")
     cluster = here.train(
-        "mwms", 2, "--save-every", 3, "--hold-in-write", "--hold-at", 8
+        "mwms", 2, "--save-every", 6, "--hold-in-write", "--hold-at", 8
     )
     for worker in cluster:
         worker.wait_line("holding", count=1 + (worker is cluster[0]))
@@ -131,7 +131,7 @@ def test_sigterm_while_a_save_is_written(here: Place, reference: Reference) -> N
     cluster.expect(RESTART, RESTART)
     commits = records(here.checkpoints, "commit")
     assert [(r["step"], r["because"]) for r in commits] == [
-        (3, "periodic"),
+        (6, "periodic"),
         (9, "preemption"),
     ]
     second = here.train("mwms", 2)
@@ -143,15 +143,15 @@ def test_sigterm_while_a_save_is_written(here: Place, reference: Reference) -> N
 def test_what_was_written_while_training_went_on_resumes_exactly(
     here: Place, reference: Reference
 ) -> None:
-    """Nobody is told that the machines go; what they did since step 3 is done again."""
+    """Nobody is told that the machines go; what they did since step 6 is done again."""
     cluster = train_while_a_save_is_written(here)
     here.release("write")
-    cluster.wait_record("commit", step=3)
+    cluster.wait_record("commit", step=6)
     for worker in cluster:
         worker.send(9)
     cluster.expect(-9, -9)
     second = here.train("mwms", 2)
     here.release()
     second.expect(0, 0)
-    assert [worker.lines("restored") for worker in second] == [[["3", "3"]]] * 2
+    assert [worker.lines("restored") for worker in second] == [[["6", "6"]]] * 2
     assert second.results() == reference("mwms", 2)

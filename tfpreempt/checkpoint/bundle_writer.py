@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpreempt import errors
 from tfpreempt.checkpoint import bundle_table
 from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
@@ -115,7 +116,7 @@ def add(
     tensors: Sequence[DenseTensor],
     threads: int,
     *,
-    unwanted: Callable[[], bool] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> dict[str, tuple[int, int]]:
     """Adds tensors to the checkpoint at a prefix, which nobody reads yet.
 
@@ -124,8 +125,9 @@ def add(
         prefix: TensorFlow's, a path.
         tensors: what is added.
         threads: how many write, and how many data files there will be more.
-        unwanted: given where training goes on meanwhile; once it is true nothing more
-            is written, and what there is is no checkpoint.
+        check: given where training goes on meanwhile; called between two pieces: once
+            it raises, nothing more is written or synced, and what there is is no
+            checkpoint.
 
     Returns:
         Size and crc32c of the new data files, by path. They are on the disk; what
@@ -133,6 +135,7 @@ def add(
 
     Raises:
         OSError: as the file system says.
+        Exception: what `check` has raised.
     """
     with open(prefix + ".index", "rb") as file:
         index = dict(bundle_table.entries(file.read()))
@@ -142,15 +145,18 @@ def add(
     header.num_shards = count = before + len(shares)
     index[b""] = header.SerializeToString()
     failed = threading.Event()
-    piece_bytes = _PIECE_BYTES if unwanted is None else _PIECE_BYTES_ASYNC
+    piece_bytes = _PIECE_BYTES if check is None else _PIECE_BYTES_ASYNC
 
-    def is_over() -> bool:
-        return failed.is_set() or (unwanted is not None and unwanted())
+    def check_all() -> None:
+        if failed.is_set():
+            raise errors.SaveError("another thread has failed")  # which is what is told
+        if check is not None:
+            check()
 
     def write(shard: int) -> _Part:
         path = data_file(prefix, shard, count)
         share = shares[shard - before]
-        return _write_part(files, path, shard, share, piece_bytes, is_over)
+        return _write_part(files, path, shard, share, piece_bytes, check_all)
 
     parts = map_in_threads(
         write,
@@ -215,7 +221,7 @@ def _write_part(
     shard: int,
     share: Sequence[_Stretch],
     piece_bytes: int,
-    is_over: Callable[[], bool],
+    check: Callable[[], None],
 ) -> _Part:
     """Writes and syncs one data file; in a thread of its own."""
     whole = checksum.Sum()
@@ -225,8 +231,7 @@ def _write_part(
         for stretch in share:
             crc, data = 0, stretch.data
             for start in range(0, data.nbytes, piece_bytes):
-                if is_over():
-                    return  # another thread has failed, say, and all this goes
+                check()
                 piece = data[start : start + piece_bytes]
                 yield piece.data  # and behind this it was written
                 crc = checksum.extended(crc, piece)
@@ -234,6 +239,7 @@ def _write_part(
             whole.append(crc, data.nbytes)
 
     files.write_pieces(path, pieces())
+    check()
     files.sync_file(path)
     return _Part(size=whole.size, crc32c=whole.crc32c, entries=entries)
 

@@ -56,9 +56,12 @@ def take(files: Files, staged: str) -> Claim | None:
     if paths.is_url(staged):
         return None
     path = staged + layout.CLAIM_SUFFIX
-    files.make_dirs(os.path.dirname(path))
     for _ in range(_TRIES):
-        descriptor = os.open(path, _OPEN | os.O_CREAT, 0o666)
+        files.make_dirs(os.path.dirname(path))
+        try:
+            descriptor = os.open(path, _OPEN | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # another save is over, and its folder was empty
+            continue
         claim = Claim(descriptor)
         if lock(descriptor, fcntl.LOCK_SH, fcntl.lockf) is not False and is_at(
             descriptor, path

@@ -68,10 +68,8 @@ def publish(
     prefix = layout.PAYLOAD if f"{layout.PAYLOAD}.index" in contents else None
     draft = dataclasses.replace(draft, prefix=prefix)
     manifest = seal(files, clock, staged, contents, [target], draft)
-    if staged.permit is not None and not staged.permit.take():
-        raise errors.SaveError(
-            f"the asynchronous save of step {staged.step} was given up for a newer one"
-        )
+    if staged.permit is not None:
+        staged.permit.take()
     if os.path.dirname(target) != directory:  # else it has its last name already
         number, sequence = staged.number, draft.sequence
         target = free_target(files, clock, directory, number, sequence)

@@ -142,5 +142,5 @@ def _in_memory(name: str, tensor: tf.Tensor) -> DenseTensor:
         shape=tuple(tensor.shape),
         data=np.asarray(tf.reshape(tensor, [-1])).view(np.uint8),
         can_be_cut=tensor.dtype in _CUT,
-        is_shared="device:CPU:" in tensor.device,
+        is_shared="device:CPU:" in tensor.backing_device,
     )

@@ -7,23 +7,37 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from tfpreempt import errors
 from tfpreempt.checkpoint.bundle_writer import DenseTensor
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.state import State
 
 
 class Permit:
-    """Whether an asynchronous save may commit still. Any thread."""
+    """Whether an asynchronous save may go on, and commit. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_taken = self._is_given_up = False
 
-    def take(self) -> bool:
-        """Just before the marker; True: it is committed from here on."""
+    def check(self) -> None:
+        """Between its parts.
+
+        Raises:
+            SaveError: it was given up.
+        """
+        if self._is_given_up:
+            raise errors.SaveError("an asynchronous save was given up for a newer one")
+
+    def take(self) -> None:
+        """Just before the marker: it is committed from here on.
+
+        Raises:
+            SaveError: it was given up.
+        """
         with self._lock:
-            self._is_taken = not self._is_given_up
-            return self._is_taken
+            self.check()
+            self._is_taken = True
 
     def give_up(self) -> bool:
         """It commits nothing any more; False where it has begun to."""
@@ -31,6 +45,7 @@ class Permit:
             self._is_given_up = not self._is_taken
             return self._is_given_up
 
+    @property
     def is_given_up(self) -> bool:
         """Whether nothing will come of it."""
         return self._is_given_up

@@ -280,7 +280,7 @@ class _OwnPayload(_Tracked):
             prefix,
             save.tensors,
             threads,
-            unwanted=save.permit.is_given_up if save.permit else None,
+            check=save.permit.check if save.permit else None,
         )
         return dataclasses.replace(save, tensors=(), sums=sums)
 

@@ -55,5 +55,5 @@ class AsyncSave:
         try:
             complete()
         except Exception as error:  # noqa: BLE001 - training survives it
-            if not self._permit.is_given_up():
+            if not self._permit.is_given_up:
                 told(error)

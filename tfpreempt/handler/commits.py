@@ -139,9 +139,11 @@ class Commits:
             except errors.SaveError:
                 self.discard(staged)
                 raise
-        commit = self.saver.commit(staged, because, tuple(workers))
-        if self.exchange is not None:
-            self._clear(self.exchange, staged)
+        try:
+            commit = self.saver.commit(staged, because, tuple(workers))
+        finally:
+            if self.exchange is not None:
+                self._clear(self.exchange, staged)
         if commit is not None and self.mirror is not None:
             self.mirror.add(catalog.at(commit.path))
         return commit

@@ -200,8 +200,10 @@ class Member:
             ),
             step_seconds=deadlines.step_seconds() or None,
         )
-        if not staged.is_async:  # that takes longer, as training goes on beside it
-            deadlines.save_seconds = commit.save_seconds
+        took = commit.save_seconds
+        if staged.is_async:  # takes longer, as training goes on beside it
+            took = min(took, deadlines.save_seconds or took)
+        deadlines.save_seconds = took
         self.record(commit)
         log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
         return commit

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.coordination import keys
-from tfpreempt.coordination.coordinator import Coordinator
+from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
 from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.gathering import Gathering
 from tfpreempt.coordination.runtime import Runtime, answer
@@ -32,6 +32,8 @@ from tfpreempt.handler.async_save import AsyncSave
 from tfpreempt.handler.member import Member, Members
 
 log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.05  # between two looks for a notice, while a save is waited for
 
 Stage = Callable[[str], Staged]
 """Writes a member's part of the save of a name."""
@@ -52,12 +54,23 @@ class CollectiveSaves:
         cluster: who the workers are.
         incarnation: namespace of the keys.
         runtime: access to the store.
+        coordinator: this worker's; knows of a notice, and when it ends.
+        members: the open ones.
     """
 
-    def __init__(self, cluster: Cluster, incarnation: str, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        incarnation: str,
+        runtime: Runtime,
+        coordinator: Coordinator,
+        members: Members,
+    ) -> None:
         self._cluster = cluster
         self._prefix = f"tfpreempt/{incarnation}/save"
         self._runtime = runtime
+        self._coordinator = coordinator
+        self._members = members
         self._fit = 1  # how often training came to its end here, plus one
         self._final: set[int] = set()  # workers that are through (on the chief)
         self._listens = False
@@ -68,7 +81,7 @@ class CollectiveSaves:
 
     def finishing(self) -> None:
         """This worker is through: the chief's saves do not wait for it any more."""
-        self.wait()
+        self.end_async()
         if not self._cluster.is_chief:
             name = f"{self._prefix}/final-{self._fit}/{self._cluster.worker}"
             self._runtime.insert(name, keys.encode(True), lambda held: None)
@@ -100,10 +113,11 @@ class CollectiveSaves:
             SaveError: (chief) a worker's part did not come in time.
             CheckpointError: this worker's part could not be written.
         """
-        self.wait()
+        self.end_async()
         self._remember(member, name)
+        may_miss = self._final
         write = functools.partial(stage, name)
-        return self._complete(member, name, because, timeout, write)
+        return self._complete(member, name, because, timeout, may_miss, write)
 
     def begin(
         self,
@@ -111,6 +125,8 @@ class CollectiveSaves:
         name: str,
         timeout: float,
         told: Callable[[Exception], None],
+        *,
+        in_round: bool = False,
     ) -> None:
         """All workers begin an asynchronous periodic save now.
 
@@ -121,14 +137,18 @@ class CollectiveSaves:
             name: see `save`.
             timeout: see `save`.
             told: is given what it fails by; on another thread.
+            in_round: whether those who are through take part too, as all agreed.
 
         Raises:
             CheckpointError: this worker's part could not be captured.
         """
-        self.wait()
+        self.end_async()
         self._remember(member, name)
         permit = Permit()
-        go_on = functools.partial(self._complete, member, name, "periodic", timeout)
+        may_miss = set() if in_round else self._final
+        go_on = functools.partial(
+            self._complete, member, name, "periodic", timeout, may_miss
+        )
         captured = None
         try:
             captured = member.capture(name, permit)
@@ -136,7 +156,7 @@ class CollectiveSaves:
             complete = functools.partial(go_on, write)
             self._under_way = AsyncSave(name, permit, complete, told)
         except BaseException as error:
-            if captured is not None:
+            if captured is not None and self._cluster.is_chief:
                 member.commits.discard(captured)
             with contextlib.suppress(type(error)):
                 go_on(functools.partial(_raise, error))  # the peers are told
@@ -165,28 +185,44 @@ class CollectiveSaves:
         under_way = self._under_way
         return under_way is None or under_way.wait(seconds)
 
-    def make_way(self, left: float, save_seconds: float | None) -> None:
-        """Before the save of a preemption: the asynchronous one ends, or is given up.
+    def end_async(self) -> None:
+        """Before another save: the asynchronous one ends. Main thread.
 
-        Where both have time it is waited for. Where a new one has none it is too: a
-        commit of an older step is better than none. It is never committed after this.
+        Under a notice it is given up where a new one has time only without it. Where a
+        new one has no time in any case, or nobody knows what it takes, or it would be
+        of the same step, all the time is for the old one: it is further, and a commit
+        of an older step is better than none.
+        """
+        while not self.wait(_TICK_SECONDS):
+            if self._coordinator.state.notice in PREEMPTION:
+                self.end_async_within(self._time_for_async())
+                return
+
+    def _time_for_async(self) -> float:
+        """Seconds that a notice leaves for the save that is under way."""
+        deadlines, under_way = self._coordinator.deadlines, self._under_way
+        left, took = deadlines.left, deadlines.save_seconds
+        is_newest = under_way is not None and any(
+            self._newest.get(each.commits.token) == (under_way.name, each.step)
+            for each in self._members
+        )
+        if took is None or is_newest or left <= SAFETY * took:
+            return left
+        return left - SAFETY * took
+
+    def end_async_within(self, seconds: float) -> None:
+        """The asynchronous save ends in time, or is never committed. Main thread.
+
         That it is given up is the chief's to say.
 
         Args:
-            left: seconds until the commit must be made.
-            save_seconds: what a new one takes; None where nobody knows.
+            seconds: that it has still.
         """
         under_way = self._under_way
-        if under_way is None:
-            return
-        limit = left
-        if save_seconds is None:
-            limit = left / 2
-        elif left > save_seconds:
-            limit = left - save_seconds
-        if under_way.wait(limit) or not self._cluster.is_chief:
+        if under_way is None or under_way.wait(seconds) or not self._cluster.is_chief:
             return
         if under_way.give_up():
+            self._under_way = None
             self._forget(under_way.name)
             self._say(f"{under_way.name}/commit", False)
 
@@ -207,9 +243,19 @@ class CollectiveSaves:
         name: str,
         because: str,
         timeout: float,
+        may_miss: set[int],
         write: Callable[[], Staged],
     ) -> Commit | None:
-        """Writes this worker's part; the chief goes on to the commit. Any thread."""
+        """Writes this worker's part; the chief goes on to the commit. Any thread.
+
+        Args:
+            member: saves.
+            name: see `save`.
+            because: see `save`.
+            timeout: see `save`.
+            may_miss: workers that are through, and need have no part in it; grows.
+            write: writes it.
+        """
         if not self._cluster.is_chief:
             done = False
             try:
@@ -223,11 +269,16 @@ class CollectiveSaves:
         commit = None
         try:
             staged = write()
-            absent = self._absent(name, timeout)
-            missing = sorted(absent - self._final)
-            if missing and because != "finished":
+            try:
+                absent = self._absent(name, timeout, may_miss)
+                missing = sorted(absent - may_miss)
+                if missing and because != "finished":
+                    raise _without(missing, because, f" within {timeout:g} s")
+                if staged.permit is not None:
+                    staged.permit.check()
+            except BaseException:
                 member.commits.discard(staged)
-                raise _without(missing, because, f" within {timeout:g} s")
+                raise
             present = sorted(set(range(self._cluster.world)) - absent)
             commit = member.commit(staged, because, present)
         finally:  # a notice at the same step asks what came of it
@@ -263,7 +314,7 @@ class CollectiveSaves:
     def _get(self, what: str, then: Callable[[str], None]) -> None:
         self._runtime.get_each([f"{self._prefix}/{what}"], lambda _, text: then(text))
 
-    def _absent(self, name: str, timeout: float) -> set[int]:
+    def _absent(self, name: str, timeout: float, may_miss: set[int]) -> set[int]:
         """Waits for the others' parts; returns whose never came."""
         others = range(1, self._cluster.world)
         if not others:
@@ -282,8 +333,8 @@ class CollectiveSaves:
             by=self._cluster.worker,
             then=then,
         )
-        self._gathering = gathering
-        gathering.give_up(frozenset(self._final), "its training is over")
+        self._gathering = gathering if may_miss is self._final else None
+        gathering.give_up(frozenset(may_miss), "its training is over")
         late = gathering.wait(timeout)
         gathering.give_up(late, f"no part within {timeout:g} s")
         return absent | late
@@ -328,12 +379,7 @@ class RoundSave:
         name = f"round-{self.coordinator.state.round}"
         deadlines = self.coordinator.deadlines
         is_periodic = self.coordinator.state.notice is NoticeKind.PERIODIC
-        if is_periodic:
-            self.collective.wait()
-        else:
-            took = deadlines.save_seconds
-            needed = None if took is None else SAFETY * took
-            self.collective.make_way(deadlines.left, needed)
+        self.collective.end_async()
         self._began = self.clock.monotonic()
         due = [
             member
@@ -365,7 +411,7 @@ class RoundSave:
         told = functools.partial(self.members.fault, "periodic save")
         limit = self.coordinator.deadlines.save_timeout
         try:
-            self.collective.begin(member, name, limit, told)
+            self.collective.begin(member, name, limit, told, in_round=True)
         except Exception as error:  # noqa: BLE001 - told to all workers; all train on
             told(error)
         return True

@@ -34,7 +34,6 @@ from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.events import Commit, Fault, Notice, Outcome
 from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
-    CheckpointError,
     HandlerClosedError,
     NestedRunError,
     TfpreemptError,
@@ -100,7 +99,6 @@ class Session:
         self._runtime = Runtime(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
-        self._collective = CollectiveSaves(cluster, incarnation, self._runtime)
         self.coordinator = Coordinator(
             ev.Settings(cluster.worker, cluster.world, cluster.world > 1),
             incarnation,
@@ -111,11 +109,14 @@ class Session:
             record=self.members.record,
             on_overrun=lambda why: self.exit.overrun(why),
         )
+        self._collective = CollectiveSaves(
+            cluster, incarnation, self._runtime, self.coordinator, self.members
+        )
         self.exit = ExitPath(
             cluster,
             self.members,
             self.coordinator,
-            finish_save=lambda left: self._collective.make_way(left, 0.0),
+            finish_save=self._collective.end_async_within,
         )
         self.gate = self.coordinator.gate
         self.coordinator.start()
@@ -327,6 +328,7 @@ class Session:
         verdict: type[ev.Verdict] | None = ev.Resume
         with self._undisturbed():
             while verdict is ev.Resume:
+                self._collective.end_async()  # of a round that came in between
                 verdict = self.settle(last=True, limit=limit)
         if verdict is None:
             self._give_up("left early")
@@ -529,7 +531,7 @@ class Session:
                 self._begin_async(member)
             else:
                 self.save_together(member, "periodic", stages)
-        except CheckpointError as error:
+        except Exception as error:  # noqa: BLE001 - of a State, or no thread, say
             self.members.fault("periodic save", error)
 
     def _begin_async(self, member: Member) -> None:
@@ -538,7 +540,11 @@ class Session:
         limit = self.coordinator.deadlines.save_timeout
         told = functools.partial(self.members.fault, "periodic save")
         with held_back(lambda: True):
-            self._collective.begin(member, name, limit, told)
+            self.coordinator.is_saving = True
+            try:
+                self._collective.begin(member, name, limit, told)
+            finally:
+                self.coordinator.is_saving = False
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
         """Waits for the asynchronous save that is under way; any thread.

@@ -71,10 +71,10 @@ def write_slowly() -> None:
     bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 0
     add = bundle_writer.add
 
-    def held(*args: Any, unwanted: Any, **more: Any) -> Any:
-        if unwanted is not None:
+    def held(*args: Any, check: Any, **more: Any) -> Any:
+        if check is not None:
             hold("write")
-        return add(*args, unwanted=unwanted, **more)
+        return add(*args, check=check, **more)
 
     bundle_writer.add = held
 
