@@ -2,16 +2,18 @@
 
 Three kinds of steps: one that waits for a device, as on an accelerator, one that
 computes on all processors, and one of Python's alone. A side saves once, at a boundary,
-while the steps go on until it is through:
+while the steps go on until it is through. A row is of a kind and of
 
 - `stall`: seconds at the boundary;
 - `slower`: seconds that the steps took longer meanwhile than as many without a save;
 - `written`: seconds until it was committed.
 
-The sides are ours, ours with `async_save=False`, and `tf.train.Checkpoint.write` with
-`experimental_enable_async_checkpoint`, which syncs nothing and commits nothing; its
-first save, in which it makes its own copies of the variables, is not counted. `copies`
-is our stall in copies of the state by `numpy.copyto` into new memory, on one thread.
+The sides are ours, ours with `async_save=False` (`waited`), and
+`tf.train.Checkpoint.write` with `experimental_enable_async_checkpoint`, which syncs
+nothing and commits nothing; its first save, in which it makes its own copies of the
+variables, is not counted. `raw` is a copy of the state by `numpy.copyto` into new
+memory, on one thread. `copies` is our stall in such copies, `of_waited` is by how much
+our steps were slower, in stalls of a save that is waited for.
 
 Rounds are interleaved. Other programs on the machine show mostly in `slower`.
 """
@@ -26,6 +28,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.bench.row import judged, side
+
 STALL_BAR = 1.2  # copies of the state
 SLOWER_BAR = 0.1  # of what a save takes that is waited for
 TENSORS = 8
@@ -33,13 +37,18 @@ USUAL = 30  # steps that tell how long one takes without a save
 Figures = dict[str, float]
 
 
-def rows(rounds: int, mebibytes: int) -> Iterator[dict[str, Any]]:
-    """A row for each kind of step, with its state in memory."""
+def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
+    """Three rows for each kind of step, with its state in memory.
+
+    Args:
+        rounds: saves of each side.
+        mebibytes: size of the state.
+    """
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir="/dev/shm"))
     try:
         state = _State(mebibytes)
         for kind, step in state.steps.items():
-            yield _row(root, state, kind, step, rounds)
+            yield from _rows(root, state, kind, step, rounds)
     finally:
         shutil.rmtree(root)
 
@@ -91,41 +100,45 @@ class _State:
         return time.perf_counter() - began
 
 
-def _row(
+def _rows(
     root: Path, state: _State, kind: str, step: Callable[[], None], rounds: int
-) -> dict[str, Any]:
-    sides: dict[str, list[Figures]] = {"ours": [], "waited": [], "tensorflow": []}
+) -> Iterator[dict[str, Any]]:
+    sides: dict[str, list[Figures]] = {"ours": [], "waited": [], "theirs": []}
     copies = []
     for number in range(rounds + 1):
         found = {
             "ours": _ours(root, state, step, is_async=True),
             "waited": _ours(root, state, step, is_async=False),
-            "tensorflow": _tensorflow(root, state, step),
+            "theirs": _tensorflow(root, state, step),
         }
         if number:  # the first is a warm-up
             copies.append(state.copy_seconds())
             for name, figures in found.items():
                 sides[name].append(figures)
-    median = {
-        name: {key: statistics.median(each[key] for each in found) for key in found[0]}
-        for name, found in sides.items()
-    }
-    copied, waited = statistics.median(copies), median["waited"]["stall"]
-    copies_of_state = median["ours"]["stall"] / copied
-    slower = median["ours"]["slower"] / waited
-    return {
-        "bench": "async_save",
-        "step": kind,
-        "mebibytes": state.mebibytes,
-        "copy": round(copied, 3),
-        **{
-            name: {key: round(value, 3) for key, value in figures.items()}
-            for name, figures in median.items()
-        },
-        "copies": round(copies_of_state, 2),
-        "slower_of_waited": round(slower, 2),
-        "ok": copies_of_state <= STALL_BAR and slower <= SLOWER_BAR,
-    }
+    waited = statistics.median(each["stall"] for each in sides["waited"])
+    for what, base, name, bar in (
+        ("stall", statistics.median(copies), "copies", STALL_BAR),
+        ("slower", waited, "of_waited", SLOWER_BAR),
+        ("written", None, "", None),
+    ):
+        seconds = {
+            each: [figures[what] for figures in found] for each, found in sides.items()
+        }
+        row = {
+            "bench": "async_save",
+            **side("ours", seconds["ours"], 3),
+            **side("waited", seconds["waited"], 3),
+            **side("theirs", seconds["theirs"], 3),
+            **side("raw", copies if what == "stall" else (), 3),
+            "unit": "s",
+            "of": what,
+            "step": kind,
+            "mebibytes": state.mebibytes,
+        }
+        if base:
+            value = statistics.median(seconds["ours"]) / base
+            row |= {name: round(value, 2), **judged(value, name, bar)}
+        yield row
 
 
 def _ours(

@@ -142,6 +142,23 @@ FIGURES = (
         "not grow with the state, and weigh more the smaller it is.",
     ),
     Figure(
+        name="async_save",
+        title="What a periodic save costs training",
+        text="How long a save stalls the steps, how much slower they are until it is "
+        "committed, and how long that takes: asynchronous, with `async_save=False`, "
+        "and by `tf.train.Checkpoint.write` with its asynchronous option, which syncs "
+        "and commits nothing; beside the stall a copy of the state in memory.",
+        benches=("async_save",),
+        label="{of}, step: {step}, {mebibytes:,} MiB",
+        sides={
+            "ours": "tfpreempt",
+            "waited": "waited for",
+            "theirs": "TensorFlow",
+            "raw": "one copy",
+        },
+        more={"copies": "stall in copies", "of_waited": "slower, of a waited save"},
+    ),
+    Figure(
         name="restore_speed",
         title="A restore",
         text="The newest commit is verified and restored, against a plain read of its "

@@ -187,7 +187,11 @@ class Slow(Member):
 
     def commit(self, staged: Staged, because: str, workers: Sequence[int]) -> Commit:
         assert staged.permit is not None
-        staged.permit.take()
+        try:
+            staged.permit.take()
+        except SaveError:
+            self.discard(staged)
+            raise
         return super().commit(staged, because, workers)
 
 

@@ -267,6 +267,8 @@ class CheckpointSaver:
             failure.translated(f"commit step {staged.step}", self.directory),
         ):
             self._home.check()
+            if staged.permit is not None:
+                staged.permit.check()
             present = self._keep_shards(staged.directory, workers)
             committed = self._publish(staged, because, present)
         self._let_go(staged.directory)

@@ -274,8 +274,6 @@ class CollectiveSaves:
                 missing = sorted(absent - may_miss)
                 if missing and because != "finished":
                     raise _without(missing, because, f" within {timeout:g} s")
-                if staged.permit is not None:
-                    staged.permit.check()
             except BaseException:
                 member.commits.discard(staged)
                 raise
