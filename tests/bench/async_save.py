@@ -1,4 +1,4 @@
-"""What a periodic save costs training: asynchronous, waited for, and TensorFlow's.
+"""What a periodic save costs training: ours, waited for, TensorFlow's and Orbax's.
 
 Three kinds of steps: one that waits for a device, as on an accelerator, one that
 computes on all processors, and one of Python's alone. A side saves once, at a boundary,
@@ -8,18 +8,22 @@ while the steps go on until it is through. A row is of a kind and of
 - `slower`: seconds that the steps took longer meanwhile than as many without a save;
 - `written`: seconds until it was committed.
 
-The sides are ours, ours with `async_save=False` (`waited`), and
+The sides are ours, ours with `async_save=False` (`waited`),
 `tf.train.Checkpoint.write` with `experimental_enable_async_checkpoint`, which syncs
-nothing and commits nothing; its first save, in which it makes its own copies of the
-variables, is not counted. `raw` is a copy of the state by `numpy.copyto` into new
-memory, on one thread. `copies` is our stall in such copies, `of_waited` is by how much
-our steps were slower, in stalls of a save that is waited for.
+nothing and commits nothing, and where orbax-checkpoint is installed
+`keras.callbacks.OrbaxCheckpoint` on a model of the same size. The first save of each is
+not counted: there TensorFlow makes its own copies of the variables. `raw` is a copy of
+the state by `numpy.copyto` into new memory, on one thread. `copies` is our stall in
+such copies, `of_waited` is by how much our steps were slower, in stalls of a save that
+is waited for.
 
 Rounds are interleaved. Other programs on the machine show mostly in `slower`.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import shutil
 import statistics
 import tempfile
@@ -103,14 +107,17 @@ class _State:
 def _rows(
     root: Path, state: _State, kind: str, step: Callable[[], None], rounds: int
 ) -> Iterator[dict[str, Any]]:
-    sides: dict[str, list[Figures]] = {"ours": [], "waited": [], "theirs": []}
+    ways: dict[str, Callable[[], Figures]] = {
+        "ours": lambda: _ours(root, state, step, is_async=True),
+        "waited": lambda: _ours(root, state, step, is_async=False),
+        "theirs": lambda: _tensorflow(root, state, step),
+    }
+    if importlib.util.find_spec("orbax"):
+        ways["orbax"] = functools.partial(_orbax, root, _model(state.mebibytes), step)
+    sides: dict[str, list[Figures]] = {name: [] for name in ways}
     copies = []
     for number in range(rounds + 1):
-        found = {
-            "ours": _ours(root, state, step, is_async=True),
-            "waited": _ours(root, state, step, is_async=False),
-            "theirs": _tensorflow(root, state, step),
-        }
+        found = {name: save() for name, save in ways.items()}
         if number:  # the first is a warm-up
             copies.append(state.copy_seconds())
             for name, figures in found.items():
@@ -129,6 +136,7 @@ def _rows(
             **side("ours", seconds["ours"], 3),
             **side("waited", seconds["waited"], 3),
             **side("theirs", seconds["theirs"], 3),
+            **side("orbax", seconds.get("orbax", ()), 3),
             **side("raw", copies if what == "stall" else (), 3),
             "unit": "s",
             "of": what,
@@ -182,6 +190,36 @@ def _tensorflow(root: Path, state: _State, step: Callable[[], None]) -> Figures:
     checkpoint.sync()
     for path in root.glob("*.*"):
         path.unlink()
+    return figures
+
+
+def _model(mebibytes: int) -> Any:
+    """A Keras model whose weights have the size of the state."""
+    import keras
+
+    size = (mebibytes << 20) // 4 // TENSORS
+    layers = [keras.layers.Embedding(size // 256, 256) for _ in range(TENSORS)]
+    for layer in layers:
+        layer.build()
+    model = keras.Sequential(layers)
+    model.compile(optimizer=keras.optimizers.SGD())
+    return model
+
+
+def _orbax(root: Path, model: Any, step: Callable[[], None]) -> Figures:
+    import keras
+
+    directory = root / "orbax"
+    callback = keras.callbacks.OrbaxCheckpoint(
+        str(directory), save_freq=1, save_weights_only=True
+    )
+    callback.set_model(model)
+    began = time.perf_counter()
+    callback.on_train_batch_end(0)
+    entered = time.perf_counter()
+    figures = _meanwhile(step, began, entered, (directory / "1").exists)
+    callback.on_train_end()
+    shutil.rmtree(directory)
     return figures
 
 

@@ -154,6 +154,7 @@ FIGURES = (
             "ours": "tfpreempt",
             "waited": "waited for",
             "theirs": "TensorFlow",
+            "orbax": "OrbaxCheckpoint",
             "raw": "one copy",
         },
         more={"copies": "stall in copies", "of_waited": "slower, of a waited save"},
