@@ -25,6 +25,7 @@ from tests.bench import (
     callback_overhead,
     commit_speed,
     goodput,
+    many_workers,
     mirror_memory,
     mirror_speed,
     mirror_step_overhead,
@@ -64,6 +65,7 @@ BENCHES: dict[str, Rows] = {
 }
 LONG: dict[str, Rows] = {
     "agreement_10000": agreement_scale.rows_of_large,
+    "many_workers": many_workers.rows,
     "goodput": goodput.rows,
 }
 ALL = BENCHES | LONG
@@ -105,6 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     for name, kind, text in (
         ("rounds", int, "measurements of each kind"),
+        ("workers", int, "of many_workers: processes"),
         ("mebibytes", int, "size of the state"),
         ("large-mebibytes", int, "of mirror_speed: size of the larger single file"),
         ("seed", int, "of notice_latency's moments; by default a new one"),

@@ -104,6 +104,18 @@ FIGURES = (
         plot=Plot.LINES,
     ),
     Figure(
+        name="many_workers",
+        title="Sixteen real workers",
+        text="All are processes under MultiWorkerMirroredStrategy on one machine; one "
+        "of them gets SIGTERM, in each of many starts of one run. Seconds from the "
+        "signal until all know at which step to save, and until the last process is "
+        "gone.",
+        benches=("many_workers",),
+        label="{of}, {workers} workers",
+        sides={"ours": "tfpreempt"},
+        more={"steps_lost": "steps lost"},
+    ),
+    Figure(
         name="goodput",
         title="Goodput under preemptions",
         text="The share of the wall time that goes to steps which the final state "
