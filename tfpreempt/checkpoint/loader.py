@@ -60,7 +60,7 @@ class CheckpointLoader:
     def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
         """The newest that verifies; on the chief. See `restore.newest_verified`."""
         return restoring.newest_verified(
-            self.directory, *on_skip, needs_prefix=self.needs_prefix, check=self._check
+            self.directory, *on_skip, needs_prefix=self.needs_prefix, check=self.check
         )
 
     def fetch_newer(
@@ -174,7 +174,7 @@ class CheckpointLoader:
                     "tfpreempt: %s has no State %r", candidate.path, state.name
                 )
 
-    def _check(self, candidate: Entry) -> None:
+    def check(self, candidate: Entry) -> None:
         """Verifies it, and tries, for all workers, what `restore` will read.
 
         Nothing is assigned; what is damaged is remembered.

@@ -120,6 +120,13 @@ class Payload:
         number = kwargs.get("checkpoint_number")
         return save if number is None else dataclasses.replace(save, number=int(number))
 
+    def take_part(self) -> None:
+        """Does what needs all workers in a save, and no more; main thread."""
+
+    def held_bytes(self) -> int:
+        """About how much `write` has to write, without reading it."""
+        return 0
+
     def write_tensors(self, save: Staged) -> Staged:
         """Writes what `write` has left; any thread.
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tfpreempt import errors
@@ -234,8 +234,20 @@ class CheckpointSaver:
         ):
             yield
 
+    def take_part(self) -> None:
+        """Does what others need of this worker in a save, where it saves nothing."""
+        self._payload.take_part()
+
+    def held_bytes(self) -> int:
+        """About how much there is to save; main thread."""
+        return self._payload.held_bytes()
+
     def commit(
-        self, staged: Staged, because: str, workers: Sequence[int]
+        self,
+        staged: Staged,
+        because: str,
+        workers: Sequence[int],
+        notes: Mapping[str, Any] | None = None,
     ) -> events.Commit | None:
         """Makes a staged save the newest commit; on the chief.
 
@@ -244,6 +256,7 @@ class CheckpointSaver:
             because: "preemption", "periodic" or "save".
             workers: indices of the workers that are known to have staged; shards of
                 others are left out.
+            notes: what else its manifest is to say.
 
         Returns:
             The commit; None if a save_fn left nothing to commit.
@@ -270,7 +283,7 @@ class CheckpointSaver:
             if staged.permit is not None:
                 staged.permit.check()
             present = self._keep_shards(staged.directory, workers)
-            committed = self._publish(staged, because, present)
+            committed = self._publish(staged, because, present, notes or {})
         self._let_go(staged.directory)
         return committed
 
@@ -343,7 +356,11 @@ class CheckpointSaver:
             self._files.sync_dir(folder)
 
     def _publish(
-        self, staged: Staged, because: str, workers: Sequence[int]
+        self,
+        staged: Staged,
+        because: str,
+        workers: Sequence[int],
+        notes: Mapping[str, Any],
     ) -> events.Commit:
         """Commits what is staged, in its form; then deletes what is not kept."""
         found = catalog.scan(self.directory)
@@ -360,6 +377,7 @@ class CheckpointSaver:
             because=because,
             versions=committing.versions(),
             metadata={
+                **notes,
                 "restart": self._restart,
                 "attempt": staged.attempt,
                 "process": committing.this_process(),

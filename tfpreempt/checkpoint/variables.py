@@ -5,6 +5,7 @@ To read a variable that is reduced across workers needs all of them at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -61,6 +62,23 @@ def variable_shape(obj: Any) -> tuple[int | None, ...] | None:
         return None
     shape = tf.TensorShape(obj.shape)
     return None if shape.rank is None else tuple(shape.as_list())
+
+
+def held_bytes(checkpoint: tf.train.Checkpoint) -> int:
+    """How many bytes the variables have that a checkpoint reaches, without reading any.
+
+    Those of unknown shape are left out.
+    """
+    sizes: dict[int, int] = {}
+    for _, obj in walk(checkpoint):
+        shape = variable_shape(obj)
+        if shape is None or None in shape:
+            continue
+        inner = getattr(obj, "_value", None)  # a variable of Keras holds TensorFlow's
+        count = math.prod(each or 0 for each in shape)
+        size = count * tf.as_dtype(obj.dtype).size
+        sizes[id(obj if inner is None else inner)] = int(size)
+    return sum(sizes.values())
 
 
 def plain_message(error: tf.errors.OpError) -> str:

@@ -36,6 +36,7 @@ from tfpreempt.checkpoint.state import REGISTRY, StateRegistry
 from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import (
     distributed,
+    held_bytes,
     is_on_read,
     plain_message,
     walk,
@@ -61,6 +62,7 @@ def make_saver(
     files: Files | None = None,
     lease: Lease | None = None,
     clock: Clock | None = None,
+    is_second: bool = False,
 ) -> CheckpointSaver:
     """Builds the saver for what the user gave.
 
@@ -79,6 +81,8 @@ def make_saver(
         files: the file operations.
         lease: of the directory, under which the chief commits; None without one.
         clock: for measured times.
+        is_second: whether another saver has this Checkpoint: its saves alone are
+            counted by `save_counter`, and its checks are not repeated.
 
     Raises:
         ConfigurationError: an argument cannot work; says what to do.
@@ -101,9 +105,12 @@ def make_saver(
         name=None if checkpoint is None else files_begin,
     )
     is_chief = cluster.is_chief
-    if checkpoint is not None and (save_fn is None or not is_chief):
-        for path, iterator in iterators(checkpoint):
-            check_position(iterator, f"The iterator {path!r} of the Checkpoint")
+    if checkpoint is not None and not is_second:
+        if save_fn is None or not is_chief:
+            for path, iterator in iterators(checkpoint):
+                check_position(iterator, f"The iterator {path!r} of the Checkpoint")
+        if tf.executing_eagerly():
+            warn_of_kernels(checkpoint)
     files = files or files_for(directory)
     if lease is not None:
         files = FencedFiles(files, lease)
@@ -113,7 +120,9 @@ def make_saver(
     elif is_managed:
         payload = _ManagedPayload(checkpoint, given, is_chief, io_device)
     elif given is not None:
-        payload = _OwnPayload(checkpoint, None, is_chief, io_device, files)
+        payload = _OwnPayload(
+            checkpoint, None, is_chief, io_device, files, not is_second
+        )
     loader = CheckpointLoader(
         directory=directory,
         cluster=cluster,
@@ -151,7 +160,6 @@ class _Tracked(Payload):
         if not tf.executing_eagerly():
             raise errors.UsageError("tfpreempt needs eager execution (TensorFlow 2).")
         self.states = [PerReplicaState(self.checkpoint)]
-        warn_of_kernels(self.checkpoint)
         if not self.is_chief:
             self.states.append(IteratorState(self.checkpoint))
 
@@ -175,6 +183,15 @@ class _Tracked(Payload):
             != tf.VariableAggregation.ONLY_FIRST_REPLICA
             for _, obj in walk(self.checkpoint)
         )
+
+    def take_part(self) -> None:
+        if self.checkpoint is not None:
+            attach(self.checkpoint)
+            with gathering(self.checkpoint):
+                pass
+
+    def held_bytes(self) -> int:
+        return 0 if self.checkpoint is None else held_bytes(self.checkpoint)
 
     def check(self, prefix: str) -> None:
         if self.checkpoint is not None:
@@ -232,16 +249,19 @@ class _OwnPayload(_Tracked):
 
     Args:
         files: the file operations, for what TensorFlow does not write.
+        counts_saves: whether the checkpoint's `save_counter` counts its saves.
     """
 
     files: Files
+    counts_saves: bool
 
     def _write(
         self, save: Staged, prepare: Callable[..., None], arguments: dict[str, Any]
     ) -> Staged:
         checkpoint = self.checkpoint
         checkpoint.sync()
-        checkpoint.save_counter.assign_add(1)
+        if self.counts_saves:
+            checkpoint.save_counter.assign_add(1)
         prepare()
         if self.is_chief:
             prefix = os.path.join(save.directory, layout.PAYLOAD)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt.coordination import agreement, keys
@@ -54,6 +54,7 @@ class Coordinator:
         extra: what is to travel beside the next value of a key.
         commit_extra: what the chief's newest `commit` carries.
         is_saving: whether main saves outside of a round; main writes it.
+        is_snapshot: whether this round is for a snapshot.
     """
 
     settings: ev.Settings
@@ -83,6 +84,7 @@ class Coordinator:
         self.extra: dict[Key, keys.Extra] = {}
         self.commit_extra: keys.Extra = {}
         self.is_saving = False
+        self.is_snapshot = False
         self._name = functools.partial(keys.name, self.incarnation)
         self._changed = threading.Condition()  # its lock is held wherever state moves
         self._verdict: ev.Verdict | None = None
@@ -156,12 +158,28 @@ class Coordinator:
             if trains_on:
                 deadlines.set_last_call()
 
-    def periodic(self) -> None:
-        """Asks all workers for a commit at an agreed step; nobody leaves."""
+    def periodic(self, *, snapshot: bool = False) -> bool:
+        """Asks all workers for a commit at an agreed step; nobody leaves.
+
+        Args:
+            snapshot: each is to take a snapshot in place of that.
+
+        Returns:
+            Whether it could; False while another round goes on.
+        """
         with self._changed:
-            if self.state.notice is None:
-                self.extra[Key.NOTICE] = {"worker": self.settings.worker}
-                self.feed(ev.LocalNotice(NoticeKind.PERIODIC))
+            if self.state.notice is not None:
+                return False
+            told = {"worker": self.settings.worker, "snapshot": snapshot}
+            self.extra[Key.NOTICE] = told
+            self.feed(ev.LocalNotice(NoticeKind.PERIODIC))
+            return True
+
+    def forget_rounds(self, rounds: Sequence[int]) -> None:
+        """Deletes the keys of rounds which every worker has left behind it."""
+        for round in rounds:
+            name = self._name(round, Key.NOTICE).rpartition("/")[0]
+            self.runtime.delete(name)
 
     def store_gone(self, error: Exception) -> None:
         """The runtime cannot reach the store."""
@@ -215,13 +233,15 @@ class Coordinator:
     def _read(self, key: Key, round: int, text: str) -> None:
         value, extra = keys.decode(key, text)
         reason = str(extra.get("reason") or "")
-        if key is Key.DECISION:  # no lock is held while the journal writes
+        if key is Key.DECISION and not self.is_snapshot:
+            # No lock is held while the journal writes.
             self.record(Decision(round=round, boundary=value.boundary, reason=reason))
         with self._changed:
             self.lost_because = self.lost_because or reason
             match key:
                 case Key.NOTICE:
                     is_mine = extra.get("worker") == self.settings.worker
+                    self.is_snapshot = extra.get("snapshot") is True
                     if value in PREEMPTION and not is_mine:
                         self._share_deadline(extra)
                     self.feed(ev.NoticeRead(round, value))

@@ -87,6 +87,10 @@ class Runtime:
 
         self._writes.put(write)
 
+    def delete(self, key: str) -> None:
+        """Deletes a key and everything under it, after what was inserted before."""
+        self._writes.put(functools.partial(self.store.delete, key))
+
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Calls `call`, which must not block, at a monotonic time."""
         with self._alarm_set:

@@ -6,6 +6,7 @@ cluster     who the workers are, and which of them this process is
 deadline    arithmetic of deadlines
 events      the frozen values that travel the path
 journal     the record of what happened, one JSON object a line
+lent_memory memory for snapshots, which a supervisor lends
 loading     public names that are loaded on first use
 progress    a progress bar for bytes, on a terminal
 python      what Python 3.10 lacks of the later versions

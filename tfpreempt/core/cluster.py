@@ -19,10 +19,13 @@ class Cluster:
     Attributes:
         worker: index of this worker; the chief is 0.
         jobs: (job name, number of tasks), in the order in which workers are numbered.
+        saves_all: whether this worker writes the replicated state too, into a place of
+            its own.
     """
 
     worker: int
     jobs: tuple[tuple[str, int], ...]
+    saves_all: bool = False
 
     @property
     def world(self) -> int:
@@ -32,7 +35,7 @@ class Cluster:
     @property
     def is_chief(self) -> bool:
         """Whether this worker writes the replicated state and hosts the store."""
-        return self.worker == 0
+        return self.worker == 0 or self.saves_all
 
 
 LOCAL = Cluster(worker=0, jobs=())

@@ -88,13 +88,23 @@ class Exit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A checkpoint was restored; path None means that training starts afresh."""
+    """A checkpoint was restored.
+
+    Attributes:
+        path: of the checkpoint; None means that training starts afresh.
+        step: that it carries.
+        sequence: its rank among the commits of its place.
+        world_size: number of workers that it is of.
+        skipped: what was found damaged on the way.
+        tier: where it was: "memory", "disk" or "bucket"; None without one.
+    """
 
     path: str | None
     step: int
     sequence: int
     world_size: int
     skipped: tuple[str, ...] = ()
+    tier: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

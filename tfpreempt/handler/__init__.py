@@ -10,6 +10,9 @@ protection       notices while no handler listens: before the first, after the l
 session          the process's part in the agreement, which all its members share
 saving           saves of all workers: of a round, and at a place that all come to
 async_save       one of these that is written and committed while training goes on
+snapshots        a member's saves into memory that outlives the process
+snapshot_times   when all are asked for one; on the chief
+interval         how often, so that training does not notice
 exit             every way out: commit, loss, error, deadline, the interpreter's end
 process_end      the end of a process with its code, whatever holds it up
 step_errors      an error in a step: a preemption, or one that peers are told of

@@ -5,6 +5,7 @@ It agrees on a start, and listens to the config's sources, and TensorFlow's own 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -21,11 +22,14 @@ from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.variables import out_of_scope
 from tfpreempt.checkpoint.writer import make_saver
 from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.core.events import Notice
+from tfpreempt.core.lent_memory import lent_memory
 from tfpreempt.handler.member import Member
 from tfpreempt.handler.remote_cluster import NATIVE_DELAY, Connection, connection
 from tfpreempt.handler.session import Session
+from tfpreempt.handler.snapshots import KEPT, Snapshots, directory_for
 from tfpreempt.handler.start import Start
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
@@ -116,6 +120,12 @@ def admit(
             for each in session.members
             if not session.is_over(each)
         ],
+        make_snapshots=functools.partial(
+            _make_snapshots,
+            checkpoint,
+            session.cluster,
+            is_wanted=async_save and config.save_fn is None and connected is None,
+        ),
     )
     commits = start.agree(session.store, session.next_prefix(), START_TIMEOUT)
     if cluster.is_chief and paths.is_url(commits.directory):
@@ -135,6 +145,35 @@ def admit(
         async_save=async_save,
         is_alive=is_alive,
     )
+
+
+def _make_snapshots(
+    given: Any, cluster: Cluster, checkpoint_dir: str, *, is_wanted: bool
+) -> Snapshots | None:
+    """This worker's snapshots, in the memory that was lent to it.
+
+    Args:
+        given: a Checkpoint, a CheckpointManager or None.
+        cluster: who the workers are.
+        checkpoint_dir: where their commits are.
+        is_wanted: whether there may be any.
+    """
+    memory = lent_memory() if is_wanted else None
+    if memory is None:
+        return None
+    try:
+        saver = make_saver(
+            getattr(given, "checkpoint", given),
+            directory_for(memory, checkpoint_dir, cluster.worker),
+            cluster=dataclasses.replace(cluster, saves_all=True),
+            max_to_keep=KEPT,
+            is_second=True,
+        )
+        saver.start()
+    except errors.TfpreemptError as error:
+        log.warning("tfpreempt: there can be no snapshots: %s", error)
+        return None
+    return Snapshots(saver, memory.bytes)
 
 
 @functools.cache

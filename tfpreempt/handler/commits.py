@@ -21,6 +21,7 @@ from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit, Fault, Restored
+from tfpreempt.handler.snapshots import Snapshots, notes_of
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ class Commits:
         lease: on the chief, of the directory; None elsewhere.
         exchange: takes the parts of workers with other disks there; None without any.
         skipped: what was found damaged on the way (chief only).
+        tier: where the candidate is: "memory", "disk" or "bucket".
+        on_disk: the newest commit of the directory, where the candidate is a snapshot.
+        snapshots: what this worker has in memory, where all workers have some.
 
     Attributes:
         directory: where they lie.
@@ -55,18 +59,26 @@ class Commits:
     lease: Lease | None
     exchange: ShardExchange | None
     skipped: Sequence[str]
+    tier: str = "disk"
+    on_disk: Entry | None = None
+    snapshots: Snapshots | None = None
 
     def __post_init__(self) -> None:
         self.directory = self.saver.directory
         self._loader = self.saver.loader
+        agreed = self.candidate
+        if self.tier == "memory" and self.snapshots is not None:
+            self._loader = self.snapshots.saver.loader
+            agreed = None if agreed is None else self.snapshots.keep_states(agreed)
         self._random_at_start = b""
         found = catalog.scan(self.directory)
         self.saver.check_others(found)
+        self._newest_sequence = catalog.highest_sequence(found)
         self._state_loader = StateLoader(
             self.directory,
             self.cluster,
-            agreed=self.candidate,
-            after=catalog.highest_sequence(found),
+            agreed=agreed,
+            after=self._newest_sequence,
         )
 
     # --- a save, in two phases -------------------------------------------------------
@@ -100,10 +112,13 @@ class Commits:
         *args: Any,
         **kwargs: Any,
     ) -> Staged:
-        if self.counter is not None:
-            self.counter.assign(step)
+        self._count(step)
         attempt = f"{self.token}-{name}"
         return self.saver.capture(step, attempt, permit, *args, **kwargs)
+
+    def _count(self, step: int) -> None:
+        if self.counter is not None:
+            self.counter.assign(step)
 
     def write(self, captured: Staged) -> Staged:
         """Writes what was captured; any thread."""
@@ -144,6 +159,8 @@ class Commits:
         finally:
             if self.exchange is not None:
                 self._clear(self.exchange, staged)
+        if commit is not None:
+            self._newest_sequence = commit.sequence
         if commit is not None and self.mirror is not None:
             self.mirror.add(catalog.at(commit.path))
         return commit
@@ -158,6 +175,20 @@ class Commits:
         """What came by way of the store for this save is wanted no more."""
         if self.mirror is not None:
             self.mirror.task(functools.partial(exchange.clear, staged.attempt))
+
+    # --- snapshots -------------------------------------------------------------------
+
+    def take_snapshot(self, step: int, name: str) -> None:
+        """Captures a snapshot, where there are any; see `Snapshots.capture`.
+
+        Args:
+            step: that it is of.
+            name: see `stage`.
+        """
+        if self.snapshots is not None:
+            self._count(step)
+            notes = notes_of(self.on_disk, self._newest_sequence)
+            self.snapshots.capture(step, f"{self.token}-{name}", notes)
 
     # --- restore ---------------------------------------------------------------------
 
@@ -180,6 +211,9 @@ class Commits:
             if self.counter is not None:
                 step = int(self.counter.numpy())
                 restored = dataclasses.replace(restored, step=step)
+            if self.tier == "memory":
+                self.saver.loader.payload.restored(self.candidate)
+            restored = dataclasses.replace(restored, tier=self.tier)
             self._random_at_start = self._loader.random_bytes()
         return dataclasses.replace(restored, skipped=tuple(self.skipped))
 
@@ -187,6 +221,11 @@ class Commits:
         """Loads the named States of the agreed commit, ahead of `restore`."""
         if self.candidate is not None and self.candidate.manifest is not None:
             self._loader.load_named_states(self.candidate)
+
+    def load_random_state(self) -> None:
+        """Sets this worker's random generators to those of the agreed commit."""
+        if self.candidate is not None:
+            self._loader.load_random_state(self.candidate)
 
     def warn_of_late_random_state(self) -> None:
         """A first boundary after the first step finds the generators moved on."""
@@ -250,7 +289,7 @@ class Commits:
             ConfigurationError: another open handler copies to the same place.
         """
         if self.mirror is not None:
-            self.mirror.begin(self.directory, self.candidate, record)
+            self.mirror.begin(self.directory, self.on_disk, record)
             store, token = self.mirror.store, self.token
             self.mirror.task(functools.partial(clear_others, store, token))
 
@@ -265,6 +304,8 @@ class Commits:
 
     def release(self) -> None:
         """Other programs may use the directory; a save takes it again, if it can."""
+        if self.snapshots is not None:
+            self.snapshots.give_up()
         if self.lease is not None:
             self.lease.release()
         if self.mirror is not None:

@@ -174,7 +174,17 @@ class Member:
         self._begin_save(is_async=True)
         return self.commits.capture(self.step, name, permit)
 
+    def take_snapshot(self, name: str) -> None:
+        """Captures a snapshot of this step, where there are any.
+
+        Args:
+            name: see `stage`.
+        """
+        self.commits.take_snapshot(self.step, name)
+
     def _begin_save(self, *, is_async: bool) -> None:
+        if self.commits.snapshots is not None:
+            self.commits.snapshots.give_up()
         self.saved_at = self.runs
         self.is_resumed = False
         self.was_async = is_async
@@ -221,6 +231,8 @@ class Member:
         self.is_closed = True
         self.stop_at = -1
         self.watcher.close()
+        if self.commits.snapshots is not None:
+            self.commits.snapshots.close()
         if self.commits.mirror is not None:
             self.commits.mirror.close()
         self.commits.release()

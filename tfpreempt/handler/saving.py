@@ -30,6 +30,7 @@ from tfpreempt.core.events import Commit, Fault
 from tfpreempt.errors import SaveError
 from tfpreempt.handler.async_save import AsyncSave
 from tfpreempt.handler.member import Member, Members
+from tfpreempt.handler.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -371,6 +372,10 @@ class RoundSave:
     _began: float = 0.0
     _is_async: bool = False  # nothing is staged in the round itself
     _staged: Sequence[tuple[Member, Staged]] = ()
+    _snapshots: Snapshots | None = None
+
+    def __post_init__(self) -> None:
+        self._arrived = self.clock.monotonic()
 
     def stage(self, stages: Stages) -> bool:
         """Writes this worker's part; whether it could."""
@@ -378,6 +383,8 @@ class RoundSave:
         deadlines = self.coordinator.deadlines
         is_periodic = self.coordinator.state.notice is NoticeKind.PERIODIC
         self.collective.end_async()
+        if is_periodic and self.coordinator.is_snapshot:
+            return self._take_snapshot(name)
         self._began = self.clock.monotonic()
         due = [
             member
@@ -414,6 +421,37 @@ class RoundSave:
             told(error)
         return True
 
+    def _take_snapshot(self, name: str) -> bool:
+        """All have agreed on this step; each takes a snapshot of its own.
+
+        Several handlers that train side by side have no step in common between two
+        rounds, so there is none of them.
+        """
+        self._is_async = True
+        armed = [member for member in self.members if member.is_armed]
+        if len(armed) == 1 and armed[0].has_moved:
+            [member] = armed
+            self._snapshots = member.commits.snapshots
+            try:
+                member.take_snapshot(name)
+            except Exception as error:  # noqa: BLE001 - all train on
+                self.members.fault("snapshot", error)
+        return True
+
+    def go_on(self) -> None:
+        """The round is over, and steps follow: what was captured is written."""
+        if self._snapshots is not None:
+            now, steps = self.clock.monotonic(), self.coordinator.gate.started
+            self._snapshots.go_on(self._arrived, now, steps)
+            self._snapshots = None
+
+    def _forget_rounds(self, workers: tuple[int, ...]) -> None:
+        """All workers are in this round of snapshots: the last one's keys can go."""
+        c, snapshots = self.coordinator, self._snapshots
+        if snapshots is not None and len(workers) == c.settings.world:
+            c.forget_rounds(snapshots.rounds)
+            snapshots.rounds = [c.state.round]
+
     def mark(self, workers: tuple[int, ...], steps_follow: bool) -> CommitKind:
         """Makes what was staged durable; on the chief.
 
@@ -426,6 +464,7 @@ class RoundSave:
         """
         c, staged = self.coordinator, self._staged
         if self._is_async:
+            self._forget_rounds(workers)
             if c.deadlines.save_seconds is not None:  # of the save before this one
                 c.extra[Key.COMMIT] = {"save_seconds": c.deadlines.save_seconds}
             return CommitKind.NONE  # of this round; nobody leaves

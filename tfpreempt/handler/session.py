@@ -52,6 +52,7 @@ from tfpreempt.handler.process_end import (
 )
 from tfpreempt.handler.remote_cluster import connection
 from tfpreempt.handler.saving import PLAIN, CollectiveSaves, RoundSave, Stages
+from tfpreempt.handler.snapshot_times import SnapshotTimes
 from tfpreempt.notice.children import killed_children
 
 log = logging.getLogger(__name__)
@@ -156,6 +157,15 @@ class Session:
                 self.part(other)
         if every is not None and self.cluster.is_chief:
             self._save_each(every.total_seconds(), weakref.ref(member))
+        if member.commits.snapshots is not None and self.cluster.is_chief:
+            SnapshotTimes(
+                weakref.ref(member),
+                self.members,
+                self.coordinator,
+                self._runtime,
+                self._clock,
+                lambda: self._collective.is_busy,
+            ).look()
 
     def serve_kept(self) -> None:
         """The newest member that listens hears what was kept while none did.
@@ -196,9 +206,7 @@ class Session:
             member.is_armed = True
             member.watcher.rearm()
             self.members.kept.add(member)
-            commits = member.commits
-            if commits.candidate is not None:
-                commits.saver.loader.load_random_state(commits.candidate)
+            member.commits.load_random_state()
 
     def part(self, member: Member) -> None:
         """A member takes part no more."""
@@ -363,6 +371,8 @@ class Session:
                 failure = self._commit_final(member)
             if is_last and failure is None:
                 member.record_exit(Outcome.FINISHED)
+                if member.commits.snapshots is not None:
+                    member.commits.snapshots.clear()
             self.exit.finish_copy(member, limit)
         self.part(member)
         if failure is not None:
@@ -466,6 +476,8 @@ class Session:
                     c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
                     return ev.Leave
                 case verdict:
+                    if isinstance(verdict, ev.Resume):
+                        save.go_on()
                     return type(verdict)
 
     # --- without a notice ------------------------------------------------------------
@@ -580,14 +592,17 @@ class Session:
         The alarm holds the member weakly.
         """
 
+        def ask_all() -> bool:
+            is_snapshot = self.coordinator.is_snapshot  # whose round is over soon
+            is_asked = not self._collective.is_busy and self.coordinator.periodic()
+            return is_asked or not (self._collective.is_busy or is_snapshot)
+
         def ask() -> None:
             member = mine()
             if member is not None and member in self.members:
-                if self.gate.started > 0 and self._collective.is_busy:
+                if self.gate.started > 0 and not ask_all():
                     self._runtime.at(self._clock.monotonic() + ASKS_AGAIN, ask)
                     return
-                if self.gate.started > 0:
-                    self.coordinator.periodic()
                 self._save_each(seconds, mine)
 
         self._runtime.at(self._clock.monotonic() + seconds, ask)

@@ -25,6 +25,7 @@ from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler.commits import Commits
+from tfpreempt.handler.snapshots import Snapshots, attempt_of, is_newer
 from tfpreempt.storage import paths
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectStore
@@ -37,6 +38,7 @@ LEASE_TIMEOUT = LONGEST_GRACE + PACE.expiry + MARGIN
 FETCH_TIMEOUT = 3600.0  # more seconds for the others while one fetches a checkpoint
 
 APART = "apart"  # what a worker says that does not see the chief's directory
+NO_MEMORY = "no memory"  # what a worker says that can have no snapshots
 NOT_SHARED = "DirectoryNotSharedError: "
 DISAGREES = "WorkersDisagreeError: "
 
@@ -56,6 +58,8 @@ class Start:
         mirror: on the chief, what copies them.
         lease: on the chief, of the directory; taken before anything is touched there.
         in_use: directories of this process's other open handlers.
+        make_snapshots: of this worker's snapshots, given its directory; None where it
+            can have none.
     """
 
     make: Callable[..., CheckpointSaver]
@@ -67,8 +71,11 @@ class Start:
     mirror: Mirror | None = None
     lease: Lease | None = None
     in_use: Sequence[str] = ()
+    make_snapshots: Callable[[str], Snapshots | None] = lambda directory: None
     _saver: CheckpointSaver | None = None
     _candidate: Entry | None = None
+    _tier: str = "disk"
+    _snapshots: Snapshots | None = None
     _skipped: list[str] = dataclasses.field(default_factory=list)
     _apart: set[int] = dataclasses.field(default_factory=set)  # see another directory
     _probes: list[rendezvous.Plan] = dataclasses.field(default_factory=list)
@@ -109,6 +116,10 @@ class Start:
                     ask(f"{prefix}/place", timeout, self._place, self._sees)
                 timeout += FETCH_TIMEOUT  # who is missing was missed in the first one
             plan = ask(prefix, timeout, self._propose, self._check)
+            on_disk = self._candidate
+            if plan["snapshots"] is not None:
+                attempts = plan["snapshots"]
+                self._agree_on_memory(store, f"{prefix}/memory", attempts, timeout)
         except BaseException:
             if self.lease is not None:
                 self.lease.release()
@@ -133,6 +144,9 @@ class Start:
             lease=self.lease,
             exchange=exchange,
             skipped=self._skipped,
+            tier=self._tier,
+            on_disk=on_disk,
+            snapshots=self._snapshots,
         )
 
     def _ask(
@@ -198,7 +212,57 @@ class Start:
             "checkpoint": self._candidate.token if self._candidate else None,
             "world": self.cluster.world,
             "token": uuid.uuid4().hex[:12],
+            "snapshots": self._offered(saver.directory),
         }
+
+    def _offered(self, directory: str) -> list[str] | None:
+        """The snapshots that may be restored in place of what is on the disk.
+
+        Returns:
+            Their names, newest first; None where the chief has no memory for any.
+        """
+        self._snapshots = self.make_snapshots(directory)
+        if self._snapshots is None:
+            return None
+        if not self.restore:
+            self._snapshots.clear()
+        found = self._snapshots.find()
+        return [attempt_of(each) for each in found if is_newer(each, self._candidate)]
+
+    def _agree_on_memory(
+        self, store: KeyValueStore, prefix: str, attempts: list[str], timeout: float
+    ) -> None:
+        """Restores the newest snapshot that all workers have, if there is one.
+
+        Each says which it has not, and all hear it, so that all draw the same
+        conclusion. Nobody takes snapshots where one worker has no memory for them: what
+        a save needs of all workers, a snapshot needs too.
+        """
+
+        def missing(plan: rendezvous.Plan) -> str | None:
+            if not self.cluster.is_chief and self._saver is not None:
+                self._snapshots = self.make_snapshots(self._saver.directory)
+            if self._snapshots is None:
+                return NO_MEMORY
+            return "\n".join(self._snapshots.lacks(plan["attempts"])) or None
+
+        _, said = rendezvous.agree(
+            store,
+            prefix,
+            self.cluster,
+            lambda: {"attempts": attempts},
+            missing,
+            timeout,
+        )
+        if NO_MEMORY in said.values():
+            self._snapshots = None
+        if self._snapshots is None:
+            return
+        lacking = {attempt for text in said.values() for attempt in text.split("\n")}
+        chosen = next((each for each in attempts if each not in lacking), None)
+        if chosen is not None:
+            found = {attempt_of(each): each for each in self._snapshots.find()}
+            self._candidate, self._tier = found[chosen], "memory"
 
     def _check(self, plan: rendezvous.Plan) -> str | None:
         if self.cluster.is_chief:
@@ -225,6 +289,7 @@ class Start:
         if token is not None:
             if is_apart and self.store is not None:
                 self._candidate = saver.loader.fetch(self.store, token)
+                self._tier = "bucket"
             else:
                 self._candidate = saver.loader.find(token)
             if self._candidate is None:
@@ -259,6 +324,7 @@ class Start:
         ):
             saver.check_nothing_came()  # nor to the place, by way of another directory
             self._candidate = saver.loader.newest(self._skipped.append, lost.append)
+            self._tier = "bucket"
         self._skipped += lost
         if lost and self._candidate is None:
             found = "; ".join(text.rstrip(".") for text in lost)

@@ -7,6 +7,7 @@ console     what goes to the console, by threads that hold up nobody else
 guard       ends the workers that a supervisor leaves behind when it is killed itself
 launch      becomes a worker's command
 logs        the workers' log files: one per worker over all restarts
+memory      memory for the workers' snapshots: lent for a run
 options     what `tfpreempt run` was asked to do, and what the workers are told of it
 policy      what a supervisor does next, decided from what it has seen; no process
 processes   worker processes: started in groups of their own, seen to end

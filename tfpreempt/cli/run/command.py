@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tfpreempt.cli.run.memory import AUTO
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Limits
 from tfpreempt.cli.run.supervisor import supervise
@@ -18,6 +19,21 @@ from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths
 from tfpreempt.storage.opening import check_apart, local_path, split
+
+
+class Snapshots(Size):
+    """Memory for snapshots: a size, or how to find one."""
+
+    name = "auto|off|size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        words = {"auto": AUTO, "off": 0, AUTO: AUTO, 0: 0}
+        if value in words:
+            return words[value]
+        return super().convert(value, param, ctx)
+
 
 _LIMITS = Limits()
 _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
@@ -119,6 +135,12 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
     default=("tensorflow",),
     help="What they import; may be given many times.",
 )  # fmt: skip
+@click.option(
+    "--snapshots", metavar="auto|off|SIZE", type=Snapshots(), default="auto",
+    help="Memory of this machine for snapshots, from which workers go on after a death "
+    "without a notice. auto: a quarter of what is free, and none where that is little. "
+    "It is shared by the workers here; each needs three times its state.",
+)  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
     command: tuple[str, ...],
@@ -132,6 +154,7 @@ def run(
     has_standby: bool,
     standby_after: float,
     standby_imports: tuple[str, ...],
+    snapshots: int,
     **limits: Any,
 ) -> None:
     """Run COMMAND as a cluster of local workers, through preemptions and failures.
@@ -176,6 +199,7 @@ def run(
             environment=dict(os.environ),
             standby_after=standby_after if has_standby else None,
             standby_imports=standby_imports,
+            snapshots=snapshots,
         )
         code = supervise(options)
     except ConfigurationError as error:

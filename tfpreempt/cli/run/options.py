@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tfpreempt.cli.run.cluster import make_tf_config
 from tfpreempt.cli.run.policy import Limits
+from tfpreempt.core.lent_memory import VARIABLES, LentMemory
 from tfpreempt.storage import paths
 
 
@@ -32,6 +33,8 @@ class RunOptions:
         standby_after: seconds after a start at which processes for the next one are
             started, to wait with their imports made; None for no such processes.
         standby_imports: what those import.
+        snapshots: bytes for the workers' snapshots; 0 for none, or `memory.AUTO`.
+        memory: what each worker has for them; None for none.
     """
 
     command: tuple[str, ...]
@@ -48,6 +51,8 @@ class RunOptions:
     environment: Mapping[str, str]
     standby_after: float | None = None
     standby_imports: tuple[str, ...] = ()
+    snapshots: int = 0
+    memory: LentMemory | None = None
 
     def label(self, worker: int) -> str:
         """What a worker is called in files and on the console."""
@@ -85,4 +90,7 @@ class RunOptions:
         if self.task is None:
             told["TF_CONFIG"] = make_tf_config(ports, worker)
             told["TFPREEMPT_INCARNATION"] = incarnation
-        return {**self.environment, **told}
+        if self.memory is not None:
+            told |= self.memory.to_environment()
+        given = {k: v for k, v in self.environment.items() if k not in VARIABLES}
+        return {**given, **told}

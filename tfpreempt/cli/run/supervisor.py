@@ -17,7 +17,7 @@ from typing import Any
 
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.home import Home
-from tfpreempt.cli.run import policy
+from tfpreempt.cli.run import memory, policy
 from tfpreempt.cli.run.cluster import claimed_ports
 from tfpreempt.cli.run.console import Console, unbuffered
 from tfpreempt.cli.run.launch import HELD
@@ -42,11 +42,14 @@ def supervise(options: RunOptions) -> int:
         The exit code for the platform.
 
     Raises:
-        ConfigurationError: a log file cannot be written, or there are not enough ports.
+        ConfigurationError: a log file cannot be written, or there are not enough ports,
+            or not the memory that was asked for.
     """
     clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose caller may ignore it
     with held_signals(*HELD) as wait, contextlib.ExitStack() as ends:
+        lent = ends.enter_context(memory.lent(options.snapshots, options.workers))
+        options = dataclasses.replace(options, memory=lent)
         console = Console("", unbuffered(sys.__stderr__))
         journal = JsonLines(options.journal_path, clock)
         reporter = Reporter(journal, name, console)

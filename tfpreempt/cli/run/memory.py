@@ -1,0 +1,137 @@
+"""Memory for the workers' snapshots: lent for a run, taken back at its end.
+
+It is a directory on a file system that lies in memory (tmpfs), so it outlives the
+workers and goes with the machine. A lock on it lives as long as the supervisor: what
+has none was left by one that was killed, and goes at the next start of any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tfpreempt.checkpoint.locks import is_at, lock
+from tfpreempt.cli.run.standby import available_bytes
+from tfpreempt.cli.sizes import size_text
+from tfpreempt.core.lent_memory import LentMemory
+from tfpreempt.errors import ConfigurationError
+
+AUTO = -1
+"""As much as the machine can spare."""
+
+_SHARE = 4  # of the memory that is available, one part of so many
+_LEAST = 64 << 20  # for each worker; what fits in less is saved in no time
+_IN_FILES = 2 / 3  # of what snapshots take; the rest are copies in the workers
+_TRIES = 10
+
+
+@contextlib.contextmanager
+def lent(
+    asked: int, workers: int, places: Sequence[Path] | None = None
+) -> Iterator[LentMemory | None]:
+    """A context in which workers have memory for snapshots.
+
+    Args:
+        asked: bytes for all of them; 0: none; `AUTO`: as much as can be spared.
+        workers: how many there are.
+        places: where it may lie; by default those that systems have.
+
+    Yields:
+        What each gets; None where there is none to be had, or too little.
+
+    Raises:
+        ConfigurationError: bytes were asked for, and cannot be had.
+    """
+    found = [each for each in places or _places() if _is_in_memory(each)]
+    for each in found:
+        _sweep(each)
+    if asked == 0:
+        yield None
+        return
+    room = _room(found[0]) if found else 0
+    if asked > room:
+        where = f"on {found[0]}" if found else "as neither /dev/shm nor a tmpfs is here"
+        raise ConfigurationError(
+            f"--snapshots asks for {size_text(asked)}, and {size_text(room)} can be "
+            f"had {where}. Ask for less, or leave it to auto."
+        )
+    share = (room // _SHARE if asked == AUTO else asked) // workers
+    if not found or (asked == AUTO and share < _LEAST):
+        yield None
+        return
+    path, descriptor = _make(found[0])
+    try:
+        yield LentMemory(directory=str(path), bytes=share)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _places() -> list[Path]:
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    return [Path("/dev/shm"), *([Path(given)] if given else [])]
+
+
+def _is_in_memory(place: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Whether it is a directory of ours to write in, on tmpfs."""
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        return False
+    real, kinds = str(place.resolve()), {}
+    with contextlib.suppress(OSError):
+        for line in mounts.read_text(encoding="utf-8").splitlines():
+            _, where, kind, *_ = line.split(" ")
+            if f"{real}/".startswith(f"{where.rstrip('/')}/"):
+                kinds[where] = kind  # of two in one place the later one is seen
+    return bool(kinds) and kinds[max(kinds, key=len)] == "tmpfs"
+
+
+def _room(place: Path) -> int:
+    """Bytes that could be had for snapshots."""
+    status = os.statvfs(place)
+    return min(available_bytes(), int(status.f_bavail * status.f_frsize / _IN_FILES))
+
+
+def _begins() -> str:
+    return f"tfpreempt-snapshots-{os.getuid()}-"
+
+
+def _make(place: Path) -> tuple[Path, int]:
+    """A new directory, and the descriptor that holds its lock."""
+    for _ in range(_TRIES):
+        path = place / f"{_begins()}{secrets.token_hex(8)}"
+        path.mkdir(0o700)
+        descriptor = _locked(path)
+        if descriptor is not None:
+            return path, descriptor
+    raise ConfigurationError(f"No directory could be made in {place}.")
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that holds its lock; None where somebody else does, or it went."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    if lock(descriptor, fcntl.LOCK_EX) and is_at(descriptor, str(path)):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _sweep(place: Path) -> None:
+    """Removes what supervisors of this user left that were killed."""
+    name = re.compile(re.escape(_begins()) + "[0-9a-f]{16}")
+    with contextlib.suppress(OSError):
+        for path in place.iterdir():
+            if not name.fullmatch(path.name) or path.lstat().st_uid != os.getuid():
+                continue
+            descriptor = _locked(path)
+            if descriptor is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(descriptor)

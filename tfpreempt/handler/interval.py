@@ -1,0 +1,68 @@
+"""How often to take a snapshot: as often as training does not notice it.
+
+As CheckFreq (Mohan et al., FAST 2021) does, the interval follows from what a snapshot
+costs here: the time for which training stands still, and what the steps lose that run
+while it is written. Each snapshot is followed by a time that makes this at most a
+hundredth, and is measured itself.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import statistics
+
+SHARE = 0.01
+"""The most that snapshots may take of the time of training."""
+
+SHORTEST = 1.0
+"""Seconds between two snapshots, at least: to lose less is worth nothing."""
+
+_WINDOWS = 5  # times without a snapshot, over which the length of a step is known
+
+
+@dataclasses.dataclass(eq=False)
+class Interval:
+    """Chooses when the next snapshot is due. Seconds are of any one clock.
+
+    Args:
+        share: the most that snapshots may cost of the time.
+        shortest: the shortest interval.
+    """
+
+    share: float = SHARE
+    shortest: float = SHORTEST
+    _windows: collections.deque[float] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_WINDOWS)
+    )
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How long a step takes while no snapshot is written; None while unknown."""
+        return statistics.median(self._windows) if self._windows else None
+
+    def undisturbed(self, seconds: float, steps: float) -> None:
+        """Training went on for a time in which no snapshot was written.
+
+        Args:
+            seconds: how long.
+            steps: that were made in it; none says nothing.
+        """
+        if seconds > 0 and steps > 0:
+            self._windows.append(seconds / steps)
+
+    def after(self, *, stood: float, beside: float, steps: float) -> float:
+        """The interval that one snapshot asks for.
+
+        Args:
+            stood: seconds for which training stood still.
+            beside: seconds from then on, to the first end of a step after it was
+                written.
+            steps: that were made in that time.
+
+        Returns:
+            Seconds from the beginning of that snapshot to the beginning of the next.
+        """
+        step = self.step_seconds
+        lost = beside if step is None else max(0.0, beside - steps * step)
+        return max(self.shortest, (stood + lost) / self.share, stood + beside)

@@ -1,0 +1,326 @@
+"""Snapshots of one member: saves into memory that outlives the process.
+
+Each worker keeps on its own machine all that it needs to go on, so nobody's disk is
+needed, and what a snapshot is made of is what any asynchronous save is made of: it is
+captured on the main thread, and written, summed up and marked by another one. What has
+no marker is no snapshot.
+
+Two generations are there at most: before one is written all but the newest go. They go
+only when every worker has the newest, so that there is always one that all have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint import catalog, layout, retention
+from tfpreempt.checkpoint.catalog import Entry, Kind
+from tfpreempt.checkpoint.payload import Permit, Staged
+from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.core.lent_memory import LentMemory
+from tfpreempt.handler.async_save import AsyncSave
+from tfpreempt.storage import reading
+from tfpreempt.storage.local import LocalStore
+
+log = logging.getLogger(__name__)
+
+BECAUSE = "snapshot"
+KEPT = 2
+"""Generations: the newest that all workers have, and the one that is being written."""
+
+COPIES = KEPT + 1
+"""How often the state may be in memory: as these, and as what is to be written yet."""
+
+_TRIES = 3  # failures in a row after which there are no snapshots any more
+_STATES = ".restored"  # keeps the States of what was restored
+
+
+def directory_for(memory: LentMemory, checkpoint_dir: str, worker: int) -> str:
+    """Where the snapshots of one worker of one checkpoint directory lie."""
+    key = hashlib.sha256(os.path.abspath(checkpoint_dir).encode(errors="replace"))
+    return os.path.join(memory.directory, f"{key.hexdigest()[:16]}-{worker}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A snapshot was captured, and training has gone on.
+
+    Attributes:
+        arrived: monotonic seconds at which the main thread came to the boundary.
+        left: when it went on.
+        steps: intervals that had been made by then.
+    """
+
+    arrived: float
+    left: float
+    steps: int
+
+
+@dataclasses.dataclass(eq=False)
+class Snapshots:
+    """What one worker has in memory for a checkpoint directory, and takes there.
+
+    Main thread, unless said otherwise.
+
+    Args:
+        saver: saves in that memory, as the chief of it.
+        limit: bytes that may be taken there, the copies that are made for it included.
+
+    Attributes:
+        is_off: whether none are taken any more; any thread.
+        is_dropped: whether the newest was given up; any thread.
+        taken: the newest, until its cost was looked at; any thread.
+        rounds: rounds of the agreement whose keys are to be deleted.
+    """
+
+    saver: CheckpointSaver
+    limit: int
+    is_off: bool = False
+    is_dropped: bool = False
+    taken: Taken | None = None
+    rounds: list[int] = dataclasses.field(default_factory=list)
+    _bytes: int | None = None  # of one; None until that was asked
+    _failures: int = 0
+    _captured: tuple[Staged, Permit, Mapping[str, Any]] | None = None
+    _under_way: AsyncSave | None = None
+
+    # --- the start -------------------------------------------------------------------
+
+    def find(self) -> list[Entry]:
+        """The snapshots that were taken by as many workers, newest first; not verified.
+
+        What cannot be read is none: there is the disk.
+        """
+        try:
+            found = catalog.scan(self.saver.directory)
+        except OSError as error:
+            log.warning("tfpreempt: snapshots cannot be read: %s", error)
+            return []
+        world = self.saver.loader.cluster.world
+        return [
+            each
+            for each in found
+            if each.is_committed
+            and each.kind is Kind.OWN
+            and each.manifest is not None
+            and each.manifest.because == BECAUSE
+            and each.manifest.world_size == world
+        ]
+
+    def lacks(self, attempts: Collection[str]) -> list[str]:
+        """Which of these snapshots this worker has not, or not whole.
+
+        Args:
+            attempts: their names, equal on all workers.
+        """
+        missing = set(attempts)
+        for each in self.find():
+            if attempt_of(each) not in missing:
+                continue
+            try:
+                self.saver.loader.check(each)
+                missing.remove(attempt_of(each))
+            except errors.CheckpointError as error:
+                text = str(error).rstrip(".")
+                log.warning("tfpreempt: %s; this snapshot is passed over", text)
+        return sorted(missing)
+
+    def keep_states(self, restored: Entry) -> Entry:
+        """The same with States that stay when the snapshot itself goes.
+
+        A program may ask for one of them at any time; they are small, or the program
+        has them anyway. Their files get a second name.
+        """
+        folder = os.path.join(self.saver.directory, _STATES)
+        manifest = restored.manifest
+        try:
+            if reading.is_dir(folder):
+                shutil.rmtree(folder)
+            os.makedirs(os.path.join(folder, restored.name))
+            for file in manifest.files if manifest is not None else ():
+                if file.name.endswith(layout.STATE_SUFFIX):
+                    target = os.path.join(folder, restored.name, file.name)
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    os.link(restored.file(file.name), target)
+        except OSError as error:
+            log.info("tfpreempt: States of a snapshot cannot be kept: %s", error)
+            return restored
+        return dataclasses.replace(restored, store=LocalStore(folder))
+
+    # --- taking one ------------------------------------------------------------------
+
+    def capture(self, step: int, attempt: str, notes: Mapping[str, Any]) -> None:
+        """Takes this worker's part of a snapshot, which `go_on` has written.
+
+        What fails is told, and training goes on. What other workers need of this one is
+        done in any case.
+
+        Args:
+            step: that it is of.
+            attempt: its name, equal on all workers and never used again.
+            notes: what its manifest is to say.
+        """
+        self.wait()
+        self._captured = None
+        if self.is_off or not self._has_room():
+            self.saver.take_part()
+            return
+        permit = Permit()
+        try:
+            captured = self.saver.capture(step, attempt, permit)
+        except Exception as error:  # noqa: BLE001 - of a State, say; training goes on
+            self._failed(error)
+        else:
+            self._captured = captured, permit, notes
+
+    def go_on(self, arrived: float, left: float, steps: int) -> None:
+        """All workers have captured theirs: it is written while training goes on.
+
+        Args:
+            arrived: see `Taken`.
+            left: see `Taken`.
+            steps: see `Taken`.
+        """
+        if self._captured is None:
+            return
+        (captured, permit, notes), self._captured = self._captured, None
+        complete = functools.partial(self._complete, captured, notes)
+        try:
+            self._under_way = AsyncSave(
+                captured.attempt, permit, complete, self._failed
+            )
+        except RuntimeError as error:  # no thread can be started
+            self.saver.discard(captured)
+            self._failed(error)
+            return
+        self.is_dropped = False
+        self.taken = Taken(arrived=arrived, left=left, steps=steps)
+
+    def _complete(self, captured: Staged, notes: Mapping[str, Any]) -> None:
+        """Writes it and marks it; on a thread of its own."""
+        self._drop(keep=KEPT - 1)
+        staged = self.saver.write(captured)
+        worker = self.saver.loader.cluster.worker
+        commit = self.saver.commit(staged, BECAUSE, (worker,), notes)
+        self._failures = 0
+        if commit is not None:
+            self._bytes = commit.bytes
+
+    def _drop(self, keep: int) -> None:
+        for entry in self.find()[keep:]:
+            retention.delete(self.saver.loader.files, entry)
+
+    def _has_room(self) -> bool:
+        if self._bytes is None:
+            self._bytes = self.saver.held_bytes()
+        needed = COPIES * self._bytes
+        if needed <= self.limit:
+            return True
+        self._end(
+            f"the state takes {self._bytes} bytes, {COPIES} times that is needed, and "
+            f"there are {self.limit} for this worker. `tfpreempt run --snapshots SIZE` "
+            "gives it more"
+        )
+        self.clear()
+        return False
+
+    def _failed(self, error: Exception) -> None:
+        """Any thread."""
+        self._failures += 1
+        log.info("tfpreempt: a snapshot failed: %s", error)
+        if self._failures >= _TRIES:
+            self._end(f"{_TRIES} failed one after the other, the last by: {error}")
+
+    def _end(self, why: str) -> None:
+        self.is_off = True
+        log.warning(
+            "tfpreempt: no snapshots are taken any more: %s. A death without a notice "
+            "costs what came after the last commit",
+            why,
+        )
+
+    # --- the end of one --------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one is being written; any thread."""
+        under_way = self._under_way
+        return under_way is not None and not under_way.wait(0.0)
+
+    def wait(self) -> None:
+        """Waits until none is being written; any thread."""
+        if self._under_way is not None:
+            self._under_way.wait()
+
+    def give_up(self) -> None:
+        """A commit is about to be made, which is worth more; nothing is waited for."""
+        if self._captured is not None:
+            captured, self._captured = self._captured[0], None
+            self.saver.discard(captured)
+        if self.is_busy and self._under_way is not None:
+            self.is_dropped = True
+            self._under_way.give_up()
+
+    def close(self) -> None:
+        """No more are taken. What there is stays, for the next start."""
+        self.is_off = True
+        self.give_up()
+        self.wait()
+
+    def clear(self) -> None:
+        """What was taken is worth nothing any more."""
+        self.give_up()
+        self.wait()
+        try:
+            self._drop(keep=0)
+            states = os.path.join(self.saver.directory, _STATES)
+            if reading.is_dir(states):
+                shutil.rmtree(states)
+        except OSError as error:
+            log.info("tfpreempt: snapshots could not be removed: %s", error)
+
+
+def attempt_of(snapshot: Entry) -> str:
+    """The name of a snapshot that all workers know it by."""
+    manifest = snapshot.manifest
+    return "" if manifest is None else str(manifest.metadata.get("attempt"))
+
+
+def notes_of(newest: Entry | None, sequence: int) -> dict[str, Any]:
+    """What a snapshot's manifest says of the commits on the disk; see `is_newer`.
+
+    Args:
+        newest: the commit that was restored from the disk, or would have been.
+        sequence: the highest that is known there by now.
+    """
+    token = None if newest is None else newest.token
+    return {"disk": {"token": token, "sequence": sequence}}
+
+
+def is_newer(snapshot: Entry, committed: Entry | None) -> bool:
+    """Whether a snapshot goes on from a commit, and is of a later step.
+
+    It is not where another run has committed since the snapshot was taken.
+
+    Args:
+        snapshot: of this worker.
+        committed: the newest that is whole on the disk; None without one.
+    """
+    if committed is None:
+        return True
+    manifest = snapshot.manifest
+    disk = None if manifest is None else manifest.metadata.get("disk")
+    if not isinstance(disk, dict) or (snapshot.step or 0) <= (committed.step or 0):
+        return False
+    if disk.get("token") == committed.token:
+        return True
+    known, sequence = disk.get("sequence"), committed.sequence
+    return isinstance(known, int) and sequence is not None and sequence <= known
