@@ -3,7 +3,8 @@
 As CheckFreq (Mohan et al., FAST 2021) does, the interval follows from what a snapshot
 costs here: the time for which training stands still, and what the steps lose that run
 while it is written. Each snapshot is followed by a time that makes this at most a
-hundredth, and is measured itself.
+hundredth, and is measured itself. The first one of a process says little: it also makes
+what the others find made, and takes several times as long.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ SHARE = 0.01
 SHORTEST = 1.0
 """Seconds between two snapshots, at least: to lose less is worth nothing."""
 
+WARM_UP = 5.0
+"""Seconds after the first snapshot at which there is a second one, at the latest."""
+
+_COSTS = 3  # snapshots of which the middle one counts: one may meet a busy machine
 _WINDOWS = 5  # times without a snapshot, over which the length of a step is known
 
 
@@ -32,8 +37,13 @@ class Interval:
 
     share: float = SHARE
     shortest: float = SHORTEST
+    _is_first: bool = True
     _windows: collections.deque[float] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_WINDOWS)
+    )
+
+    _costs: collections.deque[float] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_COSTS)
     )
 
     @property
@@ -65,4 +75,11 @@ class Interval:
         """
         step = self.step_seconds
         lost = beside if step is None else max(0.0, beside - steps * step)
-        return max(self.shortest, (stood + lost) / self.share, stood + beside)
+        seconds = (stood + lost) / self.share
+        if self._is_first:
+            self._is_first = False
+            seconds = min(seconds, WARM_UP)
+        else:
+            self._costs.append(seconds)
+            seconds = statistics.median(self._costs)
+        return max(self.shortest, seconds, stood + beside)

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import datetime
 import os
+import time
 from typing import IO, Any
 
 import tensorflow as tf
@@ -41,6 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fail-with", choices=FAILURES)
     parser.add_argument("--config", default="ours")
     parser.add_argument("--in-scope", default="nothing")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds, each step")
     parser.add_argument("--own-disk", action="store_true", help="not a shared one")
     options = parser.parse_args()
     if options.own_disk:
@@ -140,6 +142,7 @@ def main() -> None:
         handler = make_handler(options, model)
     slow = SlowState("slow", per_worker=True) if options.hold_in_save == INDEX else None
     say("pid", os.getpid())
+    say("memory", os.environ.get("TFPREEMPT_SNAPSHOT_DIR"))
     say("restored", handler.total_run_calls, int(model.trained.numpy()))
     say("weights", model.weights.numpy().tobytes().hex())
 
@@ -150,6 +153,7 @@ def main() -> None:
         if INDEX == 1 and int(model.trained.numpy()) == options.fail_at:
             raise FAILURES[options.fail_with]
         model.step()
+        time.sleep(options.pause)
 
     with handler, in_scope(options, model, "loop"):
         while model.trained < options.steps:
