@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import pytest
 from tfpreempt.cli.run.cluster import claimed_ports, make_tf_config
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Limits
+from tfpreempt.core.lent_memory import LentMemory
 from tfpreempt.errors import ConfigurationError
 
 
@@ -62,7 +64,11 @@ def make_options(task: str | None) -> RunOptions:
         journal_dir=Path("/j"),
         task=task,
         has_echo=False,
-        environment={"TF_CONFIG": "given", "PATH": "/bin"},
+        environment={
+            "TF_CONFIG": "given",
+            "PATH": "/bin",
+            "TFPREEMPT_SNAPSHOT_DIR": "/of/another/supervisor",
+        },
     )
 
 
@@ -80,6 +86,14 @@ def test_what_a_local_worker_is_told() -> None:
         "TFPREEMPT_JOURNAL_DIR": "/j",
     }
     assert options.journal_path == Path("/j/supervisor.jsonl")
+
+
+def test_a_worker_is_told_of_its_memory() -> None:
+    memory = LentMemory(directory="/m", bytes=7)
+    options = dataclasses.replace(make_options(None), memory=memory)
+    told = options.worker_environment(0, "ab-2", 2, (1001,))
+    assert told["TFPREEMPT_SNAPSHOT_DIR"] == "/m"
+    assert told["TFPREEMPT_SNAPSHOT_BYTES"] == "7"
 
 
 def test_what_the_worker_of_a_real_cluster_is_told() -> None:

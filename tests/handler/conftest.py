@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 NEED_NO_TENSORFLOW = {
+    "test_interval.py",
     "test_pace.py",
     "test_protected_processes.py",
     "test_saving.py",
     "test_session.py",
+    "test_snapshot_crashes.py",
 }
 
 

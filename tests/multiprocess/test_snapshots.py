@@ -75,7 +75,7 @@ class Run:
 def run(
     here: Place, world: int, *options: str, program: Sequence[str] = ()
 ) -> Iterator[Run]:
-    """`tfpreempt run` in that place; options before a program's are the supervisor's."""
+    """`tfpreempt run` in that place; the options are the supervisor's."""
     logs = here.path / "logs"
     command = [sys.executable, "-m", "tfpreempt", "run", "--workers", str(world)]
     command += ["--checkpoint-dir", str(here.checkpoints), "--log-dir", str(logs)]

@@ -1,0 +1,145 @@
+"""Memory for snapshots: found, lent, and taken back however the supervisor ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tfpreempt.cli import main
+from tfpreempt.cli.run import memory
+from tfpreempt.cli.run.memory import AUTO, lent
+from tfpreempt.core.lent_memory import lent_memory
+from tfpreempt.errors import ConfigurationError
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory that passes for memory, where 8 GiB are free."""
+    monkeypatch.setattr(memory, "_is_in_memory", lambda place: place.is_dir())
+    monkeypatch.setattr(memory, "_room", lambda place: 8 * GIB)
+    yield tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_quarter_is_shared_by_the_workers(place: Path) -> None:
+    with lent(AUTO, 4, [place]) as given:
+        assert given is not None
+        assert given.bytes == 8 * GIB // 4 // 4
+        directory = Path(given.directory)
+        assert directory.parent == place
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert lent_memory(given.to_environment()) == given
+        (directory / "files").mkdir()
+
+
+def test_what_was_asked_for_is_shared_too(place: Path) -> None:
+    with lent(6 * GIB, 2, [place]) as given:
+        assert given is not None
+        assert given.bytes == 3 * GIB
+
+
+def test_off_is_none(place: Path) -> None:
+    with lent(0, 1, [place]) as given:
+        assert given is None
+
+
+def test_a_small_machine_has_none_unless_it_is_asked_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_room", lambda place: 200 << 20)
+    with lent(AUTO, 1, [place]) as given:
+        assert given is None
+    with lent(50 << 20, 1, [place]) as given:
+        assert given is not None
+
+
+def test_more_than_there_is_is_refused(place: Path) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="8 GiB can be had"),
+        lent(9 * GIB, 1, [place]),
+    ):
+        pass
+    with (
+        pytest.raises(ConfigurationError, match="neither /dev/shm"),
+        lent(GIB, 1, [place / "gone"]),
+    ):
+        pass
+    with lent(AUTO, 1, [place / "gone"]) as given:
+        assert given is None
+
+
+def test_what_a_killed_supervisor_left_goes_at_the_next_start(place: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path\n"
+        "from tfpreempt.cli.run import memory\n"
+        "memory._is_in_memory = Path.is_dir\n"
+        "memory._room = lambda place: 1 << 33\n"
+        "with memory.lent(1 << 20, 1, [Path(sys.argv[1])]) as given:\n"
+        "    Path(given.directory, 'file').touch()\n"
+        "    print(given.directory, flush=True)\n"
+        "    sys.stdin.read()\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    command = [sys.executable, "-c", program, str(place)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        left = Path(killed.stdout.readline().strip())
+        with lent(AUTO, 1, [place]) as given:
+            assert given is not None
+            assert (left / "file").exists()  # its supervisor lives
+        killed.communicate()
+    assert (left / "file").exists()
+    with lent(AUTO, 1, [place]):
+        assert not left.exists()
+
+
+def test_nothing_of_others_is_removed(place: Path) -> None:
+    others = place / "tfpreempt-snapshots-of-mine", place / "somebody"
+    for each in others:
+        each.mkdir()
+    with lent(AUTO, 1, [place]):
+        pass
+    for each in others:
+        each.rmdir()
+
+
+def test_only_tmpfs_is_memory(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    lines = ["disk / ext4 rw 0 0", f"tmpfs {tmp_path} tmpfs rw 0 0"]
+    mounts.write_text("\n".join(lines))
+    assert memory._is_in_memory(tmp_path, mounts)
+    mounts.write_text("\n".join([*lines, f"disk {tmp_path} ext4 rw 0 0"]))
+    assert not memory._is_in_memory(tmp_path, mounts)
+    mounts.write_text(lines[0])
+    assert not memory._is_in_memory(tmp_path, mounts)
+    assert not memory._is_in_memory(tmp_path / "gone", mounts)
+
+
+def test_the_option_is_a_word_or_a_size() -> None:
+    said = CliRunner().invoke(main, ["run", "--snapshots", "much", "--", "true"])
+    assert said.exit_code == 2
+    assert "auto|off|SIZE" in said.output or "is no size" in said.output
+
+
+@pytest.mark.parametrize("wrong", [{}, {"TFPREEMPT_SNAPSHOT_BYTES": "many"}])
+def test_what_no_supervisor_has_said_is_nothing(
+    tmp_path: Path, wrong: dict[str, str]
+) -> None:
+    right = {
+        "TFPREEMPT_SNAPSHOT_DIR": str(tmp_path),
+        "TFPREEMPT_SNAPSHOT_BYTES": "5",
+    }
+    assert lent_memory(right) is not None
+    assert lent_memory({**right, **wrong} if wrong else {}) is None
+    os.rmdir(tmp_path)
+    assert lent_memory(right) is None

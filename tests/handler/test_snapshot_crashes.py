@@ -1,0 +1,142 @@
+"""Killed at every step of taking a snapshot: there is a whole one, never a damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.fakes import OwnPayload, Words, cluster, content, make_saver
+from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.handler.snapshots import KEPT, Snapshots, attempt_of
+from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
+
+ROOM = 1 << 40
+
+
+def snapshots(
+    directory: Path, text: str = "", files: FaultyFiles | None = None
+) -> tuple[Snapshots, OwnPayload, Words]:
+    """Those of worker 1 of 2, and what they are made of."""
+    registry, payload = StateRegistry(), OwnPayload()
+    word = Words("word", text, per_worker=True, registry=registry)
+    saver = make_saver(directory, payload, registry=registry, files=files, worker=1)
+    loader = saver.loader
+    loader.cluster = dataclasses.replace(cluster(1, 2), saves_all=True)
+    saver.__post_init__()
+    return Snapshots(saver, ROOM), payload, word
+
+
+def take(made: Snapshots, step: int) -> None:
+    made.capture(step, f"start-round-{step}", {})
+    made.go_on(0.0, 0.0, 0)
+    made.wait()
+
+
+def take_third(directory: Path, files: FaultyFiles) -> None:
+    """The third one over two, with a fault somewhere; on the main thread or not."""
+    made, _, _ = snapshots(directory, "3", files)
+    made.saver.start()
+    take(made, 3)
+
+
+def look(directory: Path) -> list[int]:
+    """The steps of the snapshots that are whole, newest first; each is all of a piece.
+
+    Raises:
+        AssertionError: what is offered is not whole.
+    """
+    made, payload, word = snapshots(directory)
+    found = made.find()
+    assert made.lacks([attempt_of(each) for each in found]) == []
+    for each in found:
+        made.saver.loader.restore(each)
+        assert payload.restored_from == content(each.step)
+        assert word.text == str(each.step)
+    return [each.step or 0 for each in found]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    directory = tmp_path / "base"
+    for step in (1, 2):
+        made, _, _ = snapshots(directory, str(step))
+        made.saver.start()
+        take(made, step)
+    assert look(directory) == [2, 1]
+    return directory
+
+
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+def test_after_a_kill_anywhere_the_newest_whole_one_is_there(
+    tmp_path: Path, base: Path, when: str
+) -> None:
+    shutil.copytree(base, tmp_path / "dry")
+    dry = FaultyFiles()
+    take_third(tmp_path / "dry", dry)
+    assert look(tmp_path / "dry") == [3, 2]
+    marker = next(
+        i
+        for i, each in enumerate(dry.operations)
+        if each.name == "rename" and each.path.endswith("COMMITTED")
+    )
+    seen = set()
+    for index, operation in enumerate(dry.operations):
+        if when == "torn" and operation.name != "write":
+            continue
+        directory = tmp_path / f"{when}-{index}"
+        shutil.copytree(base, directory)
+        try:
+            take_third(directory, FaultyFiles(fail_at=index, when=when))
+        except SimulatedCrash:
+            pass  # before it was a thread's
+        found = look(directory)
+        is_marked = index > marker or (index == marker and when == "after")
+        assert found[0] == (3 if is_marked else 2), operation
+        assert len(found) <= KEPT
+        seen.add(found[0])
+        # The next start clears up, and what it takes has room.
+        made, _, _ = snapshots(directory, "4")
+        made.saver.start()
+        take(made, 4)
+        assert look(directory)[0] == 4
+        assert len(look(directory)) == KEPT
+        assert not (directory / ".tfpreempt-staging").exists()
+        shutil.rmtree(directory)
+    assert seen == {2, 3} or when == "torn"
+
+
+def test_two_generations_are_there_at_most(tmp_path: Path, base: Path) -> None:
+    """While the third is written the first is gone, and the second whole."""
+    made, _, _ = snapshots(base, "3")
+    there = []
+    write = made.saver.write
+
+    def spy(captured: object) -> object:
+        there.append(look(base))
+        return write(captured)  # type: ignore[arg-type]
+
+    made.saver.write = spy  # type: ignore[method-assign, assignment]
+    take(made, 3)
+    assert there == [[2]]
+    assert look(base) == [3, 2]
+
+
+def test_a_damaged_one_is_lacking(base: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, _, _ = snapshots(base)
+    newest, older = made.find()
+    path = Path(newest.path, "ckpt.data-00001-of-00002")
+    path.write_bytes(path.read_bytes()[:-1])
+    attempts = [attempt_of(newest), attempt_of(older)]
+    assert made.lacks(attempts) == [attempt_of(newest)]
+    assert "is passed over" in caplog.text
+    assert made.lacks([*attempts, "start-round-9"])[-1] == "start-round-9"
+
+
+def test_another_number_of_workers_has_none(base: Path) -> None:
+    made, _, _ = snapshots(base)
+    loader = made.saver.loader
+    loader.cluster = dataclasses.replace(cluster(1, 3), saves_all=True)
+    assert made.find() == []

@@ -1,0 +1,324 @@
+"""Snapshots in memory that was lent, in one process; a killed one just stops here."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.checkpoint.fakes import Words
+from tests.handler.program import Program, wait_until
+from tfpreempt.checkpoint import bundle_writer
+from tfpreempt.checkpoint.state import State, StateRegistry
+from tfpreempt.core.lent_memory import LentMemory
+from tfpreempt.handler import interval, session, snapshot_times
+from tfpreempt.handler.handler import PreemptionCheckpointHandler
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+SOON = 0.05
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LentMemory:
+    """Is lent to this process, which takes snapshots as often as it can."""
+    lent = LentMemory(directory=str(tmp_path / "memory"), bytes=1 << 24)
+    os.mkdir(lent.directory)
+    for name, value in lent.to_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(snapshot_times, "SHORTEST", SOON)
+    monkeypatch.setattr(interval.Interval, "shortest", SOON)
+    monkeypatch.setattr(interval.Interval, "share", 1.0)
+    return lent
+
+
+Make = Callable[[], Program]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Make]:
+    """Starts the program, in a process of its own as far as handlers see; the one
+    before it was killed."""
+    with contextlib.ExitStack() as ends:
+
+        def start() -> Program:
+            ends.close()
+            ends.enter_context(session.new_process())
+            return Program(tmp_path / "ckpt")
+
+        yield start
+
+
+def snapshots(memory: LentMemory) -> list[Path]:
+    """The whole ones, oldest first."""
+    found = Path(memory.directory).glob("*-0/[0-9]*/COMMITTED")
+    return sorted((each.parent for each in found), key=lambda each: int(each.name))
+
+
+def newest(memory: LentMemory) -> int:
+    return max((int(each.name) for each in snapshots(memory)), default=0)
+
+
+def train_until(
+    program: Program, handler: PreemptionCheckpointHandler, is_there: Callable[[], Any]
+) -> None:
+    def look() -> Any:
+        handler.run(program.step)
+        return is_there()
+
+    wait_until(look)
+
+
+def test_a_killed_run_goes_on_from_the_newest(start: Make, memory: LentMemory) -> None:
+    program = start()
+    handler = program.handler()
+    train_until(program, handler, lambda: len(snapshots(memory)) == 2)
+    train_until(program, handler, lambda: handler.total_run_calls > newest(memory))
+    again = start()
+    step = newest(memory)
+    handler = again.handler()
+    assert handler.total_run_calls == step
+    assert again.variable.numpy().tolist() == [1.0 + step, 2.0 + step]
+    assert handler.latest_checkpoint is None
+    restored = again.events("restored")
+    assert [each["tier"] for each in restored] == [None, "memory"]
+    handler.run(again.step)
+    handler.close()
+    assert [each["because"] for each in again.events("commit")] == ["finished"]
+    assert snapshots(memory) == []
+
+
+def test_nothing_of_a_snapshot_counts_as_a_save(
+    start: Make, memory: LentMemory
+) -> None:
+    program = start()
+    handler = program.handler()
+    train_until(program, handler, lambda: snapshots(memory))
+    assert int(program.checkpoint.save_counter) == 0
+    assert not program.events("commit")
+    assert not program.events("decision")
+    assert handler.latest_checkpoint is None
+
+
+def test_a_commit_of_that_step_or_a_later_one_is_restored(
+    start: Make, memory: LentMemory
+) -> None:
+    program = start()
+    handler = program.handler()
+    train_until(program, handler, lambda: snapshots(memory))
+    made = handler.save()
+    assert made is not None
+    step = handler.total_run_calls
+    again = start()
+    assert again.handler().total_run_calls == step
+    assert again.events("restored")[-1]["tier"] == "disk"
+
+
+@pytest.mark.parametrize("how", ["garbled", "cut", "gone"])
+def test_a_damaged_one_is_passed_over_for_the_disk(
+    start: Make, memory: LentMemory, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    program = start()
+    handler = program.handler()
+    handler.run(program.step)
+    handler.save()
+    train_until(program, handler, lambda: newest(memory) > 1)
+    again = start()
+    for each in snapshots(memory):
+        [path] = each.glob("ckpt.data-*")
+        data = path.read_bytes()
+        if how == "garbled":
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        elif how == "cut":
+            path.write_bytes(data[:-1])
+        else:
+            path.unlink()
+    handler = again.handler()
+    assert handler.total_run_calls == 1
+    assert again.variable.numpy().tolist() == [2.0, 3.0]
+    assert again.events("restored")[-1]["tier"] == "disk"
+    assert "this snapshot is passed over" in caplog.text
+
+
+def test_what_another_run_has_committed_since_is_gone_on_from(
+    start: Make, memory: LentMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that is of an earlier step: two runs are never mixed."""
+    program = start()
+    handler = program.handler()
+    handler.run(program.step)
+    handler.save()
+    train_until(program, handler, lambda: newest(memory) > 3)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delenv("TFPREEMPT_SNAPSHOT_DIR")
+        other = start()
+        handler = other.handler(restore=False)
+        for _ in range(2):
+            handler.run(other.step)
+        handler.save()
+    again = start()
+    assert again.handler().total_run_calls == 2
+    assert again.events("restored")[-1]["tier"] == "disk"
+
+
+def test_restore_false_begins_anew(start: Make, memory: LentMemory) -> None:
+    program = start()
+    train_until(program, program.handler(), lambda: snapshots(memory))
+    assert start().handler(restore=False).total_run_calls == 0
+    assert snapshots(memory) == []
+
+
+def test_random_generators_go_on(start: Make, memory: LentMemory) -> None:
+    program = start()
+    random.seed(5)
+    drawn: dict[int, tuple[float, float]] = {}
+    handler = program.handler()
+
+    def step() -> None:
+        program.step()
+        drawn[handler.total_run_calls] = random.random(), float(np.random.rand())
+
+    def look() -> Any:
+        handler.run(step)
+        return snapshots(memory)
+
+    wait_until(look)
+    wait_until(lambda: look() and handler.total_run_calls > newest(memory) + 1)
+    again = start()
+    random.seed(6)
+    expected, handler = dict(drawn), again.handler()
+    first = handler.total_run_calls
+    handler.run(step)
+    assert drawn[first] == expected[first]
+
+
+def test_a_state_can_be_loaded_when_its_snapshot_is_gone(
+    start: Make, memory: LentMemory
+) -> None:
+    word = Words("word", "kept")
+    program = start()
+    handler = program.handler()
+    train_until(program, handler, lambda: snapshots(memory))
+    again = start()
+    word.text = "new"
+    handler = again.handler()
+    assert word.text == "kept"
+    restored = handler.total_run_calls
+    word.text = "newer"
+    train_until(
+        again, handler, lambda: min(int(p.name) for p in snapshots(memory)) > restored
+    )
+    other = Words("word", registry=StateRegistry())
+    assert handler._member.commits.load_state(other)
+    assert other.text == "kept"
+
+
+def test_a_state_that_is_too_large_has_none(
+    start: Make,
+    memory: LentMemory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = "no snapshots are taken any more"
+    monkeypatch.setenv("TFPREEMPT_SNAPSHOT_BYTES", "30")
+    program = start()
+    handler = program.handler()
+    train_until(program, handler, lambda: said in caplog.text)
+    for _ in range(50):
+        handler.run(program.step)
+    assert snapshots(memory) == []
+    assert caplog.text.count(said) == 1
+
+
+def test_what_cannot_be_saved_ends_them_and_not_the_training(
+    start: Make, memory: LentMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(State):
+        def save(self, fileobj: Any) -> None:
+            raise ValueError("not now")
+
+        def load(self, fileobj: Any) -> None:
+            pass
+
+    said = "no snapshots are taken any more"
+    program = start()
+    handler = program.handler()
+    broken = Broken("broken")
+    train_until(program, handler, lambda: said in caplog.text)
+    assert "not now" in caplog.text
+    del broken
+    assert snapshots(memory) == []
+
+
+def test_a_manager_has_them_too(start: Make, memory: LentMemory) -> None:
+    def manager(program: Program) -> tf.train.CheckpointManager:
+        return tf.train.CheckpointManager(
+            program.checkpoint, str(program.directory), max_to_keep=2
+        )
+
+    program = start()
+    handler = program.handler(manager(program))
+    handler.run(program.step)
+    handler.save()
+    train_until(program, handler, lambda: newest(memory) > 1)
+    again = start()
+    step = newest(memory)
+    handler = again.handler(manager(again))
+    assert handler.total_run_calls == step
+    assert int(again.checkpoint.save_counter) == 1
+    handler.run(again.step)
+    assert handler.save() is not None
+    assert (again.directory / "ckpt-2.index").exists()
+
+
+@pytest.mark.parametrize("every", [2, datetime.timedelta(seconds=0.02)])
+def test_periodic_commits_go_on_beside_them(
+    start: Make, memory: LentMemory, every: Any
+) -> None:
+    program = start()
+    handler = program.handler(save_every=every)
+    train_until(program, handler, lambda: len(program.events("commit")) > 20)
+    seen = {each["because"] for each in program.events("commit")}
+    assert seen == {"periodic"}
+    handler.close()
+
+
+def test_a_commit_gives_up_the_snapshot_that_is_being_written(
+    start: Make, memory: LentMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = start()
+    handler = program.handler()
+    monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
+    add, held = bundle_writer.add, []
+
+    def slow(files: Any, prefix: str, *args: Any, **more: Any) -> Any:
+        if prefix.startswith(memory.directory):
+            held.append(prefix)
+            wait_until(more["unwanted"])
+        return add(files, prefix, *args, **more)
+
+    monkeypatch.setattr(bundle_writer, "add", slow)
+    train_until(program, handler, lambda: held)
+    assert handler.save() is not None
+    assert snapshots(memory) == []
+    train_until(program, handler, lambda: len(held) > 1)
+    handler.close()
+
+
+def test_none_without_memory_or_where_no_copy_is_wanted(
+    start: Make, memory: LentMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for more in ({"async_save": False}, {"config": {"save_fn": lambda: None}}):
+        handler = start().handler(**more)
+        assert handler._member.commits.snapshots is None
+    os.rmdir(memory.directory)
+    assert start().handler()._member.commits.snapshots is None
