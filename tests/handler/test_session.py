@@ -48,6 +48,7 @@ class FakeMember:
     is_closed = False
     is_started = True
     is_armed = True
+    snapshots = None
     left_at: int | None = None
 
     def __init__(self, token: str = "token") -> None:

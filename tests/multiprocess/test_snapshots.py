@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.multiprocess.conftest import Reference
+from tests.multiprocess.fits import Fit, undisturbed
 from tests.multiprocess.harness import (
     LIMIT,
     PROGRAMS,
     STEPS,
     Place,
     Worker,
+    Zygote,
     records,
     wait_until,
     worker_environment,
@@ -27,6 +29,7 @@ from tests.multiprocess.harness import (
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
 
+NAME = "TFPREEMPT_SNAPSHOT_DIR="
 # The first snapshot comes after a second.
 TRAIN = ("--pause", "0.3", "--strategy")
 STRATEGIES = {1: "none", 2: "mwms"}
@@ -39,29 +42,51 @@ class Run:
     here: Place
     supervisor: subprocess.Popen[bytes]
     workers: list[Worker]
+    memory: Path = Path()
 
-    @property
-    def memory(self) -> Path:
-        """Where this run's snapshots are."""
-        return Path(self.workers[0].wait_line("memory", 1)[0])
+    def pid(self, worker: int) -> int:
+        """Of the process that the supervisor started last."""
+        journal = self.here.checkpoints
+        starts = wait_until(
+            lambda: records(journal, "started") + records(journal, "restarted"),
+            "the start",
+        )
+        return int(starts[-1]["pids"][worker])
 
-    def step(self, worker: int) -> int:
-        return max([int(line[0]) for line in self.workers[worker].lines("step")] or [0])
+    def find_memory(self) -> None:
+        """Sees where this run's snapshots are."""
+        path = Path(f"/proc/{self.pid(0)}/environ")
+
+        def look() -> str | None:
+            words = path.read_text().split("\0")
+            found = [word.partition("=")[2] for word in words if word.startswith(NAME)]
+            return found[0] if found else None  # it is not what it becomes yet
+
+        self.memory = Path(wait_until(look, "the memory") or "")
 
     def snapshots(self, worker: int) -> list[Path]:
         """Those of a worker that are whole."""
         found = self.memory.glob(f"*-{worker}/[0-9]*/COMMITTED")
         return [marker.parent for marker in found]
 
-    def kill(self, worker: int) -> int:
-        """Kills one when all have a snapshot, and a step after it; returns its step."""
+    def kill(self, worker: int, said: str = "step") -> int:
+        """Kills one when all have a snapshot, and a step after it.
+
+        Args:
+            worker: which.
+            said: with each step.
+
+        Returns:
+            How many steps it had made.
+        """
+        self.find_memory()
         for each in range(len(self.workers)):
             wait_until(lambda: self.snapshots(each), "a snapshot")  # noqa: B023
         newest = max(int(path.name) for path in self.snapshots(worker))
-        wait_until(lambda: self.step(worker) > newest, "a step")
-        pid = int(self.workers[worker].lines("pid")[-1][0])
-        os.kill(pid, signal.SIGKILL)
-        return self.step(worker)
+        victim = self.workers[worker]
+        wait_until(lambda: len(victim.lines(said)) > newest, "a step")
+        os.kill(self.pid(worker), signal.SIGKILL)
+        return len(victim.lines(said))
 
     def wait(self) -> None:
         assert self.supervisor.wait(LIMIT) == 0
@@ -111,3 +136,17 @@ def test_a_killed_worker_costs_what_came_after_the_snapshot(
     assert results == reference(STRATEGIES[world], world)
     [commit] = records(here.checkpoints, "commit")
     assert (commit["step"], commit["because"]) == (STEPS, "finished")
+
+
+@pytest.mark.parametrize("line", ["keras", "tf_keras"])
+def test_so_does_a_killed_fit(here: Place, zygote: Zygote, line: str) -> None:
+    program = ("fit.py", f"--line={line}", "--pause=0.3")
+    with run(here, 1, program=program) as made:
+        died = made.kill(0, "trained")
+        made.wait()
+    restored = made.restored(0)
+    assert restored["tier"] == "memory"
+    assert 0 < int(str(restored["step"])) < died
+    assert [made.workers[0].result()] == undisturbed(
+        zygote, Fit(line=line, data="tfdata")
+    )

@@ -142,7 +142,6 @@ def main() -> None:
         handler = make_handler(options, model)
     slow = SlowState("slow", per_worker=True) if options.hold_in_save == INDEX else None
     say("pid", os.getpid())
-    say("memory", os.environ.get("TFPREEMPT_SNAPSHOT_DIR"))
     say("restored", handler.total_run_calls, int(model.trained.numpy()))
     say("weights", model.weights.numpy().tobytes().hex())
 
