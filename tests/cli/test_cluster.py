@@ -16,7 +16,7 @@ import pytest
 from tfpreempt.cli.run.cluster import claimed_ports, make_tf_config
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Limits
-from tfpreempt.core.lent_memory import LentMemory
+from tfpreempt.core.memory import LentMemory
 from tfpreempt.errors import ConfigurationError
 
 

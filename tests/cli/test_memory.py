@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from tfpreempt.cli import main
+from tfpreempt.cli.doctor.storage import Mount
 from tfpreempt.cli.run import memory
 from tfpreempt.cli.run.memory import AUTO, lent
-from tfpreempt.core.lent_memory import lent_memory
+from tfpreempt.core.memory import lent_memory
 from tfpreempt.errors import ConfigurationError
 
 GIB = 1 << 30
@@ -113,16 +114,14 @@ def test_nothing_of_others_is_removed(place: Path) -> None:
         each.rmdir()
 
 
-def test_only_tmpfs_is_memory(tmp_path: Path) -> None:
-    mounts = tmp_path / "mounts"
-    lines = ["disk / ext4 rw 0 0", f"tmpfs {tmp_path} tmpfs rw 0 0"]
-    mounts.write_text("\n".join(lines))
-    assert memory._is_in_memory(tmp_path, mounts)
-    mounts.write_text("\n".join([*lines, f"disk {tmp_path} ext4 rw 0 0"]))
-    assert not memory._is_in_memory(tmp_path, mounts)
-    mounts.write_text(lines[0])
-    assert not memory._is_in_memory(tmp_path, mounts)
-    assert not memory._is_in_memory(tmp_path / "gone", mounts)
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4", None])
+def test_only_tmpfs_is_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
+) -> None:
+    mount = None if kind is None else Mount(point=tmp_path, kind=kind)
+    monkeypatch.setattr(memory, "mount_of", lambda place: mount)
+    assert memory._is_in_memory(tmp_path) == (kind == "tmpfs")
+    assert not memory._is_in_memory(tmp_path / "gone")
 
 
 def test_the_option_is_a_word_or_a_size() -> None:

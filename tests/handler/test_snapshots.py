@@ -18,7 +18,7 @@ from tests.checkpoint.fakes import Words
 from tests.handler.program import Program, wait_until
 from tfpreempt.checkpoint import bundle_writer
 from tfpreempt.checkpoint.state import State, StateRegistry
-from tfpreempt.core.lent_memory import LentMemory
+from tfpreempt.core.memory import LentMemory
 from tfpreempt.handler import interval, session, snapshot_times
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 

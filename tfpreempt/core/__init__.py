@@ -6,8 +6,8 @@ cluster     who the workers are, and which of them this process is
 deadline    arithmetic of deadlines
 events      the frozen values that travel the path
 journal     the record of what happened, one JSON object a line
-lent_memory memory for snapshots, which a supervisor lends
 loading     public names that are loaded on first use
+memory      memory for snapshots, which whoever supervises a program lends
 progress    a progress bar for bytes, on a terminal
 python      what Python 3.10 lacks of the later versions
 reach       what Python objects hold

@@ -25,7 +25,7 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.core.events import Notice
-from tfpreempt.core.lent_memory import lent_memory
+from tfpreempt.core.memory import lent_memory
 from tfpreempt.handler.member import Member
 from tfpreempt.handler.remote_cluster import NATIVE_DELAY, Connection, connection
 from tfpreempt.handler.session import Session

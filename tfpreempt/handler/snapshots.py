@@ -25,7 +25,7 @@ from tfpreempt.checkpoint import catalog, layout, retention
 from tfpreempt.checkpoint.catalog import Entry, Kind
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.checkpoint.saver import CheckpointSaver
-from tfpreempt.core.lent_memory import LentMemory
+from tfpreempt.core.memory import LentMemory
 from tfpreempt.handler.async_save import AsyncSave
 from tfpreempt.storage import reading
 from tfpreempt.storage.local import LocalStore

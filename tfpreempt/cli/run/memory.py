@@ -17,9 +17,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfpreempt.checkpoint.locks import is_at, lock
+from tfpreempt.cli.doctor.storage import mount_of
 from tfpreempt.cli.run.standby import available_bytes
 from tfpreempt.cli.sizes import size_text
-from tfpreempt.core.lent_memory import LentMemory
+from tfpreempt.core.memory import LentMemory
 from tfpreempt.errors import ConfigurationError
 
 AUTO = -1
@@ -78,17 +79,12 @@ def _places() -> list[Path]:
     return [Path("/dev/shm"), *([Path(given)] if given else [])]
 
 
-def _is_in_memory(place: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+def _is_in_memory(place: Path) -> bool:
     """Whether it is a directory of ours to write in, on tmpfs."""
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         return False
-    real, kinds = str(place.resolve()), {}
-    with contextlib.suppress(OSError):
-        for line in mounts.read_text(encoding="utf-8").splitlines():
-            _, where, kind, *_ = line.split(" ")
-            if f"{real}/".startswith(f"{where.rstrip('/')}/"):
-                kinds[where] = kind  # of two in one place the later one is seen
-    return bool(kinds) and kinds[max(kinds, key=len)] == "tmpfs"
+    mount = mount_of(place)
+    return mount is not None and mount.kind == "tmpfs"
 
 
 def _room(place: Path) -> int:

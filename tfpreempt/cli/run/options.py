@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tfpreempt.cli.run.cluster import make_tf_config
 from tfpreempt.cli.run.policy import Limits
-from tfpreempt.core.lent_memory import VARIABLES, LentMemory
+from tfpreempt.core.memory import VARIABLES, LentMemory
 from tfpreempt.storage import paths
 
 
