@@ -18,6 +18,7 @@ from tests.checkpoint.fakes import Words
 from tests.handler.program import Program, wait_until
 from tfpreempt.checkpoint import bundle_writer
 from tfpreempt.checkpoint.state import State, StateRegistry
+from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.memory import LentMemory
 from tfpreempt.handler import interval, session, snapshot_times
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
@@ -256,6 +257,32 @@ def test_what_cannot_be_saved_ends_them_and_not_the_training(
     assert "not now" in caplog.text
     del broken
     assert snapshots(memory) == []
+
+
+def test_their_rounds_keep_no_keys(start: Make, memory: LentMemory) -> None:
+    program = start()
+    handler = program.handler()
+    here = session.current()
+    assert here is not None
+    assert isinstance(here.store, MemoryStore)
+    train_until(program, handler, lambda: here.coordinator.state.round > 6)
+    rounds = {name.split("/")[2] for name in here.store._values if "/0/" in name}
+    assert len(rounds - {"start"}) <= 3
+
+
+def test_what_was_not_trained_on_stays_for_the_next_handler(
+    start: Make, memory: LentMemory
+) -> None:
+    """As of the first of two fits, which a restart skips."""
+    program = start()
+    handler = program.handler()
+    train_until(program, handler, lambda: snapshots(memory))
+    again = start()
+    step = newest(memory)
+    with again.handler() as handler:
+        assert handler.total_run_calls == step
+    with again.handler() as handler:
+        assert handler.total_run_calls == step
 
 
 def test_a_manager_has_them_too(start: Make, memory: LentMemory) -> None:

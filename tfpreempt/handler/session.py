@@ -371,8 +371,10 @@ class Session:
                 failure = self._commit_final(member)
             if is_last and failure is None:
                 member.record_exit(Outcome.FINISHED)
-                if member.commits.snapshots is not None:
-                    member.commits.snapshots.clear()
+                snapshots = member.commits.snapshots
+                is_saved = member.runs > 0 and not member.has_moved
+                if snapshots is not None and is_saved:
+                    snapshots.clear()
             self.exit.finish_copy(member, limit)
         self.part(member)
         if failure is not None:
