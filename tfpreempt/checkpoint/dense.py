@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,11 @@ from tfpreempt.core.threads import map_in_threads
 # Some of those that TensorFlow puts together again (`BundleReader::GetSliceValue`).
 _CUT = (tf.float32, tf.float64, tf.bfloat16, tf.int32, tf.int64, tf.uint8, tf.int8)
 
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+NONE_SPARE: Mapping[str, Bytes] = types.MappingProxyType({})
+"""No memory to be used again."""
 
 _COPIED_AT_ONCE = 1 << 24  # bytes: so that one large tensor keeps all threads busy
 
@@ -72,7 +78,11 @@ def taken(
         saver._gather_serialized_tensors = gather
 
 
-def copied(tensors: Sequence[DenseTensor], threads: int) -> list[DenseTensor]:
+def copied(
+    tensors: Sequence[DenseTensor],
+    threads: int,
+    spare: Mapping[str, Bytes] = NONE_SPARE,
+) -> list[DenseTensor]:
     """The same in memory of their own, which nothing else writes into.
 
     A tensor that was read from a variable may be the variable's memory. What TensorFlow
@@ -82,9 +92,12 @@ def copied(tensors: Sequence[DenseTensor], threads: int) -> list[DenseTensor]:
     Args:
         tensors: none of which is changed meanwhile.
         threads: how many copy.
+        spare: memory that nobody needs any more, by the names of tensors; it is used
+            where it has the size. What is new has to be cleared by the kernel first,
+            which takes longer than to copy.
     """
     copies = [
-        dataclasses.replace(each, data=np.empty_like(each.data), is_shared=False)
+        dataclasses.replace(each, data=_memory(each, spare), is_shared=False)
         if each.is_shared
         else each
         for each in tensors
@@ -99,6 +112,13 @@ def copied(tensors: Sequence[DenseTensor], threads: int) -> list[DenseTensor]:
         lambda piece: np.copyto(*piece), pieces, threads=threads, name="tfpreempt-copy"
     )
     return copies
+
+
+def _memory(tensor: DenseTensor, spare: Mapping[str, Bytes]) -> Bytes:
+    found = spare.get(tensor.name)
+    if found is None or found.nbytes != tensor.data.nbytes:
+        return np.empty_like(tensor.data)
+    return found
 
 
 def _read(tensors: Any, here: tuple[str, ...]) -> Any:

@@ -82,7 +82,8 @@ def make_saver(
         lease: of the directory, under which the chief commits; None without one.
         clock: for measured times.
         is_second: whether another saver has this Checkpoint: its saves alone are
-            counted by `save_counter`, and its checks are not repeated.
+            counted by `save_counter`, and its checks are not repeated. The second one
+            keeps the memory of its asynchronous saves.
 
     Raises:
         ConfigurationError: an argument cannot work; says what to do.
@@ -121,7 +122,7 @@ def make_saver(
         payload = _ManagedPayload(checkpoint, given, is_chief, io_device)
     elif given is not None:
         payload = _OwnPayload(
-            checkpoint, None, is_chief, io_device, files, not is_second
+            checkpoint, None, is_chief, io_device, files, not is_second, is_second
         )
     loader = CheckpointLoader(
         directory=directory,
@@ -250,10 +251,15 @@ class _OwnPayload(_Tracked):
     Args:
         files: the file operations, for what TensorFlow does not write.
         counts_saves: whether the checkpoint's `save_counter` counts its saves.
+        keeps_copies: whether the memory of asynchronous saves is kept for the next one.
     """
 
     files: Files
     counts_saves: bool
+    keeps_copies: bool
+    _spare: Mapping[str, dense.Bytes] = dataclasses.field(
+        default_factory=dict, init=False
+    )
 
     def _write(
         self, save: Staged, prepare: Callable[..., None], arguments: dict[str, Any]
@@ -286,7 +292,10 @@ class _OwnPayload(_Tracked):
         }
         with dense.taken(self.checkpoint, **limits) as tensors:
             self.checkpoint.write(prefix)
-        return dense.copied(tensors, bundle_writer.THREADS) if is_copied else tensors
+        if not is_copied:
+            return tensors
+        spare, self._spare = self._spare, {}
+        return dense.copied(tensors, bundle_writer.THREADS, spare)
 
     def write_tensors(self, save: Staged) -> Staged:
         if not save.tensors:
@@ -302,6 +311,8 @@ class _OwnPayload(_Tracked):
             threads,
             check=save.permit.check if save.permit else None,
         )
+        if self.keeps_copies:
+            self._spare = {each.name: each.data for each in save.tensors}
         return dataclasses.replace(save, tensors=(), sums=sums)
 
 
