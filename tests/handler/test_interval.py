@@ -58,7 +58,7 @@ def test_none_begins_before_the_one_before_is_through() -> None:
 def test_where_no_step_was_measured_all_of_the_time_counts() -> None:
     interval = Interval(_is_first=False)
     assert interval.step_seconds is None
-    assert interval.after(stood=0.1, beside=0.9, steps=3) == pytest.approx(100.0)
+    assert interval.after(stood=0.1, beside=0.9, steps=3) == pytest.approx(1 / SHARE)
 
 
 def test_a_time_without_steps_says_nothing() -> None:
