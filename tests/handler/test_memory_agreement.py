@@ -1,0 +1,95 @@
+"""All workers restore the same snapshot, or none: two of them, in threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.fakes import cluster
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.handler.start import Start
+
+SECONDS = 10.0
+
+
+class Memory:
+    """What a worker has, newest first; `damaged` does not verify."""
+
+    def __init__(self, *attempts: str, damaged: Collection[str] = ()) -> None:
+        self.attempts = attempts
+        self.damaged = damaged
+
+    def lacks(self, attempts: Collection[str]) -> list[str]:
+        whole = set(self.attempts) - set(self.damaged)
+        return [each for each in attempts if each not in whole]
+
+    def find(self) -> list[Any]:
+        return [
+            SimpleNamespace(manifest=SimpleNamespace(metadata={"attempt": each}))
+            for each in self.attempts
+        ]
+
+
+def agree(chief: Memory, other: Memory | None) -> list[Start]:
+    """What the two have come to."""
+    store, starts = MemoryStore(), []
+    for worker, memory in enumerate((chief, other)):
+        start = Start(
+            lambda: None,  # type: ignore[arg-type, return-value]
+            None,
+            cluster(worker, 2),
+            make_snapshots=lambda directory, memory=memory: memory,  # type: ignore[misc]
+        )
+        start._saver = SimpleNamespace(directory="/ckpt")  # type: ignore[assignment]
+        starts.append(start)
+    starts[0]._snapshots = chief  # type: ignore[assignment]
+    threads = [
+        threading.Thread(
+            target=start._agree_on_memory,
+            args=(store, "start/memory", list(chief.attempts), SECONDS),
+        )
+        for start in starts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    return starts
+
+
+def restored(start: Start) -> str | None:
+    found: Any = start._candidate
+    assert (found is not None) == (start._tier == "memory")
+    return None if found is None else str(found.manifest.metadata["attempt"])
+
+
+@pytest.mark.parametrize(
+    ("chief", "other", "expected"),
+    [
+        (Memory("b", "a"), Memory("b", "a"), "b"),
+        (Memory("b", "a"), Memory("a"), "a"),
+        (Memory("a"), Memory("b", "a"), "a"),
+        (Memory("b", "a"), Memory("b", "a", damaged="b"), "a"),
+        (Memory("b", "a", damaged="b"), Memory("b", "a"), "a"),
+        (Memory("b", "a", damaged="a"), Memory("b", "a", damaged="b"), None),
+        (Memory("b"), Memory("a"), None),
+        (Memory("b", "a"), Memory(), None),  # another machine, say
+        (Memory(), Memory("b", "a"), None),
+    ],
+)
+def test_the_newest_that_all_have_whole(
+    chief: Memory, other: Memory, expected: str | None
+) -> None:
+    starts = agree(chief, other)
+    assert [restored(each) for each in starts] == [expected] * 2
+    assert all(each._snapshots is not None for each in starts)
+
+
+def test_where_one_worker_has_no_memory_there_are_none() -> None:
+    starts = agree(Memory("b", "a"), None)
+    assert [restored(each) for each in starts] == [None, None]
+    assert [each._snapshots for each in starts] == [None, None]
