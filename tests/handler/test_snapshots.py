@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program, wait_until
+from tfpreempt import errors
 from tfpreempt.checkpoint import bundle_writer
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.coordination.memory import MemoryStore
@@ -147,6 +148,41 @@ def test_a_damaged_one_is_passed_over_for_the_disk(
     assert again.variable.numpy().tolist() == [2.0, 3.0]
     assert again.events("restored")[-1]["tier"] == "disk"
     assert "this snapshot is passed over" in caplog.text
+
+
+def test_where_no_commit_is_whole_a_snapshot_is(
+    start: Make, memory: LentMemory
+) -> None:
+    program = start()
+    handler = program.handler()
+    handler.run(program.step)
+    handler.save()
+    train_until(program, handler, lambda: newest(memory) > 1)
+    again = start()
+    step = newest(memory)
+    [data] = (again.directory / "1").glob("ckpt.data-*")
+    data.write_bytes(data.read_bytes()[:-1])
+    handler = again.handler()
+    assert handler.total_run_calls == step
+    handler.run(again.step)
+    assert handler.save() is not None
+    assert [each["sequence"] for each in again.events("commit")] == [1, 2]
+
+
+def test_where_nothing_is_whole_the_start_is_refused(
+    start: Make, memory: LentMemory
+) -> None:
+    program = start()
+    handler = program.handler()
+    handler.run(program.step)
+    handler.save()
+    train_until(program, handler, lambda: newest(memory) > 1)
+    again = start()
+    for place in (again.directory / "1", *snapshots(memory)):
+        [data] = place.glob("ckpt.data-*")
+        data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(errors.CheckpointDamagedError, match="no commit in"):
+        again.handler()
 
 
 def test_what_another_run_has_committed_since_is_gone_on_from(

@@ -305,7 +305,7 @@ def notes_of(newest: Entry | None, sequence: int) -> dict[str, Any]:
     return {"disk": {"token": token, "sequence": sequence}}
 
 
-def is_newer(snapshot: Entry, committed: Entry | None) -> bool:
+def is_newer(snapshot: Entry, committed: Entry | None, highest: int) -> bool:
     """Whether a snapshot goes on from a commit, and is of a later step.
 
     It is not where another run has committed since the snapshot was taken.
@@ -313,14 +313,16 @@ def is_newer(snapshot: Entry, committed: Entry | None) -> bool:
     Args:
         snapshot: of this worker.
         committed: the newest that is whole on the disk; None without one.
+        highest: the highest sequence there, of what is damaged too.
     """
-    if committed is None:
-        return True
     manifest = snapshot.manifest
     disk = None if manifest is None else manifest.metadata.get("disk")
-    if not isinstance(disk, dict) or (snapshot.step or 0) <= (committed.step or 0):
+    if not isinstance(disk, dict) or not isinstance(disk.get("sequence"), int):
+        return False
+    if committed is None:
+        return bool(highest <= disk["sequence"])
+    if (snapshot.step or 0) <= (committed.step or 0):
         return False
     if disk.get("token") == committed.token:
         return True
-    known, sequence = disk.get("sequence"), committed.sequence
-    return isinstance(known, int) and sequence is not None and sequence <= known
+    return committed.sequence is not None and committed.sequence <= disk["sequence"]

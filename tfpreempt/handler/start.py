@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, probe
+from tfpreempt.checkpoint import catalog, layout, probe
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.fence import PACE
 from tfpreempt.checkpoint.lease import Lease
@@ -75,6 +75,7 @@ class Start:
     _saver: CheckpointSaver | None = None
     _candidate: Entry | None = None
     _tier: str = "disk"
+    _damaged: str = ""  # on the chief: why nothing on the disk can be restored
     _snapshots: Snapshots | None = None
     _skipped: list[str] = dataclasses.field(default_factory=list)
     _apart: set[int] = dataclasses.field(default_factory=set)  # see another directory
@@ -120,6 +121,8 @@ class Start:
             if plan["snapshots"] is not None:
                 attempts = plan["snapshots"]
                 self._agree_on_memory(store, f"{prefix}/memory", attempts, timeout)
+            if plan["damaged"] and self._candidate is None:
+                raise errors.CheckpointDamagedError(plan["damaged"])
         except BaseException:
             if self.lease is not None:
                 self.lease.release()
@@ -208,11 +211,15 @@ class Start:
                 self._bring_before_all(self.store)
         elif self.mirror is not None:
             self.mirror.look()
+        offered = self._offered(saver.directory)
+        if self._damaged and not offered:
+            raise errors.CheckpointDamagedError(self._damaged)
         return self._probed(saver.directory) | {
             "checkpoint": self._candidate.token if self._candidate else None,
             "world": self.cluster.world,
             "token": uuid.uuid4().hex[:12],
-            "snapshots": self._offered(saver.directory),
+            "snapshots": offered,
+            "damaged": self._damaged,
         }
 
     def _offered(self, directory: str) -> list[str] | None:
@@ -226,8 +233,12 @@ class Start:
             return None
         if not self.restore:
             self._snapshots.clear()
-        found = self._snapshots.find()
-        return [attempt_of(each) for each in found if is_newer(each, self._candidate)]
+        highest = catalog.highest_sequence(catalog.scan(directory))
+        return [
+            attempt_of(each)
+            for each in self._snapshots.find()
+            if is_newer(each, self._candidate, highest)
+        ]
 
     def _agree_on_memory(
         self, store: KeyValueStore, prefix: str, attempts: list[str], timeout: float
@@ -328,7 +339,7 @@ class Start:
         self._skipped += lost
         if lost and self._candidate is None:
             found = "; ".join(text.rstrip(".") for text in lost)
-            raise errors.CheckpointDamagedError(
+            self._damaged = (
                 f"no commit in {saver.directory} is whole ({found}), and a training "
                 "that begins anew would write over them. Put the files back from a "
                 "copy; or, to begin anew, move them away or pass restore=False"
