@@ -216,6 +216,21 @@ def test_variables_of_strategies(tmp_path, strategy):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+def test_variables_of_keras_under_a_strategy(tmp_path):
+    """They were left to TensorFlow: Keras 3 hands the saver variables, not tensors."""
+    keras = pytest.importorskip("keras")
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16)])
+    checkpoint = tf.train.Checkpoint(model=model)
+    prefix = str(tmp_path / "ckpt")
+    assert write(checkpoint, prefix, small_bytes=16 * 4) == {"model"}
+    assert_same(prefix)
+    before = [in_bytes(variable.numpy()) for variable in model.variables]
+    model.set_weights([np.zeros(each.shape) for each in model.variables])
+    checkpoint.read(prefix).assert_existing_objects_matched()
+    assert [in_bytes(variable.numpy()) for variable in model.variables] == before
+
+
 def test_each_thread_has_about_as_much_to_write(tmp_path):
     sizes = [900, 10, 500, 20, 400, 300, 800, 5]
     variables = [tf.Variable(tf.zeros([size])) for size in sizes]

@@ -48,7 +48,10 @@ saver = make_saver(
     sys.argv[1], OwnPayload(False), worker=1, world=2,
     registry=registry,
 )
-saver.stage(2, "theirs-1")
+staged = saver.stage(2, "theirs-1")
+parts = pathlib.Path(staged.directory + ".parts", "0001")
+parts.mkdir(parents=True)
+parts.joinpath("0").write_text("data")
 print("staged", flush=True)
 sys.stdin.readline()
 """
@@ -156,8 +159,9 @@ def test_a_shard_whose_worker_lives_outlives_the_chief(tmp_path, other):
     chief = other(STAGED, "own")
     chief.kill()
     starting(tmp_path)
-    shard = tmp_path / ".tfpreempt-staging" / "theirs-1" / "worker-0001"
-    assert (shard / "mine.state").read_text() == "1"
+    staging = tmp_path / ".tfpreempt-staging"
+    assert (staging / "theirs-1" / "worker-0001" / "mine.state").read_text() == "1"
+    assert (staging / "theirs-1.parts" / "0001" / "0").read_text() == "data"
     worker.kill()
     starting(tmp_path)
     assert os.listdir(tmp_path) == [layout.TOKEN]

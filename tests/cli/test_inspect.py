@@ -156,12 +156,15 @@ def test_sizes_are_checked_and_bytes_on_demand(run: Path) -> None:
 def test_saves_under_way_or_dead_are_not_committed(run: Path) -> None:
     saver = make_saver(run, OwnPayload())
     saver.stage(40, "attempt-7")
+    parts = run / ".tfpreempt-staging" / "attempt-7.parts" / "0001"
+    parts.mkdir(parents=True)
+    (parts / "0").write_bytes(bytes(1000))
     (run / "30" / "COMMITTED").unlink()
     os.symlink("/etc", run / ".tfpreempt-staging" / "link")
     found = {each["name"]: each for each in told(run)}
     staged = found[".tfpreempt-staging/attempt-7"]
     assert (staged["state"], staged["form"]) == ("not committed", "staging")
-    assert staged["bytes"] == 9000
+    assert staged["bytes"] == 9000 + 1000
     assert found["30"]["state"] == "not committed"
     assert found["30"]["step"] == 30
     assert "no marker" in found["30"]["remarks"][0]

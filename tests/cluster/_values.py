@@ -24,6 +24,7 @@ class Cluster:
     suspicions: int = 0
     detaches: int = 0
     save_failures: int = 0
+    shares: bool = False  # each worker writes a share of what all hold
 
     def length(self, worker: int) -> int:
         return self.lengths[min(worker, len(self.lengths) - 1)]
@@ -39,6 +40,8 @@ class Worker(NamedTuple):
     collectives: int = 0  # entered so far
     tag: tuple[str, int] | None = None  # the one it is in
     saved: tuple[tuple[int, int], ...] = ()  # (round, boundary) of its saves
+    share: tuple[int, int] | None = None  # (round, boundary) of the one it has written
+    repeats: bool = False  # its save is a commit already: nothing is written
     marked: bool = False  # the chief's WriteMarker is pending
     timer: bool = False  # a train-on notice will become final
     outcome: Outcome | None = None
@@ -54,6 +57,7 @@ class World(NamedTuple):
     detaches: int
     save_failures: int
     broken: bool  # a crash, a suspicion or a detach happened
+    torn: str = ""  # what is wrong with the shares of a commit
 
 
 GONE = frozenset({"ended", "raised", "dead"})

@@ -74,6 +74,7 @@ class Search:
             collectives=w.collectives,
             tag=w.tag,
             saved=w.saved,
+            share=w.share,
             outcome=w.outcome,
             overdue=w.overdue,
         )
@@ -85,6 +86,8 @@ class Search:
             case ev.Save(boundary, alone, repeat):
                 if not alone:
                     w = w._replace(saved=(*w.saved, (w.state.round, boundary)))
+                if self.cluster.shares:
+                    w = w._replace(repeats=repeat)
                 if self.cluster.collective_save and not (alone or repeat):
                     return w._replace(
                         phase="saving",
@@ -306,6 +309,8 @@ class Search:
                 yield to(f"ends interval {w.done + 1}", new)
             else:
                 new = w._replace(phase="table")
+                if c.shares and not w.repeats:
+                    new = new._replace(share=(w.state.round, w.state.at))
                 yield to("has saved", self.feed(i, new, ev.Saved(True)))
         if dead and world.broken:
             new = w._replace(phase="table")
@@ -320,6 +325,7 @@ class Search:
             )
 
     def write_marker(self, world: World, i: int, w: Worker, to: Any) -> Any:
+        torn = self.torn(world, w) if self.cluster.shares and not w.repeats else ""
         w = w._replace(marked=False)
         kinds = {
             NoticeKind.FINAL: (CommitKind.EXIT,),
@@ -331,7 +337,24 @@ class Search:
             kinds = (CommitKind.ALONE,)
         for kind in kinds:
             new = self.feed(i, w, ev.Committed(kind))
-            yield to(f"writes the marker: {kind.value}", new)
+            yield to(f"writes the marker: {kind.value}", new, torn=torn)
+
+    def torn(self, world: World, w: Worker) -> str:
+        """What is wrong with the shares that the chief takes; it writes the others."""
+        wanted = (w.state.round, w.state.at)
+        for j in w.state.staged[1:]:
+            share = world.workers[j].share
+            if self.takes(w, share) and share != wanted:
+                return f"the share of w{j} is of {share}, the commit of {wanted}"
+        return ""
+
+    def takes(self, w: Worker, share: tuple[int, int] | None) -> bool:
+        """Whether the chief takes the share of a worker that says that it is staged.
+
+        Who has saved this boundary before says so too, and has written none; and who
+        has ended earlier has one of another step. The share's description tells.
+        """
+        return share == (w.state.round, w.state.at)
 
     def environment(
         self, world: World, store: Any, i: int, w: Worker

@@ -27,6 +27,8 @@ def violation(cluster: Cluster, world: World, stuck: bool) -> str | None:
         for round, boundary in w.saved:
             if cluster.collectives or boundary < cluster.length(i):
                 boundaries.setdefault(round, set()).add(boundary)
+    if world.torn:
+        return f"TORN: {world.torn}"
     for round, seen in boundaries.items():
         if len(seen) > 1:
             return f"SPLIT: saves at boundaries {sorted(seen)} in round {round}"

@@ -31,12 +31,17 @@ class Save:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Marker:
-    """The chief made a round's save durable, with the shards of these workers."""
+    """The chief made a round's save durable, with the shards of these workers.
+
+    shares: where workers write a share each of what all hold, the boundary that the
+    share of each is of, by worker; -1: there was none.
+    """
 
     round: int
     boundary: int
     kind: CommitKind
     workers: tuple[int, ...]
+    shares: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,8 @@ def draw(r: random.Random) -> Schedule:
     found = notices(r, schedule, GRACES[:2] + GRACES[6:] if is_gentle else GRACES)
     if not is_gentle:
         found += worse(r, schedule)
-    return dataclasses.replace(schedule, faults=tuple(found))
+    has_shares = r.random() < 0.5
+    return dataclasses.replace(schedule, faults=tuple(found), shares=has_shares)
 
 
 def notices(
@@ -118,6 +119,7 @@ def wrong(schedule: Schedule, report: RunReport) -> list[str]:
     found = [f"torn: {torn}" for torn in report.torn]
     found += [f"hangs: {w}" for w in report.workers if w.ending is Ending.HUNG]
     found += split(schedule, report)
+    found += [f"torn: {m}" for m in report.markers if set(m.shares) - {m.boundary}]
     found += uncommitted(report)
     found += late(schedule, report)
     found += mixed(schedule, report)

@@ -260,8 +260,11 @@ class Worker(Process):
                     ok = repeat or (yield from self._stage(state.round, alone))
                     c.feed(ev.Saved(ok))
                 case ev.WriteMarker(workers):
+                    shares = ()
+                    if staged and self.cluster.schedule.shares:
+                        shares = yield from self._complete(workers)
                     yield self._sleep(self.cluster.schedule.marker_ms)
-                    c.feed(ev.Committed(self._mark(staged, workers)))
+                    c.feed(ev.Committed(self._mark(staged, workers, shares)))
                 case ev.Leave(outcome):
                     yield from self._leave(outcome)
                     c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
@@ -279,16 +282,38 @@ class Worker(Process):
         if self.failing_saves:
             self.failing_saves -= 1
             ok = False
+        if ok and schedule.shares:
+            spent = self.cluster.timeline.now - self._save_started
+            self.coordinator.deadlines.share_seconds = spent / 1000
+            self.cluster.shares[round, self.index] = self.coordinator.state.at
         return ok
 
-    def _mark(self, staged: bool, workers: tuple[int, ...]) -> CommitKind:
+    def _complete(
+        self, workers: tuple[int, ...]
+    ) -> Generator[Pause, Any, tuple[int, ...]]:
+        """The chief takes the shares of these workers, and writes the others."""
+        round, at = self.coordinator.state.round, self.coordinator.state.at
+        shares = []
+        for j in range(self.cluster.world):
+            share = self.cluster.shares.get((round, j), -1)
+            if j not in workers or share != at:  # who has saved already writes none
+                yield self._sleep(self.cluster.schedule.save_ms)
+                share = at
+            shares.append(share)
+        return tuple(shares)
+
+    def _mark(
+        self, staged: bool, workers: tuple[int, ...], shares: tuple[int, ...]
+    ) -> CommitKind:
         c = self.coordinator
         if staged:
             spent = self.cluster.timeline.now - self._save_started
             c.deadlines.save_seconds = spent / 1000
             c.extra[Key.COMMIT] = {"save_seconds": spent / 1000}
         kind = c.commit_kind()
-        self.cluster.markers.append(Marker(c.state.round, c.state.at, kind, workers))
+        self.cluster.markers.append(
+            Marker(c.state.round, c.state.at, kind, workers, shares)
+        )
         return kind
 
     def _leave(self, outcome: Outcome) -> Main:

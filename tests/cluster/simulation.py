@@ -112,6 +112,7 @@ class Schedule:
         fits: how many fits follow each other.
         collectives: each interval holds a collective of all workers.
         collective_save: so does each save.
+        shares: each worker writes a share of what all hold, the chief what is missing.
         step_ms: duration of an interval, for each worker; repeats from the first.
         save_ms: duration of staging a save.
         marker_ms: duration of making it durable.
@@ -132,6 +133,7 @@ class Schedule:
     fits: int = 1
     collectives: bool = True
     collective_save: bool = True
+    shares: bool = False
     step_ms: tuple[Span, ...] = ((50, 150),)
     save_ms: Span = (100, 300)
     marker_ms: Span = (10, 50)
@@ -159,6 +161,7 @@ class SimulatedCluster:
         timeline: the virtual clock.
         workers: the processes, with their coordinators.
         markers: what became durable so far.
+        shares: the boundary of each share that was written, by round and worker.
         decided: when each worker first heard of a decision, in milliseconds.
     """
 
@@ -167,6 +170,7 @@ class SimulatedCluster:
         self.world = len(schedule.lengths)
         self.timeline = Timeline()
         self.markers: list[Marker] = []
+        self.shares: dict[tuple[int, int], int] = {}
         self.decided: dict[int, int] = {}
         self._random = random.Random(schedule.seed)
         self._slow: list[tuple[int, int]] = []  # (until, extra)

@@ -29,6 +29,10 @@ SMALL: dict[str, tuple[Cluster, set[str]]] = {
     "false suspicion": (Cluster(lengths=(1,), suspicions=1), BAD),
     "detach": (Cluster(lengths=(1,), detaches=1), BAD | {"raised"}),
     "save fails": (Cluster(lengths=(1,), save_failures=1), BAD),
+    "shares, crash": (
+        Cluster(lengths=(1,), crashes=1, shares=True, **LOCAL),
+        BAD | {"dead"},
+    ),
     "periodic, crash": (Cluster(lengths=(1,), notices=(P,), crashes=1), {FINISHED}),
 }
 LARGE: dict[str, tuple[Cluster, set[str]]] = {
@@ -44,6 +48,26 @@ LARGE: dict[str, tuple[Cluster, set[str]]] = {
     "uneven, chief first": (Cluster(lengths=(1, 3), **FREE), GOOD),
     "uneven, chief last": (Cluster(lengths=(3, 1), **FREE), GOOD),
     "uneven, crash": (Cluster(lengths=(1, 2), crashes=1, **FREE), BAD | {"dead"}),
+    "shares, save fails": (
+        Cluster(lengths=(1,), save_failures=1, shares=True, **LOCAL),
+        BAD,
+    ),
+    "shares, two rounds, crash": (
+        Cluster(lengths=(1,), notices=(T,), crashes=1, shares=True, **LOCAL),
+        BAD,
+    ),
+    "shares, uneven, crash": (
+        Cluster(lengths=(1, 2), crashes=1, shares=True, **FREE),
+        BAD | {"dead"},
+    ),
+    "shares, uneven, suspicion": (
+        Cluster(lengths=(2, 1), suspicions=1, shares=True, **FREE),
+        BAD,
+    ),
+    "shares, three, crash": (
+        Cluster(workers=3, lengths=(1,), crashes=1, shares=True, **LOCAL),
+        BAD | {"dead"},
+    ),
     "uneven, suspicion": (Cluster(lengths=(1, 2), suspicions=1, **FREE), BAD),
     "uneven, detach": (Cluster(lengths=(2, 1), detaches=1, **FREE), BAD | {"raised"}),
     "uneven, two rounds": (Cluster(lengths=(2, 1), notices=(T,), **FREE), GOOD),

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster._values import Cluster
 from tests.cluster._world import Search
 from tests.cluster.explore import explore
-from tests.cluster.test_explore import FREE, F, P
+from tests.cluster.test_explore import FREE, LOCAL, F, P
 from tfpreempt.coordination import agreement
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.agreement import leave, set_
@@ -166,6 +166,21 @@ def test_leaving_as_committed_after_the_own_save(patch):
 
     wrap(patch, agreement.MAIN, ev.Saved, saved)
     assert "UNCOMMITTED" in found(Cluster(lengths=(1,)))
+
+
+def test_a_share_of_another_step_is_taken(patch):
+    """Workers of uneven length save together, each at its own step."""
+    patch.setattr(Search, "takes", lambda self, w, share: share is not None)
+    assert found(Cluster(lengths=(1, 2), shares=True, **FREE)) == {"TORN"}
+
+
+def test_a_share_is_taken_from_one_who_has_died_while_it_wrote(patch):
+    def all_of_them(old, settings, state, event):
+        return old(settings, state, ev.DonesRead(event.round, (1,)))
+
+    wrap(patch, agreement.MAIN, ev.DonesRead, all_of_them)
+    patch.setattr(Search, "takes", lambda self, w, share: True)
+    assert "TORN" in found(Cluster(lengths=(1,), crashes=1, shares=True, **LOCAL))
 
 
 def test_a_second_notice_is_ignored_because_the_key_exists(patch):

@@ -8,6 +8,7 @@ The profile says how many (tests/conftest.py): 300 in `make test-fast`, 10,000 i
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import random
 
@@ -320,6 +321,41 @@ def test_a_cluster_moves_one_event_at_a_time():
     assert not cluster.step()
 
 
+def test_who_dies_while_it_writes_its_share_leaves_that_to_the_chief() -> None:
+    schedule = Schedule(
+        lengths=(50, 50, 50),
+        collective_save=False,
+        shares=True,
+        save_ms=(1000, 1000),
+        step_ms=((50, 50),),
+        heartbeat_ms=2000,
+        faults=(Preempt(at_ms=400, grace_seconds=30), Kill(worker=1, at_ms=1100)),
+    )
+    report = run(schedule)
+    first = report.markers[0]
+    assert first.workers == (0, 2)
+    assert len(first.shares) == 3
+
+
+def test_before_a_deadline_the_chief_waits_no_longer_than_it_can_make_up_for() -> None:
+    """By seven tenths of the time, too little would be left for another share."""
+    schedule = Schedule(
+        lengths=(50, 50),
+        collective_save=False,
+        shares=True,
+        save_ms=(8000, 8000),
+        step_ms=((50, 50),),
+        faults=(
+            Preempt(at_ms=400, grace_seconds=27),
+            Freeze(worker=1, at_ms=1500, lasts_ms=60_000),
+        ),
+    )
+    report = run(schedule)
+    assert report.workers[0].outcome is Outcome.COMMITTED
+    assert [m.workers for m in report.markers] == [(0,)]
+
+
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("seed", [780, 9727, 215063, 503899, 617758])
-def test_schedules_that_broke_a_promise_once(seed: int) -> None:
-    run(draw(random.Random(seed)))
+def test_schedules_that_broke_a_promise_once(seed: int, shares: bool) -> None:
+    run(dataclasses.replace(draw(random.Random(seed)), shares=shares))

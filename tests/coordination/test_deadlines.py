@@ -151,12 +151,17 @@ def test_training_goes_on_after_a_commit_until_the_last_call() -> None:
 
 
 def wait(
-    key: Key, total: float | None, save: float | None = None, limit: float = 30.0
+    key: Key,
+    total: float | None,
+    save: float | None = None,
+    limit: float = 30.0,
+    share: float = 0.0,
 ) -> float:
     """Seconds that a wait for others takes which begins so long before the end."""
     clock = FakeClock()
     deadlines = deadlines_on(clock)
     deadlines.save_timeout, deadlines.save_seconds = limit, save
+    deadlines.share_seconds = share
     if total is not None:
         deadlines.shorten(clock.monotonic() + total - 1000.0, 1000.0)
     return deadlines.waits_until(key) - clock.monotonic()
@@ -180,6 +185,23 @@ def test_shards_are_waited_for_longer_than_counts_but_not_to_the_end(
 ) -> None:
     shards = wait(Key.DONE, total, None, limit)
     assert wait(Key.COUNT, total, None, limit) <= shards < total
+
+
+@pytest.mark.parametrize(
+    ("total", "share", "waits"),
+    [
+        (30.0, 0.0, 21.0),  # there are no shares
+        (30.0, 2.0, 21.0),
+        (30.0, 10.0, 15.0),  # to write another one takes 1.5 times as long
+        (30.0, 60.0, 3.0),
+        (100.0, 10.0, 21.0),  # no wait is longer than `save_timeout`
+        (None, 60.0, 21.0),  # nobody told a deadline
+    ],
+)
+def test_a_deadline_leaves_time_to_write_the_share_of_one_who_never_answers(
+    total: float | None, share: float, waits: float
+) -> None:
+    assert wait(Key.DONE, total, share=share) == pytest.approx(waits)
 
 
 def test_a_deadline_that_is_over_leaves_no_wait() -> None:

@@ -38,6 +38,7 @@ remote/         the copy of a checkpoint directory in an object store
 restore         which checkpoint to restore: the newest that is committed and verified
 retention       deletes what is no longer wanted
 saver           saves a step in two phases, whatever form the checkpoint has
+shares          large tensors dealt out evenly, to workers and to threads
 state           a named thing that is saved with the step
 state_file      one State in a file of its own, outside of any commit
 state_loader    finds what one State was: in the newest commit, or in a file of its own
@@ -46,5 +47,6 @@ unsaved         what a step changes and no commit holds: told once, by name
 untracked       what the objects of a Checkpoint hold, and TensorFlow does not track
 variables       the variables behind a tf.train.Checkpoint, found without a read
 verification    are the files of a commit what its manifest says?
+worker_parts    large tensors that all workers hold: each writes a share of them
 writer          what TensorFlow does in a save, in one of three forms
 """

@@ -16,13 +16,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle_table
+from tfpreempt.checkpoint.shares import DenseTensor, Stretch, deal
 from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
@@ -35,79 +34,29 @@ _PIECE_BYTES = 1 << 19  # so that it is in the cache still when it was written
 _PIECE_BYTES_ASYNC = 1 << 23
 """While training goes on. Between two pieces a thread needs Python's lock, for which it
 and the training wait in turn, so there are fewer pieces."""
-_UNEVEN = 0.05  # of a share: less than that is worth no cut
 _PATIENCE_SECONDS = 10.0  # for the other threads to leave, where one has failed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DenseTensor:
-    """A tensor that is its memory: all but strings, resources and variants.
-
-    Attributes:
-        name: its key in the checkpoint.
-        dtype: a number of TensorFlow's DataType.
-        shape: its dimensions.
-        data: its bytes, one after the other; nobody changes them.
-        can_be_cut: whether TensorFlow puts it together again if it lies in slices.
-        is_shared: whether something else may have the same memory.
-    """
-
-    name: str
-    dtype: int
-    shape: tuple[int, ...]
-    data: np.ndarray[Any, np.dtype[np.uint8]]
-    can_be_cut: bool
-    is_shared: bool = True
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Stretch:
-    """Some rows of a tensor, along its first axis; mostly all of it.
-
-    Attributes:
-        tensor: the tensor.
-        start: its first row.
-        rows: how many; None for all of a tensor that is not cut.
-    """
-
-    tensor: DenseTensor
-    start: int = 0
-    rows: int | None = None
-
-    @property
-    def data(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        if self.rows is None:
-            return self.tensor.data
-        row_bytes = self.tensor.data.nbytes // self.tensor.shape[0]
-        return self.tensor.data[self.start * row_bytes :][: self.rows * row_bytes]
-
-    def cut(self, nbytes: int) -> list[_Stretch]:
-        """In two, the first of which has so many bytes, about; or as it is."""
-        if not self.tensor.can_be_cut or not self.tensor.shape or not self.data.nbytes:
-            return [self]
-        have = self.tensor.shape[0] if self.rows is None else self.rows
-        rows = nbytes * have // self.data.nbytes
-        if not 0 < rows < have:
-            return [self]
-        return [
-            dataclasses.replace(self, rows=rows),
-            dataclasses.replace(self, start=self.start + rows, rows=have - rows),
-        ]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class Part:
     """A data file that is on the disk.
 
     Attributes:
-        size: bytes.
-        crc32c: of all of them.
-        entries: what the index says of each tensor, by its key.
+        path: where it is now.
+        crc32c: of all of it.
+        stretches: what is in it, one behind the other.
+        sums: crc32c of each.
     """
 
-    size: int
+    path: str
     crc32c: int
-    entries: dict[bytes, bytes]
+    stretches: Sequence[Stretch]
+    sums: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(stretch.data.nbytes for stretch in self.stretches)
 
 
 def add(
@@ -137,13 +86,39 @@ def add(
         OSError: as the file system says.
         Exception: what `check` has raised.
     """
-    with open(prefix + ".index", "rb") as file:
-        index = dict(bundle_table.entries(file.read()))
-    header = seams.tensor_bundle.BundleHeaderProto.FromString(index[b""])
-    shares = _shares(tensors, threads)
+    index, header = _read_index(prefix)
+    shares = deal_to_threads([Stretch(tensor=tensor) for tensor in tensors], threads)
     before = header.num_shards
-    header.num_shards = count = before + len(shares)
-    index[b""] = header.SerializeToString()
+    count = before + len(shares)
+    paths = [data_file(prefix, shard, count) for shard in range(before, count)]
+    parts = write(files, dict(zip(paths, shares, strict=True)), check=check)
+    return _merge(files, prefix, parts, index, header)
+
+
+def deal_to_threads(stretches: Sequence[Stretch], threads: int) -> list[list[Stretch]]:
+    """A share for each thread that has something to write."""
+    return [share for share in deal(stretches, threads) if share]
+
+
+def write(
+    files: Files,
+    shares: Mapping[str, Sequence[Stretch]],
+    *,
+    check: Callable[[], None] | None = None,
+) -> list[Part]:
+    """Writes and syncs data files, each by a thread of its own.
+
+    Args:
+        files: the file operations.
+        shares: what goes into each file, by its path.
+        check: see `add`.
+
+    Returns:
+        The files, in the order of their paths.
+
+    Raises:
+        OSError: as the file system says.
+    """
     failed = threading.Event()
     piece_bytes = _PIECE_BYTES if check is None else _PIECE_BYTES_ASYNC
 
@@ -153,30 +128,33 @@ def add(
         if check is not None:
             check()
 
-    def write(shard: int) -> _Part:
-        path = data_file(prefix, shard, count)
-        share = shares[shard - before]
-        return _write_part(files, path, shard, share, piece_bytes, check_all)
-
-    parts = map_in_threads(
-        write,
-        range(before, count),
+    return map_in_threads(
+        lambda path: _write_part(files, path, shares[path], piece_bytes, check_all),
+        shares,
         threads=len(shares),
         name="tfpreempt-write",
         failed=failed,
         patience=_PATIENCE_SECONDS,
     )
-    for part in parts:
-        index.update(part.entries)
-    index.update(_entries_of_cut(stretch for share in shares for stretch in share))
-    for shard in range(before):
-        old = data_file(prefix, shard, before)
-        files.rename(old, data_file(prefix, shard, count))
-    files.write(prefix + ".index", bundle_table.to_bytes(index))
-    return {
-        data_file(prefix, shard, count): (part.size, part.crc32c)
-        for shard, part in enumerate(parts, before)
-    }
+
+
+def merge(
+    files: Files, prefix: str, parts: Sequence[Part]
+) -> dict[str, tuple[int, int]]:
+    """Makes data files that lie elsewhere a part of the checkpoint at a prefix.
+
+    Args:
+        files: the file operations.
+        prefix: TensorFlow's, a path.
+        parts: what is moved there; of each tensor all of it, or nothing.
+
+    Returns:
+        See `add`.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    return _merge(files, prefix, parts, *_read_index(prefix))
 
 
 def data_file(prefix: str, shard: int, count: int) -> str:
@@ -184,48 +162,48 @@ def data_file(prefix: str, shard: int, count: int) -> str:
     return f"{prefix}.data-{shard:05d}-of-{count:05d}"
 
 
-def _shares(tensors: Sequence[DenseTensor], count: int) -> list[list[_Stretch]]:
-    """Deals tensors out so that each thread has about as many bytes to write.
+def _read_index(prefix: str) -> tuple[dict[bytes, bytes], Any]:
+    """TensorFlow's entries by key, and the header that is one of them."""
+    with open(prefix + ".index", "rb") as file:
+        index = dict(bundle_table.entries(file.read()))
+    return index, seams.tensor_bundle.BundleHeaderProto.FromString(index[b""])
 
-    The largest come first, each to who has least. Where a share is still too large, as
-    one tensor may be larger than all others, a part of it goes to who has least.
-    TensorFlow reads a cut tensor slower than a whole one, so as few as need be are cut.
-    """
-    shares: list[list[_Stretch]] = [[] for _ in range(count)]
-    sizes = [0] * count
-    for tensor in sorted(tensors, key=lambda each: each.data.nbytes, reverse=True):
-        least = sizes.index(min(sizes))
-        shares[least].append(_Stretch(tensor=tensor))
-        sizes[least] += tensor.data.nbytes
-    mean = sum(sizes) / count
-    for _ in range(count - 1):  # each cut brings one share to the mean
-        most, least = sizes.index(max(sizes)), sizes.index(min(sizes))
-        excess = int(min(sizes[most] - mean, mean - sizes[least]))
-        if excess <= mean * _UNEVEN:
-            break
-        largest = max(shares[most], key=lambda each: each.data.nbytes)
-        given, *kept = largest.cut(excess)
-        if not kept:
-            break
-        shares[most].remove(largest)
-        shares[most] += kept
-        shares[least].append(given)
-        sizes[most] -= given.data.nbytes
-        sizes[least] += given.data.nbytes
-    return [share for share in shares if share]
+
+def _merge(
+    files: Files,
+    prefix: str,
+    parts: Sequence[Part],
+    index: dict[bytes, bytes],
+    header: Any,
+) -> dict[str, tuple[int, int]]:
+    before = header.num_shards
+    header.num_shards = count = before + len(parts)
+    index[b""] = header.SerializeToString()
+    index.update(_entries_of_cut(each for part in parts for each in part.stretches))
+    for shard in range(before):
+        old = data_file(prefix, shard, before)
+        files.rename(old, data_file(prefix, shard, count))
+    sums = {}
+    for shard, part in enumerate(parts, before):
+        index.update(_entries(part, shard))
+        path = data_file(prefix, shard, count)
+        if part.path != path:
+            files.rename(part.path, path)
+        sums[path] = (part.size, part.crc32c)
+    files.write(prefix + ".index", bundle_table.to_bytes(index))
+    return sums
 
 
 def _write_part(
     files: Files,
     path: str,
-    shard: int,
-    share: Sequence[_Stretch],
+    share: Sequence[Stretch],
     piece_bytes: int,
     check: Callable[[], None],
-) -> _Part:
+) -> Part:
     """Writes and syncs one data file; in a thread of its own."""
     whole = checksum.Sum()
-    entries: dict[bytes, bytes] = {}
+    sums: list[int] = []
 
     def pieces() -> Iterator[memoryview]:
         for stretch in share:
@@ -235,19 +213,27 @@ def _write_part(
                 piece = data[start : start + piece_bytes]
                 yield piece.data  # and behind this it was written
                 crc = checksum.extended(crc, piece)
-            entries[_key(stretch)] = _entry(stretch, shard, whole.size, crc)
+            sums.append(crc)
             whole.append(crc, data.nbytes)
 
     files.write_pieces(path, pieces())
     check()
     files.sync_file(path)
-    return _Part(size=whole.size, crc32c=whole.crc32c, entries=entries)
+    return Part(path=path, crc32c=whole.crc32c, stretches=share, sums=sums)
 
 
 # --- what the index says -------------------------------------------------------------
 
 
-def _entry(stretch: _Stretch, shard: int, offset: int, crc: int) -> bytes:
+def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
+    """What the index says of each stretch in a data file, by its key."""
+    offset = 0
+    for stretch, crc in zip(part.stretches, part.sums, strict=True):
+        yield _key(stretch), _entry(stretch, shard, offset, crc)
+        offset += stretch.data.nbytes
+
+
+def _entry(stretch: Stretch, shard: int, offset: int, crc: int) -> bytes:
     """Where some rows of a tensor are, or all: a BundleEntryProto."""
     shape = stretch.tensor.shape
     entry = _proto(
@@ -262,7 +248,7 @@ def _entry(stretch: _Stretch, shard: int, offset: int, crc: int) -> bytes:
     return data
 
 
-def _entries_of_cut(stretches: Iterable[_Stretch]) -> dict[bytes, bytes]:
+def _entries_of_cut(stretches: Iterable[Stretch]) -> dict[bytes, bytes]:
     """Which slices there are of each tensor that was cut, by its key."""
     entries: dict[str, Any] = {}
     for stretch in sorted(stretches, key=lambda each: each.start):
@@ -284,7 +270,7 @@ def _proto(tensor: DenseTensor, shape: tuple[int, ...], **fields: int) -> Any:
     return entry
 
 
-def _key(stretch: _Stretch) -> bytes:
+def _key(stretch: Stretch) -> bytes:
     """The key of a tensor is its name; that of a slice says also which it is."""
     name, axes = stretch.tensor.name, len(stretch.tensor.shape)
     if stretch.rows is None:

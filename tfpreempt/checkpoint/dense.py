@@ -11,19 +11,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfpreempt.checkpoint.bundle_writer import DenseTensor
+from tfpreempt.checkpoint.shares import DenseTensor
+from tfpreempt.checkpoint.variables import distributed
 from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
 
 # Some of those that TensorFlow puts together again (`BundleReader::GetSliceValue`).
 _CUT = (tf.float32, tf.float64, tf.bfloat16, tf.int32, tf.int64, tf.uint8, tf.int8)
 
+IsReplicated = Callable[[Any], bool]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -39,6 +41,7 @@ def taken(
     *,
     small_bytes: int,
     worth_bytes: int,
+    replication: Callable[[], IsReplicated] | None = None,
 ) -> Iterator[list[DenseTensor]]:
     """Leaves the large tensors out of what the checkpoint writes in the body.
 
@@ -46,6 +49,8 @@ def taken(
         checkpoint: gathers once in the body.
         small_bytes: a tensor that has less is left to TensorFlow.
         worth_bytes: where all that could be taken has less, nothing is.
+        replication: gives what says whether all workers hold the same of a variable;
+            called where something is taken. None: they hold nothing alike.
 
     Yields:
         A list, which has those tensors once the checkpoint was written.
@@ -56,19 +61,15 @@ def taken(
 
     def gather_rest(object_graph_tensor: Any = None) -> Any:
         tensors, *others = gather(object_graph_tensor)
-        host = seams.eager_context.context().host_address_space()
-        here = (f"{host}/device:CPU:", f"{host}/device:GPU:")
+        here = _here()
         tensors = _read(tensors, here)
-        large = [
-            (values, name, value)
-            for values in tensors.values()
-            for name, value in values.items()
-            if _is_dense(value, here) and _size(value) >= small_bytes
-        ]
-        if sum(_size(value) for _, _, value in large) >= worth_bytes:
-            for values, name, value in large:
-                del values[name]
-                found.append(_in_memory(name, value))
+        large = list(_large(tensors, here, small_bytes))
+        if sum(_size(value) for *_, value in large) >= worth_bytes:
+            is_replicated = replication() if replication is not None else None
+            for owner, name, value in large:
+                del tensors[owner][name]
+                is_held = is_replicated is not None and is_replicated(_object(owner))
+                found.append(_in_memory(name, value, is_held))
         return tensors, *others
 
     saver._gather_serialized_tensors = gather_rest
@@ -76,6 +77,37 @@ def taken(
         yield found
     finally:
         saver._gather_serialized_tensors = gather
+
+
+def replicated(
+    checkpoint: tf.train.Checkpoint,
+    *,
+    small_bytes: int,
+    worth_bytes: int,
+    is_replicated: IsReplicated,
+) -> list[DenseTensor]:
+    """The tensors that `taken` gives to the chief, and that this worker holds as well.
+
+    Args:
+        checkpoint: gathers, and writes nothing.
+        small_bytes: see `taken`.
+        worth_bytes: where these tensors have less, none is read; `taken` has another.
+        is_replicated: whether all workers hold the same of a variable.
+    """
+    tensors, *_ = checkpoint._saver._gather_serialized_tensors()
+    held = seams.object_identity.ObjectIdentityDictionary()
+    most = 0  # bytes that there can be
+    for owner, values in tensors.items():
+        if is_replicated(_object(owner)):
+            held[owner] = values
+            most += _size(distributed(_object(owner)))
+    if most < worth_bytes:
+        return []
+    here = _here()
+    return [
+        _in_memory(name, value, True)
+        for _, name, value in _large(_read(held, here), here, small_bytes)
+    ]
 
 
 def copied(
@@ -121,6 +153,30 @@ def _memory(tensor: DenseTensor, spare: Mapping[str, Bytes]) -> Bytes:
     return found
 
 
+def _object(owner: Any) -> Any:
+    """Whose tensors they are; TensorFlow wraps what has the older way to be saved.
+
+    A distributed variable that is asked for what it has not got reads its value.
+    """
+    return owner if distributed(owner) is not None else getattr(owner, "obj", owner)
+
+
+def _here() -> tuple[str, ...]:
+    """What the devices of this process begin with."""
+    host = seams.eager_context.context().host_address_space()
+    return f"{host}/device:CPU:", f"{host}/device:GPU:"
+
+
+def _large(
+    tensors: Any, here: tuple[str, ...], small_bytes: int
+) -> Iterator[tuple[Any, str, tf.Tensor]]:
+    """Owner, name and tensor of those that are dense, and not small."""
+    for owner, values in tensors.items():
+        for name, value in values.items():
+            if _is_dense(value, here) and _size(value) >= small_bytes:
+                yield owner, name, value
+
+
 def _read(tensors: Any, here: tuple[str, ...]) -> Any:
     """The same with tensors in place of what would be read while it is written.
 
@@ -135,10 +191,13 @@ def _read(tensors: Any, here: tuple[str, ...]) -> Any:
 
 def _value(value: Any, here: tuple[str, ...]) -> Any:
     is_spec = isinstance(value, seams.saveable_object.SaveSpec)
-    if not is_spec or value.slice_spec or not str(value.device).startswith(here):
+    is_variable = isinstance(value, tf.Variable)  # Keras 3 gives those of a strategy
+    if not (is_spec or is_variable) or not str(value.device).startswith(here):
+        return value
+    if is_spec and value.slice_spec:
         return value
     with tf.device(value.device):
-        tensor = value.tensor
+        tensor = value.tensor if is_spec else tf.convert_to_tensor(value)
     return value if tensor is None else tensor
 
 
@@ -150,11 +209,12 @@ def _is_dense(value: Any, here: tuple[str, ...]) -> bool:
     return bool(kind.is_floating or kind.is_integer or kind.is_complex or kind.is_bool)
 
 
-def _size(tensor: tf.Tensor) -> int:
+def _size(tensor: Any) -> int:
+    """Bytes of a tensor or variable."""
     return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
-def _in_memory(name: str, tensor: tf.Tensor) -> DenseTensor:
+def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
     """A tensor's bytes: copied from a GPU, the same memory otherwise."""
     return DenseTensor(
         name=name,
@@ -163,4 +223,5 @@ def _in_memory(name: str, tensor: tf.Tensor) -> DenseTensor:
         data=np.asarray(tf.reshape(tensor, [-1])).view(np.uint8),
         can_be_cut=tensor.dtype in _CUT,
         is_shared="device:CPU:" in tensor.backing_device,
+        is_replicated=is_replicated,
     )

@@ -185,8 +185,8 @@ def _staged(directory: str) -> Iterator[Entry]:
     store = catalog.reader(directory)
     _, names, _ = next(reading.walk(root), ("", [], []))
     for name in names:
-        path = os.path.join(root, name)
-        if os.path.islink(path):
+        path, others = os.path.join(root, name), set(names) - {name}
+        if os.path.islink(path) or name.removesuffix(layout.PARTS_SUFFIX) in others:
             continue
         entry = Entry(store=store, name=f"{layout.STAGING}/{name}", kind=Kind.STAGING)
         is_safe = paths.why_unsafe(entry.name) is None
@@ -197,7 +197,11 @@ def _staged(directory: str) -> Iterator[Entry]:
             modified = os.lstat(path).st_mtime
         except FileNotFoundError:
             continue  # the save is over meanwhile
-        size = _size_of(os.path.join(path, each) for each in reading.tree(path))
+        size = _size_of(
+            os.path.join(folder, each)
+            for folder in (path, path + layout.PARTS_SUFFIX)
+            for each in reading.tree(folder)
+        )
         yield dataclasses.replace(entry, time=modified, size=size, remarks=(_SAVE,))
 
 

@@ -13,6 +13,8 @@ Own form, in `<dir>`:
         .metadata.json              what a user noted about it with a handle, later
     .tfpreempt-staging/<attempt>/   the same before the commit
     .tfpreempt-staging/<attempt>.claim  locked by who writes there
+    .tfpreempt-staging/<attempt>.parts/0001/  TensorFlow's data files that a worker has
+                                    written, until the chief moves them to the others
     .tfpreempt-directory            a token: whoever reads it has the same storage
     .tfpreempt-lease/<token>/       who may commit here, and by what way
     .tfpreempt-fetch.lock           held while a plain program fetches a commit
@@ -53,6 +55,7 @@ STATES = "states"
 SIDECAR_SUFFIX = ".tfpreempt"
 INTENT_SUFFIX = ".tfpreempt-intent"
 CLAIM_SUFFIX = ".claim"
+PARTS_SUFFIX = ".parts"
 
 STATE_SUFFIX = ".state"
 IN_PLACE = "commit-"  # begins the name of a commit that was written in its place
@@ -97,6 +100,15 @@ def staging_directory(directory: str, attempt: str) -> str:
     if paths.is_url(directory):
         return os.path.join(directory, IN_PLACE + attempt)
     return os.path.join(directory, STAGING, attempt)
+
+
+def parts_directory(staged: str, worker: int) -> str:
+    """Where a worker writes its share of TensorFlow's data files.
+
+    It is not in the staging directory: nobody who comes too late, frozen or not, can
+    put anything there that would be committed.
+    """
+    return os.path.join(staged + PARTS_SUFFIX, f"{worker:04d}")
 
 
 def worker_name(worker: int) -> str:

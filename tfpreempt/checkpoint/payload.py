@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.bundle_writer import DenseTensor
+from tfpreempt.checkpoint.bundle_writer import Part
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.shares import DenseTensor
 from tfpreempt.checkpoint.state import State
 
 
@@ -65,7 +66,10 @@ class Staged:
         is_empty: a save_fn returned None: there is nothing to commit.
         permit: of an asynchronous save, which is written while training goes on, and
             changes all tensors; None where training waits.
-        tensors: those that were captured, and are not written yet.
+        tensors: those that were captured, and are not written yet; where the workers
+            write a share each, all of them, until the commit.
+        is_dealt: whether the workers write a share each of those that all hold.
+        parts: data files that are on the disk, and in no index yet.
         sums: size and crc32c of files that are on the disk already, by path.
     """
 
@@ -78,6 +82,8 @@ class Staged:
     is_empty: bool = False
     permit: Permit | None = None
     tensors: Sequence[DenseTensor] = ()
+    is_dealt: bool = False
+    parts: Sequence[Part] = ()
     sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -132,6 +138,20 @@ class Payload:
 
         Returns:
             The same, with all of it written.
+        """
+        return save
+
+    def complete(self, save: Staged, workers: Collection[int]) -> Staged:
+        """Before the commit of a save that `is_dealt`; on the chief.
+
+        Nothing may have changed since `write`.
+
+        Args:
+            save: what `write_tensors` returned.
+            workers: those that are known to have written their share.
+
+        Returns:
+            The same with the shares of all workers.
         """
         return save
 

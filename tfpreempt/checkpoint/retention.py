@@ -104,7 +104,7 @@ def clean(files: Files, directory: str, clock: Clock) -> list[str]:
     """
     removed = []
     for staged, paths in _staged(directory).items():
-        with claims.left_over(staged, clock=clock) as is_left:
+        with claims.left_over(staged, *paths, clock=clock) as is_left:
             for path in paths if is_left else ():
                 delete_staging(files, path)
                 removed.append(path)
@@ -165,7 +165,8 @@ def _staged(directory: str) -> dict[str, list[str]]:
         if name.startswith(layout.FETCH):
             continue  # a download that goes on; `fetch` removes old ones
         if layout.ATTEMPT.fullmatch(name) and not reading.is_link(path):
-            parts = found.setdefault(path.removesuffix(layout.CLAIM_SUFFIX), [])
+            staged = path.removesuffix(layout.CLAIM_SUFFIX)
+            parts = found.setdefault(staged.removesuffix(layout.PARTS_SUFFIX), [])
             parts += [path] if reading.is_dir(path) else []
     for name in reading.names(directory):
         path = os.path.join(directory, name)

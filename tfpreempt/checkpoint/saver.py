@@ -283,6 +283,8 @@ class CheckpointSaver:
             if staged.permit is not None:
                 staged.permit.check()
             present = self._keep_shards(staged.directory, workers)
+            if staged.is_dealt:
+                staged = self._payload.complete(staged, workers)
             committed = self._publish(staged, because, present, notes or {})
         self._let_go(staged.directory)
         return committed
@@ -314,9 +316,11 @@ class CheckpointSaver:
     def _let_go(self, staged: str) -> None:
         """The save is over, whether it was committed or not."""
         try:
+            if reading.is_real_dir(staged + layout.PARTS_SUFFIX):
+                retention.delete_staging(self._files, staged + layout.PARTS_SUFFIX)
             claims.forget(self._files, staged)
         except (OSError, errors.CheckpointError) as error:
-            _log.warning("Could not remove the claim of %s: %s", staged, error)
+            _log.warning("Could not remove what is left of %s: %s", staged, error)
         self._claims.pop(staged, None)
 
     def _prepare(self, directory: str, prefix: str | None = None) -> None:

@@ -46,6 +46,24 @@ def is_on_read(obj: Any) -> bool:
     )
 
 
+def is_replicated(obj: Any, workers: int) -> bool:
+    """Whether an object is, or wraps, a variable that so many workers hold the same of.
+
+    It is where MultiWorkerMirroredStrategy keeps its replicas equal, and they are on so
+    many workers. What only the first replica assigns is not taken for that.
+    """
+    variable = distributed(obj)
+    if variable is None or is_on_read(variable):
+        return False
+    first_only = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    strategy = variable.distribute_strategy
+    return (
+        variable.aggregation != first_only
+        and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.num_replicas_in_sync == workers * len(variable.values)
+    )
+
+
 def local_parts(variable: Any) -> tuple[Any, ...]:
     """The local tf.Variables of a variable of TensorFlow or Keras; none for others."""
     found = distributed(variable)

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,9 +38,11 @@ from tfpreempt.checkpoint.variables import (
     distributed,
     held_bytes,
     is_on_read,
+    is_replicated,
     plain_message,
     walk,
 )
+from tfpreempt.checkpoint.worker_parts import WorkerParts
 from tfpreempt.core import seams
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster
@@ -58,6 +60,7 @@ def make_saver(
     chief_directory: str | None = None,
     io_device: str | None = None,
     copies: Copies | None = None,
+    is_shared: bool = True,
     registry: StateRegistry = REGISTRY,
     files: Files | None = None,
     lease: Lease | None = None,
@@ -77,6 +80,8 @@ def make_saver(
         io_device: where TensorFlow's files are written and read; None: where the
             variables are, which may be another machine.
         copies: the copy of the directory in an object store; None without one.
+        is_shared: whether all workers see the directory, so that each can write a
+            share of what all hold.
         registry: the named States that go along.
         files: the file operations.
         lease: of the directory, under which the chief commits; None without one.
@@ -121,8 +126,18 @@ def make_saver(
     elif is_managed:
         payload = _ManagedPayload(checkpoint, given, is_chief, io_device)
     elif given is not None:
+        parts = None
+        if is_shared and cluster.world > 1 and not cluster.saves_all:
+            parts = WorkerParts(worker=cluster.worker, world=cluster.world, files=files)
         payload = _OwnPayload(
-            checkpoint, None, is_chief, io_device, files, not is_second, is_second
+            checkpoint,
+            None,
+            is_chief,
+            io_device,
+            files,
+            worker_parts=parts,
+            counts_saves=not is_second,
+            keeps_copies=is_second,
         )
     loader = CheckpointLoader(
         directory=directory,
@@ -250,11 +265,14 @@ class _OwnPayload(_Tracked):
 
     Args:
         files: the file operations, for what TensorFlow does not write.
+        worker_parts: how the workers write a share each; None where the chief writes
+            all.
         counts_saves: whether the checkpoint's `save_counter` counts its saves.
         keeps_copies: whether the memory of asynchronous saves is kept for the next one.
     """
 
     files: Files
+    worker_parts: WorkerParts | None
     counts_saves: bool
     keeps_copies: bool
     _spare: Mapping[str, dense.Bytes] = dataclasses.field(
@@ -269,35 +287,64 @@ class _OwnPayload(_Tracked):
         if self.counts_saves:
             checkpoint.save_counter.assign_add(1)
         prepare()
-        if self.is_chief:
-            prefix = os.path.join(save.directory, layout.PAYLOAD)
-            options = arguments.get("options") or self._options
-            if options is not None or paths.is_url(prefix):
-                checkpoint.write(prefix, options=options)
-            else:
-                tensors = self._write_small(prefix, is_copied=save.is_async)
-                save = dataclasses.replace(save, tensors=tensors)
+        prefix = os.path.join(save.directory, layout.PAYLOAD)
+        options = arguments.get("options") or self._options
+        is_tensorflows = options is not None or paths.is_url(prefix)
+        if self.is_chief and is_tensorflows:
+            checkpoint.write(prefix, options=options)
+        elif self.is_chief:
+            save = self._write_small(save, prefix)
+        elif not (is_tensorflows or save.is_async or self.worker_parts is None):
+            save = self._read_replicated(save, self.worker_parts)
         if "checkpoint_number" not in arguments:
             return save
         number = _whole_number(arguments["checkpoint_number"])
         return dataclasses.replace(save, number=number)
 
-    def _write_small(
-        self, prefix: str, *, is_copied: bool
-    ) -> Sequence[bundle_writer.DenseTensor]:
-        """TensorFlow's way but for large tensors, which are given back."""
-        limits = {
-            "small_bytes": bundle_writer.SMALL_BYTES,
-            "worth_bytes": bundle_writer.WORTH_BYTES,
-        }
-        with dense.taken(self.checkpoint, **limits) as tensors:
+    def _write_small(self, save: Staged, prefix: str) -> Staged:
+        """TensorFlow's way but for large tensors, which are left to `write_tensors`."""
+        # While training goes on nobody has a copy of all tensors but the chief.
+        parts = None if save.is_async else self.worker_parts
+        with dense.taken(
+            self.checkpoint,
+            small_bytes=bundle_writer.SMALL_BYTES,
+            worth_bytes=bundle_writer.WORTH_BYTES,
+            replication=None if parts is None else self._replication,
+        ) as tensors:
             self.checkpoint.write(prefix)
-        if not is_copied:
-            return tensors
-        spare, self._spare = self._spare, {}
-        return dense.copied(tensors, bundle_writer.THREADS, spare)
+        if save.is_async:
+            spare, self._spare = self._spare, {}
+            tensors = dense.copied(tensors, bundle_writer.THREADS, spare)
+        is_dealt = bool(parts is not None and tensors and parts.is_worth_it(tensors))
+        return dataclasses.replace(save, tensors=tensors, is_dealt=is_dealt)
+
+    def _read_replicated(self, save: Staged, parts: WorkerParts) -> Staged:
+        """The same tensors that the chief deals out, on another worker."""
+        tensors = dense.replicated(
+            self.checkpoint,
+            small_bytes=bundle_writer.SMALL_BYTES,
+            worth_bytes=parts.worth_bytes,
+            is_replicated=self._replication(),
+        )
+        if not parts.is_worth_it(tensors):
+            return save
+        return dataclasses.replace(save, tensors=tensors, is_dealt=True)
+
+    def _replication(self) -> dense.IsReplicated:
+        """What says whether all workers hold the same of a variable, and know it."""
+        world = self.worker_parts.world if self.worker_parts is not None else 1
+        [per_replica] = [s for s in self.states if isinstance(s, PerReplicaState)]
+        own = {id(distributed(variable)) for _, variable in per_replica.variables()}
+        return lambda each: (
+            is_replicated(each, world) and id(distributed(each)) not in own
+        )
 
     def write_tensors(self, save: Staged) -> Staged:
+        if save.is_dealt:
+            assert self.worker_parts is not None
+            parts = self.worker_parts.write_own(save)
+            tensors = save.tensors if self.is_chief else ()
+            return dataclasses.replace(save, tensors=tensors, parts=parts)
         if not save.tensors:
             return save
         prefix = os.path.join(save.directory, layout.PAYLOAD)
@@ -314,6 +361,15 @@ class _OwnPayload(_Tracked):
         if self.keeps_copies:
             self._spare = {each.name: each.data for each in save.tensors}
         return dataclasses.replace(save, tensors=(), sums=sums)
+
+    def complete(self, save: Staged, workers: Collection[int]) -> Staged:
+        assert self.worker_parts is not None
+        parts = [*save.parts, *self.worker_parts.others(save, workers)]
+        prefix = os.path.join(save.directory, layout.PAYLOAD)
+        sums = bundle_writer.merge(self.files, prefix, parts)
+        return dataclasses.replace(
+            save, tensors=(), is_dealt=False, parts=(), sums=sums
+        )
 
 
 class _ManagedPayload(_Tracked):

@@ -38,6 +38,8 @@ class Deadlines:
     Attributes:
         save_timeout: as given; a later handler may say otherwise.
         save_seconds: measured, of the last save; None before the first one.
+        share_seconds: measured, of this worker's share of the save that is being made;
+            0 where there are no shares.
         noticed_at: when the notice that is served was seen, wherever it came.
         told: when the machine goes; None where no source said it.
     """
@@ -49,6 +51,7 @@ class Deadlines:
     on_last_call: Callable[[], None]
     on_guard: Callable[[bool], bool]
     save_seconds: float | None = None
+    share_seconds: float = 0.0
     noticed_at: float | None = None
     told: float | None = None
     _grace: float | None = None  # seconds told with that
@@ -167,7 +170,8 @@ class Deadlines:
 
         Counts come from threads that wait for nothing, so a late one means a dead or
         frozen worker; the rest of the time belongs to the save. No wait for a peer is
-        longer than `save_timeout`, however long the grace.
+        longer than `save_timeout`, however long the grace. The chief writes the share
+        of one who never answers, for which a deadline that was told leaves the time.
         """
         now, at, save = self.clock.monotonic(), self.at, self.save_seconds
         if key is Key.BYE:
@@ -175,7 +179,11 @@ class Deadlines:
         limit = self.save_timeout
         total = limit if at is None else max(0.0, min(at - now, limit))
         if key is Key.DONE:
-            return now + 0.7 * total
+            wait = 0.7 * total
+            if self.told is not None:
+                rest = self.told - now - dl.SAFETY * self.share_seconds
+                wait = min(wait, max(0.1 * total, rest))
+            return now + wait
         reserve = total / 2
         if save is not None:
             reserve = min(dl.SAFETY * save + 1.0, 0.8 * total)

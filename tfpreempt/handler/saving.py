@@ -403,6 +403,9 @@ class RoundSave:
         except Exception as error:  # noqa: BLE001 - told to all workers; all leave
             self._failed(error)
             return False
+        deadlines.share_seconds = 0.0
+        if any(staged.is_dealt for _, staged in self._staged):
+            deadlines.share_seconds = self.clock.monotonic() - self._began
         return True
 
     def _stands(self, member: Member) -> bool:

@@ -49,7 +49,7 @@ class Start:
 
     Args:
         make: builds this worker's saver; `chief_directory` names the directory, where
-            it is not this worker's own.
+            it is not this worker's own, and `is_shared` says whether all see it.
         own: this worker's directory, as the user gave it.
         cluster: who the workers are.
         counter: the variable that holds the number of runs; None without a checkpoint.
@@ -196,7 +196,7 @@ class Start:
                     "another's. Close that one first (its close(), or the end of its "
                     "`with` block), or give each a directory of its own"
                 )
-        self._saver = self.make(chief_directory=directory)
+        self._saver = self.make(chief_directory=directory, is_shared=not self._apart)
         if self.lease is not None:
             self.lease.acquire(self._saver.directory)
         return self._saver

@@ -38,6 +38,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--save-timeout", type=float, default=30.0)
     parser.add_argument("--hold-in-save", type=int, help="only this worker holds")
     parser.add_argument("--hold-in-write", action="store_true", help="of a thread")
+    parser.add_argument("--shares", action="store_true", help="though it is small")
+    parser.add_argument("--hold-in-share", type=int, help="only this worker holds")
     parser.add_argument("--fail-at", type=int, help="on worker 1")
     parser.add_argument("--fail-with", choices=FAILURES)
     parser.add_argument("--config", default="ours")
@@ -79,6 +81,19 @@ def write_slowly() -> None:
         return add(*args, check=check, **more)
 
     bundle_writer.add = held
+
+
+def write_shares(holder: int | None) -> None:
+    """Each worker writes a share of the state; the holder when the test lets it."""
+    bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 1
+    write = bundle_writer.write
+
+    def held(*args: Any, **more: Any) -> Any:
+        if holder == INDEX:
+            hold("share")
+        return write(*args, **more)
+
+    bundle_writer.write = held
 
 
 class SlowState(State):
@@ -138,6 +153,8 @@ def main() -> None:
     model = Model(make_strategy(options.strategy))
     if options.hold_in_write:
         write_slowly()
+    if options.shares:
+        write_shares(options.hold_in_share)
     with in_scope(options, model, "handler", "loop"):
         handler = make_handler(options, model)
     slow = SlowState("slow", per_worker=True) if options.hold_in_save == INDEX else None

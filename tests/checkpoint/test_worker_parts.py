@@ -1,0 +1,487 @@
+"""Each of two workers writes a share of what both hold; the chief commits all of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.tensorflow
+
+from tests.checkpoint.fakes import cluster  # noqa: E402
+from tfpreempt import errors  # noqa: E402
+from tfpreempt.checkpoint import (  # noqa: E402
+    bundle_writer,
+    layout,
+    variables,
+    worker_parts,
+    writer,
+)
+from tfpreempt.checkpoint.payload import Permit  # noqa: E402
+from tfpreempt.checkpoint.shares import DenseTensor, Stretch, deal  # noqa: E402
+from tfpreempt.checkpoint.state import StateRegistry  # noqa: E402
+from tfpreempt.testing.storage import (  # noqa: E402
+    FaultyFiles,
+    SimulatedCrash,
+    damage,
+)
+
+MANY = [(7, 3), (40, 5), (1,), (), (300,), (2, 2, 2), (64, 8), (90, 4)]
+HUGE = [(3000, 4), (5, 2)]
+
+
+@pytest.fixture(autouse=True)
+def everything(monkeypatch):
+    """However small it is; and every variable that is not an `own` one is mirrored."""
+    monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 1)
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 1)
+    monkeypatch.setattr(bundle_writer, "THREADS", 2)
+    monkeypatch.setattr(writer, "is_replicated", is_mirrored)
+    monkeypatch.setattr("tfpreempt.checkpoint.dense.distributed", lambda each: each)
+
+
+def is_mirrored(obj, workers):
+    return isinstance(obj, tf.Variable) and obj.name.startswith("mirrored")
+
+
+class Worker:
+    """One worker's program: variables of these shapes, and its saver."""
+
+    def __init__(self, directory, index, shapes=MANY, world=2, files=None, **more):
+        self.index = index
+        self.variables = [
+            tf.Variable(tf.zeros(shape), name=f"mirrored-{n}")
+            for n, shape in enumerate(shapes)
+        ]
+        self.own = tf.Variable(tf.fill([50], float(index)), name="own")
+        self.checkpoint = tf.train.Checkpoint(variables=self.variables, own=self.own)
+        self.saver = writer.make_saver(
+            self.checkpoint,
+            str(directory),
+            cluster=cluster(index, world),
+            registry=StateRegistry(),
+            files=files,
+            **more,
+        )
+        if index == 0:
+            self.saver.start()
+
+    def train(self, step):
+        for number, variable in enumerate(self.variables):
+            rng = np.random.default_rng([step, number])
+            variable.assign(rng.random(variable.shape, np.float32))
+
+    def stage(self, step):
+        return self.saver.stage(step, f"run-{step}")
+
+    def values(self):
+        return [variable.numpy().tobytes() for variable in self.variables]
+
+
+class Job:
+    """All workers, which train alike and save together."""
+
+    def __init__(self, directory, shapes=MANY, world=2, files=None, **more):
+        self.directory = directory
+        self.shapes = shapes
+        files = files or {}
+        self.workers = [
+            Worker(directory, i, shapes, world, files.get(i), **more)
+            for i in range(world)
+        ]
+
+    def train(self, step):
+        for worker in self.workers:
+            worker.train(step)
+
+    def save(self, step, done=None):
+        self.train(step)
+        [chief, *others] = self.workers
+        for worker in others:
+            worker.stage(step)
+        done = range(len(self.workers)) if done is None else done
+        return chief.saver.commit(chief.stage(step), "save", list(done))
+
+    def check(self, step):
+        """What stock TensorFlow reads of the newest commit is that step, all of it."""
+        candidate = self.workers[0].saver.loader.newest()
+        assert candidate.step == step
+        variables = [tf.Variable(tf.zeros(shape)) for shape in self.shapes]
+        own = tf.Variable(tf.zeros([50]))
+        fresh = tf.train.Checkpoint(variables=variables, own=own)
+        fresh.restore(
+            candidate.prefix
+        ).assert_existing_objects_matched().expect_partial()
+        self.workers[0].train(step)
+        found = [variable.numpy().tobytes() for variable in variables]
+        assert found == self.workers[0].values()
+        assert own.numpy().tolist() == [0.0] * 50  # the chief's
+
+    def data_files(self, step):
+        found = self.directory.glob(f"{step}/ckpt.data-*")
+        return {path.name: path.stat().st_size for path in sorted(found)}
+
+    def left_over(self):
+        """What there is beside commits."""
+        return sorted(
+            name
+            for name in os.listdir(self.directory)
+            if not name.isdecimal() and name not in ("checkpoint", layout.TOKEN)
+        )
+
+
+# --- the deal ------------------------------------------------------------------------
+
+
+def tensor(name, shape, can_be_cut=True):
+    size = 4 * int(np.prod(shape))
+    data = np.zeros(size, np.uint8)
+    return DenseTensor(
+        name=name, dtype=1, shape=shape, data=data, can_be_cut=can_be_cut
+    )
+
+
+SIZES = st.lists(st.integers(1 << 14, 1 << 22), min_size=1, max_size=80)
+
+
+@settings(max_examples=60)
+@given(SIZES, st.integers(1, 16))
+def test_shares_are_even_and_hold_each_row_once(sizes, count):
+    tensors = [tensor(f"{n}", (size >> 8, 64)) for n, size in enumerate(sizes)]
+    shares = deal([Stretch(tensor=each) for each in tensors], count)
+    assert len(shares) == count
+    held = [sum(each.data.nbytes for each in share) for share in shares]
+    assert sum(held) == sum(each.data.nbytes for each in tensors)
+    assert max(held) <= 1.1 * min(held) + 2 * 256  # by a row
+    covered = worker_parts._covered(each for share in shares for each in share)
+    assert covered == {each.name: [(0, each.shape[0])] for each in tensors}
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(1 << 22,)], [(1 << 16,)] * 63, [(1000, 1000)] * 8]
+)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_one_huge_tensor_and_many_are_dealt_alike(shapes, count):
+    tensors = [tensor(str(n), shape) for n, shape in enumerate(shapes)]
+    shares = deal([Stretch(tensor=each) for each in tensors], count)
+    held = [sum(each.data.nbytes for each in share) for share in shares]
+    assert max(held) <= 1.1 * min(held)
+
+
+def test_few_tensors_are_cut():
+    tensors = [Stretch(tensor=tensor(str(n), (1000,))) for n in range(16)]
+    shares = deal(tensors, 4)
+    assert all(each.rows is None for share in shares for each in share)
+
+
+def test_what_cannot_be_cut_stays_whole():
+    whole = tensor("whole", (4000,), can_be_cut=False)
+    shares = deal([Stretch(tensor=whole), Stretch(tensor=tensor("b", (10,)))], 2)
+    assert [[each.rows for each in share] for share in shares] == [[None], [None]]
+
+
+# --- what all workers hold -----------------------------------------------------------
+
+
+def test_what_a_strategy_keeps_equal_on_all_workers_is_dealt_out():
+    keras = pytest.importorskip("keras")
+    alone = tf.distribute.MultiWorkerMirroredStrategy()  # of one worker
+    first_only = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    on_read = tf.VariableSynchronization.ON_READ
+    with alone.scope():
+        layer = keras.layers.Dense(3)
+        layer.build((None, 2))
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(layer.trainable_variables)
+        mean = keras.metrics.Mean()
+        weights = tf.Variable([1.0])
+        counter = tf.Variable(1, aggregation=first_only)
+        total = tf.Variable(
+            1.0,
+            synchronization=on_read,
+            aggregation=tf.VariableAggregation.SUM,
+            trainable=False,
+        )
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        local = tf.Variable([1.0])
+
+    def held(*objects, workers=1):
+        return [variables.is_replicated(each, workers) for each in objects]
+
+    assert all(held(weights, layer.kernel, *optimizer.variables[2:]))
+    assert not any(held(counter, total, mean.total, optimizer.iterations))
+    assert not any(held(local, tf.Variable([1.0]), layer, None))
+    assert held(weights, workers=2) == [False]  # each of them trains by itself
+
+
+# --- a save --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shapes", [MANY, HUGE], ids=["many", "one huge"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_commit_of_all_workers_is_a_stock_checkpoint(tmp_path, shapes, world):
+    job = Job(tmp_path, shapes, world)
+    for step in (1, 2):
+        job.save(step)
+    job.check(2)
+    assert job.left_over() == []
+    candidate = job.workers[0].saver.loader.newest()
+    for worker in job.workers:
+        worker.train(7)
+        worker.saver.loader.restore(candidate)
+    expected = Worker(tmp_path, 1, shapes, world)
+    expected.train(2)
+    assert all(worker.values() == expected.values() for worker in job.workers)
+
+
+@pytest.mark.parametrize("shapes", [[(300, 100)] * 30, HUGE], ids=["many", "one huge"])
+def test_one_copy_is_written_in_shares_of_equal_size(tmp_path, shapes):
+    job = Job(tmp_path, shapes)
+    job.train(1)
+    [chief, other] = job.workers
+    staged = [other.stage(1), chief.stage(1)]
+    shares = [sum(part.size for part in each.parts) for each in staged]
+    assert max(shares) <= 1.1 * min(shares)
+    chief.saver.commit(staged[1], "save", [0, 1])
+    state = sum(len(value) for value in [*chief.values(), chief.own.numpy().tobytes()])
+    files = job.data_files(1)
+    small = files.pop(min(files))  # TensorFlow's: the object graph
+    assert len(files) == 4
+    assert sum(files.values()) == state + 8  # the number of saves
+    assert small < 3000
+
+
+def test_every_file_is_in_the_manifest_with_its_sum(tmp_path):
+    job = Job(tmp_path)
+    path = job.save(1).path
+    manifest = json.loads((tmp_path / "1" / "MANIFEST.json").read_text())
+    named = {entry["name"] for entry in manifest["files"]}
+    data = job.data_files(1)
+    assert set(data) <= named
+    last = max(data)
+    damage(os.path.join(path, last))
+    assert job.workers[0].saver.loader.newest() is None
+
+
+# --- shares that are not used --------------------------------------------------------
+
+
+def test_the_chief_writes_the_share_of_who_never_said_that_it_is_written(tmp_path):
+    job = Job(tmp_path)
+    job.save(1)
+    job.save(2, done=[0])
+    job.check(2)
+    assert job.left_over() == []
+    assert json.loads((tmp_path / "2" / "MANIFEST.json").read_text())["workers"] == [0]
+
+
+def unusable(folder, kind):
+    path = os.path.join(folder, "part.json")
+    if kind == "no description":
+        os.remove(path)
+    elif kind == "half a description":
+        os.truncate(path, os.path.getsize(path) // 2)
+    elif kind == "no data":
+        os.remove(os.path.join(folder, "1"))
+    elif kind == "half the data":
+        os.truncate(os.path.join(folder, "1"), 10)
+    else:
+        told = json.loads(pathlib.Path(path).read_text())
+        if kind == "other rows":
+            told["files"].pop()
+        elif kind == "nonsense":
+            told = ["nonsense"]
+        elif kind == "another place":
+            told["files"][0]["name"] = "../0000/0"
+        else:
+            told[kind] = 17
+        pathlib.Path(path).write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("no description", "half a description", "no data", "half the data"),
+        *("other rows", "nonsense", "another place", "step", "world", "tensors"),
+        *("samples", "files"),
+    ],
+)
+def test_the_chief_writes_a_share_that_does_not_fit(tmp_path, caplog, kind):
+    job = Job(tmp_path)
+    job.train(1)
+    [chief, other] = job.workers
+    staged = other.stage(1)
+    unusable(layout.parts_directory(staged.directory, 1), kind)
+    with caplog.at_level(logging.WARNING):
+        chief.saver.commit(chief.stage(1), "save", [0, 1])
+    assert "worker 1's share of step 1 cannot be used" in caplog.text
+    job.check(1)
+    assert job.left_over() == []
+
+
+def test_workers_that_have_drifted_apart_are_not_mixed(tmp_path, caplog):
+    job = Job(tmp_path, [(5000,), (100, 40), (60, 60)])
+    job.train(3)
+    [chief, other] = job.workers
+    other.variables[1].assign_add(tf.fill([100, 40], 1e-6))
+    other.stage(3)
+    with caplog.at_level(logging.WARNING):
+        chief.saver.commit(chief.stage(3), "save", [0, 1])
+    [warning] = caplog.messages
+    assert "worker 1" in warning
+    assert "'variables/1/.ATTRIBUTES/VARIABLE_VALUE' has another value" in warning
+    job.check(3)
+
+
+def test_a_worker_with_another_model_writes_nothing_into_the_commit(tmp_path, caplog):
+    job = Job(tmp_path)
+    job.train(1)
+    Worker(tmp_path, 1, [*MANY, (80, 80)]).stage(1)
+    [chief, _] = job.workers
+    with caplog.at_level(logging.WARNING):
+        chief.saver.commit(chief.stage(1), "save", [0, 1])
+    assert "its tensors" in caplog.text
+    job.check(1)
+
+
+def test_who_comes_too_late_changes_nothing_of_a_commit(tmp_path):
+    """It was frozen, and given up, in the midst of its write."""
+    job = Job(tmp_path)
+    job.train(2)
+    [chief, other] = job.workers
+    captured = other.saver.capture(2, "run-2", None)
+    folder = layout.parts_directory(captured.directory, 1)
+    os.makedirs(folder)
+    with open(os.path.join(folder, "0"), "wb") as under_way:
+        under_way.write(b"begun")
+        chief.saver.commit(chief.stage(2), "save", [0])
+        under_way.write(b"and ended")
+    other.saver.write(captured)
+    job.check(2)
+    assert chief.saver.loader.newest().step == 2
+    Job(tmp_path).save(3)  # a start removes what it has left
+    assert job.left_over() == []
+
+
+# --- saves that are the chief's alone ------------------------------------------------
+
+
+def parts_of(worker, step, **kwargs):
+    staged = worker.saver.stage(step, f"run-{step}", **kwargs)
+    return os.path.isdir(staged.directory + layout.PARTS_SUFFIX)
+
+
+def test_a_small_state_is_the_chiefs(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 1 << 20)
+    assert not parts_of(Worker(tmp_path, 1), 1)
+    assert not parts_of(Worker(tmp_path, 0), 1)
+
+
+def test_options_are_tensorflows_to_follow(tmp_path):
+    options = tf.train.CheckpointOptions()
+    assert not parts_of(Worker(tmp_path, 1), 1, options=options)
+
+
+def test_what_is_written_while_training_goes_on_is_the_chiefs(tmp_path):
+    [chief, other] = Job(tmp_path).workers
+    captured = [each.saver.capture(1, "run-1", Permit()) for each in (other, chief)]
+    assert not any(each.is_dealt for each in captured)
+    assert captured[0].tensors == ()  # no copy that nobody needs
+
+
+def test_workers_with_disks_of_their_own_write_no_share(tmp_path):
+    assert not parts_of(Worker(tmp_path, 1, is_shared=False), 1)
+
+
+# --- crashes -------------------------------------------------------------------------
+
+
+def stop_at(tmp_path, victim, index, when="before", error=None):
+    """Step 2 over step 1, with a fault at one operation of a worker.
+
+    Returns:
+        The job after a restart, and the operations of the victim up to there; None
+        where all of them were done.
+    """
+    directory = tmp_path / f"{victim}-{when}-{index}"
+    shutil.copytree(tmp_path / "base", directory)
+    files = FaultyFiles(fail_at=index, when=when, error=error)
+    job = Job(directory, files={victim: files})
+    [chief, other] = job.workers
+    job.train(2)
+    is_over = False
+    done = [0]
+    try:
+        try:
+            other.stage(2)
+            done.append(1)
+        except (SimulatedCrash, errors.SaveError):
+            pass  # its tombstone, or its word, tells the chief
+        chief.saver.commit(chief.stage(2), "save", done)
+        is_over = True
+    except (SimulatedCrash, errors.SaveError):
+        pass
+    operations = files.operations[: index + (when == "after")]
+    return job, is_over, operations if len(files.operations) > index else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+def test_after_a_crash_anywhere_there_is_one_whole_commit(tmp_path, victim, when):
+    """The order of what threads do differs from one save to the next."""
+    Job(tmp_path / "base").save(1)
+    index = 0
+    while True:
+        job, is_over, done = stop_at(tmp_path, victim, index, when)
+        if done is None:
+            break
+        is_marked = any(
+            each.name == "rename" and each.path.endswith("COMMITTED") for each in done
+        )
+        if victim == 1:
+            assert is_over, done  # the chief commits alone
+        job.check(2 if is_over or is_marked else 1)
+        again = Job(job.directory)
+        again.save(3)
+        again.check(3)
+        assert again.left_over() == [], done
+        shutil.rmtree(job.directory)
+        index += 1
+    assert index > (25 if victim == 0 else 6)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_full_disk_anywhere_is_a_clear_error_or_a_commit(tmp_path, victim):
+    Job(tmp_path / "base").save(1)
+    index = 0
+    while True:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        job, is_over, done = stop_at(tmp_path, victim, index, error=full)
+        if done is None:
+            break
+        if victim == 1:
+            assert is_over, done
+        step = job.workers[0].saver.loader.newest().step
+        assert step == 2 or not is_over
+        job.check(step)
+        shutil.rmtree(job.directory)
+        index += 1
+    assert index > 5
+
+
+def test_a_save_that_is_given_up_leaves_nothing(tmp_path):
+    job = Job(tmp_path)
+    job.workers[1].stage(1)
+    chief = job.workers[0]
+    chief.saver.discard(chief.stage(1))
+    assert job.left_over() == []

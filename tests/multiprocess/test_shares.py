@@ -1,0 +1,97 @@
+"""Two workers that write a share each of what both hold, and what comes of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.conftest import Reference
+from tests.multiprocess.harness import (
+    LIMIT,
+    PROGRAMS,
+    RESTART,
+    Cluster,
+    Place,
+    records,
+)
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+
+
+def hold_in_share(here: Place, worker: int) -> Cluster:
+    """A notice in step 5, and a worker that is in the midst of its share."""
+    here.hold()
+    here.hold("share")
+    more = ("--shares", "--hold-in-share", worker, "--hold-at", 4)
+    cluster = here.train("mwms", 2, *more)
+    for each in cluster:
+        each.wait_line("holding")
+    cluster[0].send(signal.SIGTERM)
+    for index in range(2):
+        cluster.wait_record("decision", worker=index)
+    here.release()
+    cluster[worker].wait_line("holding", count=2)
+    return cluster
+
+
+def stock_weights(here: Place) -> str:
+    """The weights of the newest commit, in a process without tfpreempt."""
+    environment = {"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAMS / "stock_restore.py"), str(here.checkpoints)],
+        env=environment | {"CUDA_VISIBLE_DEVICES": "-1"},
+        cwd=here.path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.split()[0]
+
+
+def test_a_commit_of_both_resumes_exactly(here: Place, reference: Reference) -> None:
+    cluster = hold_in_share(here, 1)
+    here.release("share")
+    cluster.expect(RESTART, RESTART)
+    [commit] = records(here.checkpoints, "commit")
+    assert "cannot be used" not in cluster.story()
+    data = sorted(Path(commit["path"]).glob("ckpt.data-*"))
+    assert len(data) > 2
+    weights = stock_weights(here)
+    second = here.train("mwms", 2, "--shares")
+    second.expect(0, 0)
+    assert second[0].lines("weights") == second[1].lines("weights") == [[weights]]
+    assert second.results() == reference("mwms", 2)
+    assert not (here.checkpoints / ".tfpreempt-staging").exists()
+
+
+def test_who_is_killed_in_the_midst_of_its_share_leaves_that_to_the_chief(
+    here: Place,
+) -> None:
+    cluster = hold_in_share(here, 1)
+    cluster[1].send(signal.SIGKILL)
+    cluster.expect(RESTART, -signal.SIGKILL)
+    [commit] = records(here.checkpoints, "commit")
+    assert commit["because"] == "preemption"
+    weights = stock_weights(here)
+    second = here.train("mwms", 2, "--steps", commit["step"])
+    second.expect(0, 0)
+    assert second[0].lines("weights") == [[weights]]
+    assert not (here.checkpoints / ".tfpreempt-staging").exists()
+
+
+def test_the_chief_that_is_killed_in_the_midst_of_its_share_leaves_nothing(
+    here: Place, reference: Reference
+) -> None:
+    cluster = hold_in_share(here, 0)
+    cluster[0].send(signal.SIGKILL)
+    cluster.expect(-signal.SIGKILL, RESTART)
+    assert records(here.checkpoints, "commit") == []
+    second = here.train("mwms", 2, "--shares")
+    second.expect(0, 0)
+    assert second.results() == reference("mwms", 2)
+    assert not (here.checkpoints / ".tfpreempt-staging").exists()
