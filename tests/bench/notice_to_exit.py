@@ -2,8 +2,8 @@
 
 The sides take turns, each round in a fresh directory. `raw` is a plain write and sync
 of as many bytes, in each round. The rows say too where our time goes, from our journal:
-to the decision, to the commit, and from there to the end. What the worker that is not
-the chief wrote in the same rounds is a row of its own (`non_chief_bytes`).
+to the decision, to the commit, and from there to the end. What the workers wrote in the
+same rounds is a row of its own (`copies_written`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import non_chief_bytes, plain
+from tests.bench import copies_written, plain
 from tests.bench.preemption import Strike, strike
 from tests.bench.row import MEMORY, compare
 
@@ -25,7 +25,7 @@ VICTIMS = {"worker 1": (1,), "all": (0, 1)}
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """One row for each choice of victims, and the one of `non_chief_bytes`.
+    """One row for each choice of victims, and the one of `copies_written`.
 
     Args:
         rounds: preemptions of each kind and side, in turn.
@@ -54,7 +54,7 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
             profile=profile(sides["ours"]),
         )
     sides = found["worker 1"]
-    yield non_chief_bytes.row(sides["ours"], sides["theirs"], mebibytes)
+    yield copies_written.row(sides["ours"], sides["theirs"], mebibytes)
 
 
 def plain_write(mebibytes: int) -> float:
