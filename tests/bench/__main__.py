@@ -38,6 +38,7 @@ from tests.bench import (
     quiet_memory,
     restart,
     resume_latency,
+    snapshot,
     step_overhead,
     verify_speed,
 )
@@ -69,6 +70,7 @@ LONG: dict[str, Rows] = {
     "agreement_10000": agreement_scale.rows_of_large,
     "many_workers": many_workers.rows,
     "goodput": goodput.rows,
+    "snapshot": snapshot.rows,
 }
 ALL = BENCHES | LONG
 NOT_OPTIONS = ("benches", "record")
@@ -115,7 +117,11 @@ def make_parser() -> argparse.ArgumentParser:
         ("seed", int, "of notice_latency's moments; by default a new one"),
         ("package", Path, "of path: where tfpreempt/ lies"),
         ("route", Path, "of path: the file for the rows with routes"),
-        ("seconds", float, "of goodput: training of each row; of notice_quiet: rest"),
+        (
+            "seconds",
+            float,
+            "of goodput, snapshot: training; of notice_quiet: rest",
+        ),
         ("every", float, "of goodput: seconds between strikes"),
         ("grace", float, "of goodput: seconds from SIGTERM to SIGKILL"),
         ("save-steps", int, "of goodput: steps between periodic saves"),

@@ -185,6 +185,16 @@ FIGURES = (
         limit="The figures are those of a machine on which other programs run.",
     ),
     Figure(
+        name="snapshot",
+        title="What snapshots in memory cost, and what they save",
+        text="The share of the time that they cost steps that wait for a device, in "
+        "percent; and the steps that a worker under `tfpreempt run` makes again after "
+        "SIGKILL, with them and with commits each minute alone.",
+        benches=("snapshot",),
+        label="{of}, {mebibytes:,} MiB",
+        sides={"ours": "tfpreempt", "theirs": "without"},
+    ),
+    Figure(
         name="restore_speed",
         title="A restore",
         text="The newest commit is verified and restored, against a plain read of its "
