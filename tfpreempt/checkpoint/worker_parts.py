@@ -122,8 +122,9 @@ class WorkerParts:
         Of small shares there are fewer files: the chief has to move all of them.
         """
         self.files.make_dirs(folder)
-        worth = sum(each.data.nbytes for each in share) // bundle_writer.WORTH_BYTES
-        threads = max(1, min(worth, bundle_writer.THREADS))
+        size = sum(each.data.nbytes for each in share)
+        files = size // max(1, bundle_writer.WORTH_BYTES)
+        threads = max(1, min(files, bundle_writer.THREADS))
         shares = bundle_writer.deal_to_threads(share, threads)
         names = range(first, first + len(shares))
         paths = [os.path.join(folder, str(name)) for name in names]
