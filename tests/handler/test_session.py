@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
@@ -35,13 +37,6 @@ from tfpreempt.handler.interrupts import held_back
 pytestmark = pytest.mark.timeout(30)
 
 LIMIT = 10.0
-
-
-class Part(str):
-    """What a fake member stages: a name, all of which the chief writes."""
-
-    __slots__ = ()
-    is_dealt = False
 
 
 class FakeMember:
@@ -84,13 +79,15 @@ class FakeMember:
     def release(self) -> None:
         self.is_released = True
 
-    def stage(self, name: str) -> Part:
+    def stage(self, name: str) -> Staged:
         if self.error is not None:
             raise self.error
         self.calls.append(f"stage {name}")
-        return Part(name)
+        return Staged(
+            step=self.step, attempt=name, directory=name, started_at=0.0, number=1
+        )
 
-    def commit(self, staged: str, because: str, workers: Sequence[int]) -> Commit:
+    def commit(self, staged: Staged, because: str, workers: Sequence[int]) -> Commit:
         self.calls.append(f"commit {because} {list(workers)}")
         return Commit(
             step=self.step,
@@ -102,7 +99,7 @@ class FakeMember:
             because=because,
         )
 
-    def discard(self, staged: str) -> None:
+    def discard(self, staged: Staged) -> None:
         self.calls.append("discard")
 
     def needs_peers(self) -> bool:
@@ -285,7 +282,7 @@ class Pressed(FakeMember):
         super().__init__()
         self.times = times
 
-    def stage(self, name: str) -> Part:
+    def stage(self, name: str) -> Staged:
         for _ in range(self.times):
             signal.raise_signal(signal.SIGINT)
         return super().stage(name)
@@ -371,13 +368,33 @@ def test_a_second_ctrl_c_gives_the_save_up(current: session.Session) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("is_dealt", [False, True])
+def test_what_a_share_takes_is_known_before_others_are_waited_for(
+    current: session.Session, is_dealt: bool
+) -> None:
+    class Sharing(FakeMember):
+        def stage(self, name: str) -> Staged:
+            threading.Event().wait(0.01)
+            return dataclasses.replace(super().stage(name), is_dealt=is_dealt)
+
+    member = Sharing()
+    current.open(member)
+    current.coordinator.deadlines.share_seconds = 77.0
+    boundary(current)
+    notify(current)
+    boundary(current)
+    assert "stage round-1" in member.calls
+    took = current.coordinator.deadlines.share_seconds
+    assert 0.01 <= took < 70.0 if is_dealt else took == 0.0
+
+
 def test_ctrl_c_in_a_save_is_honoured_after_it(
     current: session.Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is done about it is said while the save is still under way."""
 
     class Told(Pressed):
-        def stage(self, name: str) -> str:
+        def stage(self, name: str) -> Staged:
             staged = super().stage(name)
             while "press it again to give that up" not in caplog.text:
                 threading.Event().wait(0.001)
