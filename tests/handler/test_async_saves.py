@@ -198,10 +198,12 @@ def test_a_notice_gives_up_what_would_take_too_long(
     program: Program, disk: Gate
 ) -> None:
     """The newest step counts: the older one is never committed behind it."""
-    handler = program.handler(save_every=3, save_timeout=1.0)
+    grace = 6.0
+    handler = program.handler(save_every=3, config={"grace_period": grace})
     steps(program, handler, 4)
     assert disk.reached.wait(LIMIT)
-    handler._session.coordinator.deadlines.save_seconds = 0.2
+    deadlines = handler._session.coordinator.deadlines
+    deadlines.save_seconds = 0.9 * until_end(grace) / SAFETY
     program.button.press()
     handler.run(program.step)
     assert program.exits == 1
