@@ -298,6 +298,8 @@ def unusable(folder, kind):
         told = json.loads(pathlib.Path(path).read_text())
         if kind == "other rows":
             told["files"].pop()
+        elif kind == "too few sums":
+            told["files"][0]["sums"].pop()
         elif kind == "nonsense":
             told = ["nonsense"]
         elif kind == "another place":
@@ -312,7 +314,7 @@ def unusable(folder, kind):
     [
         *("no description", "half a description", "no data", "half the data"),
         *("other rows", "nonsense", "another place", "step", "world", "tensors"),
-        *("samples", "files"),
+        *("too few sums", "files"),
     ],
 )
 def test_the_chief_writes_a_share_that_does_not_fit(tmp_path, caplog, kind):
@@ -337,9 +339,66 @@ def test_workers_that_have_drifted_apart_are_not_mixed(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         chief.saver.commit(chief.stage(3), "save", [0, 1])
     [warning] = caplog.messages
-    assert "worker 1" in warning
+    assert "worker(s) [1]" in warning
     assert "'variables/1/.ATTRIBUTES/VARIABLE_VALUE' has another value" in warning
     job.check(3)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("row", [0, 1234, 2999])
+def test_one_number_that_differs_on_a_worker_is_in_no_commit(
+    tmp_path, caplog, world, row
+):
+    """As in a table of which each worker has looked up other rows."""
+    job = Job(tmp_path, [(3000, 4), (100, 40)], world)
+    job.train(3)
+    [chief, *others] = job.workers
+    for other in others:
+        other.variables[0].scatter_nd_update([[row, 2]], [other.index + 7.0])
+        other.stage(3)
+    with caplog.at_level(logging.WARNING):
+        chief.saver.commit(chief.stage(3), "save", range(world))
+    job.check(3)
+    assert len(caplog.messages) <= 1  # the row may be in the chief's own share
+
+
+def test_what_differs_once_is_the_chiefs_from_then_on(tmp_path, caplog):
+    """A variable that each worker sets by itself is said once."""
+    job = Job(tmp_path, [(300, 100)] * 8)
+    [chief, other] = job.workers
+    shared = len(chief.variables) - 1
+    with caplog.at_level(logging.WARNING):
+        for step in range(1, 5):
+            job.train(step)
+            for number in range(shared):
+                other.variables[number].assign_add(tf.ones([300, 100]))
+            other.stage(step)
+            staged = chief.stage(step)
+            written = sum(part.size for part in staged.parts)
+            chief.saver.commit(staged, "save", [0, 1])
+            job.check(step)
+    assert len(caplog.messages) == 1
+    assert "from now on" in caplog.text
+    assert written >= shared * 300 * 100 * 4  # at once, not once the others are done
+    assert job.left_over() == []
+
+
+def test_a_data_file_of_which_only_some_is_wanted_is_a_stock_checkpoint(tmp_path):
+    """What is wanted of a data file is not all of it."""
+    job = Job(tmp_path, [(40, 40)] * 12)
+    job.train(1)
+    [chief, other] = job.workers
+    for variable in other.variables[::3]:
+        variable.assign(tf.zeros([40, 40]))
+    other.stage(1)
+    chief.saver.commit(chief.stage(1), "save", [0, 1])
+    job.check(1)
+    job.save(2)
+    job.check(2)
+    candidate = chief.saver.loader.newest()
+    fresh = Worker(tmp_path, 0, [(40, 40)] * 12)
+    fresh.saver.loader.restore(candidate)
+    assert fresh.values() == chief.values()
 
 
 def test_a_worker_with_another_model_writes_nothing_into_the_commit(tmp_path, caplog):

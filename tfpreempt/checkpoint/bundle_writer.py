@@ -14,6 +14,7 @@ tensorflow/core/util/tensor_bundle/tensor_bundle.h and .cc.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,20 +44,28 @@ class Part:
 
     Attributes:
         path: where it is now.
+        size: its bytes.
         crc32c: of all of it.
-        stretches: what is in it, one behind the other.
+        stretches: what is wanted of it; mostly all.
+        offsets: where each begins.
         sums: crc32c of each.
     """
 
     path: str
+    size: int
     crc32c: int
     stretches: Sequence[Stretch]
+    offsets: Sequence[int]
     sums: Sequence[int]
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(stretch.data.nbytes for stretch in self.stretches)
+    def only(self, is_wanted: Sequence[bool]) -> Part:
+        """The same file, of which only some of these stretches are wanted."""
+        return dataclasses.replace(
+            self,
+            stretches=list(itertools.compress(self.stretches, is_wanted)),
+            offsets=list(itertools.compress(self.offsets, is_wanted)),
+            sums=list(itertools.compress(self.sums, is_wanted)),
+        )
 
 
 def add(
@@ -219,7 +228,20 @@ def _write_part(
     files.write_pieces(path, pieces())
     check()
     files.sync_file(path)
-    return Part(path=path, crc32c=whole.crc32c, stretches=share, sums=sums)
+    return Part(
+        path=path,
+        size=whole.size,
+        crc32c=whole.crc32c,
+        stretches=share,
+        offsets=offsets_of(share),
+        sums=sums,
+    )
+
+
+def offsets_of(stretches: Sequence[Stretch]) -> list[int]:
+    """Where each begins in a data file that has one behind the other."""
+    sizes = [each.data.nbytes for each in stretches]
+    return [0, *itertools.accumulate(sizes)][: len(sizes)]
 
 
 # --- what the index says -------------------------------------------------------------
@@ -227,10 +249,10 @@ def _write_part(
 
 def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
     """What the index says of each stretch in a data file, by its key."""
-    offset = 0
-    for stretch, crc in zip(part.stretches, part.sums, strict=True):
+    for stretch, offset, crc in zip(
+        part.stretches, part.offsets, part.sums, strict=True
+    ):
         yield _key(stretch), _entry(stretch, shard, offset, crc)
-        offset += stretch.data.nbytes
 
 
 def _entry(stretch: Stretch, shard: int, offset: int, crc: int) -> bytes:

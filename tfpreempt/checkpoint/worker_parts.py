@@ -6,9 +6,10 @@ tensor are in which file, with their sums. The chief makes all of these files on
 checkpoint. It has the same tensors, so a share that is not there, or does not fit, it
 writes itself.
 
-Workers that have drifted apart must not be mixed in one checkpoint. So a description
-has a sum over a sample of every tensor, from other places at every step, and the chief
-compares it with its own. That finds workers that train apart, not a single bit.
+Workers that hold other values must not be mixed in one checkpoint: replicas may drift
+apart, and a program may set a variable on each worker by itself. So the chief sums up
+all that others have written once more, out of its own memory. What has another sum it
+writes itself, then and in all later saves: a commit is the chief's, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,22 +23,20 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from tfpreempt.checkpoint import bundle_writer, layout
 from tfpreempt.checkpoint.bundle_writer import Part
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.shares import DenseTensor, Stretch, deal
+from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, reading
 from tfpreempt.storage.files import Files
 
 _log = logging.getLogger(__name__)
 
 _DESCRIPTION = "part.json"
-_SAMPLE_WORDS = 256  # of 8 bytes, of each tensor
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class WorkerParts:
     """One worker's side of it.
 
@@ -50,6 +49,9 @@ class WorkerParts:
     worker: int
     world: int
     files: Files
+    _unlike: frozenset[str] = dataclasses.field(default=frozenset(), init=False)
+    """On the chief: tensors of which another worker had other values. The chief writes
+    all of them, though others do not know it, and write their stretches."""
 
     @property
     def worth_bytes(self) -> int:
@@ -68,10 +70,17 @@ class WorkerParts:
             OSError: as the file system says.
         """
         shared = _shared(save.tensors)
-        share = self._deal(shared)[self.worker]
+        shares = self._deal(shared)
+        share = shares[self.worker]
         if self.worker == 0:
             apart = [each for each in save.tensors if not each.is_replicated]
-            share = [*share, *_whole(apart)]
+            unlike = [
+                stretch
+                for others in shares[1:]
+                for stretch in others
+                if stretch.tensor.name in self._unlike
+            ]
+            share = [*share, *_whole(apart), *unlike]
         folder = layout.parts_directory(save.directory, self.worker)
         parts = self._write(folder, share, 0)
         if self.worker != 0:
@@ -84,6 +93,8 @@ class WorkerParts:
     def others(self, save: Staged, workers: Collection[int]) -> list[Part]:
         """The shares of all others; on the chief, which writes what does not fit.
 
+        After `write_own`, and once for each.
+
         Args:
             save: is not changed since `write_own`.
             workers: those that say that they have written their share.
@@ -93,13 +104,14 @@ class WorkerParts:
         """
         shared = _shared(save.tensors)
         expected = _description(save.step, self.world, shared, ())
-        parts: list[Part] = []
+        found: list[tuple[int, Part]] = []
         missing: list[Stretch] = []
         for worker, share in enumerate(self._deal(shared)[1:], 1):
             folder = layout.parts_directory(save.directory, worker)
             try:
                 if worker in workers:
-                    parts += _fitting(folder, share, expected, shared)
+                    parts = _fitting(folder, share, expected, shared)
+                    found += [(worker, part) for part in parts]
                     continue
             except _UnfitError as error:
                 _log.warning(
@@ -109,9 +121,66 @@ class WorkerParts:
                     save.step,
                     error,
                 )
-            missing += share
+            missing += [each for each in share if self._wants(each)]
+        taken, unlike = self._compare(save.step, found)
         folder = layout.parts_directory(save.directory, self.worker)
-        return parts + self._write(folder, missing, len(save.parts))
+        return taken + self._write(folder, [*missing, *unlike], len(save.parts))
+
+    def _wants(self, stretch: Stretch) -> bool:
+        """Whether it is not in the chief's own share already."""
+        return stretch.tensor.name not in self._unlike
+
+    def _compare(
+        self, step: int, found: Sequence[tuple[int, Part]]
+    ) -> tuple[list[Part], list[Stretch]]:
+        """Compares what workers have written with the memory of the chief.
+
+        Returns:
+            The data files with what is the same in both; and what is not.
+        """
+        wanted = [
+            (worker, part.only([self._wants(each) for each in part.stretches]))
+            for worker, part in found
+        ]
+        sums = iter(
+            map_in_threads(
+                lambda stretch: checksum.extended(0, stretch.data),
+                [each for _, part in wanted for each in part.stretches],
+                threads=bundle_writer.THREADS,
+                name="tfpreempt-compare",
+            )
+        )
+        taken: list[Part] = []
+        unlike: list[tuple[int, Stretch]] = []
+        for worker, part in wanted:
+            is_like = [there == next(sums) for there in part.sums]
+            if any(is_like):
+                taken.append(part.only(is_like))
+            unlike += [
+                (worker, stretch)
+                for stretch, is_same in zip(part.stretches, is_like, strict=True)
+                if not is_same
+            ]
+        self._remember(step, unlike)
+        return taken, [stretch for _, stretch in unlike]
+
+    def _remember(self, step: int, unlike: Sequence[tuple[int, Stretch]]) -> None:
+        """The chief writes these tensors from now on; says so."""
+        if not unlike:
+            return
+        names = sorted({stretch.tensor.name for _, stretch in unlike})
+        self._unlike |= set(names)
+        _log.warning(
+            "tfpreempt: at step %d %r%s has another value on worker(s) %s than on the "
+            "chief. Either the program sets it on each worker by itself, or the "
+            "replicas have drifted apart, though their strategy is to keep them equal. "
+            "Every commit has the chief's value, which the chief writes alone from now "
+            "on",
+            step,
+            names[0],
+            f" (and {len(names) - 1} more)" if names[1:] else "",
+            sorted({worker for worker, _ in unlike}),
+        )
 
     def _deal(self, shared: Sequence[DenseTensor]) -> list[list[Stretch]]:
         return deal(_whole(shared), self.world)
@@ -158,7 +227,6 @@ def _description(
         "step": step,
         "world": world,
         "tensors": checksum.of_bytes(json.dumps(kinds).encode()),
-        "samples": [_sample(each, step) for each in shared],
         "files": [
             {
                 "name": os.path.basename(part.path),
@@ -171,16 +239,6 @@ def _description(
             for part in parts
         ],
     }
-
-
-def _sample(tensor: DenseTensor, step: int) -> int:
-    """The sum of some words of a tensor, or of all of a small one."""
-    data = tensor.data
-    if data.nbytes <= 8 * _SAMPLE_WORDS:
-        return checksum.of_bytes(data.tobytes())
-    words = data[: data.nbytes // 8 * 8].view(np.uint64)
-    apart = len(words) // _SAMPLE_WORDS
-    return checksum.of_bytes(words[step % apart :: apart].tobytes())
 
 
 def _fitting(
@@ -207,13 +265,6 @@ def _fitting(
         for what in ("step", "world", "tensors"):
             if told[what] != expected[what]:
                 raise _UnfitError(f"its {what}: {told[what]}, here {expected[what]}")
-        sums = zip(shared, told["samples"], expected["samples"], strict=True)
-        for tensor, there, here in sums:
-            if there != here:
-                raise _UnfitError(
-                    f"{tensor.name!r} has another value there: the workers have "
-                    "drifted apart, though their strategy is to keep them equal"
-                )
         by_name = {each.name: each for each in shared}
         parts = [_part(folder, each, by_name) for each in told["files"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -229,13 +280,16 @@ def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) ->
     Raises:
         _UnfitError: it has not the size that it is to have.
     """
+    stretches = [
+        Stretch(tensor=by_name[name], start=start, rows=rows)
+        for name, start, rows in told["rows"]
+    ]
     part = Part(
         path=os.path.join(folder, str(int(told["name"]))),
+        size=sum(each.data.nbytes for each in stretches),
         crc32c=int(told["crc32c"]),
-        stretches=[
-            Stretch(tensor=by_name[name], start=start, rows=rows)
-            for name, start, rows in told["rows"]
-        ],
+        stretches=stretches,
+        offsets=bundle_writer.offsets_of(stretches),
         sums=[int(each) for each in told["sums"]],
     )
     size = reading.stat(part.path).size
