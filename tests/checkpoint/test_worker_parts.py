@@ -189,6 +189,25 @@ def test_what_cannot_be_cut_stays_whole():
     assert [[each.rows for each in share] for share in shares] == [[None], [None]]
 
 
+def test_what_cannot_be_cut_leaves_the_rest_to_be_evened_out():
+    """Three workers, and one tensor of half precision that is most of the model."""
+    whole = tensor("whole", (3 << 18,), can_be_cut=False)
+    shares = deal([Stretch(tensor=whole), Stretch(tensor=tensor("b", (1 << 18,)))], 3)
+    held = [sum(each.data.nbytes for each in share) for share in shares]
+    assert held == [3 << 20, 1 << 19, 1 << 19]
+
+
+def test_the_next_largest_is_cut_where_the_largest_cannot_be():
+    dealt = [
+        tensor("first", (1000,), can_be_cut=False),
+        tensor("second", (950,), can_be_cut=False),
+        tensor("third", (900,)),  # goes to who has the second
+    ]
+    shares = deal([Stretch(tensor=each) for each in dealt], 2)
+    assert [sum(each.data.nbytes for each in share) for share in shares] == [5700, 5700]
+    assert [each.rows for share in shares for each in share] == [None, 425, None, 475]
+
+
 # --- what all workers hold -----------------------------------------------------------
 
 
@@ -399,6 +418,23 @@ def test_a_data_file_of_which_only_some_is_wanted_is_a_stock_checkpoint(tmp_path
     fresh = Worker(tmp_path, 0, [(40, 40)] * 12)
     fresh.saver.loader.restore(candidate)
     assert fresh.values() == chief.values()
+
+
+def test_a_share_that_cannot_be_moved_is_written_by_the_chief(tmp_path, caplog):
+    """It fitted, and is out of reach a moment later."""
+
+    class OutOfReach(FaultyFiles):
+        def rename(self, source, target):
+            if "parts/0001" in source:
+                raise OSError(errno.ESTALE, "Stale file handle")
+            super().rename(source, target)
+
+    job = Job(tmp_path, files={0: OutOfReach()})
+    with caplog.at_level(logging.WARNING):
+        job.save(1)
+    assert "Stale file handle" in caplog.text
+    job.check(1)
+    assert job.left_over() == []
 
 
 def test_a_worker_with_another_model_writes_nothing_into_the_commit(tmp_path, caplog):

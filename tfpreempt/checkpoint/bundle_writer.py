@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
 from tfpreempt.storage.files import Files
+
+_log = logging.getLogger(__name__)
 
 THREADS = min(4, os.cpu_count() or 1)  # that write, each a file of its own, or read
 SMALL_BYTES = 1 << 14  # of a tensor that TensorFlow writes and reads as fast
@@ -152,6 +155,8 @@ def merge(
 ) -> dict[str, tuple[int, int]]:
     """Makes data files that lie elsewhere a part of the checkpoint at a prefix.
 
+    One that cannot be moved is written anew.
+
     Args:
         files: the file operations.
         prefix: TensorFlow's, a path.
@@ -193,14 +198,29 @@ def _merge(
         old = data_file(prefix, shard, before)
         files.rename(old, data_file(prefix, shard, count))
     sums = {}
-    for shard, part in enumerate(parts, before):
-        index.update(_entries(part, shard))
+    for shard, found in enumerate(parts, before):
         path = data_file(prefix, shard, count)
-        if part.path != path:
-            files.rename(part.path, path)
+        part = found if found.path == path else _moved(files, found, path)
+        index.update(_entries(part, shard))
         sums[path] = (part.size, part.crc32c)
     files.write(prefix + ".index", bundle_table.to_bytes(index))
     return sums
+
+
+def _moved(files: Files, part: Part, path: str) -> Part:
+    """The same at its place; written anew where it cannot be moved there.
+
+    What another machine has written may be gone, or be out of reach of this one.
+    """
+    try:
+        files.rename(part.path, path)
+    except OSError as error:
+        _log.warning(
+            "tfpreempt: %s cannot be moved, so it is written anew: %s", part.path, error
+        )
+        [part] = write(files, {path: part.stretches})
+        return part
+    return dataclasses.replace(part, path=path)
 
 
 def _write_part(

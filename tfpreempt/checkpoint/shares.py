@@ -80,7 +80,8 @@ def deal(stretches: Sequence[Stretch], count: int) -> list[list[Stretch]]:
     The largest come first, each to who has least. Where the largest share still has
     much more than the smallest, as one tensor may be larger than all others, a part of
     it goes there. TensorFlow reads a cut tensor slower than a whole one, so as few as
-    need be are cut.
+    need be are cut. A share of which nothing can be cut stays as it is, and the others
+    are evened out.
 
     Args:
         stretches: what is dealt out.
@@ -103,14 +104,30 @@ def deal(stretches: Sequence[Stretch], count: int) -> list[list[Stretch]]:
         if sizes[most] - sizes[least] <= mean * _UNEVEN:
             break
         above, below = sizes[most] - mean, mean - sizes[least]
-        largest = max(shares[most], key=lambda each: each.data.nbytes)
-        given, *kept = largest.cut(min(above, below))
-        if not kept:
-            break
-        shares[most].remove(largest)
-        shares[most] += kept
+        pieces = _cut_one(shares[most], min(above, below))
+        if pieces is None:
+            uneven.remove(most)
+            continue
+        given, shares[most] = pieces
         shares[least].append(given)
         sizes[most] -= given.data.nbytes
         sizes[least] += given.data.nbytes
         uneven.remove(most if above < below else least)
     return shares
+
+
+def _cut_one(
+    share: Sequence[Stretch], nbytes: float
+) -> tuple[Stretch, list[Stretch]] | None:
+    """Cuts so many bytes, about, off the largest stretch that allows it.
+
+    Returns:
+        What was cut off, and the rest of the share; None where nothing can be cut.
+    """
+    largest_first = sorted(share, key=lambda each: each.data.nbytes, reverse=True)
+    for number, stretch in enumerate(largest_first):
+        given, *kept = stretch.cut(nbytes)
+        if kept:
+            rest = largest_first[:number] + largest_first[number + 1 :]
+            return given, [*rest, *kept]
+    return None
