@@ -475,6 +475,20 @@ def parts_of(worker, step, **kwargs):
     return os.path.isdir(staged.directory + layout.PARTS_SUFFIX)
 
 
+def test_a_variable_with_an_open_dimension_is_dealt_out(tmp_path):
+    job = Job(tmp_path)
+    for worker in job.workers:
+        worker.checkpoint.open = tf.Variable(
+            tf.ones([60, 3]), shape=[None, 3], name="mirrored-open"
+        )
+    job.train(1)
+    [chief, other] = job.workers
+    staged = [other.stage(1), chief.stage(1)]
+    assert all(each.is_dealt for each in staged)
+    assert chief.saver.commit(staged[1], "save", [0, 1]).step == 1
+    job.check(1)
+
+
 def test_a_small_state_is_the_chiefs(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 1 << 20)
     assert not parts_of(Worker(tmp_path, 1), 1)
@@ -572,6 +586,90 @@ def test_a_full_disk_anywhere_is_a_clear_error_or_a_commit(tmp_path, victim):
         shutil.rmtree(job.directory)
         index += 1
     assert index > 5
+
+
+class NoPlace(FaultyFiles):
+    """A disk that takes no more data files from a worker."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def write_pieces(self, path, pieces):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EIO, "I/O error"), OSError(errno.EDQUOT, "Quota"), MemoryError()],
+    ids=["EIO", "EDQUOT", "no memory"],
+)
+def test_a_share_that_cannot_be_written_costs_the_worker_nothing_else(
+    tmp_path, caplog, error
+):
+    """Its generators and its places in the data are in the commit."""
+    job = Job(tmp_path, files={1: NoPlace(error)})
+    with caplog.at_level(logging.WARNING):
+        job.save(1)
+    assert "this worker's share of step 1 cannot be written" in caplog.text
+    job.check(1)
+    assert (tmp_path / "1" / "worker-0001").is_dir()
+    told = json.loads((tmp_path / "1" / "MANIFEST.json").read_text())
+    assert told["workers"] == [0, 1]
+    assert job.left_over() == []
+
+
+def test_nor_does_one_that_cannot_be_read(tmp_path, caplog, monkeypatch):
+    def replicated(*arguments, **options):
+        raise MemoryError("no memory to copy it from the GPU")
+
+    monkeypatch.setattr(writer.dense, "replicated", replicated)
+    job = Job(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        job.save(1)
+    assert "no memory to copy it" in caplog.text
+    job.check(1)
+    assert (tmp_path / "1" / "worker-0001").is_dir()
+
+
+def shares_on_disk(directory):
+    return list(directory.rglob("*" + layout.PARTS_SUFFIX))
+
+
+def test_a_share_of_a_save_that_failed_goes_with_the_next_save(tmp_path):
+    """The chief was through with it before this worker was."""
+    job = Job(tmp_path)
+    [chief, other] = job.workers
+    job.train(1)
+    chief.saver.discard(chief.stage(1))
+    other.stage(1)
+    assert shares_on_disk(tmp_path)
+    job.save(2)
+    assert shares_on_disk(tmp_path) == []
+
+
+def test_so_does_the_share_of_who_was_given_up(tmp_path):
+    job = Job(tmp_path)
+    [chief, other] = job.workers
+    job.train(1)
+    chief.saver.commit(chief.stage(1), "save", [0])
+    other.stage(1)
+    assert shares_on_disk(tmp_path)
+    job.save(2)
+    assert shares_on_disk(tmp_path) == []
+
+
+def test_shares_that_cannot_be_deleted_leave_no_claim(tmp_path):
+    class Stuck(FaultyFiles):
+        def remove(self, path):
+            if layout.PARTS_SUFFIX in path:
+                raise OSError(errno.EBUSY, "Device or resource busy")
+            super().remove(path)
+
+    job = Job(tmp_path, files={0: Stuck()})
+    job.save(1)
+    assert shares_on_disk(tmp_path)
+    assert list(tmp_path.rglob("*" + layout.CLAIM_SUFFIX)) == []
 
 
 def test_a_save_that_is_given_up_leaves_nothing(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -96,11 +97,11 @@ def replicated(
     """
     tensors, *_ = checkpoint._saver._gather_serialized_tensors()
     held = seams.object_identity.ObjectIdentityDictionary()
-    most = 0  # bytes that there can be
+    most = 0.0  # bytes that there can be
     for owner, values in tensors.items():
         if is_replicated(_object(owner)):
             held[owner] = values
-            most += _size(distributed(_object(owner)))
+            most += _most(distributed(_object(owner)))
     if most < worth_bytes:
         return []
     here = _here()
@@ -210,8 +211,13 @@ def _is_dense(value: Any, here: tuple[str, ...]) -> bool:
 
 
 def _size(tensor: Any) -> int:
-    """Bytes of a tensor or variable."""
+    """Bytes of a tensor, or of a variable whose shape is known."""
     return int(tensor.shape.num_elements() * tensor.dtype.size)
+
+
+def _most(variable: Any) -> float:
+    """Bytes that a variable can have; with an open dimension they may be many."""
+    return math.inf if variable.shape.num_elements() is None else _size(variable)
 
 
 def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:

@@ -29,7 +29,7 @@ from tfpreempt.checkpoint.state import sync_states, try_states, write_states
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.restarts import num_restarts
-from tfpreempt.storage import failure, reading
+from tfpreempt.storage import failure, paths, reading
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class CheckpointSaver:
         self._files = self.loader.files
         self._home = Home(self.directory)
         self._claims: dict[str, Claim | None] = {}  # of saves that are not over
+        self._awaited: set[str] = set()  # saves that are over, but not on all workers
         self._restart = num_restarts()  # read now: a save must not fail on it
 
     # --- saving ----------------------------------------------------------------------
@@ -286,7 +287,8 @@ class CheckpointSaver:
             if staged.is_dealt:
                 staged = self._payload.complete(staged, workers)
             committed = self._publish(staged, because, present, notes or {})
-        self._let_go(staged.directory)
+        is_whole = len(set(workers)) == self.loader.cluster.world
+        self._let_go(staged.directory, is_over=is_whole)
         return committed
 
     def discard(self, staged: Staged) -> None:
@@ -307,25 +309,42 @@ class CheckpointSaver:
     def _undo(self, staged: str) -> None:
         try:
             retention.delete_staging(self._files, staged)
-            self._let_go(staged)
+            self._let_go(staged, is_over=False)
             if self._home.is_same():
                 flat.settle(self._files, self.directory)
         except (OSError, errors.CheckpointError) as error:
             _log.warning("Could not remove %s: %s", staged, error)
 
-    def _let_go(self, staged: str) -> None:
-        """The save is over, whether it was committed or not."""
+    def _let_go(self, staged: str, *, is_over: bool) -> None:
+        """The save is over here, whether it was committed or not.
+
+        Args:
+            staged: its staging directory.
+            is_over: whether it is on all workers too: none writes a share any more.
+        """
+        self._delete_parts(staged)
         try:
-            if reading.is_real_dir(staged + layout.PARTS_SUFFIX):
-                retention.delete_staging(self._files, staged + layout.PARTS_SUFFIX)
             claims.forget(self._files, staged)
         except (OSError, errors.CheckpointError) as error:
-            _log.warning("Could not remove what is left of %s: %s", staged, error)
+            _log.warning("Could not remove the claim of %s: %s", staged, error)
         self._claims.pop(staged, None)
+        if not (is_over or paths.is_url(staged)):
+            self._awaited.add(staged)
+
+    def _delete_parts(self, staged: str) -> None:
+        """What workers wrote of a save that is over, as late as they may have."""
+        parts = staged + layout.PARTS_SUFFIX
+        try:
+            if reading.is_real_dir(parts):
+                retention.delete_staging(self._files, parts)
+        except (OSError, errors.CheckpointError) as error:
+            _log.warning("Could not remove %s: %s", parts, error)
 
     def _prepare(self, directory: str, prefix: str | None = None) -> None:
         self._home.check()
         if self._is_chief:
+            for over in self._awaited - {directory}:
+                self._delete_parts(over)
             self._claims[directory] = claims.take(self._files, directory)
             self._files.make_dirs(directory)
         if prefix is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -48,6 +49,8 @@ from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.storage import failure, paths
 from tfpreempt.storage.files import Files, files_for
+
+_log = logging.getLogger(__name__)
 
 
 def make_saver(
@@ -320,15 +323,16 @@ class _OwnPayload(_Tracked):
 
     def _read_replicated(self, save: Staged, parts: WorkerParts) -> Staged:
         """The same tensors that the chief deals out, on another worker."""
-        tensors = dense.replicated(
-            self.checkpoint,
-            small_bytes=bundle_writer.SMALL_BYTES,
-            worth_bytes=parts.worth_bytes,
-            is_replicated=self._replication(),
-        )
-        if not parts.is_worth_it(tensors):
-            return save
-        return dataclasses.replace(save, tensors=tensors, is_dealt=True)
+        with _left_to_the_chief(save.step):
+            tensors = dense.replicated(
+                self.checkpoint,
+                small_bytes=bundle_writer.SMALL_BYTES,
+                worth_bytes=parts.worth_bytes,
+                is_replicated=self._replication(),
+            )
+            if parts.is_worth_it(tensors):
+                return dataclasses.replace(save, tensors=tensors, is_dealt=True)
+        return save
 
     def _replication(self) -> dense.IsReplicated:
         """What says whether all workers hold the same of a variable, and know it."""
@@ -342,9 +346,13 @@ class _OwnPayload(_Tracked):
     def write_tensors(self, save: Staged) -> Staged:
         if save.is_dealt:
             assert self.worker_parts is not None
-            parts = self.worker_parts.write_own(save)
-            tensors = save.tensors if self.is_chief else ()
-            return dataclasses.replace(save, tensors=tensors, parts=parts)
+            if self.is_chief:
+                parts = self.worker_parts.write_own(save)
+                return dataclasses.replace(save, parts=parts)
+            parts = []
+            with _left_to_the_chief(save.step):
+                parts = self.worker_parts.write_own(save)
+            return dataclasses.replace(save, tensors=(), parts=parts)
         if not save.tensors:
             return save
         prefix = os.path.join(save.directory, layout.PAYLOAD)
@@ -369,6 +377,26 @@ class _OwnPayload(_Tracked):
         sums = bundle_writer.merge(self.files, prefix, parts)
         return dataclasses.replace(
             save, tensors=(), is_dealt=False, parts=(), sums=sums
+        )
+
+
+@contextlib.contextmanager
+def _left_to_the_chief(step: int) -> Iterator[None]:
+    """A worker's share that cannot be had costs nothing else of its part.
+
+    The chief finds no description of it, and writes it.
+    """
+    try:
+        yield
+    except errors.LeaseLostError:
+        raise
+    except (OSError, errors.SaveError, MemoryError) as error:
+        _log.warning(
+            "tfpreempt: this worker's share of step %d cannot be written, so the chief "
+            "writes it: %s: %s",
+            step,
+            type(error).__name__,
+            error,
         )
 
 
