@@ -291,6 +291,13 @@ def test_every_file_is_in_the_manifest_with_its_sum(tmp_path):
     assert job.workers[0].saver.loader.newest() is None
 
 
+def test_what_a_share_takes_is_told_with_what_is_staged(tmp_path, monkeypatch):
+    job = Job(tmp_path)
+    assert all(worker.stage(1).share_seconds > 0.0 for worker in job.workers[::-1])
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 1 << 20)
+    assert all(worker.stage(2).share_seconds == 0.0 for worker in job.workers[::-1])
+
+
 # --- shares that are not used --------------------------------------------------------
 
 

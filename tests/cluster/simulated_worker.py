@@ -275,10 +275,12 @@ class Worker(Process):
     def _stage(self, round: int, alone: bool) -> Generator[Pause, Any, bool]:
         schedule = self.cluster.schedule
         ok: bool = True
+        more = schedule.save_more_ms[self.index % len(schedule.save_more_ms)]
+        span = (schedule.save_ms[0] + more, schedule.save_ms[1] + more)
         if schedule.collective_save and not alone:
-            ok = yield self._together(("save", round), schedule.save_ms)
+            ok = yield self._together(("save", round), span)
         else:
-            yield self._sleep(schedule.save_ms)
+            yield self._sleep(span)
         if self.failing_saves:
             self.failing_saves -= 1
             ok = False
@@ -308,8 +310,9 @@ class Worker(Process):
         c = self.coordinator
         if staged:
             spent = self.cluster.timeline.now - self._save_started
-            c.deadlines.save_seconds = spent / 1000
-            c.extra[Key.COMMIT] = {"save_seconds": spent / 1000}
+            took = c.deadlines.planned(spent / 1000, c.deadlines.share_seconds)
+            c.deadlines.save_seconds = took
+            c.extra[Key.COMMIT] = {"save_seconds": took}
         kind = c.commit_kind()
         self.cluster.markers.append(
             Marker(c.state.round, c.state.at, kind, workers, shares)

@@ -115,6 +115,7 @@ class Schedule:
         shares: each worker writes a share of what all hold, the chief what is missing.
         step_ms: duration of an interval, for each worker; repeats from the first.
         save_ms: duration of staging a save.
+        save_more_ms: how much longer each worker takes for it; repeats from the first.
         marker_ms: duration of making it durable.
         store_ms: travel time of one message to or from the store.
         store_rate: how many messages it serves in a millisecond; None: any number.
@@ -136,6 +137,7 @@ class Schedule:
     shares: bool = False
     step_ms: tuple[Span, ...] = ((50, 150),)
     save_ms: Span = (100, 300)
+    save_more_ms: tuple[int, ...] = (0,)
     marker_ms: Span = (10, 50)
     store_ms: Span = (0, 5)
     store_rate: int | None = None

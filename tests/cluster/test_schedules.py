@@ -355,6 +355,41 @@ def test_before_a_deadline_the_chief_waits_no_longer_than_it_can_make_up_for() -
     assert [m.workers for m in report.markers] == [(0,)]
 
 
+def test_who_is_slower_than_the_chief_is_waited_for_where_nothing_else_helps() -> None:
+    """Given up at once, its share could not have been written in time either."""
+    schedule = Schedule(
+        lengths=(50, 50),
+        collective_save=False,
+        shares=True,
+        save_ms=(16_000, 16_000),
+        save_more_ms=(0, 2000),
+        step_ms=((50, 50),),
+        faults=(Preempt(at_ms=400, grace_seconds=30),),
+    )
+    report = run(schedule)
+    assert outcomes(report) == {Outcome.COMMITTED}
+    assert [m.workers for m in report.markers] == [(0, 1)]
+
+
+def test_half_a_rack_that_is_gone_leaves_its_shares_to_the_chief() -> None:
+    """There is time for more than one share, if the chief does not wait too long."""
+    schedule = Schedule(
+        lengths=(50,) * 8,
+        collective_save=False,
+        shares=True,
+        save_ms=(2000, 2000),
+        step_ms=((50, 50),),
+        heartbeat_ms=60_000,
+        faults=(
+            Preempt(at_ms=400, grace_seconds=30),
+            *(Freeze(worker=j, at_ms=1500, lasts_ms=60_000) for j in range(4, 8)),
+        ),
+    )
+    report = run(schedule)
+    assert report.workers[0].outcome is Outcome.COMMITTED
+    assert [m.workers for m in report.markers] == [(0, 1, 2, 3)]
+
+
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("seed", [780, 9727, 215063, 503899, 617758])
 def test_schedules_that_broke_a_promise_once(seed: int, shares: bool) -> None:

@@ -25,7 +25,7 @@ class Alarms:
 
 
 def deadlines_on(
-    clock: FakeClock, step: float = 0.0, alarms: Alarms | None = None
+    clock: FakeClock, step: float = 0.0, alarms: Alarms | None = None, world: int = 2
 ) -> Deadlines:
     return Deadlines(
         alarms or Alarms(),  # type: ignore[arg-type]  # all that it uses
@@ -34,6 +34,7 @@ def deadlines_on(
         lambda: step,
         lambda: None,
         lambda is_told: True,
+        world,
     )
 
 
@@ -156,10 +157,11 @@ def wait(
     save: float | None = None,
     limit: float = 30.0,
     share: float = 0.0,
+    world: int = 2,
 ) -> float:
     """Seconds that a wait for others takes which begins so long before the end."""
     clock = FakeClock()
-    deadlines = deadlines_on(clock)
+    deadlines = deadlines_on(clock, world=world)
     deadlines.save_timeout, deadlines.save_seconds = limit, save
     deadlines.share_seconds = share
     if total is not None:
@@ -193,7 +195,9 @@ def test_shards_are_waited_for_longer_than_counts_but_not_to_the_end(
         (30.0, 0.0, 21.0),  # there are no shares
         (30.0, 2.0, 21.0),
         (30.0, 10.0, 15.0),  # to write another one takes 1.5 times as long
-        (30.0, 60.0, 3.0),
+        (20.0, 13.0, 2.0),  # some wait there is
+        (14.0, 16.0, 9.8),  # another one takes too long: only a slow worker helps
+        (30.0, 60.0, 21.0),
         (100.0, 10.0, 21.0),  # no wait is longer than `save_timeout`
         (None, 60.0, 21.0),  # nobody told a deadline
     ],
@@ -202,6 +206,28 @@ def test_a_deadline_leaves_time_to_write_the_share_of_one_who_never_answers(
     total: float | None, share: float, waits: float
 ) -> None:
     assert wait(Key.DONE, total, share=share) == pytest.approx(waits)
+
+
+@pytest.mark.parametrize(
+    ("world", "share", "waits"),
+    [
+        (8, 2.0, 9.0),  # to write all of them takes 21 s; three tenths are waited
+        (8, 1.0, 19.5),
+        (4, 4.0, 12.0),
+        (64, 0.1, 20.55),
+        (64, 19.0, 3.0),  # one of them is written in any case
+    ],
+)
+def test_it_leaves_time_for_more_shares_than_one(
+    world: int, share: float, waits: float
+) -> None:
+    assert wait(Key.DONE, 30.0, share=share, world=world) == pytest.approx(waits)
+
+
+def test_the_next_save_is_planned_as_one_that_the_chief_makes_alone() -> None:
+    deadlines = deadlines_on(FakeClock(), world=8)
+    assert deadlines.planned(4.0, 3.0) == 24.0
+    assert deadlines.planned(4.0, 0.0) == 4.0
 
 
 def test_a_deadline_that_is_over_leaves_no_wait() -> None:

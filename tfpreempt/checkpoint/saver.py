@@ -225,6 +225,9 @@ class CheckpointSaver:
             staged = self._payload.write_tensors(captured)
             if not self._is_chief:
                 self._sync_own(staged.directory)
+        if staged.is_dealt:
+            took = self.clock.monotonic() - staged.started_at
+            staged = dataclasses.replace(staged, share_seconds=took)
         return staged
 
     @contextlib.contextmanager

@@ -79,6 +79,7 @@ class Coordinator:
             step_seconds,
             self._last_call,
             self._guard,
+            self.settings.world,
         )
         self.lost_because = ""
         self.extra: dict[Key, keys.Extra] = {}

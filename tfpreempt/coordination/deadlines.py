@@ -34,10 +34,11 @@ class Deadlines:
         on_last_call: opens the final round; called when a long grace is almost over.
         on_guard: called just before the deadline, with whether one was really told;
             says whether that was the end, or it is to be called again.
+        world: number of workers.
 
     Attributes:
         save_timeout: as given; a later handler may say otherwise.
-        save_seconds: measured, of the last save; None before the first one.
+        save_seconds: of the last save, as `planned`; None before the first one.
         share_seconds: measured, of this worker's share of the save that is being made;
             0 where there are no shares.
         noticed_at: when the notice that is served was seen, wherever it came.
@@ -50,6 +51,7 @@ class Deadlines:
     step_seconds: Callable[[], float]
     on_last_call: Callable[[], None]
     on_guard: Callable[[bool], bool]
+    world: int = 1
     save_seconds: float | None = None
     share_seconds: float = 0.0
     noticed_at: float | None = None
@@ -170,8 +172,8 @@ class Deadlines:
 
         Counts come from threads that wait for nothing, so a late one means a dead or
         frozen worker; the rest of the time belongs to the save. No wait for a peer is
-        longer than `save_timeout`, however long the grace. The chief writes the share
-        of one who never answers, for which a deadline that was told leaves the time.
+        longer than `save_timeout`, however long the grace. The chief writes the shares
+        of those who never answer, for which a deadline that was told leaves the time.
         """
         now, at, save = self.clock.monotonic(), self.at, self.save_seconds
         if key is Key.BYE:
@@ -179,15 +181,39 @@ class Deadlines:
         limit = self.save_timeout
         total = limit if at is None else max(0.0, min(at - now, limit))
         if key is Key.DONE:
-            wait = 0.7 * total
-            if self.told is not None:
-                rest = self.told - now - dl.SAFETY * self.share_seconds
-                wait = min(wait, max(0.1 * total, rest))
-            return now + wait
+            return now + min(0.7 * total, self._longest_for_shares(now, total))
         reserve = total / 2
         if save is not None:
             reserve = min(dl.SAFETY * save + 1.0, 0.8 * total)
         return now + max(0.1 * total, min(total - reserve, 0.4 * total))
+
+    def _longest_for_shares(self, now: float, total: float) -> float:
+        """How long the chief waits for shares, and can write those that never come.
+
+        There is time for one of them in any case, and for those of all others where
+        that leaves three tenths of the time to wait. Where there is no time even for
+        one, nothing but waiting helps: those who are slower than the chief still come.
+
+        Args:
+            now: when the wait begins.
+            total: seconds of the longest wait.
+        """
+        one = dl.SAFETY * self.share_seconds
+        if self.told is None or not one or self.told - now < one:
+            return total
+        left = self.told - now
+        reserve = max(one, min((self.world - 1) * one, left - 0.3 * total))
+        return max(0.1 * total, left - reserve)
+
+    def planned(self, save: float, share: float) -> float:
+        """What a save is expected to take next time, by what one took.
+
+        Args:
+            save: seconds, measured.
+            share: of these, for the chief's share; 0 where there were no shares. The
+                chief has to write all of them where it finds itself alone.
+        """
+        return max(save, share * self.world)
 
     def forget(self) -> None:
         """The notice was served, and the process stays."""

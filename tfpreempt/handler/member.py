@@ -213,7 +213,7 @@ class Member:
         took = commit.save_seconds
         if staged.is_async:  # takes longer, as training goes on beside it
             took = min(took, deadlines.save_seconds or took)
-        deadlines.save_seconds = took
+        deadlines.save_seconds = deadlines.planned(took, staged.share_seconds)
         self.record(commit)
         log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
         return commit

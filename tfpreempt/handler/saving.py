@@ -403,9 +403,7 @@ class RoundSave:
         except Exception as error:  # noqa: BLE001 - told to all workers; all leave
             self._failed(error)
             return False
-        deadlines.share_seconds = 0.0
-        if any(staged.is_dealt for _, staged in self._staged):
-            deadlines.share_seconds = self.clock.monotonic() - self._began
+        deadlines.share_seconds = sum(part.share_seconds for _, part in self._staged)
         return True
 
     def _stands(self, member: Member) -> bool:
@@ -486,8 +484,9 @@ class RoundSave:
         if done:
             extra = {"step": done[0].step, "path": done[0].path}
         if staged:
-            c.deadlines.save_seconds = self.clock.monotonic() - self._began
-            extra["save_seconds"] = c.deadlines.save_seconds
+            took = self.clock.monotonic() - self._began
+            took = c.deadlines.planned(took, c.deadlines.share_seconds)
+            c.deadlines.save_seconds = extra["save_seconds"] = took
         if staged and not done:
             extra["note"] = "save_fn returned no path: what it saved is not verified"
         c.extra[Key.COMMIT] = extra
