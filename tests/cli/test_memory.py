@@ -44,7 +44,8 @@ def test_a_quarter_is_shared_by_the_workers(place: Path) -> None:
 def test_what_was_asked_for_is_shared_too(place: Path) -> None:
     with lent(6 * GIB, 2, [place]) as given:
         assert given is not None
-        assert given.bytes == 3 * GIB
+        assert (given.bytes, given.workers) == (3 * GIB, 2)
+        assert lent_memory(given.to_environment()) == given
 
 
 def test_off_is_none(place: Path) -> None:
@@ -75,6 +76,30 @@ def test_more_than_there_is_is_refused(place: Path) -> None:
         pass
     with lent(AUTO, 1, [place / "gone"]) as given:
         assert given is None
+
+
+@pytest.mark.parametrize("name", ["mkdir", "_room", "_locked"])
+def test_what_fails_keeps_nothing_from_starting_unless_it_was_asked_for(
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    def fail(*args: object) -> None:
+        raise PermissionError("not here")
+
+    if name == "_locked":
+        monkeypatch.setattr(memory, name, lambda path: None)
+    else:
+        monkeypatch.setattr(Path if name == "mkdir" else memory, name, fail)
+    with lent(AUTO, 1, [place]) as given:
+        assert given is None
+    assert caplog.text.count("there are no snapshots in memory") == 1
+    with (
+        pytest.raises(ConfigurationError, match="cannot have its memory"),
+        lent(GIB, 1, [place]),
+    ):
+        pass
 
 
 def test_what_a_killed_supervisor_left_goes_at_the_next_start(place: Path) -> None:

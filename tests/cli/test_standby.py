@@ -13,10 +13,10 @@ from tfpreempt.cli.run.become import is_read_at_import, open_device
 from tfpreempt.cli.run.standby import (
     Standbys,
     UnsuitableError,
-    available_bytes,
     check_memory,
     interpreter_words,
 )
+from tfpreempt.core.memory import available_bytes
 
 GIB = 1 << 30
 
@@ -144,6 +144,19 @@ def test_a_control_group_leaves_less_than_the_machine(tmp_path: Path) -> None:
     (group / "memory.max").write_text(f"{4 * GIB}\n")
     (group / "memory.current").write_text(f"{3 * GIB}\n")
     (group / "memory.stat").write_text(f"anon 7\ninactive_file {GIB}\n")
+    assert available_bytes(root) == 2 * GIB
+
+
+def test_so_does_one_of_the_older_kind(tmp_path: Path) -> None:
+    root = make_machine(tmp_path, group="/")
+    groups = "9:cpu,cpuacct:/pod\n4:memory:/pod/container\n0::/\n"
+    (root / "proc/self/cgroup").write_text(groups)
+    group = root / "sys/fs/cgroup/memory/pod"
+    (group / "container").mkdir(parents=True)
+    assert available_bytes(root) == 8 * GIB
+    (group / "memory.limit_in_bytes").write_text(f"{4 * GIB}\n")
+    (group / "memory.usage_in_bytes").write_text(f"{3 * GIB}\n")
+    (group / "memory.stat").write_text(f"inactive_file 7\ntotal_inactive_file {GIB}\n")
     assert available_bytes(root) == 2 * GIB
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -18,10 +19,11 @@ from pathlib import Path
 
 from tfpreempt.checkpoint.locks import is_at, lock
 from tfpreempt.cli.doctor.storage import mount_of
-from tfpreempt.cli.run.standby import available_bytes
 from tfpreempt.cli.sizes import size_text
-from tfpreempt.core.memory import LentMemory
+from tfpreempt.core.memory import LentMemory, available_bytes
 from tfpreempt.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 AUTO = -1
 """As much as the machine can spare."""
@@ -49,12 +51,48 @@ def lent(
     Raises:
         ConfigurationError: bytes were asked for, and cannot be had.
     """
-    found = [each for each in places or _places() if _is_in_memory(each)]
-    for each in found:
-        _sweep(each)
-    if asked == 0:
+    made = None
+    try:
+        found = [each for each in places or _places() if _is_in_memory(each)]
+        for each in found:
+            _sweep(each)
+        made = _lend(found, asked, workers)
+    except OSError as error:
+        if asked > 0:
+            raise ConfigurationError(
+                f"--snapshots cannot have its memory: {error}"
+            ) from error
+        log.warning("tfpreempt: there are no snapshots in memory: %s", error)
+    if made is None:
         yield None
         return
+    memory, descriptor = made
+    try:
+        yield memory
+    finally:
+        shutil.rmtree(memory.directory, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _lend(
+    found: Sequence[Path], asked: int, workers: int
+) -> tuple[LentMemory, int] | None:
+    """A directory to lend, and the descriptor that holds its lock.
+
+    Args:
+        found: the places in memory.
+        asked: see `lent`.
+        workers: see `lent`.
+
+    Returns:
+        None where none is wanted, or there is too little for `AUTO`.
+
+    Raises:
+        ConfigurationError: bytes were asked for, and are not there.
+        OSError: the place, or what says how much memory there is.
+    """
+    if asked == 0:
+        return None
     room = _room(found[0]) if found else 0
     if asked > room:
         where = f"on {found[0]}" if found else "as neither /dev/shm nor a tmpfs is here"
@@ -64,14 +102,9 @@ def lent(
         )
     share = (room // _SHARE if asked == AUTO else asked) // workers
     if not found or (asked == AUTO and share < _LEAST):
-        yield None
-        return
+        return None
     path, descriptor = _make(found[0])
-    try:
-        yield LentMemory(directory=str(path), bytes=share)
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(descriptor)
+    return LentMemory(directory=str(path), bytes=share, workers=workers), descriptor
 
 
 def _places() -> list[Path]:
@@ -105,7 +138,9 @@ def _make(place: Path) -> tuple[Path, int]:
         descriptor = _locked(path)
         if descriptor is not None:
             return path, descriptor
-    raise ConfigurationError(f"No directory could be made in {place}.")
+        with contextlib.suppress(OSError):  # somebody else may have removed it
+            path.rmdir()
+    raise OSError(f"no directory can be locked in {place}")
 
 
 def _locked(path: Path) -> int | None:

@@ -8,7 +8,6 @@ is the first to go where memory runs out. Whatever is amiss with it, the start i
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -24,6 +23,7 @@ from tfpreempt.cli.run.policy import ReturnCode, describe_end
 from tfpreempt.cli.run.processes import Fleet
 from tfpreempt.cli.run.reporter import Reporter
 from tfpreempt.cli.sizes import size_text
+from tfpreempt.core.memory import available_bytes
 
 _SCRIPT = str(Path(__file__).with_name("become.py"))
 _LOOK_SECONDS = 0.2  # nobody signals that a standby, or a worker, has made its imports
@@ -287,29 +287,6 @@ def check_memory(
             f"asked for: twice what {len(workers)} worker(s) take, {size_text(most)} "
             "each at most"
         )
-
-
-def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that can be had: of the machine, and in each control group around us."""
-    rooms = [_field(root / "proc/meminfo", "MemAvailable:") * 1024]
-    groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    unified = next((line[3:] for line in groups if line.startswith("0::")), "/")
-    group = Path(unified.lstrip("/"))
-    for each in (group, *group.parents):
-        directory = root / "sys/fs/cgroup" / each
-        with contextlib.suppress(OSError, ValueError):  # no limit, or not set there
-            limit = int((directory / "memory.max").read_text(encoding="ascii"))
-            used = int((directory / "memory.current").read_text(encoding="ascii"))
-            rooms.append(
-                limit - used + _field(directory / "memory.stat", "inactive_file")
-            )
-    return max(0, min(rooms))
-
-
-def _field(path: Path, name: str) -> int:
-    lines = path.read_text(encoding="ascii").splitlines()
-    found = (line.split()[1] for line in lines if line.split()[0] == name)
-    return int(next(found, "0"))
 
 
 def _read(channel: socket.socket) -> dict[str, Any]:
