@@ -22,6 +22,7 @@ NEED_NO_TENSORFLOW = {
     "test_saving.py",
     "test_session.py",
     "test_snapshot_crashes.py",
+    "test_snapshot_rounds.py",
 }
 
 

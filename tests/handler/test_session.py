@@ -428,6 +428,36 @@ def test_ctrl_c_in_a_wait_without_end_is_honoured_at_once() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.parametrize("worker", [0, 1])
+def test_the_end_clears_snapshots_only_where_it_is_known_to_be_saved(
+    current: session.Session, monkeypatch: pytest.MonkeyPatch, worker: int
+) -> None:
+    """The chief's commit may fail yet, and then all go back to a snapshot."""
+
+    class Ended(FakeMember):
+        has_moved = is_resumed = was_async = is_at_end = False
+        runs = 1
+
+        @property
+        def snapshots(self) -> Any:  # type: ignore[override]
+            return self
+
+        def clear(self) -> None:
+            self.calls.append("clear")
+
+        def wait_for_mirror(self, timeout: float | None) -> bool:
+            return True
+
+    member = Ended()
+    monkeypatch.setattr(session, "SnapshotTimes", lambda *args: FakeMember())
+    monkeypatch.setattr(FakeMember, "look", lambda self: None, raising=False)
+    current.open(member)  # type: ignore[arg-type]
+    current.cluster = Cluster(worker=worker, jobs=(("worker", 2),))
+    monkeypatch.setattr(current, "finish", lambda limit: True)
+    current.close(member)  # type: ignore[arg-type]
+    assert member.calls == (["clear"] if worker == 0 else [])
+
+
 # --- the way out ---------------------------------------------------------------------
 
 

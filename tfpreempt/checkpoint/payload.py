@@ -135,6 +135,9 @@ class Payload:
         """About how much `write` has to write, without reading it."""
         return 0
 
+    def free_copies(self) -> None:
+        """Keeps no memory for the next asynchronous save; any thread."""
+
     def write_tensors(self, save: Staged) -> Staged:
         """Writes what `write` has left; any thread.
 

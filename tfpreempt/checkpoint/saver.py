@@ -241,6 +241,11 @@ class CheckpointSaver:
     def take_part(self) -> None:
         """Does what others need of this worker in a save, where it saves nothing."""
         self._payload.take_part()
+        sync_states(self.loader.registry.in_order())
+
+    def free_copies(self) -> None:
+        """Keeps no memory for the next asynchronous save; any thread."""
+        self._payload.free_copies()
 
     def held_bytes(self) -> int:
         """About how much there is to save; main thread."""

@@ -271,7 +271,8 @@ class _OwnPayload(_Tracked):
         worker_parts: how the workers write a share each; None where the chief writes
             all.
         counts_saves: whether the checkpoint's `save_counter` counts its saves.
-        keeps_copies: whether the memory of asynchronous saves is kept for the next one.
+        keeps_copies: whether the memory of asynchronous saves is kept for the next one,
+            which begins when that save is over.
     """
 
     files: Files
@@ -317,7 +318,15 @@ class _OwnPayload(_Tracked):
             self.checkpoint.write(prefix)
         if save.is_async:
             spare, self._spare = self._spare, {}
-            tensors = dense.copied(tensors, bundle_writer.THREADS, spare)
+            read, tensors = tensors, dense.copied(tensors, bundle_writer.THREADS, spare)
+            if (
+                self.keeps_copies
+            ):  # and not what came from a GPU, which is new each time
+                self._spare = {
+                    copy.name: copy.data
+                    for copy, each in zip(tensors, read, strict=True)
+                    if each.is_shared
+                }
         is_dealt = bool(parts is not None and tensors and parts.is_worth_it(tensors))
         return dataclasses.replace(save, tensors=tensors, is_dealt=is_dealt)
 
@@ -343,6 +352,9 @@ class _OwnPayload(_Tracked):
             is_replicated(each, world) and id(distributed(each)) not in own
         )
 
+    def free_copies(self) -> None:
+        self._spare = {}
+
     def write_tensors(self, save: Staged) -> Staged:
         if save.is_dealt:
             assert self.worker_parts is not None
@@ -366,8 +378,6 @@ class _OwnPayload(_Tracked):
             threads,
             check=save.permit.check if save.permit else None,
         )
-        if self.keeps_copies:
-            self._spare = {each.name: each.data for each in save.tensors}
         return dataclasses.replace(save, tensors=(), sums=sums)
 
     def complete(self, save: Staged, workers: Collection[int]) -> Staged:

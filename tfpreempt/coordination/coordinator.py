@@ -54,7 +54,7 @@ class Coordinator:
         extra: what is to travel beside the next value of a key.
         commit_extra: what the chief's newest `commit` carries.
         is_saving: whether main saves outside of a round; main writes it.
-        is_snapshot: whether this round is for a snapshot.
+        is_snapshot: whether this round is for a snapshot, or was asked to be.
     """
 
     settings: ev.Settings
@@ -86,6 +86,7 @@ class Coordinator:
         self.commit_extra: keys.Extra = {}
         self.is_saving = False
         self.is_snapshot = False
+        self._asked = 0  # the round that this worker asked for a periodic save
         self._name = functools.partial(keys.name, self.incarnation)
         self._changed = threading.Condition()  # its lock is held wherever state moves
         self._verdict: ev.Verdict | None = None
@@ -166,15 +167,19 @@ class Coordinator:
             snapshot: each is to take a snapshot in place of that.
 
         Returns:
-            Whether it could; False while another round goes on.
+            Whether it could; False while another round goes on, or is asked for.
         """
         with self._changed:
-            if self.state.notice is not None:
+            if self.state.notice is not None or self._asked == self.state.round:
                 return False
-            told = {"worker": self.settings.worker, "snapshot": snapshot}
-            self.extra[Key.NOTICE] = told
+            self._asked, self.is_snapshot = self.state.round, snapshot
             self.feed(ev.LocalNotice(NoticeKind.PERIODIC))
             return True
+
+    @property
+    def is_told_to_go(self) -> bool:
+        """Whether a notice of any machine is known here, served or not."""
+        return self.state.held is not None or self.deadlines.at is not None
 
     def forget_rounds(self, rounds: Sequence[int]) -> None:
         """Deletes the keys of rounds which every worker has left behind it."""
@@ -242,7 +247,8 @@ class Coordinator:
             match key:
                 case Key.NOTICE:
                     is_mine = extra.get("worker") == self.settings.worker
-                    self.is_snapshot = extra.get("snapshot") is True
+                    is_periodic = value is NoticeKind.PERIODIC
+                    self.is_snapshot = is_periodic and extra.get("snapshot") is True
                     if value in PREEMPTION and not is_mine:
                         self._share_deadline(extra)
                     self.feed(ev.NoticeRead(round, value))
@@ -289,6 +295,8 @@ class Coordinator:
         if action.key is Key.BYE:
             self._leave_by = self.deadlines.waits_until(Key.BYE)
         extra = dict(self.extra.get(action.key, {}))
+        if action.value is NoticeKind.PERIODIC:
+            extra = {"worker": self.settings.worker, "snapshot": self.is_snapshot}
         if action.key is Key.NOTICE:
             told = self.deadlines.told
             left = None if told is None else told - self.clock.monotonic()

@@ -173,7 +173,7 @@ def _make_snapshots(
     except errors.TfpreemptError as error:
         log.warning("tfpreempt: there can be no snapshots: %s", error)
         return None
-    return Snapshots(saver, memory.bytes)
+    return Snapshots(saver, memory.bytes, workers=memory.workers)
 
 
 @functools.cache

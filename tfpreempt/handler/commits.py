@@ -73,12 +73,18 @@ class Commits:
         self._random_at_start = b""
         found = catalog.scan(self.directory)
         self.saver.check_others(found)
-        self._newest_sequence = catalog.highest_sequence(found)
+        highest = catalog.highest_sequence(found)
+        # Of the commits on the disk, as far as this worker knows; the chief's counts.
+        self._notes = notes_of(self.on_disk, highest)
+        if self.snapshots is not None:
+            for each in (self.on_disk, self.candidate):
+                if each is not None and each.manifest is not None:
+                    self.snapshots.expect(each.manifest.bytes)
         self._state_loader = StateLoader(
             self.directory,
             self.cluster,
             agreed=agreed,
-            after=self._newest_sequence,
+            after=highest,
         )
 
     # --- a save, in two phases -------------------------------------------------------
@@ -159,10 +165,15 @@ class Commits:
         finally:
             if self.exchange is not None:
                 self._clear(self.exchange, staged)
-        if commit is not None:
-            self._newest_sequence = commit.sequence
-        if commit is not None and self.mirror is not None:
-            self.mirror.add(catalog.at(commit.path))
+        if commit is not None and (
+            self.mirror is not None or self.snapshots is not None
+        ):
+            made = catalog.at(commit.path)
+            self._notes = notes_of(made, commit.sequence)
+            if self.snapshots is not None:
+                self.snapshots.expect(commit.bytes)
+            if self.mirror is not None:
+                self.mirror.add(made)
         return commit
 
     def discard(self, staged: Staged) -> None:
@@ -178,17 +189,17 @@ class Commits:
 
     # --- snapshots -------------------------------------------------------------------
 
-    def take_snapshot(self, step: int, name: str) -> None:
+    def take_snapshot(self, step: int, name: str) -> bool:
         """Captures a snapshot, where there are any; see `Snapshots.capture`.
 
         Args:
             step: that it is of.
             name: see `stage`.
         """
-        if self.snapshots is not None:
-            self._count(step)
-            notes = notes_of(self.on_disk, self._newest_sequence)
-            self.snapshots.capture(step, f"{self.token}-{name}", notes)
+        if self.snapshots is None:
+            return False
+        self._count(step)
+        return self.snapshots.capture(step, f"{self.token}-{name}", self._notes)
 
     # --- restore ---------------------------------------------------------------------
 

@@ -174,13 +174,16 @@ class Member:
         self._begin_save(is_async=True)
         return self.commits.capture(self.step, name, permit)
 
-    def take_snapshot(self, name: str) -> None:
+    def take_snapshot(self, name: str) -> bool:
         """Captures a snapshot of this step, where there are any.
 
         Args:
             name: see `stage`.
+
+        Returns:
+            Whether it did, and has the one before whole.
         """
-        self.commits.take_snapshot(self.step, name)
+        return self.commits.take_snapshot(self.step, name)
 
     def _begin_save(self, *, is_async: bool) -> None:
         if self.commits.snapshots is not None:

@@ -30,11 +30,14 @@ from tfpreempt.core.events import Commit, Fault
 from tfpreempt.errors import SaveError
 from tfpreempt.handler.async_save import AsyncSave
 from tfpreempt.handler.member import Member, Members
-from tfpreempt.handler.snapshots import Snapshots
+from tfpreempt.handler.snapshots import TRIES, Snapshots
 
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.05  # between two looks for a notice, while a save is waited for
+
+_ALL = "all"  # what the chief says of a snapshot that every worker has captured
+_OVER = "over"  # what it says where none are to be taken any more
 
 Stage = Callable[[str], Staged]
 """Writes a member's part of the save of a name."""
@@ -373,6 +376,7 @@ class RoundSave:
     _is_async: bool = False  # nothing is staged in the round itself
     _staged: Sequence[tuple[Member, Staged]] = ()
     _snapshots: Snapshots | None = None
+    _steps: int = 0  # that were made when a snapshot was captured
 
     def __post_init__(self) -> None:
         self._arrived = self.clock.monotonic()
@@ -382,9 +386,9 @@ class RoundSave:
         name = f"round-{self.coordinator.state.round}"
         deadlines = self.coordinator.deadlines
         is_periodic = self.coordinator.state.notice is NoticeKind.PERIODIC
-        self.collective.end_async()
         if is_periodic and self.coordinator.is_snapshot:
             return self._take_snapshot(name)
+        self.collective.end_async()
         self._began = self.clock.monotonic()
         due = [
             member
@@ -426,32 +430,80 @@ class RoundSave:
         """All have agreed on this step; each takes a snapshot of its own.
 
         Several handlers that train side by side have no step in common between two
-        rounds, so there is none of them.
+        rounds, so there is none of them. A notice waits for no snapshot, and neither
+        does training for a commit that is under way.
+
+        Returns:
+            Whether this worker has one, and the one before whole.
         """
         self._is_async = True
+        c = self.coordinator
         armed = [member for member in self.members if member.is_armed]
-        if len(armed) == 1 and armed[0].has_moved:
-            [member] = armed
-            self._snapshots = member.commits.snapshots
-            try:
-                member.take_snapshot(name)
-            except Exception as error:  # noqa: BLE001 - all train on
-                self.members.fault("snapshot", error)
-        return True
+        if len(armed) != 1 or not armed[0].has_moved:
+            return True
+        [member] = armed
+        snapshots = self._snapshots = member.commits.snapshots
+        self._steps = member.runs
+        if snapshots is None:
+            return False
+        snapshots.rounds.append(c.state.round)
+        while not (snapshots.wait(_TICK_SECONDS) or c.is_told_to_go):
+            pass
+        has_time = not (c.is_told_to_go or self.collective.is_busy)
+        is_captured = False
+        try:
+            if has_time:
+                is_captured = member.take_snapshot(name)
+            else:
+                snapshots.take_part()
+        except Exception as error:  # noqa: BLE001 - all train on
+            self.members.fault("snapshot", error)
+        if has_time and not is_captured and c.settings.host:
+            self._refuse(snapshots)
+        return is_captured
+
+    def _refuse(self, snapshots: Snapshots) -> None:
+        """On the chief: a worker cannot take this one. After some tries none does."""
+        snapshots.refused += 1
+        if snapshots.is_off or snapshots.refused >= TRIES:
+            extra = self.coordinator.extra
+            extra[Key.COMMIT] = {**extra.get(Key.COMMIT, {}), "snapshots": _OVER}
 
     def go_on(self) -> None:
         """The round is over, and steps follow: what was captured is written."""
-        if self._snapshots is not None:
-            now, steps = self.clock.monotonic(), self.coordinator.gate.started
-            self._snapshots.go_on(self._arrived, now, steps)
-            self._snapshots = None
+        snapshots, self._snapshots = self._snapshots, None
+        if snapshots is None:
+            return
+        c = self.coordinator
+        said = c.commit_extra.get("snapshots")
+        if said == _ALL:
+            snapshots.go_on(
+                self._arrived,
+                self.clock.monotonic(),
+                self._steps,
+                intervals=c.gate.started,
+                is_wanted=not c.is_told_to_go,
+            )
+            return
+        snapshots.discard()
+        if said == _OVER:
+            snapshots.end()
 
-    def _forget_rounds(self, workers: tuple[int, ...]) -> None:
-        """All workers are in this round of snapshots: the last one's keys can go."""
+    def _mark_snapshots(self, workers: tuple[int, ...]) -> None:
+        """All workers have said whether they have theirs, or are gone; on the chief."""
         c, snapshots = self.coordinator, self._snapshots
-        if snapshots is not None and len(workers) == c.settings.world:
-            c.forget_rounds(snapshots.rounds)
-            snapshots.rounds = [c.state.round]
+        extra: keys.Extra = {}
+        if c.deadlines.save_seconds is not None:  # of the save before this one
+            extra["save_seconds"] = c.deadlines.save_seconds
+        c.extra[Key.COMMIT] = extra
+        if snapshots is None:
+            return
+        if len(workers) < c.settings.world:
+            self._refuse(snapshots)
+            return
+        extra["snapshots"] = _ALL
+        c.forget_rounds(snapshots.rounds[:-1])  # which every worker has left
+        del snapshots.rounds[:-1]
 
     def mark(self, workers: tuple[int, ...], steps_follow: bool) -> CommitKind:
         """Makes what was staged durable; on the chief.
@@ -465,9 +517,7 @@ class RoundSave:
         """
         c, staged = self.coordinator, self._staged
         if self._is_async:
-            self._forget_rounds(workers)
-            if c.deadlines.save_seconds is not None:  # of the save before this one
-                c.extra[Key.COMMIT] = {"save_seconds": c.deadlines.save_seconds}
+            self._mark_snapshots(workers)
             return CommitKind.NONE  # of this round; nobody leaves
         because = "preemption"
         if c.state.notice is NoticeKind.PERIODIC:

@@ -373,7 +373,8 @@ class Session:
                 member.record_exit(Outcome.FINISHED)
                 snapshots = member.commits.snapshots
                 is_saved = member.runs > 0 and not member.has_moved
-                if snapshots is not None and is_saved:
+                # The others cannot know yet that the chief's commit stands.
+                if snapshots is not None and is_saved and self.cluster.is_chief:
                     snapshots.clear()
             self.exit.finish_copy(member, limit)
         self.part(member)

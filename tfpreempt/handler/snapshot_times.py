@@ -1,7 +1,8 @@
 """On the chief: asks all workers for a snapshot when one is due, and sees what it cost.
 
-It looks on by alarms, so the training loop knows nothing of it: steps are what the
-gate counts.
+It looks on by alarms, so the training loop knows nothing of it. Steps are those of the
+member. Times in which something else went on, such as a commit or a validation, say
+nothing of what steps and snapshots take, and are left out.
 """
 
 from __future__ import annotations
@@ -21,9 +22,32 @@ from tfpreempt.handler.snapshots import Snapshots, Taken
 log = logging.getLogger(__name__)
 
 _FEWEST_STEPS = 2  # that tell how long a step takes
+_SLACK = 2  # intervals that are counted before their step is
 _LOOKS = 0.1  # seconds between two looks for what comes by itself
 _LOOKS_WHILE_WRITTEN = 0.02
 _LOOKS_FOR_A_STEP = 0.005  # at first; then a tenth of what was waited already
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """Where training was at a time.
+
+    Attributes:
+        at: monotonic seconds.
+        steps: that were made.
+        intervals: that were, or had begun.
+        saved_at: see `Member`; it differs where there was a commit.
+    """
+
+    at: float
+    steps: int
+    intervals: int
+    saved_at: int | None
+
+    def has_only_steps(self, steps: int, intervals: int) -> bool:
+        """Whether it has been nothing but steps until there were so many."""
+        others = (intervals - self.intervals) - (steps - self.steps)
+        return abs(others) <= _SLACK
 
 
 @dataclasses.dataclass(eq=False)
@@ -47,8 +71,9 @@ class SnapshotTimes:
     is_busy: Callable[[], bool]
     interval: Interval = dataclasses.field(default_factory=Interval)
     _due: float = 0.0
-    _quiet: tuple[float, int] | None = None  # since when, and steps made by then
+    _quiet: _Mark | None = None  # from where on no snapshot was written
     _written: tuple[float, int] | None = None  # when that was seen, and the step then
+    _last: int = -1  # steps that were made at the last one, or when it was asked for
 
     def look(self) -> None:
         """Looks now, and again when there may be something to do."""
@@ -62,37 +87,44 @@ class SnapshotTimes:
         if taken is None:
             seconds = self._ask_if_due(member)
         else:
-            seconds = self._watch(snapshots, taken)
+            seconds = self._watch(member, snapshots, taken)
         self.runtime.at(self.clock.monotonic() + seconds, self.look)
 
-    @property
-    def _steps(self) -> int:
-        """Intervals that were made; one more has been started."""
-        return self.coordinator.gate.started - 1
+    def _mark(self, member: Member) -> _Mark:
+        return _Mark(
+            at=self.clock.monotonic(),
+            steps=member.runs,
+            intervals=self.coordinator.gate.started,
+            saved_at=member.saved_at,
+        )
 
     def _ask_if_due(self, member: Member) -> float:
         """Asks for a snapshot, if one is due; returns seconds to the next look."""
-        now, steps = self.clock.monotonic(), self._steps
+        now, steps = self.clock.monotonic(), member.runs
         if self._quiet is None:
             if steps >= 1:  # the first one also traces
-                self._quiet, self._due = (now, steps), now + SHORTEST
+                self._quiet, self._due = self._mark(member), now + SHORTEST
             return _LOOKS
+        if self.is_busy():  # what goes on beside a commit is not quiet
+            self._quiet = self._mark(member)
         if now < self._due:
             return self._due - now
         is_known = self.interval.step_seconds is not None
-        if not is_known and steps - self._quiet[1] < _FEWEST_STEPS:
+        if not is_known and steps - self._quiet.steps < _FEWEST_STEPS:
             return _LOOKS
         if self._may_take(member) and self.coordinator.periodic(snapshot=True):
-            self._due = now + SHORTEST
+            self._due, self._last = now + SHORTEST, member.runs
         return _LOOKS
 
     def _may_take(self, member: Member) -> bool:
         is_alone = [each for each in self.members if each.is_armed] == [member]
-        return is_alone and member.has_moved and not self.is_busy()
+        has_moved = member.has_moved and member.runs != self._last
+        is_quiet = not (self.is_busy() or self.coordinator.is_told_to_go)
+        return is_alone and has_moved and is_quiet
 
-    def _watch(self, snapshots: Snapshots, taken: Taken) -> float:
+    def _watch(self, member: Member, snapshots: Snapshots, taken: Taken) -> float:
         """Waits for the end of the first step after it was written."""
-        now, steps = self.clock.monotonic(), self._steps
+        now, steps = self.clock.monotonic(), member.runs
         if snapshots.is_busy:
             return _LOOKS_WHILE_WRITTEN
         if self._written is None:
@@ -103,12 +135,21 @@ class SnapshotTimes:
         if snapshots.is_dropped:
             period = max(SHORTEST, stood / SHARE)
         else:
-            if self._quiet is not None:
-                since, made = self._quiet
-                self.interval.undisturbed(taken.arrived - since, taken.steps - made)
-            period = self.interval.after(
-                stood=stood, beside=now - taken.left, steps=steps - taken.steps
+            quiet, after = self._quiet, self._mark(member)
+            if (
+                quiet is not None
+                and quiet.saved_at == after.saved_at
+                and quiet.has_only_steps(taken.steps, taken.intervals)
+            ):
+                seconds = taken.arrived - quiet.at
+                self.interval.undisturbed(seconds, taken.steps - quiet.steps)
+            before = dataclasses.replace(
+                after, steps=taken.steps, intervals=taken.intervals
             )
+            beside, made = now - taken.left, steps - taken.steps
+            if not before.has_only_steps(after.steps, after.intervals):
+                beside, made = 0.0, 0
+            period = self.interval.after(stood=stood, beside=beside, steps=made)
         log.info(
             "tfpreempt: a snapshot stopped training for %.3f s, and the %d steps "
             "after it took %.3f s; the next one in %.1f s",
@@ -117,6 +158,7 @@ class SnapshotTimes:
             now - taken.left,
             period,
         )
-        self._due, self._quiet = taken.arrived + period, (now, steps)
+        self._due, self._quiet = taken.arrived + period, self._mark(member)
+        self._last = taken.steps
         self._written = snapshots.taken = None
         return _LOOKS

@@ -5,8 +5,10 @@ needed, and what a snapshot is made of is what any asynchronous save is made of:
 captured on the main thread, and written, summed up and marked by another one. What has
 no marker is no snapshot.
 
-Two generations are there at most: before one is written all but the newest go. They go
-only when every worker has the newest, so that there is always one that all have.
+Two generations are there at most: the newest that all workers are known to have whole,
+and the one that is being written. A round of snapshots says yes where every worker has
+captured its own, and has the one of the round before whole: that one is kept from then
+on, and the new one is written. Where one worker says no, none of them writes any.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tfpreempt import errors
@@ -25,7 +27,7 @@ from tfpreempt.checkpoint import catalog, layout, retention
 from tfpreempt.checkpoint.catalog import Entry, Kind
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.checkpoint.saver import CheckpointSaver
-from tfpreempt.core.memory import LentMemory
+from tfpreempt.core.memory import LentMemory, available_bytes
 from tfpreempt.handler.async_save import AsyncSave
 from tfpreempt.storage import reading
 from tfpreempt.storage.local import LocalStore
@@ -39,7 +41,10 @@ KEPT = 2
 COPIES = KEPT + 1
 """How often the state may be in memory: as these, and as what is to be written yet."""
 
-_TRIES = 3  # failures in a row after which there are no snapshots any more
+TRIES = 3
+"""Rounds without a snapshot after which none are taken any more."""
+
+_RESERVE = 2  # of what is available, snapshots leave as much as they take
 _STATES = ".restored"  # keeps the States of what was restored
 
 
@@ -56,12 +61,14 @@ class Taken:
     Attributes:
         arrived: monotonic seconds at which the main thread came to the boundary.
         left: when it went on.
-        steps: intervals that had been made by then.
+        steps: that had been made by then.
+        intervals: that had been: steps, and whatever else passes boundaries.
     """
 
     arrived: float
     left: float
     steps: int
+    intervals: int
 
 
 @dataclasses.dataclass(eq=False)
@@ -73,8 +80,12 @@ class Snapshots:
     Args:
         saver: saves in that memory, as the chief of it.
         limit: bytes that may be taken there, the copies that are made for it included.
+        workers: how many of this machine take snapshots, at the same time.
+        available: says how many bytes of memory can be had.
 
     Attributes:
+        agreed: the name of the newest that all workers have whole; "" while none is.
+        refused: on the chief, the rounds since the last one that all had whole.
         is_off: whether none are taken any more; any thread.
         is_dropped: whether the newest was given up; any thread.
         taken: the newest, until its cost was looked at; any thread.
@@ -83,12 +94,19 @@ class Snapshots:
 
     saver: CheckpointSaver
     limit: int
+    workers: int = 1
+    available: Callable[[], int] = available_bytes
+    agreed: str = ""
+    refused: int = 0
     is_off: bool = False
     is_dropped: bool = False
     taken: Taken | None = None
     rounds: list[int] = dataclasses.field(default_factory=list)
-    _bytes: int | None = None  # of one; None until that was asked
-    _failures: int = 0
+    _bytes: int = 0  # of one, as far as it is known
+    _latest: str = ""  # the one that all have captured; "" where there was a commit
+    _whole: str = ""  # the newest that this worker has made
+    _why: str = ""  # the newest failure
+    _is_short: bool = False  # of memory
     _captured: tuple[Staged, Permit, Mapping[str, Any]] | None = None
     _under_way: AsyncSave | None = None
 
@@ -157,7 +175,7 @@ class Snapshots:
 
     # --- taking one ------------------------------------------------------------------
 
-    def capture(self, step: int, attempt: str, notes: Mapping[str, Any]) -> None:
+    def capture(self, step: int, attempt: str, notes: Mapping[str, Any]) -> bool:
         """Takes this worker's part of a snapshot, which `go_on` has written.
 
         What fails is told, and training goes on. What other workers need of this one is
@@ -167,31 +185,67 @@ class Snapshots:
             step: that it is of.
             attempt: its name, equal on all workers and never used again.
             notes: what its manifest is to say.
+
+        Returns:
+            Whether it was captured, and the one before is whole here.
         """
         self.wait()
-        self._captured = None
-        if self.is_off or not self._has_room():
-            self.saver.take_part()
-            return
+        is_whole = self._latest in ("", self._whole)
+        if self.is_off or not is_whole or not self._has_room():
+            self.take_part()
+            return False
         permit = Permit()
         try:
             captured = self.saver.capture(step, attempt, permit)
         except Exception as error:  # noqa: BLE001 - of a State, say; training goes on
             self._failed(error)
-        else:
-            self._captured = captured, permit, notes
+            return False
+        self._captured = captured, permit, notes
+        self.expect(_size(captured))
+        if self._is_too_large():
+            self.discard()
+            return False
+        return True
 
-    def go_on(self, arrived: float, left: float, steps: int) -> None:
+    def take_part(self) -> None:
+        """Does what others need of this worker for theirs, and captures nothing."""
+        self.saver.take_part()
+
+    def discard(self) -> None:
+        """One worker has said no: none writes this one, and all may take the next."""
+        self._latest = ""
+        if self._captured is not None:
+            captured, self._captured = self._captured[0], None
+            self.saver.discard(captured)
+
+    def go_on(
+        self,
+        arrived: float,
+        left: float,
+        steps: int,
+        *,
+        intervals: int = 0,
+        is_wanted: bool = True,
+    ) -> None:
         """All workers have captured theirs: it is written while training goes on.
 
         Args:
             arrived: see `Taken`.
             left: see `Taken`.
             steps: see `Taken`.
+            intervals: see `Taken`.
+            is_wanted: False: this worker has no time for it.
         """
         if self._captured is None:
             return
-        (captured, permit, notes), self._captured = self._captured, None
+        if self._latest:
+            self.agreed, self.refused = self._latest, 0
+        captured, permit, notes = self._captured
+        if not is_wanted:
+            self.discard()
+        self._captured, self._latest = None, captured.attempt
+        if not is_wanted:
+            return
         complete = functools.partial(self._complete, captured, notes)
         try:
             self._under_way = AsyncSave(
@@ -202,50 +256,97 @@ class Snapshots:
             self._failed(error)
             return
         self.is_dropped = False
-        self.taken = Taken(arrived=arrived, left=left, steps=steps)
+        self.taken = Taken(arrived=arrived, left=left, steps=steps, intervals=intervals)
 
     def _complete(self, captured: Staged, notes: Mapping[str, Any]) -> None:
         """Writes it and marks it; on a thread of its own."""
-        self._drop(keep=KEPT - 1)
+        self._drop_older()
         staged = self.saver.write(captured)
         worker = self.saver.loader.cluster.worker
         commit = self.saver.commit(staged, BECAUSE, (worker,), notes)
-        self._failures = 0
         if commit is not None:
-            self._bytes = commit.bytes
+            self._bytes, self._whole = commit.bytes, captured.attempt
 
-    def _drop(self, keep: int) -> None:
-        for entry in self.find()[keep:]:
-            retention.delete(self.saver.loader.files, entry)
+    def _drop_older(self) -> None:
+        """Keeps the one that all have; the newest, where it is not known which."""
+        found = self.find()
+        kept = [each for each in found if attempt_of(each) == self.agreed] or found[:1]
+        for entry in found:
+            if entry not in kept:
+                retention.delete(self.saver.loader.files, entry)
+
+    def _drop_all(self) -> None:
+        try:
+            for entry in self.find():
+                retention.delete(self.saver.loader.files, entry)
+        except (OSError, errors.CheckpointError) as error:
+            log.info("tfpreempt: snapshots could not be removed: %s", error)
+
+    # --- room ------------------------------------------------------------------------
+
+    def expect(self, size: int) -> None:
+        """One takes so many bytes, as what it is made of does elsewhere; any thread."""
+        self._bytes = max(self._bytes, size)
 
     def _has_room(self) -> bool:
-        if self._bytes is None:
-            self._bytes = self.saver.held_bytes()
-        needed = COPIES * self._bytes
-        if needed <= self.limit:
-            return True
-        self._end(
+        """Whether another one may be taken, as things are now."""
+        if not self._whole:
+            self.expect(self.saver.held_bytes())
+        if self._is_too_large():
+            return False
+        added = self._bytes if self._whole else 2 * self._bytes  # the copy is there
+        needed = _RESERVE * self.workers * added
+        try:
+            available = self.available()
+        except OSError:
+            return True  # nobody says
+        self._is_short = available < needed
+        if self._is_short:
+            self._failed(
+                MemoryError(
+                    f"{available} bytes of memory can be had, and {needed} should be "
+                    f"left for {self.workers} worker(s)"
+                )
+            )
+        return not self._is_short
+
+    def _is_too_large(self) -> bool:
+        if COPIES * self._bytes <= self.limit:
+            return False
+        self._is_short = True
+        self.end(
             f"the state takes {self._bytes} bytes, {COPIES} times that is needed, and "
             f"there are {self.limit} for this worker. `tfpreempt run --snapshots SIZE` "
             "gives it more"
         )
-        self.clear()
-        return False
+        return True
 
     def _failed(self, error: Exception) -> None:
         """Any thread."""
-        self._failures += 1
+        self._why = str(error)
         log.info("tfpreempt: a snapshot failed: %s", error)
-        if self._failures >= _TRIES:
-            self._end(f"{_TRIES} failed one after the other, the last by: {error}")
 
-    def _end(self, why: str) -> None:
+    def end(self, why: str = "") -> None:
+        """None are taken any more. Where memory is short, there are none any more.
+
+        Args:
+            why: to be told; "": that failed too often.
+        """
+        if self.is_off:
+            return
         self.is_off = True
+        why = why or (
+            f"{TRIES} failed one after the other, the last by: "
+            f"{self._why or 'what the log of another worker says'}"
+        )
         log.warning(
             "tfpreempt: no snapshots are taken any more: %s. A death without a notice "
             "costs what came after the last commit",
-            why,
+            why.rstrip("."),
         )
+        self.saver.free_copies()
+        if self._is_short:
+            self._drop_all()
 
     # --- the end of one --------------------------------------------------------------
 
@@ -255,16 +356,21 @@ class Snapshots:
         under_way = self._under_way
         return under_way is not None and not under_way.wait(0.0)
 
-    def wait(self) -> None:
-        """Waits until none is being written; any thread."""
-        if self._under_way is not None:
-            self._under_way.wait()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits until none is being written; any thread.
+
+        Args:
+            seconds: at most; None: as long as it takes.
+
+        Returns:
+            Whether none is.
+        """
+        under_way = self._under_way
+        return under_way is None or under_way.wait(seconds)
 
     def give_up(self) -> None:
         """A commit is about to be made, which is worth more; nothing is waited for."""
-        if self._captured is not None:
-            captured, self._captured = self._captured[0], None
-            self.saver.discard(captured)
+        self.discard()
         if self.is_busy and self._under_way is not None:
             self.is_dropped = True
             self._under_way.give_up()
@@ -274,18 +380,30 @@ class Snapshots:
         self.is_off = True
         self.give_up()
         self.wait()
+        self.saver.free_copies()
 
     def clear(self) -> None:
         """What was taken is worth nothing any more."""
         self.give_up()
         self.wait()
+        self._drop_all()
         try:
-            self._drop(keep=0)
             states = os.path.join(self.saver.directory, _STATES)
             if reading.is_dir(states):
                 shutil.rmtree(states)
         except OSError as error:
             log.info("tfpreempt: snapshots could not be removed: %s", error)
+
+
+def _size(captured: Staged) -> int:
+    """Bytes of what was captured: written already, or to be written."""
+    files = [
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(captured.directory)
+        for name in names
+    ]
+    tensors = sum(each.data.nbytes for each in captured.tensors)
+    return tensors + sum(map(os.path.getsize, files))
 
 
 def attempt_of(snapshot: Entry) -> str:
@@ -298,8 +416,8 @@ def notes_of(newest: Entry | None, sequence: int) -> dict[str, Any]:
     """What a snapshot's manifest says of the commits on the disk; see `is_newer`.
 
     Args:
-        newest: the commit that was restored from the disk, or would have been.
-        sequence: the highest that is known there by now.
+        newest: that this run made, or restored, or would have restored.
+        sequence: the highest that is known there.
     """
     token = None if newest is None else newest.token
     return {"disk": {"token": token, "sequence": sequence}}
@@ -319,10 +437,13 @@ def is_newer(snapshot: Entry, committed: Entry | None, highest: int) -> bool:
     disk = None if manifest is None else manifest.metadata.get("disk")
     if not isinstance(disk, dict) or not isinstance(disk.get("sequence"), int):
         return False
+    nothing_came = bool(highest <= disk["sequence"])
     if committed is None:
-        return bool(highest <= disk["sequence"])
+        return nothing_came
     if (snapshot.step or 0) <= (committed.step or 0):
         return False
     if disk.get("token") == committed.token:
         return True
-    return committed.sequence is not None and committed.sequence <= disk["sequence"]
+    # That one is damaged, and an older one of this run stands in for it.
+    is_older = committed.sequence is not None and committed.sequence < disk["sequence"]
+    return nothing_came and is_older

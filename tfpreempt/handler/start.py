@@ -274,6 +274,7 @@ class Start:
         if chosen is not None:
             found = {attempt_of(each): each for each in self._snapshots.find()}
             self._candidate, self._tier = found[chosen], "memory"
+            self._snapshots.agreed = chosen
 
     def _check(self, plan: rendezvous.Plan) -> str | None:
         if self.cluster.is_chief:

@@ -1,0 +1,310 @@
+"""Rounds of snapshots: two workers in step, whose files are small and real."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.fakes import Words
+from tests.handler.test_snapshot_crashes import snapshots
+from tfpreempt.checkpoint.state import State, StateRegistry
+from tfpreempt.coordination.events import Key, NoticeKind
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.handler.saving import PLAIN, RoundSave
+from tfpreempt.handler.snapshots import KEPT, Snapshots, attempt_of
+
+SAID = "no snapshots are taken any more"
+
+
+class Worker:
+    """One member, with its side of a round, and the session around it."""
+
+    def __init__(self, number: int, directory: Path) -> None:
+        self.directory = directory
+        self.snapshots, *self.parts = snapshots(directory, "words")
+        self.snapshots.saver.start()
+        self.is_told_to_go = False
+        self.is_busy = False
+        self.is_armed = self.has_moved = True
+        self.runs = 0
+        self.commits = self
+        self.extra: dict[Key, Any] = {}
+        self.commit_extra: dict[str, Any] = {}
+        self.settings = SimpleNamespace(world=2, host=number == 0, worker=number)
+        self.state = SimpleNamespace(round=0, notice=NoticeKind.PERIODIC)
+        self.deadlines = SimpleNamespace(save_seconds=None)
+        self.gate = SimpleNamespace(started=0)
+        self.is_snapshot = True
+        self.forgotten: list[int] = []
+        self.faults: list[Exception] = []
+        self.forget_rounds = self.forgotten.extend
+
+    def __iter__(self) -> Any:
+        return iter([self])
+
+    def fault(self, where: str, error: Exception) -> None:
+        self.faults.append(error)
+
+    def end_async(self) -> None:
+        raise AssertionError("a snapshot waited for a commit")
+
+    def take_snapshot(self, name: str) -> bool:
+        return self.snapshots.capture(self.runs, f"start-{name}", {})
+
+    def begin(self, round: int) -> RoundSave:
+        """Trains a step, and comes to the boundary of the round."""
+        self.runs += 1
+        self.state.round = round
+        self.extra = {}
+        here: Any = self
+        return RoundSave(here, here, here, SystemClock())
+
+    @property
+    def whole(self) -> list[str]:
+        return [attempt_of(each) for each in self.snapshots.find()]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[Worker]:
+    return [Worker(number, tmp_path / str(number)) for number in range(2)]
+
+
+def take(pair: list[Worker], round: int, *, wait: bool = True) -> bool:
+    """One round; whether all have captured theirs."""
+    saves = [worker.begin(round) for worker in pair]
+    said = [save.stage(PLAIN) for save in saves]
+    chief = pair[0]
+    if said[0]:
+        saves[0].mark(tuple(i for i, yes in enumerate(said) if yes), True)
+    for worker, save in zip(pair, saves, strict=True):
+        worker.commit_extra = dict(chief.extra.get(Key.COMMIT, {}))
+        save.go_on()
+    for worker in pair if wait else ():
+        worker.snapshots.wait()
+    return all(said)
+
+
+def in_common(pair: list[Worker]) -> set[str]:
+    """What all could go on from."""
+    assert all(len(worker.whole) <= KEPT for worker in pair)
+    return set.intersection(*[set(worker.whole) for worker in pair])
+
+
+def fail_to_write(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(captured: object) -> object:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(worker.snapshots.saver, "write", write)
+
+
+def test_all_have_the_newest_two(pair: list[Worker]) -> None:
+    for round in range(1, 5):
+        assert take(pair, round)
+    assert in_common(pair) == {"start-round-4", "start-round-3"}
+    assert [worker.snapshots.agreed for worker in pair] == ["start-round-3"] * 2
+    assert pair[0].forgotten == [1, 2, 3]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_one_that_all_have_stays_while_a_worker_cannot_write_its_own(
+    pair: list[Worker], monkeypatch: pytest.MonkeyPatch, who: int
+) -> None:
+    take(pair, 1)
+    take(pair, 2)
+    with monkeypatch.context() as full:
+        fail_to_write(pair[who], full)
+        take(pair, 3)
+        assert in_common(pair) == {"start-round-2"}
+        assert not take(pair, 4)  # as one has not the third
+        assert in_common(pair) == {"start-round-2"}
+    assert take(pair, 5)
+    assert in_common(pair) == {"start-round-2", "start-round-5"}
+    assert take(pair, 6)
+    assert in_common(pair) == {"start-round-5", "start-round-6"}
+
+
+def test_what_a_start_went_on_from_outlives_what_one_worker_made_since(
+    pair: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed twice while one is written: some worker has the first one only."""
+    take(pair, 1)
+    for _ in range(2):
+        again = [Worker(number, tmp_path / str(number)) for number in range(2)]
+        for worker in again:
+            worker.runs = pair[0].runs
+            worker.snapshots.agreed = "start-round-1"
+        with monkeypatch.context() as killed:
+            fail_to_write(again[1], killed)
+            take(again, again[0].runs + 1)
+        assert in_common(again) == {"start-round-1"}
+        pair = again
+
+
+def test_a_damaged_one_goes_before_an_older_one_that_was_gone_on_from(
+    pair: list[Worker],
+) -> None:
+    take(pair, 1)
+    take(pair, 2)
+    for worker in pair:
+        [path] = worker.directory.glob("2/ckpt.data-00001-of-00002")
+        path.write_bytes(path.read_bytes()[:-1])
+        worker.snapshots, *worker.parts = snapshots(worker.directory, "words")
+        worker.snapshots.agreed = "start-round-1"
+    take(pair, 3)
+    assert in_common(pair) == {"start-round-1", "start-round-3"}
+    for worker in pair:
+        assert worker.snapshots.lacks(worker.whole) == []
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_where_one_worker_never_can_all_give_them_up(
+    pair: list[Worker],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    who: int,
+) -> None:
+    take(pair, 1)
+    take(pair, 2)
+    fail_to_write(pair[who], monkeypatch)
+    for round in range(3, 10):
+        take(pair, round)
+    assert [worker.snapshots.is_off for worker in pair] == [True, True]
+    assert caplog.text.count(SAID) == 2  # once in the log of each
+    assert "No space left" in caplog.text
+    assert in_common(pair) == {"start-round-2"}
+
+
+def test_a_snapshot_does_not_wait_for_a_commit_that_is_written(
+    pair: list[Worker],
+) -> None:
+    for worker in pair:
+        worker.is_busy = True
+    for round in range(1, 6):
+        assert not take(pair, round)
+    for worker in pair:
+        assert not worker.snapshots.is_off
+        worker.is_busy = False
+    assert take(pair, 6)
+
+
+def test_a_notice_waits_for_no_snapshot(
+    pair: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the one before nor for one that was asked for before it came."""
+    released, write = threading.Event(), pair[1].snapshots.saver.write
+
+    def slow(captured: Any) -> Any:
+        assert released.wait(20.0)
+        return write(captured)
+
+    monkeypatch.setattr(pair[1].snapshots.saver, "write", slow)
+    take(pair, 1, wait=False)
+    pair[1].is_told_to_go = True
+    assert not take(pair, 2, wait=False)  # returns, though the first is not through
+    released.set()
+    pair[1].snapshots.wait()
+    pair[1].is_told_to_go = False
+    assert take(pair, 3)
+
+    saves = [worker.begin(4) for worker in pair]
+    assert [save.stage(PLAIN) for save in saves] == [True, True]
+    pair[1].is_told_to_go = True
+    saves[0].mark((0, 1), True)
+    for worker, save in zip(pair, saves, strict=True):
+        worker.commit_extra = dict(pair[0].extra[Key.COMMIT])
+        save.go_on()
+        worker.snapshots.wait()
+    assert in_common(pair) == {"start-round-3"}
+    assert not list(pair[1].directory.glob("*staging*/*"))
+
+
+def test_a_commit_in_between_is_the_same_to_all(pair: list[Worker]) -> None:
+    take(pair, 1)
+    for worker in pair:
+        worker.snapshots.give_up()
+    assert take(pair, 2)
+    assert in_common(pair) == {"start-round-1", "start-round-2"}
+
+
+def test_who_takes_none_still_takes_part_in_what_states_do_together(
+    tmp_path: Path,
+) -> None:
+    synced = []
+
+    class Together(Words):
+        def sync(self) -> None:
+            synced.append(self.name)
+
+    made, _, _ = snapshots(tmp_path)
+    registry = made.saver.loader.registry
+    kept: State = Together("together", registry=registry)
+    assert isinstance(registry, StateRegistry)
+    made.end("of a test")
+    assert not made.capture(1, "start-round-1", {})
+    assert synced == [kept.name]
+
+
+# --- memory --------------------------------------------------------------------------
+
+
+def test_memory_that_is_short_now_is_left_alone(
+    pair: list[Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    take(pair, 1)
+    take(pair, 2)
+    pair[1].snapshots.available = lambda: 5000
+    assert not take(pair, 3)
+    pair[1].snapshots.available = lambda: 1 << 40
+    assert take(pair, 4)
+    assert take(pair, 5)
+    pair[1].snapshots.available = lambda: 5000
+    for round in range(6, 9):
+        assert not take(pair, round)
+    assert caplog.text.count(SAID) == 2
+    assert "5000 bytes of memory can be had" in caplog.text
+    assert pair[1].whole == []
+    assert pair[0].whole != []
+
+
+def test_as_many_workers_take_theirs_at_the_same_time(tmp_path: Path) -> None:
+    made, _, _ = snapshots(tmp_path)
+    made.expect(1000)
+    made.available = lambda: 100_000
+    assert made.capture(1, "start-round-1", {})
+    made.discard()
+    made.workers = 100
+    assert not made.capture(1, "start-round-2", {})
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_first_one_has_a_bound_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_known: bool
+) -> None:
+    """Also where no variable says how large it is, nor a commit on the disk."""
+    made, _, _ = snapshots(tmp_path)
+    made.limit = 17_000
+    if is_known:
+        made.expect(7000)
+    captured = []
+    capture = made.saver.capture
+    made.saver.capture = lambda *args: captured.append(args) or capture(*args)  # type: ignore[method-assign, func-returns-value]
+    assert not made.capture(1, "start-round-1", {})
+    assert made.is_off
+    assert len(captured) == (not is_known)
+    assert caplog.text.count(SAID) == 1
+    made.go_on(0.0, 0.0, 0)
+    assert made.find() == []
+    assert not list(tmp_path.glob("*staging*/*"))
+
+
+def test_logs_say_little(pair: list[Worker], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    for round in range(1, 4):
+        take(pair, round)
+    assert caplog.text == ""
+    assert isinstance(pair[0].snapshots, Snapshots)
