@@ -4,8 +4,9 @@ From a commit only the files that its manifest names are deleted, then the direc
 that are empty. The marker goes first and the manifest last, so that a deletion that is
 cut short leaves something that is no commit and that the next start can finish.
 
-tfpreempt makes no `workertemp_*` directories (non-chief workers write no payload), so
-it never deletes one: those it finds belong to TensorFlow's own handler.
+tfpreempt makes no `workertemp_*` directories (what other workers than the chief write
+of the payload lies in `.parts`), so it never deletes one: those it finds belong to
+TensorFlow's own handler.
 """
 
 from __future__ import annotations

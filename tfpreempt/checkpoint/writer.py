@@ -2,7 +2,8 @@
 
 On every worker the save reads what needs all workers (`collective`); the chief
 goes on to write it, in one of three forms: a directory of our own, the user's own
-CheckpointManager, or whatever a save_fn does.
+CheckpointManager, or whatever a save_fn does. Into a directory of our own the others
+write a share each of what all hold, where that is large (`worker_parts`).
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def make_saver(
         checkpoint_or_manager: a tf.train.Checkpoint, a tf.train.CheckpointManager, or
             None for named States alone.
         checkpoint_dir: where a Checkpoint is saved; a manager has its own.
-        cluster: who the workers are; the chief writes the payload and commits.
+        cluster: who the workers are; the chief writes the payload, but for the shares
+            of others, and commits.
         max_to_keep: own commits to keep, None for all; a manager keeps its own number.
         save_fn: called on every worker in place of the save.
         chief_directory: the chief's directory, where a non-chief manager has another.
