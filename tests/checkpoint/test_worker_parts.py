@@ -291,6 +291,21 @@ def test_every_file_is_in_the_manifest_with_its_sum(tmp_path):
     assert job.workers[0].saver.loader.newest() is None
 
 
+def test_a_worker_reads_no_more_than_its_share(tmp_path):
+    """From a GPU that is a copy."""
+    job = Job(tmp_path, [(300, 100)] * 30, 3)
+    job.train(1)
+    for worker in job.workers[1:]:
+        captured = worker.saver.capture(1, "run-1", None)
+        read = [each for each in captured.tensors if each.data.strides == (1,)]
+        assert len(captured.tensors) == 30
+        assert len(read) == 10
+        worker.saver.write(captured)
+    chief = job.workers[0]
+    chief.saver.commit(chief.stage(1), "save", [0, 1, 2])
+    job.check(1)
+
+
 def test_what_a_share_takes_is_told_with_what_is_staged(tmp_path, monkeypatch):
     job = Job(tmp_path)
     assert all(worker.stage(1).share_seconds > 0.0 for worker in job.workers[::-1])

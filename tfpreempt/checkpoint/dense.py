@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,14 +86,18 @@ def replicated(
     small_bytes: int,
     worth_bytes: int,
     is_replicated: IsReplicated,
+    wanted: Callable[[Sequence[DenseTensor]], Collection[str]],
 ) -> list[DenseTensor]:
     """The tensors that `taken` gives to the chief, and that this worker holds as well.
+
+    Only those that it wants are copied from a GPU; of the others the bytes are none.
 
     Args:
         checkpoint: gathers, and writes nothing.
         small_bytes: see `taken`.
         worth_bytes: where these tensors have less, none is read; `taken` has another.
         is_replicated: whether all workers hold the same of a variable.
+        wanted: the names of those that this worker wants, by all of them.
     """
     tensors, *_ = checkpoint._saver._gather_serialized_tensors()
     held = seams.object_identity.ObjectIdentityDictionary()
@@ -105,9 +109,14 @@ def replicated(
     if most < worth_bytes:
         return []
     here = _here()
+    large = [
+        (name, value) for _, name, value in _large(_read(held, here), here, small_bytes)
+    ]
+    unread = [_unread(name, value, True) for name, value in large]
+    names = wanted(unread)
     return [
-        _in_memory(name, value, True)
-        for _, name, value in _large(_read(held, here), here, small_bytes)
+        _in_memory(name, value, True) if name in names else each
+        for (name, value), each in zip(large, unread, strict=True)
     ]
 
 
@@ -222,11 +231,19 @@ def _most(variable: Any) -> float:
 
 def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
     """A tensor's bytes: copied from a GPU, the same memory otherwise."""
+    return dataclasses.replace(
+        _unread(name, tensor, is_replicated),
+        data=np.asarray(tf.reshape(tensor, [-1])).view(np.uint8),
+    )
+
+
+def _unread(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
+    """A tensor without its bytes: they are as many, but one 0 that repeats itself."""
     return DenseTensor(
         name=name,
         dtype=tensor.dtype.as_datatype_enum,
         shape=tuple(tensor.shape),
-        data=np.asarray(tf.reshape(tensor, [-1])).view(np.uint8),
+        data=np.broadcast_to(np.uint8(0), (_size(tensor),)),
         can_be_cut=tensor.dtype in _CUT,
         is_shared="device:CPU:" in tensor.backing_device,
         is_replicated=is_replicated,

@@ -63,6 +63,16 @@ class WorkerParts:
         total = sum(each.data.nbytes for each in tensors if each.is_replicated)
         return total >= self.worth_bytes
 
+    def names_of_own(self, tensors: Sequence[DenseTensor]) -> set[str]:
+        """The tensors of which this worker writes something; their bytes do not count.
+
+        Args:
+            tensors: all that are dealt out, if that is worth it.
+        """
+        if not self.is_worth_it(tensors):
+            return set()
+        return {each.tensor.name for each in self._deal(_shared(tensors))[self.worker]}
+
     def write_own(self, save: Staged) -> list[Part]:
         """Writes this worker's share, and says what it is; any thread.
 

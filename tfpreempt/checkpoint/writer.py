@@ -340,6 +340,7 @@ class _OwnPayload(_Tracked):
                 small_bytes=bundle_writer.SMALL_BYTES,
                 worth_bytes=parts.worth_bytes,
                 is_replicated=self._replication(),
+                wanted=parts.names_of_own,
             )
             if parts.is_worth_it(tensors):
                 return dataclasses.replace(save, tensors=tensors, is_dealt=True)
