@@ -59,6 +59,7 @@ def test_a_commit_of_both_resumes_exactly(here: Place, reference: Reference) -> 
     cluster.expect(RESTART, RESTART)
     [commit] = records(here.checkpoints, "commit")
     assert "cannot be used" not in cluster.story()
+    assert "has another value" not in cluster.story()
     data = sorted(Path(commit["path"]).glob("ckpt.data-*"))
     assert len(data) > 2
     weights = stock_weights(here)
