@@ -257,6 +257,35 @@ def test_a_gone_store_ends_every_wait(members, store):
     assert "closed" in members[1].coordinator.lost_because
 
 
+def test_a_round_that_is_asked_for_is_asked_for_once(store):
+    """What was asked for first is what the round is for."""
+    c = Member(store, 0, world=1).coordinator
+    c.runtime.insert = lambda *args: None  # nobody has heard of it yet
+    assert c.periodic(snapshot=True)
+    assert not c.periodic()
+    assert c.is_snapshot
+
+
+def test_a_notice_is_none_for_a_snapshot(store):
+    """The last call of a grace in which there were snapshots ends training."""
+    member = Member(store, 0, world=1)
+    c, told, is_called = member.coordinator, {}, threading.Event()
+
+    def seen(name, text, then):
+        kind, extra = keys.decode(Key.NOTICE, text)
+        told[kind] = extra
+        if kind is NoticeKind.FINAL:
+            is_called.set()
+
+    c.runtime.insert = seen  # nobody has heard of it yet
+    member.notice(grace=3.0)
+    c.periodic(snapshot=True)
+    assert is_called.wait(SOON)
+    assert told[NoticeKind.PERIODIC]["snapshot"] is True
+    assert "snapshot" not in told[NoticeKind.TRAIN_ON]
+    assert "snapshot" not in told[NoticeKind.FINAL]
+
+
 def test_a_periodic_round_goes_on(members):
     stand(members, 3, 3, 3)
     members[0].coordinator.periodic()

@@ -23,6 +23,7 @@ NEED_NO_TENSORFLOW = {
     "test_session.py",
     "test_snapshot_crashes.py",
     "test_snapshot_rounds.py",
+    "test_snapshot_times.py",
 }
 
 

@@ -15,8 +15,16 @@ from tests.handler.test_snapshot_crashes import snapshots
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.coordination.events import Key, NoticeKind
 from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.memory import LentMemory
 from tfpreempt.handler.saving import PLAIN, RoundSave
-from tfpreempt.handler.snapshots import KEPT, Snapshots, attempt_of
+from tfpreempt.handler.snapshots import (
+    KEPT,
+    Snapshots,
+    attempt_of,
+    directory_for,
+    is_newer,
+    notes_of,
+)
 
 SAID = "no snapshots are taken any more"
 
@@ -249,6 +257,37 @@ def test_who_takes_none_still_takes_part_in_what_states_do_together(
     assert synced == [kept.name]
 
 
+# --- what goes on from what ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("noted", "there", "highest", "expected"),
+    [
+        (("c", 3), ("c", 3), 3, True),
+        (("c", 3), ("x", 3), 3, False),  # another run's, which has the same number
+        (("c", 3), ("x", 4), 4, False),
+        (("c", 3), ("b", 2), 3, True),  # the third is damaged
+        (("c", 3), ("b", 2), 4, False),  # so is one that another run has made since
+        (("c", 3), None, 3, True),
+        (("c", 3), None, 4, False),
+        ((None, 0), ("x", 1), 1, False),
+    ],
+)
+def test_a_snapshot_is_gone_on_from_where_its_run_has_committed_last(
+    noted: tuple[str | None, int],
+    there: tuple[str, int] | None,
+    highest: int,
+    expected: bool,
+) -> None:
+    def entry(step: int, token: str | None, sequence: int, **more: Any) -> Any:
+        return SimpleNamespace(step=step, token=token, sequence=sequence, **more)
+
+    notes = notes_of(None if noted[0] is None else entry(1, *noted), noted[1])
+    snapshot = entry(9, "s", 1, manifest=SimpleNamespace(metadata=notes))
+    committed = None if there is None else entry(5, *there)
+    assert is_newer(snapshot, committed, highest) == expected
+
+
 # --- memory --------------------------------------------------------------------------
 
 
@@ -300,6 +339,31 @@ def test_the_first_one_has_a_bound_too(
     made.go_on(0.0, 0.0, 0)
     assert made.find() == []
     assert not list(tmp_path.glob("*staging*/*"))
+
+
+def test_what_is_there_for_other_directories_goes_where_room_is_short(
+    tmp_path: Path,
+) -> None:
+    """As for the first of many fits, each of which has a directory of its own."""
+    memory = LentMemory(directory=str(tmp_path), bytes=1)
+    first, second, peers = (
+        Path(directory_for(memory, name, worker))
+        for name, worker in (("first", 1), ("second", 1), ("first", 0))
+    )
+    for directory in (first, peers):
+        made, _, word = snapshots(directory, "words")
+        made.capture(1, "start-round-1", {})
+        made.go_on(0.0, 0.0, 0)
+        made.wait()
+    made, _, word = snapshots(second, word.text)
+    made.limit = 40_000
+    assert made.capture(1, "start-round-1", {})
+    made.discard()
+    assert first.is_dir()
+    made.limit = 20_000
+    assert made.capture(1, "start-round-2", {})
+    assert not first.exists()
+    assert peers.is_dir()
 
 
 def test_logs_say_little(pair: list[Worker], caplog: pytest.LogCaptureFixture) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import os
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program, wait_until
 from tfpreempt import errors
@@ -37,8 +40,13 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LentMemory:
     for name, value in lent.to_environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(snapshot_times, "SHORTEST", SOON)
-    monkeypatch.setattr(interval.Interval, "shortest", SOON)
-    monkeypatch.setattr(interval.Interval, "share", 1.0)
+    monkeypatch.setattr(
+        session,
+        "SnapshotTimes",
+        lambda *args: snapshot_times.SnapshotTimes(
+            *args, interval=interval.Interval(share=1.0, shortest=SOON)
+        ),
+    )
     return lent
 
 
@@ -256,6 +264,59 @@ def test_a_state_can_be_loaded_when_its_snapshot_is_gone(
     other = Words("word", registry=StateRegistry())
     assert handler._member.commits.load_state(other)
     assert other.text == "kept"
+
+
+def test_a_state_that_was_saved_since_is_newer(start: Make, memory: LentMemory) -> None:
+    """Snapshots have numbers of their own, and the directory has no commit yet."""
+    word = Words("word", "kept")
+    program = start()
+    train_until(program, program.handler(), lambda: len(snapshots(memory)) == 2)
+    again = start()
+    handler = again.handler()
+    assert word.text == "kept"
+    word.text = "since"
+    tfpreempt.save_state(word, again.directory)
+    word.text = ""
+    assert tfpreempt.load_state(word)
+    assert word.text == "since"
+    del handler
+
+
+def test_where_commits_follow_each_other_the_newest_is_gone_on_from(
+    start: Make, memory: LentMemory
+) -> None:
+    """A snapshot names the newest one that was made, not what a start began from."""
+    program = start()
+    handler = program.handler()
+    for _ in range(2):
+        handler.run(program.step)
+        handler.save()
+    train_until(program, handler, lambda: newest(memory) > 2)
+    again = start()
+    step = newest(memory)
+    assert again.handler().total_run_calls == step
+
+
+def test_the_memory_of_copies_goes_with_the_handler(
+    start: Make, memory: LentMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
+    add, used = bundle_writer.add, []
+
+    def seen(files: Any, prefix: str, tensors: Any, *args: Any, **more: Any) -> Any:
+        if prefix.startswith(memory.directory):
+            used.extend(weakref.ref(each.data) for each in tensors)
+        return add(files, prefix, tensors, *args, **more)
+
+    monkeypatch.setattr(bundle_writer, "add", seen)
+    program = start()
+    handler = program.handler()
+    train_until(program, handler, lambda: snapshots(memory))
+    assert any(each() is not None for each in used)
+    handler.close()
+    gc.collect()
+    assert all(each() is None for each in used)
 
 
 def test_a_state_that_is_too_large_has_none(

@@ -74,6 +74,9 @@ class Commits:
         found = catalog.scan(self.directory)
         self.saver.check_others(found)
         highest = catalog.highest_sequence(found)
+        if self.tier == "memory" and agreed is not None:
+            # Its own number is its rank in memory; here it comes after what there is.
+            agreed = dataclasses.replace(agreed, sequence=highest)
         # Of the commits on the disk, as far as this worker knows; the chief's counts.
         self._notes = notes_of(self.on_disk, highest)
         if self.snapshots is not None:

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -311,7 +312,13 @@ class Snapshots:
         return not self._is_short
 
     def _is_too_large(self) -> bool:
-        if COPIES * self._bytes <= self.limit:
+        """What lies there for other directories goes first: they are not trained in."""
+        needed = COPIES * self._bytes
+        if needed <= self.limit:
+            beside = _of_other_directories(self.saver.directory)
+            if needed + sum(map(_bytes_in, beside)) > self.limit:
+                for each in beside:
+                    shutil.rmtree(each, ignore_errors=True)
             return False
         self._is_short = True
         self.end(
@@ -397,13 +404,27 @@ class Snapshots:
 
 def _size(captured: Staged) -> int:
     """Bytes of what was captured: written already, or to be written."""
-    files = [
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(captured.directory)
-        for name in names
-    ]
     tensors = sum(each.data.nbytes for each in captured.tensors)
-    return tensors + sum(map(os.path.getsize, files))
+    return tensors + _bytes_in(captured.directory)
+
+
+def _bytes_in(directory: str) -> int:
+    return sum(
+        os.lstat(os.path.join(folder, name)).st_size
+        for folder, _, names in os.walk(directory)
+        for name in names
+    )
+
+
+def _of_other_directories(mine: str) -> list[str]:
+    """Where this worker's snapshots of other checkpoint directories are."""
+    memory, name = os.path.split(mine)
+    worker = name.rpartition("-")[2]
+    return [
+        os.path.join(memory, each)
+        for each in reading.names(memory)
+        if each != name and re.fullmatch(rf"[0-9a-f]{{16}}-{re.escape(worker)}", each)
+    ]
 
 
 def attempt_of(snapshot: Entry) -> str:

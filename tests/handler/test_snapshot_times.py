@@ -1,0 +1,153 @@
+"""When the chief asks for a snapshot, and what it takes for its cost."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfpreempt.handler.snapshot_times import SnapshotTimes
+from tfpreempt.handler.snapshots import Taken
+from tfpreempt.testing.clock import FakeClock
+
+STEP = 0.1
+
+
+class Training:
+    """The member, its snapshots, and what is around them; a clock that is set."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.commits = self
+        self.snapshots = self
+        self.gate = SimpleNamespace(started=1)
+        self.runs = 0
+        self.saved_at = 0
+        self.is_armed = True
+        self.is_off = self.is_busy = self.is_told_to_go = self.is_dropped = False
+        self.is_saving = False
+        self.taken: Taken | None = None
+        self.asked: list[int] = []  # steps that had been made
+        self.next_look: Callable[[], Any] = lambda: None
+        here: Any = self
+        self.times = SnapshotTimes(
+            weakref.ref(here),
+            here,
+            here,
+            here,
+            self.clock,
+            lambda: self.is_saving,
+        )
+
+    def __iter__(self) -> Any:
+        return iter([self])
+
+    @property
+    def has_moved(self) -> bool:
+        return self.runs != self.saved_at
+
+    def at(self, when: float, call: Callable[[], Any]) -> None:
+        self.next_look = call
+
+    def periodic(self, *, snapshot: bool) -> bool:
+        self.asked.append(self.runs)
+        return True
+
+    def train(self, steps: int, *, seconds: float = STEP) -> None:
+        for _ in range(steps):
+            self.clock.advance(seconds)
+            self.runs += 1
+            self.gate.started += 1
+            self.times.look()
+
+    def validate(self, batches: int) -> None:
+        """Boundaries, and no steps."""
+        for _ in range(batches):
+            self.clock.advance(STEP)
+            self.gate.started += 1
+            self.times.look()
+
+    def take(self) -> None:
+        """A snapshot that stops training for 0.1 s, and is written during five steps,
+        which take no longer than others."""
+        now = self.clock.monotonic()
+        self.clock.advance(0.1)
+        self.taken = Taken(
+            arrived=now, left=now + 0.1, steps=self.runs, intervals=self.gate.started
+        )
+        self.is_busy = True
+        self.train(5)
+        self.is_busy = False
+        self.train(2)
+        assert self.taken is None
+
+    @property
+    def step_seconds(self) -> float | None:
+        return self.times.interval.step_seconds
+
+
+@pytest.fixture
+def training() -> Training:
+    made = Training()
+    made.train(30)
+    assert made.asked
+    made.take()
+    assert made.step_seconds == pytest.approx(STEP)
+    return made
+
+
+def test_none_is_asked_for_where_no_step_was_made_since(training: Training) -> None:
+    training.train(2000)
+    training.take()
+    training.asked.clear()
+    made = training.runs
+    training.times._last = made
+    training.validate(3000)
+    assert made not in training.asked
+
+
+def test_a_validation_is_no_step(training: Training) -> None:
+    training.train(20)
+    training.validate(500)
+    training.train(20)
+    training.take()
+    assert training.step_seconds == pytest.approx(STEP)
+
+
+def test_a_validation_after_it_is_no_cost_of_a_snapshot(training: Training) -> None:
+    """Else the next one would be due in a day."""
+    training.train(100)
+    now = training.clock.monotonic()
+    training.clock.advance(0.1)
+    training.taken = Taken(
+        arrived=now,
+        left=now + 0.1,
+        steps=training.runs,
+        intervals=training.gate.started,
+    )
+    training.validate(10_000)
+    training.train(3)
+    training.asked.clear()
+    training.train(400)
+    assert training.asked
+
+
+def test_steps_beside_a_commit_say_nothing(training: Training) -> None:
+    training.train(10)
+    training.is_saving = True
+    training.saved_at = training.runs
+    training.train(50, seconds=5 * STEP)
+    training.is_saving = False
+    training.train(1)
+    training.take()
+    assert training.step_seconds == pytest.approx(STEP)
+
+
+def test_none_is_asked_for_under_a_notice(training: Training) -> None:
+    training.asked.clear()
+    training.is_told_to_go = True
+    training.train(3000)
+    assert training.asked == []
