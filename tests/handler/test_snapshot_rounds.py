@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from pathlib import Path
@@ -25,6 +26,7 @@ from tfpreempt.handler.snapshots import (
     is_newer,
     notes_of,
 )
+from tfpreempt.testing.storage import FaultyFiles
 
 SAID = "no snapshots are taken any more"
 
@@ -239,8 +241,9 @@ def test_a_commit_in_between_is_the_same_to_all(pair: list[Worker]) -> None:
     assert in_common(pair) == {"start-round-1", "start-round-2"}
 
 
+@pytest.mark.parametrize("fails", [True, False])
 def test_who_takes_none_still_takes_part_in_what_states_do_together(
-    tmp_path: Path,
+    tmp_path: Path, fails: bool
 ) -> None:
     synced = []
 
@@ -248,11 +251,14 @@ def test_who_takes_none_still_takes_part_in_what_states_do_together(
         def sync(self) -> None:
             synced.append(self.name)
 
-    made, _, _ = snapshots(tmp_path)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    files = FaultyFiles(fail_at=0, error=full) if fails else None
+    made, _, _ = snapshots(tmp_path, files=files)
     registry = made.saver.loader.registry
     kept: State = Together("together", registry=registry)
     assert isinstance(registry, StateRegistry)
-    made.end("of a test")
+    if not fails:
+        made.end("of a test")
     assert not made.capture(1, "start-round-1", {})
     assert synced == [kept.name]
 

@@ -208,7 +208,10 @@ class CheckpointSaver:
         )
         with self._saving(save):
             prepare = functools.partial(self._prepare, directory)
-            save = self._payload.write(save, prepare, *args, **kwargs)
+            try:
+                save = self._payload.write(save, prepare, *args, **kwargs)
+            finally:  # the others wait for this worker there, also where it failed
+                sync_states(self.loader.registry.in_order())
             self._write_states(directory)
         return save
 
@@ -360,7 +363,6 @@ class CheckpointSaver:
 
     def _write_states(self, directory: str) -> None:
         states = self.loader.registry.in_order()
-        sync_states(states)
         self._home.check()
         if self._is_chief:
             replicated = [state for state in states if not state.per_worker]
