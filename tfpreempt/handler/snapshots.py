@@ -107,7 +107,6 @@ class Snapshots:
     _latest: str = ""  # the one that all have captured; "" where there was a commit
     _whole: str = ""  # the newest that this worker has made
     _why: str = ""  # the newest failure
-    _is_short: bool = False  # of memory
     _captured: tuple[Staged, Permit, Mapping[str, Any]] | None = None
     _under_way: AsyncSave | None = None
 
@@ -301,15 +300,15 @@ class Snapshots:
             available = self.available()
         except OSError:
             return True  # nobody says
-        self._is_short = available < needed
-        if self._is_short:
-            self._failed(
-                MemoryError(
-                    f"{available} bytes of memory can be had, and {needed} should be "
-                    f"left for {self.workers} worker(s)"
-                )
+        if available >= needed:
+            return True
+        self._failed(
+            MemoryError(
+                f"{available} bytes of memory can be had, and {needed} should be "
+                f"left for {self.workers} worker(s)"
             )
-        return not self._is_short
+        )
+        return False
 
     def _is_too_large(self) -> bool:
         """What lies there for other directories goes first: they are not trained in."""
@@ -320,7 +319,6 @@ class Snapshots:
                 for each in beside:
                     shutil.rmtree(each, ignore_errors=True)
             return False
-        self._is_short = True
         self.end(
             f"the state takes {self._bytes} bytes, {COPIES} times that is needed, and "
             f"there are {self.limit} for this worker. `tfpreempt run --snapshots SIZE` "
@@ -334,7 +332,7 @@ class Snapshots:
         log.info("tfpreempt: a snapshot failed: %s", error)
 
     def end(self, why: str = "") -> None:
-        """None are taken any more. Where memory is short, there are none any more.
+        """None are taken any more, and there are none: memory may be what is short.
 
         Args:
             why: to be told; "": that failed too often.
@@ -352,8 +350,7 @@ class Snapshots:
             why.rstrip("."),
         )
         self.saver.free_copies()
-        if self._is_short:
-            self._drop_all()
+        self._drop_all()
 
     # --- the end of one --------------------------------------------------------------
 
