@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tests.checkpoint.test_lease import ELSEWHERE
-from tests.handler.program import Program
+from tests.handler.program import Program, wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.fence import LeaseDirectory
@@ -99,6 +99,7 @@ def test_training_that_goes_on_after_another_run_leaves_as_lost(
     commit_of_another_run(program.directory, 7, monkeypatch)
     with pytest.raises(errors.LeaseLostError, match="another run has had it"):
         handler.save()
+    wait_until(lambda: handler._session.gate.flag)  # the notice comes by a thread
     handler.run(program.step)
     assert program.exits == 2
     assert [e["outcome"] for e in program.events("exit")] == ["committed", "lost"]
