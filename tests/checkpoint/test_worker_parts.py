@@ -623,8 +623,13 @@ class NoPlace(FaultyFiles):
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.EIO, "I/O error"), OSError(errno.EDQUOT, "Quota"), MemoryError()],
-    ids=["EIO", "EDQUOT", "no memory"],
+    [
+        OSError(errno.EIO, "I/O error"),
+        OSError(errno.EDQUOT, "Quota"),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+    ],
+    ids=["EIO", "EDQUOT", "no memory", "no thread"],
 )
 def test_a_share_that_cannot_be_written_costs_the_worker_nothing_else(
     tmp_path, caplog, error
@@ -641,9 +646,19 @@ def test_a_share_that_cannot_be_written_costs_the_worker_nothing_else(
     assert job.left_over() == []
 
 
-def test_nor_does_one_that_cannot_be_read(tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no memory to copy it"),
+        tf.errors.ResourceExhaustedError(None, None, "no memory to copy it"),
+    ],
+    ids=["NumPy's", "TensorFlow's"],
+)
+def test_nor_does_one_that_cannot_be_read(tmp_path, caplog, monkeypatch, error):
+    """From a GPU, say."""
+
     def replicated(*arguments, **options):
-        raise MemoryError("no memory to copy it from the GPU")
+        raise error
 
     monkeypatch.setattr(writer.dense, "replicated", replicated)
     job = Job(tmp_path)

@@ -38,7 +38,7 @@ class Commits:
         )
 
 
-@pytest.mark.parametrize(("share", "planned"), [(0.0, 2.0), (1.5, 12.0), (0.1, 2.0)])
+@pytest.mark.parametrize(("share", "planned"), [(0.0, 2.0), (1.5, 12.5), (0.1, 2.7)])
 def test_the_next_save_is_planned_as_one_that_the_chief_makes_alone(
     tmp_path: pathlib.Path, share: float, planned: float
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.checkpoint.fakes import Words
 from tests.handler.test_snapshot_crashes import snapshots
+from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.coordination.events import Key, NoticeKind
 from tfpreempt.core.clock import SystemClock
@@ -26,6 +27,7 @@ from tfpreempt.handler.snapshots import (
     is_newer,
     notes_of,
 )
+from tfpreempt.storage import reading
 from tfpreempt.testing.storage import FaultyFiles
 
 SAID = "no snapshots are taken any more"
@@ -239,6 +241,58 @@ def test_a_commit_in_between_is_the_same_to_all(pair: list[Worker]) -> None:
         worker.snapshots.give_up()
     assert take(pair, 2)
     assert in_common(pair) == {"start-round-1", "start-round-2"}
+
+
+def test_what_all_have_outlives_a_commit_that_came_to_nothing(
+    pair: list[Worker],
+) -> None:
+    take(pair, 1)
+    take(pair, 2)
+    for worker in pair:
+        worker.snapshots.give_up()
+    assert take(pair, 3)
+    assert in_common(pair) == {"start-round-2", "start-round-3"}
+
+
+def test_one_that_a_commit_has_broken_off_is_nobodys_failure(
+    pair: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for round in range(1, 20, 3):
+        take(pair, round)
+        with monkeypatch.context() as broken:
+            fail_to_write(pair[1], broken)
+            take(pair, round + 1)
+        for worker in pair:
+            worker.snapshots.give_up()
+        assert not take(pair, round + 2)  # as one lacks the one before
+        assert pair[0].snapshots.refused == 0
+
+
+def test_each_looks_at_no_more_than_the_first_ones(
+    pair: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, really = [0], reading.is_real_dir
+
+    def counted(path: str) -> bool:
+        looks[-1] += 1
+        return really(path)
+
+    monkeypatch.setattr(reading, "is_real_dir", counted)
+    for round in range(1, 14):
+        take(pair, round)
+        looks.append(0)
+    assert looks[12] == looks[2]
+
+
+def test_what_other_workers_have_in_a_commit_takes_no_room_here(
+    pair: list[Worker],
+) -> None:
+    files = [
+        FileEntry(name="ckpt.index", size=10, crc32c=0),
+        FileEntry(name="worker-0007/data.state", size=1 << 60, crc32c=0),
+    ]
+    pair[0].snapshots.expect_as_in(SimpleNamespace(files=files))  # type: ignore[arg-type]
+    assert take(pair, 1)
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -29,6 +29,7 @@ class Training:
         self.is_armed = True
         self.is_off = self.is_busy = self.is_told_to_go = self.is_dropped = False
         self.is_saving = False
+        self.refused = 0
         self.taken: Taken | None = None
         self.asked: list[int] = []  # steps that had been made
         self.next_look: Callable[[], Any] = lambda: None
@@ -151,3 +152,17 @@ def test_none_is_asked_for_under_a_notice(training: Training) -> None:
     training.is_told_to_go = True
     training.train(3000)
     assert training.asked == []
+
+
+def test_what_was_refused_is_tried_again_later(training: Training) -> None:
+    """A disk that hangs for a moment, or memory that is short, is no end of them."""
+
+    def until_asked() -> float:
+        training.asked.clear()
+        while not training.asked:
+            training.train(1)
+        return training.clock.monotonic()
+
+    training.refused = 1
+    first = until_asked()
+    assert until_asked() - first >= 30.0

@@ -52,6 +52,7 @@ FETCH_LOCK = ".tfpreempt-fetch.lock"
 POINTER = "checkpoint"
 PAYLOAD = "ckpt"
 STATES = "states"
+WORKER = "worker-"  # begins the directory name of a shard
 SIDECAR_SUFFIX = ".tfpreempt"
 INTENT_SUFFIX = ".tfpreempt-intent"
 CLAIM_SUFFIX = ".claim"
@@ -113,7 +114,7 @@ def parts_directory(staged: str, worker: int) -> str:
 
 def worker_name(worker: int) -> str:
     """The directory name of one worker's shard."""
-    return f"worker-{worker:04d}"
+    return f"{WORKER}{worker:04d}"
 
 
 def sidecar(prefix: str) -> str:

@@ -69,7 +69,7 @@ class Staged:
         tensors: those that were captured, and are not written yet; where the workers
             write a share each, all of them, until the commit.
         is_dealt: whether the workers write a share each of those that all hold.
-        share_seconds: that this worker took for its part, where it `is_dealt`.
+        share_seconds: that this worker took to write its share, where it `is_dealt`.
         parts: data files that are on the disk, and in no index yet.
         sums: size and crc32c of files that are on the disk already, by path.
     """

@@ -7,6 +7,7 @@ What TensorFlow has to do with it sits behind `Payload` (writer.py).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -33,6 +34,7 @@ from tfpreempt.storage import failure, paths, reading
 
 _log = logging.getLogger(__name__)
 
+_AWAITED = 8  # saves, late shares of which are looked for
 _committed: dict[tuple[str, str], int] = {}  # the newest, by process and directory
 
 
@@ -81,7 +83,8 @@ class CheckpointSaver:
         self._files = self.loader.files
         self._home = Home(self.directory)
         self._claims: dict[str, Claim | None] = {}  # of saves that are not over
-        self._awaited: set[str] = set()  # saves that are over, but not on all workers
+        # The newest saves that are over, and of which other workers may write shares.
+        self._awaited: collections.deque[str] = collections.deque(maxlen=_AWAITED)
         self._restart = num_restarts()  # read now: a save must not fail on it
 
     # --- saving ----------------------------------------------------------------------
@@ -224,12 +227,13 @@ class CheckpointSaver:
         Raises:
             SaveError: the disk; says what to do.
         """
+        began = self.clock.monotonic()
         with self._saving(captured):
             staged = self._payload.write_tensors(captured)
             if not self._is_chief:
                 self._sync_own(staged.directory)
         if staged.is_dealt:
-            took = self.clock.monotonic() - staged.started_at
+            took = self.clock.monotonic() - began
             staged = dataclasses.replace(staged, share_seconds=took)
         return staged
 
@@ -243,8 +247,10 @@ class CheckpointSaver:
 
     def take_part(self) -> None:
         """Does what others need of this worker in a save, where it saves nothing."""
-        self._payload.take_part()
-        sync_states(self.loader.registry.in_order())
+        try:
+            self._payload.take_part()
+        finally:
+            sync_states(self.loader.registry.in_order())
 
     def free_copies(self) -> None:
         """Keeps no memory for the next asynchronous save; any thread."""
@@ -339,8 +345,11 @@ class CheckpointSaver:
         except (OSError, errors.CheckpointError) as error:
             _log.warning("Could not remove the claim of %s: %s", staged, error)
         self._claims.pop(staged, None)
-        if not (is_over or paths.is_url(staged)):
-            self._awaited.add(staged)
+        cluster = self.loader.cluster
+        if cluster.world > 1 and not (
+            is_over or cluster.saves_all or paths.is_url(staged)
+        ):
+            self._awaited.append(staged)
 
     def _delete_parts(self, staged: str) -> None:
         """What workers wrote of a save that is over, as late as they may have."""
@@ -354,8 +363,9 @@ class CheckpointSaver:
     def _prepare(self, directory: str, prefix: str | None = None) -> None:
         self._home.check()
         if self._is_chief:
-            for over in self._awaited - {directory}:
-                self._delete_parts(over)
+            for over in self._awaited:
+                if over != directory:
+                    self._delete_parts(over)
             self._claims[directory] = claims.take(self._files, directory)
             self._files.make_dirs(directory)
         if prefix is not None:
@@ -460,7 +470,7 @@ class CheckpointSaver:
         complete = {layout.worker_name(worker): worker for worker in workers}
         names = reading.names(directory)
         for name in names:
-            if name.startswith("worker-") and name not in complete:
+            if name.startswith(layout.WORKER) and name not in complete:
                 retention.delete_staging(self._files, os.path.join(directory, name))
         if self.loader.random_state is None:
             return list(workers)  # then a worker may have had nothing to save

@@ -213,7 +213,7 @@ class Deadlines:
             share: of these, for the chief's share; 0 where there were no shares. The
                 chief has to write all of them where it finds itself alone.
         """
-        return max(save, share * self.world)
+        return save + share * (self.world - 1)
 
     def forget(self) -> None:
         """The notice was served, and the process stays."""

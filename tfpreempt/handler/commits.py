@@ -82,7 +82,7 @@ class Commits:
         if self.snapshots is not None:
             for each in (self.on_disk, self.candidate):
                 if each is not None and each.manifest is not None:
-                    self.snapshots.expect(each.manifest.bytes)
+                    self.snapshots.expect_as_in(each.manifest)
         self._state_loader = StateLoader(
             self.directory,
             self.cluster,
@@ -173,8 +173,8 @@ class Commits:
         ):
             made = catalog.at(commit.path)
             self._notes = notes_of(made, commit.sequence)
-            if self.snapshots is not None:
-                self.snapshots.expect(commit.bytes)
+            if self.snapshots is not None and made.manifest is not None:
+                self.snapshots.expect_as_in(made.manifest)
             if self.mirror is not None:
                 self.mirror.add(made)
         return commit

@@ -35,6 +35,7 @@ from tfpreempt.handler.snapshots import TRIES, Snapshots
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.05  # between two looks for a notice, while a save is waited for
+_LONGEST_FOR_SNAPSHOT = 1.0  # seconds that training stands still for the one before
 
 _ALL = "all"  # what the chief says of a snapshot that every worker has captured
 _OVER = "over"  # what it says where none are to be taken any more
@@ -385,6 +386,7 @@ class RoundSave:
         """Writes this worker's part; whether it could."""
         name = f"round-{self.coordinator.state.round}"
         deadlines = self.coordinator.deadlines
+        deadlines.share_seconds = 0.0
         is_periodic = self.coordinator.state.notice is NoticeKind.PERIODIC
         if is_periodic and self.coordinator.is_snapshot:
             return self._take_snapshot(name)
@@ -434,7 +436,7 @@ class RoundSave:
         does training for a commit that is under way.
 
         Returns:
-            Whether this worker has one, and the one before whole.
+            Whether this worker has one, and the one before whole; or none is due.
         """
         self._is_async = True
         c = self.coordinator
@@ -446,10 +448,14 @@ class RoundSave:
         self._steps = member.runs
         if snapshots is None:
             return False
-        snapshots.rounds.append(c.state.round)
+        if c.settings.host:
+            snapshots.rounds.append(c.state.round)
+        limit = self.clock.monotonic() + _LONGEST_FOR_SNAPSHOT
         while not (snapshots.wait(_TICK_SECONDS) or c.is_told_to_go):
-            pass
-        has_time = not (c.is_told_to_go or self.collective.is_busy)
+            if self.clock.monotonic() >= limit:
+                break
+        is_busy = snapshots.is_busy or self.collective.is_busy
+        has_time = not (c.is_told_to_go or is_busy)
         is_captured = False
         try:
             if has_time:
@@ -464,6 +470,9 @@ class RoundSave:
 
     def _refuse(self, snapshots: Snapshots) -> None:
         """On the chief: a worker cannot take this one. After some tries none does."""
+        if snapshots.is_after_commit:
+            snapshots.is_after_commit = False
+            return
         snapshots.refused += 1
         if snapshots.is_off or snapshots.refused >= TRIES:
             extra = self.coordinator.extra

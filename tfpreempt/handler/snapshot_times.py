@@ -17,7 +17,7 @@ from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import Clock
 from tfpreempt.handler.interval import SHARE, SHORTEST, Interval
 from tfpreempt.handler.member import Member, Members
-from tfpreempt.handler.snapshots import Snapshots, Taken
+from tfpreempt.handler.snapshots import TRIES, Snapshots, Taken
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ _FEWEST_STEPS = 2  # that tell how long a step takes
 _SLACK = 2  # intervals that are counted before their step is
 _LOOKS = 0.1  # seconds between two looks for what comes by itself
 _LOOKS_WHILE_WRITTEN = 0.02
+_LATER = 30  # times as long until the next try, after each that a worker refused
 _LOOKS_FOR_A_STEP = 0.005  # at first; then a tenth of what was waited already
 
 
@@ -85,7 +86,7 @@ class SnapshotTimes:
             return
         taken = snapshots.taken
         if taken is None:
-            seconds = self._ask_if_due(member)
+            seconds = self._ask_if_due(member, snapshots)
         else:
             seconds = self._watch(member, snapshots, taken)
         self.runtime.at(self.clock.monotonic() + seconds, self.look)
@@ -98,7 +99,7 @@ class SnapshotTimes:
             saved_at=member.saved_at,
         )
 
-    def _ask_if_due(self, member: Member) -> float:
+    def _ask_if_due(self, member: Member, snapshots: Snapshots) -> float:
         """Asks for a snapshot, if one is due; returns seconds to the next look."""
         now, steps = self.clock.monotonic(), member.runs
         if self._quiet is None:
@@ -113,7 +114,8 @@ class SnapshotTimes:
         if not is_known and steps - self._quiet.steps < _FEWEST_STEPS:
             return _LOOKS
         if self._may_take(member) and self.coordinator.periodic(snapshot=True):
-            self._due, self._last = now + SHORTEST, member.runs
+            wait = SHORTEST * _LATER ** min(snapshots.refused, TRIES)
+            self._due, self._last = now + wait, member.runs
         return _LOOKS
 
     def _may_take(self, member: Member) -> bool:

@@ -26,6 +26,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, retention
 from tfpreempt.checkpoint.catalog import Entry, Kind
+from tfpreempt.checkpoint.manifest import Manifest
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.core.memory import LentMemory, available_bytes
@@ -46,6 +47,7 @@ TRIES = 3
 """Rounds without a snapshot after which none are taken any more."""
 
 _RESERVE = 2  # of what is available, snapshots leave as much as they take
+_PATIENCE_SECONDS = 5.0  # for the last one to end, where there are to be no more
 _STATES = ".restored"  # keeps the States of what was restored
 
 
@@ -86,7 +88,10 @@ class Snapshots:
 
     Attributes:
         agreed: the name of the newest that all workers have whole; "" while none is.
-        refused: on the chief, the rounds since the last one that all had whole.
+        refused: on the chief, the rounds in which a worker said no, since there was one
+            that all had whole.
+        is_after_commit: whether a commit was begun since then: it may have broken one
+            off, which then lacks the one before, and is not to blame.
         is_off: whether none are taken any more; any thread.
         is_dropped: whether the newest was given up; any thread.
         taken: the newest, until its cost was looked at; any thread.
@@ -99,12 +104,13 @@ class Snapshots:
     available: Callable[[], int] = available_bytes
     agreed: str = ""
     refused: int = 0
+    is_after_commit: bool = False
     is_off: bool = False
     is_dropped: bool = False
     taken: Taken | None = None
     rounds: list[int] = dataclasses.field(default_factory=list)
     _bytes: int = 0  # of one, as far as it is known
-    _latest: str = ""  # the one that all have captured; "" where there was a commit
+    _latest: str = ""  # the one that all have captured; "" after a round with a no
     _whole: str = ""  # the newest that this worker has made
     _why: str = ""  # the newest failure
     _captured: tuple[Staged, Permit, Mapping[str, Any]] | None = None
@@ -191,7 +197,12 @@ class Snapshots:
         """
         self.wait()
         is_whole = self._latest in ("", self._whole)
-        if self.is_off or not is_whole or not self._has_room():
+        try:
+            is_possible = not self.is_off and is_whole and self._has_room()
+        except Exception as error:  # noqa: BLE001 - the others wait for this worker
+            self._failed(error)
+            is_possible = False
+        if not is_possible:
             self.take_part()
             return False
         permit = Permit()
@@ -214,6 +225,9 @@ class Snapshots:
     def discard(self) -> None:
         """One worker has said no: none writes this one, and all may take the next."""
         self._latest = ""
+        self._throw_away()
+
+    def _throw_away(self) -> None:
         if self._captured is not None:
             captured, self._captured = self._captured[0], None
             self.saver.discard(captured)
@@ -238,14 +252,15 @@ class Snapshots:
         """
         if self._captured is None:
             return
-        if self._latest:
+        if self._latest:  # which all have whole, as they said
             self.agreed, self.refused = self._latest, 0
+        self.is_after_commit = False
         captured, permit, notes = self._captured
+        self._latest = captured.attempt
         if not is_wanted:
-            self.discard()
-        self._captured, self._latest = None, captured.attempt
-        if not is_wanted:
+            self._throw_away()
             return
+        self._captured = None
         complete = functools.partial(self._complete, captured, notes)
         try:
             self._under_way = AsyncSave(
@@ -287,6 +302,16 @@ class Snapshots:
     def expect(self, size: int) -> None:
         """One takes so many bytes, as what it is made of does elsewhere; any thread."""
         self._bytes = max(self._bytes, size)
+
+    def expect_as_in(self, manifest: Manifest) -> None:
+        """One takes as much as there is of this worker in a commit; any thread."""
+        mine = layout.worker_name(self.saver.loader.cluster.worker) + "/"
+        sizes = [
+            file.size
+            for file in manifest.files
+            if file.name.startswith(mine) or not file.name.startswith(layout.WORKER)
+        ]
+        self.expect(sum(sizes))
 
     def _has_room(self) -> bool:
         """Whether another one may be taken, as things are now."""
@@ -341,14 +366,16 @@ class Snapshots:
             return
         self.is_off = True
         why = why or (
-            f"{TRIES} failed one after the other, the last by: "
-            f"{self._why or 'what the log of another worker says'}"
+            f"{TRIES} could not be taken since the last one, the last because of: "
+            f"{self._why or 'another worker, whose log may say more'}"
         )
         log.warning(
             "tfpreempt: no snapshots are taken any more: %s. A death without a notice "
             "costs what came after the last commit",
             why.rstrip("."),
         )
+        self.give_up()
+        self.wait(_PATIENCE_SECONDS)
         self.saver.free_copies()
         self._drop_all()
 
@@ -374,7 +401,8 @@ class Snapshots:
 
     def give_up(self) -> None:
         """A commit is about to be made, which is worth more; nothing is waited for."""
-        self.discard()
+        self.is_after_commit = True
+        self._throw_away()
         if self.is_busy and self._under_way is not None:
             self.is_dropped = True
             self._under_way.give_up()

@@ -62,7 +62,8 @@ def lent(
             raise ConfigurationError(
                 f"--snapshots cannot have its memory: {error}"
             ) from error
-        log.warning("tfpreempt: there are no snapshots in memory: %s", error)
+        if asked:
+            log.warning("tfpreempt: there are no snapshots in memory: %s", error)
     if made is None:
         yield None
         return
