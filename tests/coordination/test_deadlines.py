@@ -226,7 +226,7 @@ def test_it_leaves_time_for_more_shares_than_one(
 
 def test_the_next_save_is_planned_as_one_that_the_chief_makes_alone() -> None:
     deadlines = deadlines_on(FakeClock(), world=8)
-    assert deadlines.planned(4.0, 3.0) == 24.0
+    assert deadlines.planned(4.0, 3.0) == 25.0
     assert deadlines.planned(4.0, 0.0) == 4.0
 
 
