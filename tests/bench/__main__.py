@@ -31,6 +31,7 @@ from tests.bench import (
     mirror_step_overhead,
     notice_latency,
     notice_quiet,
+    notice_to_commit,
     notice_to_exit,
     parallel_save,
     path,
@@ -69,6 +70,7 @@ BENCHES: dict[str, Rows] = {
 LONG: dict[str, Rows] = {
     "agreement_10000": agreement_scale.rows_of_large,
     "many_workers": many_workers.rows,
+    "notice_to_commit": notice_to_commit.rows,
     "goodput": goodput.rows,
     "snapshot": snapshot.rows,
 }
@@ -95,9 +97,10 @@ def main() -> None:
             if option in inspect.signature(ALL[name]).parameters
         }
         made = []
-        for row in ALL[name](**options):
-            made.append({**row, **circumstances(command(name, options))})
-            show(made[-1])
+        for of_size in each_size(options):
+            for row in ALL[name](**of_size):
+                made.append({**row, **circumstances(command(name, options))})
+                show(made[-1])
         if asked["record"]:
             record(made, asked["record"])
 
@@ -109,10 +112,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--record", type=Path, metavar="DIR", help="keep the rows in this directory"
     )
+    parser.add_argument(
+        "--mebibytes",
+        type=lambda text: [int(each) for each in text.split(",")],
+        metavar="N[,N...]",
+        help="size of the state; each size is measured by itself",
+    )
     for name, kind, text in (
         ("rounds", int, "measurements of each kind"),
         ("workers", int, "of many_workers: processes"),
-        ("mebibytes", int, "size of the state"),
         ("large-mebibytes", int, "of mirror_speed: size of the larger single file"),
         ("seed", int, "of notice_latency's moments; by default a new one"),
         ("package", Path, "of path: where tfpreempt/ lies"),
@@ -130,11 +138,20 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def each_size(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The options of each run of a bench: one for each size that was asked for."""
+    if "mebibytes" not in options:
+        return [options]
+    return [{**options, "mebibytes": size} for size in options["mebibytes"]]
+
+
 def command(name: str, options: dict[str, Any]) -> str:
     """What measures one bench again."""
     words = ["python", "-m", "tests.bench", name]
     for option, value in options.items():
         text = f"{value:g}" if isinstance(value, float) else f"{value}"
+        if isinstance(value, list):
+            text = ",".join(map(str, value))
         words += [f"--{option.replace('_', '-')}", text]
     return shlex.join(words)
 

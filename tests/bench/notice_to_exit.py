@@ -20,7 +20,7 @@ from tests.bench import copies_written, plain
 from tests.bench.preemption import Strike, strike
 from tests.bench.row import MEMORY, compare
 
-BAR = 0.5
+BAR = 0.35
 VICTIMS = {"worker 1": (1,), "all": (0, 1)}
 
 

@@ -38,6 +38,7 @@ class Strike:
         journal: records of ours, with `monotonic` counted from the signal; else empty.
         files: size by path of what lies in the directory at the end.
         journal_grown: bytes by which each worker's journal and log grew.
+        trained: seconds from the signal to the end of the last step of all.
     """
 
     codes: tuple[int, ...]
@@ -47,6 +48,7 @@ class Strike:
     journal: tuple[dict[str, Any], ...]
     files: dict[str, int]
     journal_grown: tuple[int, ...]
+    trained: float
 
 
 def strike(side: str, victims: tuple[int, ...], mebibytes: int) -> Strike:
@@ -165,6 +167,8 @@ def end(
         journal_grown=tuple(
             record_bytes(root, i) - size for i, size in enumerate(sizes)
         ),
+        trained=max(float((root / f"ready-{i}").read_text()) for i in range(WORKERS))
+        - began,
     )
 
 

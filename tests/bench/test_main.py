@@ -47,6 +47,17 @@ def test_only_given_options_are_passed_and_are_in_the_command(
     assert row["command"] == "python -m tests.bench small --mebibytes 8"
 
 
+def test_each_of_several_sizes_is_measured_and_the_command_has_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "small", "--mebibytes", "8,64")
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row.get("mebibytes") for row in found] == [8, None, 64, None]
+    assert {row["command"] for row in found} == {
+        "python -m tests.bench small --mebibytes 8,64"
+    }
+
+
 def test_nothing_is_kept_unless_asked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

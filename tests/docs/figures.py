@@ -73,6 +73,17 @@ FIGURES = (
         },
     ),
     Figure(
+        name="notice_to_commit",
+        title="What a preemption adds to step and write",
+        text="From SIGTERM to the commit, less what training took until its last step "
+        "ended, less a plain write and fsync of as many bytes in the same round. Two "
+        "workers, their directory in memory, one of them signalled. The bar is a tenth "
+        "of the plain write, at least 100 ms.",
+        benches=("notice_to_commit",),
+        label="{mebibytes:,} MiB",
+        sides={"ours": "added", "raw": "plain write"},
+    ),
+    Figure(
         name="copies_written",
         title="What the workers write",
         text="Bytes that both workers pass to write calls between the signal and their "
