@@ -24,6 +24,7 @@ def strike(*files: str, written: tuple[int, int] = (2 * MIB, 2 * MIB)) -> Strike
             "7/worker-0001/rng.state": 1000,
         },
         journal_grown=(900, 400),
+        trained=0.1,
     )
 
 
