@@ -32,7 +32,7 @@ FLOORS = {
     "states": 5,
     "handler": 5,
     "platforms": 4,
-    "notice": 3, "coordination": 3, "checkpoint": 3,
+    "notice": 3, "coordination": 3, "checkpoint": 3, "data": 3,
     "storage": 2,
     "core": 0, "errors": 0,
 }  # fmt: skip
@@ -64,7 +64,7 @@ TENSORFLOW = {
     "states/tensorflow_states.py": "States of TensorFlow's own things",
     "cli/demo/worker.py": "the demo's training program, a process of its own",
 }
-TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras"}
+TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras", "data": "pipelines of tf.data"}
 # Who asks TensorFlow's eager context, and for what.
 EAGER_CONTEXT = {
     "coordination/tf_service.py": "the coordination service has no public interface",

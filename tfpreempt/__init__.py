@@ -19,7 +19,7 @@ if sys.platform != "linux":
     )
 
 if TYPE_CHECKING:
-    from tfpreempt import errors, keras, states
+    from tfpreempt import data, errors, keras, states
     from tfpreempt.checkpoint.handle import Checkpoint
     from tfpreempt.checkpoint.state import State
     from tfpreempt.core.restarts import num_restarts
@@ -70,6 +70,7 @@ __all__ = [
     "TfpreemptError",
     "__version__",
     "connect_to_cluster",
+    "data",
     "detect_platform",
     "errors",
     "keras",
@@ -111,6 +112,7 @@ _HOMES = {
     "TfpreemptError": "tfpreempt.errors",
 }
 _SUBMODULES = {
+    "data": "tfpreempt.data",
     "errors": "tfpreempt.errors",
     "keras": "tfpreempt.keras",
     "states": "tfpreempt.states",
@@ -119,16 +121,16 @@ _SUBMODULES = {
 
 def __getattr__(name: str) -> object:
     """Loads a public name on first use and keeps it."""
-    if name in _SUBMODULES:
-        value: object = importlib.import_module(_SUBMODULES[name])
-    elif name in _HOMES:
-        load = importlib.import_module("tfpreempt.core.loading").load
-        value = getattr(load(_HOMES[name]), name)
-    else:
+    if name not in _SUBMODULES and name not in _HOMES:
         raise AttributeError(
             f"module 'tfpreempt' has no attribute {name!r}; its public names are "
             f"{', '.join(__all__)}"
         )
+    load = importlib.import_module("tfpreempt.core.loading").load
+    if name in _SUBMODULES:
+        value: object = load(_SUBMODULES[name])
+    else:
+        value = getattr(load(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -79,7 +79,7 @@ def check_position(iterator: Any, where: str) -> None:
         f"{where} has no position that can be saved: {why}. Every save would fail, and "
         "each restart begin anew. Keep it out of what is saved, and derive the batch "
         "from the step, or begin behind what was read: "
-        "iter(dataset.skip(handler.total_run_calls)). tfpreempt.keras.data makes "
+        "iter(dataset.skip(handler.total_run_calls)). tfpreempt.data makes "
         f"datasets whose position is saved.{instead}"
     )
 

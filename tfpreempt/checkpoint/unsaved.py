@@ -23,7 +23,7 @@ from tfpreempt.checkpoint.iterator_state import parts
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import local_parts, walk
-from tfpreempt.core import reach
+from tfpreempt.core import reach, seams
 from tfpreempt.core.reach import Place
 
 _log = logging.getLogger(__name__)
@@ -107,13 +107,17 @@ class Unsaved:
                 for key, seen in after.items()
                 if seen.mark != before[key].mark
             ]
-            unread = [place.path for place in hand.places if _is_lost(place, held)]
+            unread = {
+                place.path: place.value
+                for place in hand.places
+                if _is_lost(place.value, held)
+            }
         except Exception as error:  # noqa: BLE001 - of an object of the user's
             _log.warning(_UNSEEN, exc_info=error)
             return
         _warn(
             [name for name in dict.fromkeys(changed) if name not in self._named],
-            [name for name in dict.fromkeys(unread) if name not in self._named],
+            {name: each for name, each in unread.items() if name not in self._named},
         )
         self._named.update(changed, unread)
 
@@ -221,13 +225,14 @@ def _mark(thing: Any) -> Any:
 # --- iterators -----------------------------------------------------------------------
 
 
-def _is_lost(place: Place, held: set[Any]) -> bool:
+def _is_lost(iterator: Any, held: set[Any]) -> bool:
     """Whether it is a dataset iterator that begins anew after a restart."""
-    iterator = place.value
     if id(iterator) in held:
         return False
     if isinstance(iterator, tf.distribute.DistributedIterator):
-        found = [each._dataset for each in iterator._iterators]
+        found = [
+            getattr(each, "iterator", each)._dataset for each in iterator._iterators
+        ]
     elif isinstance(iterator, tf.data.Iterator | tf.data.NumpyIterator):
         found = [getattr(iterator, "_iterator", iterator)._dataset]
     else:
@@ -244,7 +249,7 @@ def _begins_late(dataset: Any) -> bool:
 # --- words ---------------------------------------------------------------------------
 
 
-def _warn(changed: Sequence[str], unread: Sequence[str]) -> None:
+def _warn(changed: Sequence[str], unread: Mapping[str, Any]) -> None:
     problems = []
     if changed:
         problems.append(
@@ -255,12 +260,26 @@ def _warn(changed: Sequence[str], unread: Sequence[str]) -> None:
             "a tf.Variable."
         )
     if unread:
+        is_theirs = any(map(_is_of_tensorflow, unread.values()))
         problems.append(
             f"The step reads from {', '.join(unread)}, and no commit holds the place "
-            "in these data: a restarted run reads them from the beginning. Put the "
-            "iterator into the tf.train.Checkpoint (a distributed one cannot be), or "
-            "let it begin behind what was read: "
+            "in these data: a restarted run reads them from the beginning. "
+            + (_MAKE_OURS if is_theirs else "Put the iterator into the ")
+            + "tf.train.Checkpoint, or let it begin behind what was read: "
             "iter(dataset.skip(handler.total_run_calls))."
         )
     if problems:
         _log.warning("tfpreempt: %s", " ".join(problems))
+
+
+def _is_of_tensorflow(iterator: Any) -> bool:
+    """Whether TensorFlow made it for a strategy, so that nobody can save it."""
+    is_distributed = isinstance(iterator, tf.distribute.DistributedIterator)
+    return is_distributed and not isinstance(iterator, seams.trackable_base.Trackable)
+
+
+_MAKE_OURS = (
+    "TensorFlow cannot save a distributed iterator; make it with "
+    "tfpreempt.data.distribute(dataset, strategy), which gives the same batches, and "
+    "put it into the "
+)

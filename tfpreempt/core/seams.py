@@ -49,6 +49,7 @@ MODULES = {
     "checkpoint_context": _TF + "checkpoint.checkpoint_context",
     "checkpoint_management": _TF + "checkpoint.checkpoint_management",
     "concatenate_op": _TF + "data.ops.concatenate_op",
+    "data_distribute": _TF + "data.experimental.ops.distribute",
     "data_structures": _TF + "trackable.data_structures",
     "dataset_ops": _TF + "data.ops.dataset_ops",
     "distribute_values": _TF + "distribute.values",
@@ -185,9 +186,10 @@ FEATURES = {
             "shuffle_op": "_ShuffleDataset._reshuffle_each_iteration",
         },
     ),
-    "distributed_fit": Feature(
-        what="the place in the data of model.fit under a strategy",
+    "distributed_data": Feature(
+        what="the place in the data under a strategy",
         names={
+            "data_distribute": "compute_batch_size",
             "input_lib": "DistributedDataset._cardinality "
             "DistributedDataset._element_spec "
             "DistributedDataset._enable_get_next_as_optional "
@@ -200,10 +202,12 @@ FEATURES = {
             "DistributedIteratorSpec._element_spec "
             "DistributedIteratorSpec._enable_get_next_as_optional "
             "DistributedIteratorSpec._input_workers "
+            "DistributedIteratorSpec._options "
             "DistributedIteratorSpec._replica_order DistributedIteratorSpec._strategy "
             "InputWorkers.compute_devices_for_worker InputWorkers.num_workers "
             "InputWorkers.worker_devices "
             "_SingleWorkerDatasetIteratorSpec._element_spec",
+            "trackable_base": "Trackable._track_trackable",
         },
     ),
     "keras_fit": Feature(

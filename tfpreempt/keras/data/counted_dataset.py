@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tfpreempt.keras.data.iterators import make_iterator
+from tfpreempt.data.iterators import make_iterator
 from tfpreempt.keras.interface import Fit
 
 _MARK = "_tfpreempt_made"

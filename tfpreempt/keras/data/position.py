@@ -32,7 +32,7 @@ from tfpreempt.checkpoint.variables import plain_message
 from tfpreempt.core import seams
 from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
-from tfpreempt.keras.data.iterators import owned_iterators, read_locally
+from tfpreempt.data.iterators import owned_iterators, read_locally
 from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ AGAIN = (
     "the position in this input pipeline cannot be saved, so a resumed run reads the "
     "batches before it again, which takes as long as reading them took, and is exact "
     "only if they come in the same order again: seed what is random in it. A "
-    "keras.utils.PyDataset or tfpreempt.keras.data goes on at once"
+    "keras.utils.PyDataset or tfpreempt.data goes on at once"
 )
 """Why batches are read again."""
 
@@ -301,5 +301,5 @@ _REPEATED = (
 _CACHED = (
     "the input pipeline caches in memory, and what it has cached becomes part of every "
     "commit in the middle of an epoch. Cache to a file (cache(path)), or load the data "
-    "before the pipeline, for instance with tfpreempt.keras.data.from_arrays"
+    "before the pipeline, for instance with tfpreempt.data.from_arrays"
 )

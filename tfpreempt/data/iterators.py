@@ -1,4 +1,4 @@
-"""Iterators of a fit's data, distributed or not, and the ordinary ones below them."""
+"""Iterators of data, distributed or not, and the ordinary ones below them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def make_iterator(dataset: Any) -> Any:
         dataset._strategy, tf.distribute.TPUStrategy
     ):
         return iter(dataset)
-    from tfpreempt.keras.data.host_iterator import distribute
+    from tfpreempt.data.host_iterator import host_iterator
 
-    return distribute(dataset)
+    return host_iterator(dataset)
 
 
 def read_locally(iterator: Any) -> None:
-    """Reads one global batch's local part and drops it; needs no other worker.
+    """Reads the local part of one global batch and drops it; needs no other worker.
 
     Raises:
         StopIteration: there is none.
@@ -39,8 +39,8 @@ def read_locally(iterator: Any) -> None:
     if not hasattr(iterator, "host_iterators"):
         next(iterator)
         return
-    for owned, elements in iterator.host_iterators():
-        for _ in range(elements):
+    for owned, draws in iterator.host_iterators():
+        for _ in range(draws):
             next(owned)
 
 

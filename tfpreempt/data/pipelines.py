@@ -7,7 +7,7 @@ sample at position i of an epoch is computed from i and the epoch's key, by a ci
 over the indices. So the state is an index, a count of epochs and a seed, it is restored
 in the same time at every batch, and any size of data is shuffled as a whole.
 
-    data = tfpreempt.keras.data.from_arrays((x, y), batch_size=32, seed=7)
+    data = tfpreempt.data.from_arrays((x, y), batch_size=32, seed=7)
     model.fit(data, epochs=5, callbacks=[...])
 
 An epoch is one `iter()` of the dataset or one round of its `repeat()`, and each has a

@@ -1,0 +1,83 @@
+"""Compares `distribute` with TensorFlow's own, in each case; prints what differs.
+
+Usage: distribute_program.py CHECKPOINTS STRATEGY [DEVICES], where STRATEGY is "one",
+"mirrored" with so many logical devices, or "mwms" with TF_CONFIG. For each case: both
+are read to the end; then ours is read for a while, saved by a `tf.train.Checkpoint` in
+the files of this process, and what a fresh one gives after the restore is compared with
+the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tests.data.cases import make_cases, read
+from tfpreempt.data import distribute
+
+READ = 2  # batches before the save
+
+
+def make_strategy(name: str, devices: int) -> Any:
+    """The strategy; logical devices are made for it."""
+    if name == "mwms":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    if name == "one":
+        return tf.distribute.OneDeviceStrategy("CPU:0")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    some = [tf.config.LogicalDeviceConfiguration()] * devices
+    tf.config.set_logical_device_configuration(cpu, some)
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
+
+
+def theirs(strategy: Any, data: Any) -> Any:
+    """TensorFlow's iterator."""
+    if callable(data):
+        return iter(strategy.distribute_datasets_from_function(data))
+    return iter(strategy.experimental_distribute_dataset(data))
+
+
+def compare(strategy: Any, make: Any, directory: Path) -> dict[str, Any]:
+    """Facts of one case."""
+    try:
+        expected = read(strategy, theirs(strategy, make()))
+    except Exception as error:  # noqa: BLE001 - what TensorFlow says is the fact
+        expected = [type(error).__name__]
+    try:
+        whole = read(strategy, distribute(make(), strategy))
+    except Exception as error:  # noqa: BLE001
+        return {"same": [type(error).__name__] == expected, "refused": str(error)}
+    found: dict[str, Any] = {"same": whole == expected, "batches": len(expected)}
+    if not found["same"]:
+        found |= {"ours": whole[-2:], "theirs": expected[-2:]}
+    ours = distribute(make(), strategy)
+    read(strategy, ours, READ)
+    prefix = str(directory / "ckpt")
+    try:
+        path = tf.train.Checkpoint(data=ours).write(prefix)
+    except tf.errors.OpError as error:
+        return found | {"unsaved": error.message[:300]}
+    again = distribute(make(), strategy)
+    tf.train.Checkpoint(data=again).read(path).assert_consumed()
+    rest = read(strategy, again, len(whole) - READ)
+    return found | {"continued": rest == whole[READ:]}
+
+
+def main(checkpoints: str, name: str, devices: str = "1") -> None:
+    """Prints the facts of all cases."""
+    del checkpoints
+    strategy = make_strategy(name, int(devices))
+    found = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for case, make in make_cases(Path(directory)).items():
+            found[case] = compare(strategy, make, Path(directory))
+    print("result", json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

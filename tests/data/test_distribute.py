@@ -1,0 +1,48 @@
+"""`distribute` gives what TensorFlow's strategies give, and goes on from its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.multiprocess]
+tf = pytest.importorskip("tensorflow")
+
+from tests.multiprocess.harness import Zygote, place  # noqa: E402
+from tfpreempt import errors  # noqa: E402
+from tfpreempt.data import distribute  # noqa: E402
+
+PROGRAM = str(Path(__file__).with_name("distribute_program.py"))
+STRATEGIES = [
+    *(("one", 1, 1), ("mirrored", 1, 1), ("mirrored", 2, 1)),
+    *(("mirrored", 3, 1), ("mirrored", 4, 1), ("mwms", 1, 2), ("mwms", 1, 3)),
+]
+# Data without files, which several workers cannot share by files.
+NO_FILES = {"plain_FILE", "shuffled_FILE"}
+
+
+@pytest.mark.parametrize(("strategy", "devices", "world"), STRATEGIES)
+def test_every_replica_gets_what_tensorflow_gives_it_and_goes_on_from_a_place(
+    zygote: Zygote, strategy: str, devices: int, world: int
+) -> None:
+    with place(zygote) as made:
+        cluster = made.start(
+            PROGRAM, strategy, devices, world=world, tf_config=strategy == "mwms"
+        )
+        cluster.expect(*[0] * world)
+        for facts in cluster.results():
+            for case, found in facts.items():
+                assert found["same"], (case, found)
+                if world > 1 and case in NO_FILES:
+                    assert "shard" in found["refused"], found
+                else:
+                    assert found.get("continued"), (case, found)
+
+
+def test_bad_arguments_are_refused() -> None:
+    numbers = tf.data.Dataset.range(8).batch(4)
+    with pytest.raises(errors.ConfigurationError, match="strategy is 'mirrored'"):
+        distribute(numbers, "mirrored")  # type: ignore[arg-type]
+    with pytest.raises(errors.ConfigurationError, match="dataset is of type list"):
+        distribute([1, 2], tf.distribute.get_strategy())  # type: ignore[arg-type]
