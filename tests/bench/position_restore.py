@@ -1,7 +1,7 @@
 """What it costs to go on at batch 10**6 of an epoch rather than at batch 10**2.
 
 Three pipelines over the same number of samples:
-`tfpreempt.keras.data`, a seeded shuffle with a buffer, and arrays as Keras 3 feeds them
+`tfpreempt.data`, a seeded shuffle with a buffer, and arrays as Keras 3 feeds them
 to `fit`. Each is read up to both batches once, and its iterator's state is kept; that
 takes minutes. Then the two states are restored in turn: a fresh dataset, its iterator,
 the state, the first batch. The dataset is made before the clock starts: it is the same
@@ -28,7 +28,7 @@ BATCH = 32
 SAMPLES = 33 * 10**6
 BUFFER = 1024
 BAR = 1.2
-OURS = "tfpreempt.keras.data.from_arrays"
+OURS = "tfpreempt.data.from_arrays"
 IGNORE, FAIL = 1, 2
 """External state policies; what permutes in Keras is a random op, to be ignored."""
 

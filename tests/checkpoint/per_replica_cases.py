@@ -122,12 +122,54 @@ def test_batch_statistics_of_keras_3_are_each_replicas_own(strategy, tmp_path):
     assert [part.numpy().tobytes() for part in means] == before
 
 
-def test_another_number_of_replicas_keeps_the_reduced_value(strategy, caplog):
-    variable = on_read(strategy, tf.float32)
-    state = PerReplicaState(tf.train.Checkpoint(v=variable))
-    data = saved(state)
-    one = tf.distribute.MirroredStrategy(["CPU:0"])
-    lonely = on_read(one, tf.float32)
-    state = PerReplicaState(tf.train.Checkpoint(v=lonely))
-    load(state, data)
-    assert "reduced value" in caplog.text
+SUM, MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
+NONE = tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def lonely(dtype, aggregation):
+    """A variable of one replica."""
+    return on_read(tf.distribute.MirroredStrategy(["CPU:0"]), dtype, aggregation)
+
+
+def values(variable):
+    return [part.numpy().tolist() for part in variable.values]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [(SUM, [4.0, 6.0, 8.0, 10.0]), (MEAN, [2.0, 3.0, 4.0, 5.0]), (NONE, [1, 2, 3, 4])],
+)
+def test_fewer_replicas_hold_what_reads_the_same(strategy, aggregation, expected):
+    two = on_read(strategy, tf.float32, aggregation)
+    for part, value in zip(two.values, ([1, 2, 3, 4], [3, 4, 5, 6]), strict=True):
+        part.assign(value)
+    one = lonely(tf.float32, aggregation)
+    data = saved(PerReplicaState(tf.train.Checkpoint(v=two)))
+    load(PerReplicaState(tf.train.Checkpoint(v=one)), data)
+    assert values(one) == [expected]
+
+
+def test_more_replicas_have_shares_that_add_up(strategy):
+    one = lonely(tf.int64, SUM)
+    one.values[0].assign([1, 2, 3, 5])
+    two = on_read(strategy, tf.int64)
+    data = saved(PerReplicaState(tf.train.Checkpoint(v=one)))
+    load(PerReplicaState(tf.train.Checkpoint(v=two)), data)
+    assert values(two) == [[1, 1, 2, 3], [0, 1, 1, 2]]
+
+
+def test_as_many_replicas_of_other_workers_have_the_same_values(strategy):
+    """Two workers with one each go over to one worker with two, and back."""
+    ones = [lonely(tf.float32, SUM) for _ in range(2)]
+    for number, one in enumerate(ones):
+        one.values[0].assign([number, 0.1, number / 3, -0.0])
+    files = [saved(PerReplicaState(tf.train.Checkpoint(v=one))) for one in ones]
+    two = on_read(strategy, tf.float32)
+    state = PerReplicaState(tf.train.Checkpoint(v=two))
+    state.fold([io.BytesIO(file) for file in files], 0, 1)
+    assert values(two) == [value for one in ones for value in values(one)]
+    again = [lonely(tf.float32, SUM) for _ in range(2)]
+    for number, one in enumerate(again):
+        state_of_one = PerReplicaState(tf.train.Checkpoint(v=one))
+        state_of_one.fold([io.BytesIO(saved(state))], number, 2)
+    assert [values(one) for one in again] == [values(one) for one in ones]

@@ -125,3 +125,32 @@ def test_the_generator_of_keras_is_made_outside_of_a_scope(strategy):
     made = state.get_global_attribute(name)
     assert distributed(made.state) is None
     np.testing.assert_array_equal(keras.random.uniform([3]).numpy(), expected)
+
+
+def saved_by(worker, *, has_own_numpy):
+    """What a worker saves that has seeded as all others have, or NumPy for itself."""
+    random.seed(3)
+    np.random.seed(worker if has_own_numpy else 3)
+    tf.random.set_seed(3)
+    return saved(RandomState())
+
+
+def folded(files, worker):
+    state = RandomState()
+    state.fold([io.BytesIO(file) for file in files], worker, 3)
+    return draw()
+
+
+def test_a_new_worker_draws_as_the_others_where_all_drew_the_same():
+    files = [saved_by(worker, has_own_numpy=False) for worker in range(2)]
+    first, second, new = (folded(files, worker) for worker in range(3))
+    assert first == second == new
+
+
+def test_a_new_worker_draws_for_itself_what_each_drew_for_itself():
+    files = [saved_by(worker, has_own_numpy=True) for worker in range(2)]
+    first, second, new = (folded(files, worker) for worker in range(3))
+    assert folded(files, 2) == new  # the same in each restart
+    of_numpy = [2, 3]
+    for index, draws in enumerate(zip(first, second, new, strict=True)):
+        assert len(set(draws)) == (3 if index in of_numpy else 1)

@@ -58,7 +58,7 @@ def ragged() -> Any:
 
 
 def sparse() -> Any:
-    """Row i has one number in five columns; TensorFlow can make no empty slice of it."""
+    """Row i has one number in five columns; TensorFlow can cut no empty slice."""
     size = SIZE // BATCH * BATCH
     where = [[i, i % 5] for i in range(size)]
     whole = tf.SparseTensor(where, np.arange(size), [size, 5])

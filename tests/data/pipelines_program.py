@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.keras.positions import deserialize, numbers, serialize
 from tfpreempt import data
-from tfpreempt.data.slices import sliced
+from tfpreempt.data.iterators import make_iterator, owned_iterators
 
 SIZE, BATCH, SEED = 50, 8, 3
 
@@ -39,9 +39,10 @@ def continued(path, dropped):
     return [numbers(iterator), numbers(fresh), numbers(fresh)]
 
 
-def joined(cut):
-    """The global batches that a dataset of slices was cut from."""
-    return [sum((part[0].numpy().tolist() for part in parts), []) for parts in cut]
+def joined(iterator, strategy):
+    """The global batches, put together from what the replicas get."""
+    parts = (strategy.experimental_local_results(batch[0]) for batch in iterator)
+    return [np.concatenate(each).tolist() for each in parts]
 
 
 def main():
@@ -52,19 +53,21 @@ def main():
     found = {"continued": [continued(path, 2), continued(path, 0)]}
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     for key, drop in (("whole", False), ("dropped", True)):
-        distributed = strategy.experimental_distribute_dataset(dataset(drop))
-        found[key] = joined(sliced(distributed))
+        found[key] = joined(data.distribute(dataset(drop), strategy), strategy)
     distributed = strategy.experimental_distribute_dataset(dataset())
-    iter(sliced(distributed))
-    iterator = iter(sliced(distributed))
+    make_iterator(distributed)
+    iterator = make_iterator(distributed)
     for _ in range(3):
         next(iterator)
-    state = serialize(iterator)
+    [host] = owned_iterators(iterator)
+    state = serialize(host)
     found["slices_bytes"] = len(state)
-    again = sliced(strategy.experimental_distribute_dataset(dataset()))
-    iterator = iter(again)
-    deserialize(iterator, state)
-    found["slices_continued"] = [joined(iterator), joined(again)]
+    again = strategy.experimental_distribute_dataset(dataset())
+    iterator = make_iterator(again)
+    [host] = owned_iterators(iterator)
+    deserialize(host, state)
+    epochs = (iterator, make_iterator(again))
+    found["slices_continued"] = [joined(each, strategy) for each in epochs]
     print(json.dumps(found))
 
 

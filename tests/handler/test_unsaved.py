@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tests.handler.program import Program
 from tfpreempt import State
+from tfpreempt.data import distribute
 from tfpreempt.states import JsonState
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
@@ -258,6 +259,26 @@ def test_an_iterator_that_begins_anew_is_named(
             handler.run(read, iterator)
     assert ("reads from iterator" in caplog.text) == is_named
     assert ("total_run_calls" in caplog.text) == is_named
+
+
+def test_tensorflows_distributed_iterator_is_named_with_what_to_write_instead(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    numbers = numbers_to(9).batch(1)
+    theirs = iter(strategy.experimental_distribute_dataset(numbers))
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(read, theirs)
+    told = "make it with tfpreempt.data.distribute(dataset, strategy)"
+    assert caplog.text.count(told) == 1
+    caplog.clear()
+    ours = distribute(numbers, strategy)
+    program.checkpoint.data = ours
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(read, ours)
+    assert "reads from" not in caplog.text
 
 
 class Seen(State):

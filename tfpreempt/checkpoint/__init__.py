@@ -35,6 +35,7 @@ probe           is the checkpoint directory the same storage for every worker?
 random_state    the random generators of a process, each worker's own
 reader          what TensorFlow does in a restore, once the structure was compared
 remote/         the copy of a checkpoint directory in an object store
+resized         what another number of workers saved, for those that there are now
 restore         which checkpoint to restore: the newest that is committed and verified
 retention       deletes what is no longer wanted
 saver           saves a step in two phases, whatever form the checkpoint has

@@ -41,6 +41,26 @@ def iterators(checkpoint: tf.train.Checkpoint) -> Iterator[tuple[str, Any]]:
             yield path, obj
 
 
+def shared_iterators(checkpoint: tf.train.Checkpoint) -> list[Any]:
+    """Those of `tfpreempt.data.distribute` whose place is the same on all workers."""
+    # TensorFlow's own are not trackable, so those in a checkpoint are ours.
+    return [
+        obj
+        for _, obj in walk(checkpoint)
+        if isinstance(obj, tf.distribute.DistributedIterator) and obj.is_shared
+    ]
+
+
+def _kept_apart(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
+    """Path and iterator of those whose place differs between workers."""
+    shared = {
+        id(owned)
+        for each in shared_iterators(checkpoint)
+        for owned, _ in each.host_iterators()
+    }
+    return [pair for pair in iterators(checkpoint) if id(pair[1]) not in shared]
+
+
 # --- who has no position -------------------------------------------------------------
 
 
@@ -182,11 +202,18 @@ class IteratorState(State):
             if path in saved:
                 iterator._restore_from_tensors({"_STATE": unpack(saved[path])})
 
+    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+        """Leaves them: at the chief's place where all share one, else at the beginning,
+        because each worker's part of the data is another one now."""
+
 
 @contextlib.contextmanager
 def positions_kept(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
-    """Leaves dataset iterators where they are while a checkpoint is restored."""
-    kept = [iterator for _, iterator in iterators(checkpoint)]
+    """Leaves dataset iterators where they are while a checkpoint is restored.
+
+    Not those whose place is the same on all workers.
+    """
+    kept = [iterator for _, iterator in _kept_apart(checkpoint)]
     for iterator in kept:
         iterator._restore_from_tensors = lambda restored: []
     try:

@@ -14,6 +14,7 @@ from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.payload import Payload
 from tfpreempt.checkpoint.remote import fetch
+from tfpreempt.checkpoint.resized import has_part_of, is_resized, read_own
 from tfpreempt.checkpoint.state import (
     REGISTRY,
     State,
@@ -123,20 +124,21 @@ class CheckpointLoader:
 
         Raises:
             CheckpointMismatchError: another model's checkpoint; nothing was assigned.
+                Or another number of workers wrote it, and a State has no rule for that.
+            ConfigurationError: the workers of now cannot share the data equally.
         """
         cluster, manifest = self.cluster, candidate.manifest
+        resized = is_resized(candidate, cluster)
+        if resized:
+            self.payload.check_shares()
         if candidate.prefix is not None:
             # TensorFlow's own files have the positions of the chief's iterators.
-            is_mine = manifest is None or (
-                cluster.is_chief and manifest.world_size == cluster.world
-            )
+            is_mine = manifest is None or (cluster.is_chief and not resized)
             self.payload.restore(candidate.prefix, with_data=is_mine)
         if manifest is not None:
-            if shard := restoring.shard_of(candidate, cluster):
-                for state in self.payload.states:
-                    read_state(shard, state)
-            else:
-                restoring.warn_about_world(candidate, cluster)
+            for state in self.payload.states:
+                read_own(candidate, state, cluster)
+            restoring.warn_about_workers(candidate, cluster)
             if named_states:
                 self.load_named_states(candidate)
         self.payload.restored(candidate)
@@ -153,8 +155,10 @@ class CheckpointLoader:
         Returns:
             Whether the checkpoint had them for this worker.
         """
-        state, shard = self.random_state, restoring.shard_of(candidate, self.cluster)
-        return state is not None and shard is not None and read_state(shard, state)
+        state, is_ours = self.random_state, candidate.manifest is not None
+        return (
+            state is not None and is_ours and read_own(candidate, state, self.cluster)
+        )
 
     def random_bytes(self) -> bytes:
         """This worker's random generators as a save would hold them."""
@@ -166,10 +170,16 @@ class CheckpointLoader:
     def load_named_states(self, candidate: Entry) -> None:
         """Loads the registered States; on every worker, main thread."""
         shared = os.path.join(candidate.shards, layout.STATES)
-        shard = restoring.shard_of(candidate, self.cluster)
+        cluster = self.cluster
+        has_own = has_part_of(candidate, cluster)
         for state in self.registry.in_order():
-            folder = shard if state.per_worker else shared
-            if folder is not None and not read_state(folder, state):
+            if not state.per_worker:
+                is_there = read_state(shared, state)
+            elif has_own:
+                is_there = read_own(candidate, state, cluster)
+            else:
+                continue  # a warning says so
+            if not is_there:
                 _log.warning(
                     "tfpreempt: %s has no State %r", candidate.path, state.name
                 )

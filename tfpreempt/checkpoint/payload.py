@@ -178,7 +178,15 @@ class Payload:
 
         Args:
             prefix: TensorFlow's files.
-            with_data: whether the dataset iterators in them are this worker's.
+            with_data: whether the dataset iterators in them are this worker's. Those
+                whose place is the same on all workers are restored anyway.
+        """
+
+    def check_shares(self) -> None:
+        """Before a restore of what another number of workers saved.
+
+        Raises:
+            ConfigurationError: the workers of now cannot share the data equally.
         """
 
     def restored(self, candidate: Entry) -> None:

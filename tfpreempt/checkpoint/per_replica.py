@@ -52,6 +52,38 @@ def arrays_of(header: Any, parts: Sequence[bytes]) -> Iterator[Arrays]:
         ]
 
 
+def dealt(variable: Any, values: Arrays, worker: int, world: int) -> Arrays:
+    """What this worker's replicas hold of the values that other replicas had.
+
+    As many replicas as before have the same values, in the same order, wherever they
+    are now. More or fewer have what reads the same: of a variable that is read as a sum
+    equal shares of it, as TensorFlow deals them (of whole numbers the first replicas
+    have one more); of one that is read as a mean each the mean; of any other each what
+    the first one had.
+
+    Args:
+        variable: whose local replicas are asked for.
+        values: of all replicas that there were.
+        worker: index of this worker.
+        world: number of workers, each with as many replicas.
+    """
+    parts = local_parts(variable)
+    first, last = worker * len(parts), (worker + 1) * len(parts)
+    replicas = world * len(parts)
+    if len(values) == replicas:
+        return values[first:last]
+    kind = parts[0].aggregation
+    if kind == tf.VariableAggregation.SUM:
+        whole = np.sum(values, axis=0, dtype=values[0].dtype)
+        if np.issubdtype(whole.dtype, np.integer):
+            each, more = divmod(whole, replicas)
+            return [np.asarray(each + (more > i)) for i in range(first, last)]
+        return [np.asarray(whole / replicas, whole.dtype)] * len(parts)
+    if kind == tf.VariableAggregation.MEAN:
+        return [np.asarray(np.mean(values, axis=0), values[0].dtype)] * len(parts)
+    return [values[0]] * len(parts)
+
+
 def assign(variable: Any, arrays: Arrays) -> None:
     """Sets all local replicas; there are as many, of the same shapes."""
     for part, array in zip(local_parts(variable), arrays, strict=True):
@@ -102,12 +134,21 @@ class PerReplicaState(State):
         write_parts(fileobj, *read(self.variables()))
 
     def load(self, fileobj: IO[bytes]) -> None:
-        header, parts = read_parts(fileobj)
-        paths = [entry["path"] for entry in header]
-        saved = dict(zip(paths, arrays_of(header, parts), strict=True))
+        self._deal([fileobj], 0, 1)
+
+    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+        """The replicas' values are dealt among the replicas that there are now."""
+        self._deal([file for file in files if file is not None], worker, world)
+
+    def _deal(self, files: Sequence[IO[bytes]], worker: int, world: int) -> None:
+        saved: dict[str, Arrays] = {}
+        for file in files:
+            header, parts = read_parts(file)
+            for entry, arrays in zip(header, arrays_of(header, parts), strict=True):
+                saved.setdefault(entry["path"], []).extend(arrays)
         for path, variable in self.variables():
             if path in saved:
-                self._assign(path, variable, saved.pop(path))
+                self._assign(path, variable, saved.pop(path), worker, world)
         if saved:
             _log.warning(
                 "tfpreempt: the checkpoint has metrics or seed generators that nothing "
@@ -116,15 +157,18 @@ class PerReplicaState(State):
                 ", ".join(saved),
             )
 
-    def _assign(self, path: str, variable: Any, arrays: Arrays) -> None:
+    def _assign(
+        self, path: str, variable: Any, values: Arrays, worker: int, world: int
+    ) -> None:
+        arrays = dealt(variable, values, worker, world)
         here = [tuple(part.shape) for part in local_parts(variable)]
         if here == [array.shape for array in arrays]:
             assign(variable, arrays)
             return
         _log.warning(
-            "%s has %d local replicas here, the checkpoint has %d: its reduced "
-            "value is used, so totals may differ in the last bits.",
+            "%s has the shapes %s on the replicas here, and %s in the checkpoint: it "
+            "stays as it is.",
             path,
-            len(here),
-            len(arrays),
+            here,
+            [array.shape for array in values],
         )

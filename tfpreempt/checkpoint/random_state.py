@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import json
 import logging
 import random
 import sys
+from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from tfpreempt.checkpoint.encoding import (
     encode,
     readable,
 )
+from tfpreempt.checkpoint.resized import derived_seed
 from tfpreempt.checkpoint.state import State
 from tfpreempt.checkpoint.variables import local_parts, out_of_scope, walk
 from tfpreempt.core import seams
@@ -51,6 +54,28 @@ class RandomState(State):
             **tensorflow_record(),
         }
         fileobj.write(json.dumps(record).encode())
+
+    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+        """A new worker has the same generators as the others had, where those were all
+        the same: what is drawn from them, such as the order of a PyDataset, must be the
+        same everywhere. Those that were not are derived from the chief's."""
+        saved = [file.read() for file in files if file is not None]
+        own = saved[worker if worker < len(saved) else 0]
+        self.load(io.BytesIO(own))
+        if worker < len(saved):
+            return
+        seed = derived_seed(own, worker)
+        with readable(self):
+            first, *others = map(json.loads, saved)
+            differing = {
+                name for each in others for name in each if each[name] != first[name]
+            }
+        if "python" in differing:
+            random.seed(seed)
+        if "numpy" in differing:
+            np.random.seed(list(seed.to_bytes(16, "little")))
+        if differing - {"python", "numpy"}:
+            reseed_tensorflow(seed)
 
     def load(self, fileobj: IO[bytes]) -> None:
         with readable(self):
@@ -89,6 +114,19 @@ def load_tensorflow_record(record: Any) -> None:
         _load_generator(record["tf_generator"])
     if record.get("keras_seed") is not None:  # older commits have none
         _load_keras_record(record["keras_seed"])
+
+
+def reseed_tensorflow(seed: int) -> None:
+    """Lets eager ops, and the global `tf.random.Generator`, draw others than before.
+
+    The global seed itself stays: all workers have the same. So does the seed of Keras,
+    whose layers draw the same on all replicas.
+    """
+    eager = seams.eager_context.context()
+    if getattr(eager, "_rng", None) is not None:
+        eager._rng.seed(seed)
+    if (generator := seams.stateful_random_ops.global_generator) is not None:
+        generator.reset_from_seed(seed % 2**63)
 
 
 def is_seeded() -> bool:

@@ -53,7 +53,8 @@ def restore(
         checkpoint: whose objects are restored; those made later, when they are made.
         prefix: TensorFlow's files.
         options: tf.train.CheckpointOptions, or None.
-        with_data: whether the dataset iterators in the files are this worker's.
+        with_data: whether the dataset iterators in the files are this worker's; those
+            whose place is the same on all workers are restored anyway.
 
     Raises:
         CheckpointMismatchError: another model's checkpoint; nothing was assigned.

@@ -137,16 +137,17 @@ def shard_of(entry: Entry, cluster: Cluster) -> str | None:
     return os.path.join(entry.shards, layout.worker_name(worker))
 
 
-def warn_about_world(entry: Entry, cluster: Cluster) -> None:
-    """Says what is not restored on a worker that has no shard in a commit of ours."""
+def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
+    """Says what of a commit of ours this worker does not get back as it was."""
     manifest = entry.manifest
     assert manifest is not None
     if manifest.world_size != cluster.world:
         _log.warning(
-            "%s was written by %d workers, now there are %d: weights and step are "
-            "restored as saved, but data positions, random generators and "
-            "per-replica parts belong to the old workers and are not; each worker "
-            "starts its data anew and ON_READ variables get their reduced value.",
+            "%s was written by %d workers, now there are %d: weights and step are as "
+            "saved, and the place in data whose global batches all workers share "
+            "(tfpreempt.data). Any other dataset iterator begins anew. Random "
+            "generators and per-replica values are dealt among the new workers, as "
+            "docs/elastic.md says.",
             entry.path,
             manifest.world_size,
             cluster.world,

@@ -9,7 +9,7 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, TypeVar
 
 from tfpreempt import errors
@@ -125,6 +125,28 @@ class State(abc.ABC, metaclass=_Complete):
     @abc.abstractmethod
     def load(self, fileobj: IO[bytes]) -> None:
         """Takes over what `save` wrote, on the main thread."""
+
+    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+        """Takes over what another number of workers saved, in place of `load`.
+
+        Only of a State with `per_worker=True`; main thread. A State that is to survive
+        a restart with more workers or fewer overrides this with its rule.
+
+        Args:
+            files: what each of those workers wrote, in their order; None of one whose
+                part is not there.
+            worker: index of this worker.
+            world: number of workers now.
+
+        Raises:
+            CheckpointMismatchError: there is no rule, as here by default.
+        """
+        raise errors.CheckpointMismatchError(
+            f"{self!r} was saved by each of {len(files)} workers, now there are "
+            f"{world}, and it has no rule for that. Start {len(files)} workers; or "
+            "override fold() of the State, or call unregister() on it before the "
+            "restore if the new workers are to begin it anew."
+        )
 
     def check_saved(self, fileobj: IO[bytes]) -> None:
         """Reads what `load` would read, and changes nothing.

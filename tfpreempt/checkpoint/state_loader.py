@@ -11,6 +11,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, retention, state_file
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.resized import has_part_of, read_own
 from tfpreempt.checkpoint.state import State, naming, read_state
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import Cluster
@@ -158,13 +159,14 @@ class StateLoader:
 
     def _load_from(self, commit: Entry, state: State) -> bool:
         self._tell_of_lost_restarts(commit)
-        folder: str | None = os.path.join(commit.shards, layout.STATES)
-        if state.per_worker:
-            folder = restoring.shard_of(commit, self.cluster)
-        if folder is None:
-            restoring.warn_about_world(commit, self.cluster)
-            return False
-        if read_state(folder, state):
+        if not state.per_worker:
+            found = read_state(os.path.join(commit.shards, layout.STATES), state)
+        else:
+            found = read_own(commit, state, self.cluster)
+            if not found and not has_part_of(commit, self.cluster):
+                restoring.warn_about_workers(commit, self.cluster)
+                return False
+        if found:
             return True
         _log.warning(
             "tfpreempt: %s has no State %r; it stays as it is", commit.path, state.name

@@ -27,6 +27,7 @@ from tfpreempt.checkpoint.iterator_state import (
     IteratorState,
     check_position,
     iterators,
+    shared_iterators,
 )
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.loader import CheckpointLoader
@@ -217,6 +218,12 @@ class _Tracked(Payload):
     def check(self, prefix: str) -> None:
         if self.checkpoint is not None:
             reader.check(prefix)
+
+    def check_shares(self) -> None:
+        if self.checkpoint is not None:
+            attach(self.checkpoint)
+            for iterator in shared_iterators(self.checkpoint):
+                iterator.check_shares()
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         if self.checkpoint is not None:

@@ -19,13 +19,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.core import seams
-from tfpreempt.data.slices import sliced
+from tfpreempt.data.slices import Cut, check_shares, global_batches
 
 seams.require("distributed_data")
 _lib: Any = seams.input_lib
 _Distributed: Any = _lib.DistributedIterator
 _DistributedSpec: Any = _lib.DistributedIteratorSpec
-_Trackable: Any = seams.trackable_base.Trackable
+_base: Any = seams.trackable_base
+_Trackable: Any = _base.Trackable
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,37 +46,39 @@ class _OneByOne:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Together:
-    """One worker's host iterator; an element of it has a slice for each replica."""
+    """One worker's host iterator of global batches; each replica gets a slice."""
 
     iterator: Any
+    cut: Cut
+    spec: Any  # of a slice
     draws: int = 1
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
-        return list(self.iterator.get_next())
+        return self.cut.slices(self.iterator.get_next())
 
     def get_next_as_optional_list(self) -> list[Any]:
         found = self.iterator.get_next_as_optional()
-        return [_Slice(found, i) for i in range(len(found.element_spec))]
+        return [
+            _Slice(found, self.cut, number, self.spec)
+            for number in range(len(self.cut.local))
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Slice:
-    """The part of an Optional that is for one replica, as `tf.experimental.Optional`
-    has it."""
+    """One replica's part of an Optional batch, as `tf.experimental.Optional` has it."""
 
     whole: Any
+    cut: Cut
     number: int
-
-    @property
-    def element_spec(self) -> Any:
-        return self.whole.element_spec[self.number]
+    element_spec: Any
 
     def has_value(self) -> Any:
         return self.whole.has_value()
 
     def get_value(self) -> Any:
-        return self.whole.get_value()[self.number]
+        return self.cut.slices(self.whole.get_value())[self.number]
 
 
 class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlow is untyped
@@ -96,24 +99,65 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
         for worker in self._iterators:
             yield worker.iterator, worker.draws
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether its place is that in the global batches: the same on all workers,
+        however many there are."""
+        return all(isinstance(worker, _Together) for worker in self._iterators)
+
+    def check_shares(self) -> None:
+        """Sees whether the replicas have equal shares of a global batch; reads one.
+
+        Raises:
+            ConfigurationError: they have not.
+        """
+        for batch in self._iterators[0].iterator._dataset.take(1):
+            check_shares(batch, self._strategy.num_replicas_in_sync)
+
 
 class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    """Its components are the ordinary tf.data iterators, one for each worker."""
+    """Its components are the ordinary tf.data iterators, one for each worker.
 
-    def _host_specs(self) -> Iterator[tuple[Any, int]]:
-        """For each worker the spec of one replica's element, and its replicas."""
-        workers = self._input_workers
-        for number, spec in enumerate(super()._component_specs):
-            devices = workers.compute_devices_for_worker(number)
-            yield spec._element_spec, len(devices)
+    Attributes:
+        cut: how global batches are cut; None where a replica draws its own batch.
+    """
+
+    cut: Cut | None = None
+
+    def _serialize(self) -> Any:
+        cut = () if self.cut is None else dataclasses.astuple(self.cut)
+        return *super()._serialize(), cut
+
+    # TensorFlow makes these anew, without what it does not know.
+
+    def most_specific_common_supertype(self, others: Any) -> Any:
+        found = super().most_specific_common_supertype(others)
+        return found and self._handed_to(found)
+
+    def _with_tensor_ranks_only(self) -> Any:
+        return self._handed_to(super()._with_tensor_ranks_only())
+
+    def _without_tensor_names(self) -> Any:
+        return self._handed_to(super()._without_tensor_names())
+
+    def _handed_to(self, other: _HostIteratorSpec) -> _HostIteratorSpec:
+        other.cut = self.cut
+        return other
+
+    @property
+    def _component_specs(self) -> list[Any]:
+        if self.cut is not None:
+            return [tf.data.IteratorSpec(self.cut.spec)]
+        each = super()._component_specs
+        return [tf.data.IteratorSpec(spec._element_spec) for spec in each]
 
     def _to_components(self, value: Any) -> list[Any]:
         return [iterator for iterator, _ in value.host_iterators()]
 
-    def _made_of(self, components: list[Any]) -> HostIterator:
+    def _from_components(self, components: Any) -> HostIterator:
         iterator = HostIterator(
             input_workers=self._input_workers,
-            components=components,
+            components=[self._worker(*each) for each in enumerate(components)],
             element_spec=self._element_spec,
             strategy=self._strategy,
             cardinality=self._cardinality,
@@ -124,29 +168,13 @@ class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow i
         iterator._type_spec = self
         return iterator
 
-
-class _OneByOneSpec(_HostIteratorSpec):
-    @property
-    def _component_specs(self) -> list[Any]:
-        return [tf.data.IteratorSpec(spec) for spec, _ in self._host_specs()]
-
-    def _from_components(self, components: Any) -> HostIterator:
-        each = zip(components, self._host_specs(), strict=True)
-        return self._made_of(
-            [_OneByOne(iterator=one, draws=replicas) for one, (_, replicas) in each]
-        )
-
-
-class _TogetherSpec(_HostIteratorSpec):
-    @property
-    def _component_specs(self) -> list[Any]:
-        return [
-            tf.data.IteratorSpec((spec,) * replicas)
-            for spec, replicas in self._host_specs()
-        ]
-
-    def _from_components(self, components: Any) -> HostIterator:
-        return self._made_of([_Together(iterator=one) for one in components])
+    def _worker(self, number: int, iterator: Any) -> _OneByOne | _Together:
+        if self.cut is not None:
+            [slices] = super()._component_specs
+            spec = slices._element_spec
+            return _Together(iterator=iterator, cut=self.cut, spec=spec)
+        devices = self._input_workers.compute_devices_for_worker(number)
+        return _OneByOne(iterator=iterator, draws=len(devices))
 
 
 def host_iterator(dataset: Any) -> HostIterator:
@@ -156,19 +184,19 @@ def host_iterator(dataset: Any) -> HostIterator:
         dataset: what `strategy.experimental_distribute_dataset` or
             `distribute_datasets_from_function` returned.
     """
-    workers = dataset._input_workers
-    whole = sliced(dataset)
-    kind = _OneByOneSpec if whole is None else _TogetherSpec
-    if whole is not None:
+    shared = global_batches(dataset)
+    if shared is not None:
+        whole, cut = shared
         parts = [whole]
     else:
+        cut = None
         parts = getattr(dataset, "_cloned_datasets", None) or dataset._datasets
     iterators = []
-    for device, part in zip(workers.worker_devices, parts, strict=True):
+    for device, part in zip(dataset._input_workers.worker_devices, parts, strict=True):
         with tf.device(device):
             iterators.append(iter(part))
-    spec = kind(
-        workers,
+    spec = _HostIteratorSpec(
+        dataset._input_workers,
         dataset._element_spec,
         dataset._strategy,
         options=None,
@@ -176,4 +204,5 @@ def host_iterator(dataset: Any) -> HostIterator:
         enable_get_next_as_optional=dataset._enable_get_next_as_optional,
         replica_order=dataset._replica_order,
     )
+    spec.cut = cut
     return spec._from_components(iterators)

@@ -78,6 +78,15 @@ class Record(State):
         write_parts(fileobj, {"record": heads}, list(arrays))
 
     def load(self, fileobj: IO[bytes]) -> None:
+        self.loaded = self.read(fileobj)
+
+    @staticmethod
+    def read(fileobj: IO[bytes]) -> dict[str, Encoded]:
+        """What one file holds.
+
+        Raises:
+            CheckpointMismatchError: it is of an earlier version.
+        """
         header, parts = read_parts(fileobj)
         if "record" not in header:
             raise errors.CheckpointMismatchError(
@@ -87,7 +96,7 @@ class Record(State):
                 "restored with tf.train.Checkpoint."
             )
         left = iter(parts)
-        self.loaded = {
+        return {
             name: Encoded(header=head, arrays=tuple(itertools.islice(left, count)))
             for name, (head, count) in header["record"].items()
         }

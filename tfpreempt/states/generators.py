@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from tfpreempt.checkpoint.encoding import (
     encode,
     readable,
 )
+from tfpreempt.checkpoint.resized import derived_seed, own_or_first
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 
 
@@ -45,6 +48,14 @@ class PythonRandomState(State):
     def load(self, fileobj: IO[bytes]) -> None:
         with readable(self):
             self._generator.setstate(decode(json.loads(fileobj.read())))
+
+    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+        """A new worker's generator is derived from the chief's."""
+        file, is_another = own_or_first(files, worker)
+        saved = file.read()
+        self.load(io.BytesIO(saved))
+        if is_another:
+            self._generator.seed(derived_seed(saved, worker))
 
 
 class NumpyRandomState(State):
@@ -87,6 +98,15 @@ class NumpyRandomState(State):
                 f"{self!r} was saved with the bit generator {str(saved)[:40]!r}; here "
                 f"it has {here!r}. Make the same kind as before."
             )
+
+    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+        """A new worker's generator is derived from the chief's."""
+        file, is_another = own_or_first(files, worker)
+        saved = file.read()
+        self.load(io.BytesIO(saved))
+        if is_another:
+            kind = getattr(np.random, self._get()["bit_generator"])
+            self._set(kind(derived_seed(saved, worker)).state)
 
     def _get(self) -> Any:
         if self._generator is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Sequence
 from typing import IO, Any
 
 import tensorflow as tf
@@ -14,8 +16,10 @@ from tfpreempt.checkpoint.random_state import (
     generator_record,
     load_generator_record,
     load_tensorflow_record,
+    reseed_tensorflow,
     tensorflow_record,
 )
+from tfpreempt.checkpoint.resized import derived_seed, own_or_first
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.core import seams
 
@@ -66,6 +70,18 @@ class TensorFlowRandomState(State):
                 f"{here}. Make the same kind as before."
             )
 
+    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+        """A new worker's generator is derived from the chief's."""
+        file, is_another = own_or_first(files, worker)
+        saved = file.read()
+        self.load(io.BytesIO(saved))
+        if is_another:
+            seed = derived_seed(saved, worker)
+            if self._generator is None:
+                reseed_tensorflow(seed)
+            else:
+                self._generator.reset_from_seed(seed % 2**63)
+
 
 class DatasetIteratorState(State):
     """The position of a `tf.data` iterator, shuffle buffers included.
@@ -99,8 +115,9 @@ class DatasetIteratorState(State):
         if not isinstance(iterator, seams.iterator_ops.OwnedIterator):
             raise errors.ConfigurationError(
                 f"A DatasetIteratorState was given {iterator!r}; expected "
-                "`iter(dataset)` of a tf.data.Dataset. (The position of a distributed "
-                "or a NumPy iterator cannot be had.)"
+                "`iter(dataset)` of a tf.data.Dataset. (The position of a NumPy "
+                "iterator cannot be had; one of tfpreempt.data.distribute() goes into "
+                "the tf.train.Checkpoint.)"
             )
         check_position(iterator, f"The iterator of DatasetIteratorState {name!r}")
         super().__init__(name, per_worker, registry=registry)

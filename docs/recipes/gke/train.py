@@ -18,7 +18,7 @@ keras.utils.set_random_seed(1)
 rng = np.random.default_rng(1)
 x = rng.normal(size=(4096, 8)).astype("float32")
 y = x @ rng.normal(size=(8, 1)).astype("float32")
-data = tfpreempt.keras.data.from_arrays((x, y), batch_size=16, seed=7)
+data = tfpreempt.data.from_arrays((x, y), batch_size=16, seed=7)
 
 with strategy.scope():
     model = keras.Sequential([keras.layers.Dense(64, "relu"), keras.layers.Dense(1)])

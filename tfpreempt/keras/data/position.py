@@ -30,9 +30,9 @@ from tfpreempt.checkpoint.iterator_state import (
 )
 from tfpreempt.checkpoint.variables import plain_message
 from tfpreempt.core import seams
+from tfpreempt.data.iterators import owned_iterators, read_locally
 from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
-from tfpreempt.data.iterators import owned_iterators, read_locally
 from tfpreempt.keras.interface import Fit
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Position:
         states: states of the local iterators below, now and before the first batch;
             each a list of parts. Empty for the other ways.
         more: what the way adds.
+        is_shared: whether it is the place in global batches, the same on all workers.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Position:
     batches: int
     states: Sequence[Sequence[bytes]] = ()
     more: Any = None
+    is_shared: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,6 +85,10 @@ class Tracker:
     kind = ""
     fit: Fit
     data: CountedDataset
+
+    def is_shared(self, iterator: Any) -> bool:
+        """Whether the place is that in global batches, the same on all workers."""
+        return getattr(iterator, "is_shared", False)
 
     def epoch_begins(self) -> None:
         """An epoch begins, before Keras turns to its data; or training is over."""
@@ -149,6 +155,9 @@ class IndexTracker(Tracker):
     """By the number of batches in arrays; the iterator is over what is left."""
 
     kind = "index"
+
+    def is_shared(self, iterator: Any) -> bool:
+        return True
 
     def prepare(self, position: Position) -> None:
         if position.batches:

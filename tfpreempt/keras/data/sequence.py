@@ -67,6 +67,9 @@ class SequenceTracker(Tracker):
         if changes and not self._has_state and not is_seeded():
             log.warning("tfpreempt: %s.", _UNSEEDED)
 
+    def is_shared(self, iterator: Any) -> bool:
+        return True
+
     def epoch_begins(self) -> None:
         state = encode(self._sequence.get_state()) if self._has_state else None
         self._before_epoch = (len(self._calls), state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from tfpreempt.data.slices import check_shares
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import WAYS, Position, Tracker, choose
 from tfpreempt.keras.data.sequence import SequenceTracker
@@ -62,11 +63,28 @@ class TrainingData:
         read = self._read - 1
         if is_at_end and not self._fit.keeps_iterator:
             made, read, batches = self._made_before + self.dataset.made, self._read, 0
-        kind = self.tracker.kind
-        position = Position(kind=kind, made=made, read=read, batches=batches)
+        position = Position(
+            kind=self.tracker.kind,
+            made=made,
+            read=read,
+            batches=batches,
+            is_shared=self.tracker.is_shared(self._iterator),
+        )
         return self.tracker.save(self._iterator, position)
 
     # --- the restart -----------------------------------------------------------------
+
+    def check_shares(self) -> None:
+        """Before a restart of what another number of workers saved.
+
+        Raises:
+            ConfigurationError: the replicas of now cannot share a batch equally.
+        """
+        replicas = self._fit.model.distribute_strategy.num_replicas_in_sync
+        if self._fit.sequence is not None:
+            check_shares(self._fit.sequence[0], replicas)
+        elif getattr(iterator := self.any_iterator(), "is_shared", False):
+            iterator.check_shares()
 
     def prepare(self, saved: Position | None, batches: int) -> None:
         """Lets the fit make the iterator that it goes on with.

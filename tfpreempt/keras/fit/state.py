@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import IO, Any
 
 import tensorflow as tf
 
@@ -56,6 +57,55 @@ class Own:
     parts: tuple[Any, ...]
 
 
+class OwnRecord(Record):
+    """What is each worker's own; or what it goes on with of another number of workers.
+
+    Attributes:
+        part: index and number of workers, if those that saved were more or fewer.
+        randoms: random generators of all that saved, then.
+    """
+
+    part: tuple[int, int] | None = None
+    randoms: Sequence[bytes] = ()
+
+    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+        """A new worker has what the chief had, but no files. The place in the data is
+        the chief's if it is that in global batches, else there is none. Variables are
+        dealt (see `per_replica`), and random generators too (see `RandomState`).
+        """
+        saved = [self.read(file) for file in files if file is not None]
+        self.part = worker, world
+        self.randoms = [each["random"].value().encode() for each in saved]
+        is_new = worker >= len(saved)
+        own = saved[0 if is_new else worker]
+        values = [each["values"].value() for each in saved]
+        place = saved[0]["position"].value()
+        self.loaded = {
+            **own,
+            "files": Encoded(header={}) if is_new else own["files"],
+            "values": Encoded.of(
+                # For each variable the values of all replicas, in order.
+                None
+                if None in values
+                else [[*itertools.chain(*of)] for of in zip(*values, strict=True)]
+            ),
+            "position": Encoded.of(place if _is_shared(place) else None),
+        }
+
+
+def _is_shared(place: Any) -> bool:
+    """Whether a saved `Position` is one in the global batches of all workers."""
+    return bool(place and place.get("is_shared"))
+
+
+def _replicas(own: Taken | None) -> Any:
+    """How many replicas had a value of each variable, where it must be as many again;
+    None where others can go on with the global batches, or their part is not there."""
+    if own is None or _is_shared(own["position"].value()):
+        return None
+    return own["replicas"].value()
+
+
 class FitState:
     """See above. Main thread.
 
@@ -90,7 +140,7 @@ class FitState:
         self._random = RandomState()
         self.attributes = Attributes(fit.model)
         self.shared = Record("tfpreempt.keras", take_shared)
-        self.own = Record("tfpreempt.keras.worker", take_own, per_worker=True)
+        self.own = OwnRecord("tfpreempt.keras.worker", take_own, per_worker=True)
         tracked = {"model": fit.model, "optimizer": fit.model.optimizer}
         self.checkpoint = tf.train.Checkpoint(
             **{name: each for name, each in tracked.items() if each is not None}
@@ -167,13 +217,14 @@ class FitState:
             # A variable is made by all workers at once: all see what they share.
             self._fit.build_test(self._data.any_iterator())
             now = of_worker(self._fit.model, self.checkpoint)
-        # Another number of workers may have other devices.
-        check(saved, now, None if own is None else own["replicas"].value())
+        check(saved, now, _replicas(own))
         member.restore(named_states=False)
         if own is not None:
             if (values := own["values"].value()) is not None:  # or the Checkpoint's
                 for each, arrays in zip(now, values, strict=True):
-                    per_replica.assign(each.variable, arrays)
+                    part = self.own.part or (0, 1)
+                    dealt = per_replica.dealt(each.variable, arrays, *part)
+                    per_replica.assign(each.variable, dealt)
             self.attributes.restore(own["attributes"])
         self._fit.settle()
         state.restore(self._callbacks, shared["callbacks"], extends=extends)
@@ -182,7 +233,12 @@ class FitState:
 
     def restore_random(self) -> None:
         """The random generators of this process."""
-        if self.own.loaded is not None:
+        if self.own.loaded is None:
+            return
+        if self.own.part is not None:
+            files = [io.BytesIO(each) for each in self.own.randoms]
+            self._random.fold(files, *self.own.part)
+        else:
             text = self.own.loaded["random"].value()
             self._random.load(io.BytesIO(text.encode()))
 

@@ -1,0 +1,108 @@
+"""What each worker saved for itself comes back by its rule where the number changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pytest
+
+from tests.checkpoint.fakes import Words, make_saver
+from tfpreempt.checkpoint.state import State, StateRegistry
+from tfpreempt.errors import CheckpointMismatchError
+from tfpreempt.states import NumpyRandomState, PythonRandomState
+
+Make = Callable[[StateRegistry, int], State]
+
+
+class Joined(Words):
+    """The words of all, on worker 0."""
+
+    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+        words = [file.read().decode() for file in files if file is not None]
+        self.text = " ".join(words) if worker == 0 else ""
+
+
+def save(directory: Path, world: int, make: Make) -> list[State]:
+    """What so many workers have, after a save of them all."""
+    states, staged = [], []
+    savers = []
+    for worker in range(world):
+        registry = StateRegistry()
+        states.append(make(registry, worker))
+        savers.append(
+            make_saver(directory, worker=worker, world=world, registry=registry)
+        )
+    for saver in reversed(savers):  # the chief last: it commits
+        staged.append(saver.stage(5, "run-5"))
+    savers[0].commit(staged[-1], "save", range(world))
+    return states
+
+
+def restore(directory: Path, world: int, make: Make) -> list[State]:
+    """What so many workers have after a restart."""
+    states = []
+    for worker in range(world):
+        registry = StateRegistry()
+        states.append(make(registry, worker))
+        saver = make_saver(directory, worker=worker, world=world, registry=registry)
+        saver.loader.restore(saver.loader.newest())
+    return states
+
+
+def words(registry: StateRegistry, worker: int) -> State:
+    return Words("w", f"of {worker}", per_worker=True, registry=registry)
+
+
+def test_without_a_rule_the_restart_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 2, words)
+    with pytest.raises(
+        CheckpointMismatchError, match=r"by each of 2 workers, now .* 3"
+    ):
+        restore(tmp_path, 3, words)
+    assert [state.text for state in restore(tmp_path, 2, words)] == ["of 0", "of 1"]
+
+
+def test_a_rule_gets_what_all_have_saved(tmp_path: Path) -> None:
+    def joined(registry: StateRegistry, worker: int) -> State:
+        return Joined("w", f"of {worker}", per_worker=True, registry=registry)
+
+    save(tmp_path, 3, joined)
+    found = restore(tmp_path, 2, joined)
+    assert [state.text for state in found] == ["of 0 of 1 of 2", ""]
+
+
+def test_a_state_of_the_chief_needs_no_rule(tmp_path: Path) -> None:
+    def shared(registry: StateRegistry, worker: int) -> State:
+        return Words("w", f"of {worker}", registry=registry)
+
+    save(tmp_path, 2, shared)
+    assert [state.text for state in restore(tmp_path, 3, shared)] == ["of 0"] * 3
+
+
+@pytest.mark.parametrize("kind", ["python", "numpy"])
+def test_the_generator_of_a_new_worker_is_derived_from_the_chiefs(
+    tmp_path: Path, kind: str
+) -> None:
+    def make(registry: StateRegistry, worker: int) -> State:
+        if kind == "python":
+            made: State = PythonRandomState(
+                "rng", random.Random(worker), per_worker=True, registry=registry
+            )
+        else:
+            made = NumpyRandomState(
+                "rng", np.random.default_rng(worker), per_worker=True, registry=registry
+            )
+        return made
+
+    def draws(states: Sequence[State]) -> list[float]:
+        return [float(state._generator.random()) for state in states]
+
+    before = save(tmp_path, 2, make)
+    first, second = (draws(restore(tmp_path, 4, make)) for _ in range(2))
+    assert first == second  # each restart derives the same
+    assert first[:2] == draws(before)
+    assert len(set(first)) == 4

@@ -1,0 +1,219 @@
+"""Trains some steps of a run that goes over to other numbers of workers and replicas.
+
+Usage: elastic_program.py CHECKPOINTS LOOP DATA DEVICES HOW [BATCH], where LOOP is
+"loop" or "fit", DATA names the data, DEVICES is the number of replicas of each worker,
+and HOW is "preempted": worker 0 gets a SIGTERM after its first step; or "whole". Under
+TF_CONFIG by MultiWorkerMirroredStrategy, else by MirroredStrategy.
+
+Prints what this worker's replicas trained on, as `took STEP [[ids], ...]`, and in the
+end the weights, which count exactly what was trained when: a sample that was in step s
+of epoch e has 16**e * (s + 1) more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import tfpreempt
+
+SIZE = 60
+EPOCHS = 3
+
+
+def make_strategy(devices):
+    """With so many logical devices in this process."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    some = [tf.config.LogicalDeviceConfiguration()] * devices
+    tf.config.set_logical_device_configuration(cpu, some)
+    if "TF_CONFIG" in os.environ:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
+
+
+def make_data(kind, batch):
+    """Batches of sample numbers."""
+    ids = np.arange(SIZE)
+    if kind == "index":
+        return tfpreempt.data.from_index(
+            lambda index: index, SIZE, batch_size=batch, seed=3
+        )
+    policy = tf.data.Options()
+    policy.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.DATA
+    )
+    whole = tf.data.Dataset.from_tensor_slices(ids.astype("int64"))
+    return whole.shuffle(20, seed=5).batch(batch).with_options(policy)
+
+
+def worth(step, batch):
+    """What a sample is worth in a step: a number that tells the step."""
+    in_epoch = SIZE // batch
+    return 16 ** (step // in_epoch) * (step % in_epoch + 1)
+
+
+def loop(checkpoints, data, devices, is_preempted, batch):
+    """A custom loop."""
+    strategy = make_strategy(devices)
+    batches = tfpreempt.data.distribute(make_data(data, batch).repeat(), strategy)
+    with strategy.scope():
+        seen = tf.Variable(tf.zeros(SIZE, tf.float32))
+        mean = tf.Variable(tf.zeros([], tf.float32))
+        total = tf.Variable(
+            0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+            trainable=False,
+        )
+        generator = tf.random.Generator.from_seed(1)
+    checkpoint = tf.train.Checkpoint(
+        seen=seen, mean=mean, total=total, generator=generator, data=batches
+    )
+    handler = tfpreempt.PreemptionCheckpointHandler(
+        strategy.cluster_resolver if "TF_CONFIG" in os.environ else None,
+        checkpoint,
+        checkpoints,
+        termination_config=tfpreempt.TerminationConfig(grace_period=0),
+    )
+
+    @tf.function
+    def step(iterator, value):
+        def replica(ids):
+            one = tf.reduce_sum(tf.one_hot(ids, SIZE), 0) * value
+            context = tf.distribute.get_replica_context()
+            seen.assign_add(context.all_reduce(tf.distribute.ReduceOp.SUM, one))
+            part = tf.reduce_sum(tf.sqrt(tf.cast(ids, tf.float32))) / batch
+            part = context.all_reduce(tf.distribute.ReduceOp.SUM, part)
+            mean.assign(0.9 * mean + 0.1 * part)
+            total.assign_add(tf.shape(ids)[0])
+            return ids
+
+        return strategy.run(replica, (next(iterator),))
+
+    def train(number):
+        taken = step(batches, tf.constant(float(worth(number, batch))))
+        show(number, strategy.experimental_local_results(taken))
+
+    while (number := handler.total_run_calls) < EPOCHS * SIZE // batch:
+        handler.run(train, number)
+        if is_preempted and is_chief(strategy):
+            os.kill(os.getpid(), signal.SIGTERM)
+            is_preempted = False
+    finish(seen, [float(mean.numpy())], int(total.numpy()))
+
+
+def fit(checkpoints, data, devices, is_preempted, batch):
+    """`model.fit`."""
+    import keras
+
+    strategy = make_strategy(devices)
+
+    class Counting(keras.Model):
+        """Counts what it sees."""
+
+        def __init__(self):
+            super().__init__()
+            zeros = {"initializer": "zeros", "aggregation": "mean"}
+            self.seen = self.add_weight(shape=[SIZE], name="seen", **zeros)
+            self.step = self.add_weight(shape=[], name="step", **zeros)
+            self.metric = keras.metrics.Sum(name="total")
+            self.built = True
+
+        def call(self, ids):
+            return ids
+
+        def train_step(self, batch_of_ids):
+            ids = tf.reshape(tf.nest.flatten(batch_of_ids)[0], [-1])
+            in_epoch = SIZE // batch
+            epoch = self.step.value // in_epoch
+            value = 16.0**epoch * (self.step.value % in_epoch + 1.0)
+            one = tf.reduce_sum(tf.one_hot(ids, SIZE), 0) * value
+            context = tf.distribute.get_replica_context()
+            tf.numpy_function(
+                show_replica,
+                [self.step.value, context.replica_id_in_sync_group, ids],
+                [],
+            )
+            self.seen.assign_add(context.all_reduce(tf.distribute.ReduceOp.SUM, one))
+            self.step.assign_add(1.0)
+            self.metric.update_state(tf.ones_like(ids, tf.float32))
+            return {"total": self.metric.result()}
+
+    class Strike(keras.callbacks.Callback):
+        """The notice."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            nonlocal is_preempted
+            if is_preempted and is_chief(strategy):
+                os.kill(os.getpid(), signal.SIGTERM)
+                is_preempted = False
+
+    taken = {}
+
+    def show_replica(number, replica, ids):
+        taken.setdefault(int(number), {})[int(replica)] = ids.tolist()
+
+    if "TF_CONFIG" in os.environ:
+        tfpreempt.keras.enable_multi_worker()
+    with strategy.scope():
+        model = Counting()
+        model.compile(optimizer="sgd")
+    callback = tfpreempt.keras.PreemptionCallback(
+        checkpoints, termination_config=tfpreempt.TerminationConfig(grace_period=0)
+    )
+    if data == "sequence":
+
+        class Numbers(keras.utils.PyDataset):
+            def __len__(self):
+                return SIZE // batch
+
+            def __getitem__(self, index):
+                return (np.arange(SIZE)[index * batch : (index + 1) * batch],)
+
+        x, more = Numbers(), {"shuffle": True}
+        keras.utils.set_random_seed(11)
+    elif data == "numpy":
+        x, more = np.arange(SIZE), {"batch_size": batch, "shuffle": True}
+        keras.utils.set_random_seed(11)
+    else:
+        x, more = make_data(data, batch), {}
+    try:
+        history = model.fit(
+            x, epochs=EPOCHS, verbose=0, callbacks=[Strike(), callback], **more
+        )
+    finally:
+        for number, found in sorted(taken.items()):
+            print("took", number, json.dumps([v for _, v in sorted(found.items())]))
+        sys.stdout.flush()
+    finish(model.seen, history.history["total"], int(model.step.numpy()))
+
+
+def is_chief(strategy):
+    """Whether this is worker 0."""
+    resolver = strategy.cluster_resolver
+    return "TF_CONFIG" not in os.environ or resolver.task_id == 0
+
+
+def show(number, parts):
+    """What the replicas of this worker took in a step."""
+    print("took", number, json.dumps([part.numpy().tolist() for part in parts]))
+    sys.stdout.flush()
+
+
+def finish(seen, means, total):
+    """What has come out."""
+    values = np.asarray(seen.numpy()).tolist()
+    found = {"seen": values, "means": means, "total": total}
+    print("result", json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    _, directory, way, data, devices, how, *batch = sys.argv
+    train = {"loop": loop, "fit": fit}[way]
+    size = int(batch[0]) if batch else 12
+    train(directory, data, int(devices), how == "preempted", size)

@@ -1,0 +1,128 @@
+"""A run goes on with other numbers of workers and replicas, with the same batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.multiprocess,
+    pytest.mark.timeout(400),
+]
+pytest.importorskip("tensorflow")
+
+from tests.multiprocess.harness import (  # noqa: E402
+    RESTART,
+    Cluster,
+    Place,
+    Zygote,
+    place,
+)
+
+PROGRAM = str(Path(__file__).with_name("elastic_program.py"))
+BATCHES = 15
+Batches = dict[int, list[int]]
+
+
+@pytest.fixture
+def here(zygote: Zygote) -> Iterator[Place]:
+    """Where a run and its restarts are."""
+    with place(zygote) as made:
+        yield made
+
+
+def start(
+    here: Place, way: str, data: str, size: tuple[int, int], how: str, *more: object
+) -> Cluster:
+    """Starts so many workers with so many replicas each; no workers: one process
+    without a cluster."""
+    world, replicas = size
+    arguments = (way, data, replicas, how, *more)
+    has_config = world > 0
+    return here.start(PROGRAM, *arguments, world=max(world, 1), tf_config=has_config)
+
+
+def batches(cluster: Cluster) -> Batches:
+    """The global batch of each step, put together from what all replicas took."""
+    world = len(cluster.workers)
+    found: dict[int, dict[int, list[int]]] = {}
+    for index, worker in enumerate(cluster):
+        for step, *text in worker.lines("took"):
+            for number, ids in enumerate(json.loads(" ".join(text))):
+                found.setdefault(int(step), {})[index + number * world] = ids
+    return {
+        step: [each for _, ids in sorted(parts.items()) for each in ids]
+        for step, parts in found.items()
+    }
+
+
+def train(
+    here: Place, way: str, data: str, *sizes: tuple[int, int]
+) -> tuple[Batches, list[dict[str, Any]]]:
+    """Trains with the first size, is preempted, goes on with the next; what came out.
+
+    No step may be trained twice, or left out.
+    """
+    taken: Batches = {}
+    for number, size in enumerate(sizes, start=1):
+        is_last = number == len(sizes)
+        how = "whole" if is_last else "preempted"
+        cluster = start(here, way, data, size, how)
+        cluster.expect(*[0 if is_last else RESTART] * max(size[0], 1))
+        now = batches(cluster)
+        assert sorted(now) == list(range(len(taken), len(taken) + len(now)))
+        taken |= now
+    assert len(taken) == BATCHES
+    return taken, cluster.results()
+
+
+@pytest.mark.parametrize(
+    ("way", "data"),
+    [
+        *(("loop", "index"), ("loop", "by batch")),
+        *(("fit", "index"), ("fit", "numpy"), ("fit", "sequence")),
+    ],
+)
+def test_the_global_batches_are_those_of_the_undisturbed_run(
+    zygote: Zygote, here: Place, way: str, data: str
+) -> None:
+    with place(zygote) as undisturbed:
+        expected, [one] = train(undisturbed, way, data, (1, 1))
+    taken, results = train(here, way, data, (2, 1), (1, 1), (4, 1), (1, 3))
+    assert taken == expected
+    for result in results:
+        # It counts what was in which step: whole numbers, the same in any order.
+        assert result["seen"] == one["seen"]
+        assert result["total"] == one["total"]
+        if way == "loop":
+            assert result["means"] == pytest.approx(one["means"], rel=1e-6)
+
+
+def test_as_many_replicas_in_other_processes_have_the_same_weights(
+    zygote: Zygote, here: Place
+) -> None:
+    with place(zygote) as undisturbed:
+        expected = train(undisturbed, "loop", "index", (0, 2))
+    taken, results = train(here, "loop", "index", (2, 1), (2, 1), (1, 2), (0, 2))
+    assert taken == expected[0]
+    assert results == expected[1]  # bit for bit
+
+
+@pytest.mark.parametrize(("way", "data"), [("loop", "index"), ("fit", "sequence")])
+def test_replicas_that_cannot_share_a_batch_equally_are_refused(
+    here: Place, way: str, data: str
+) -> None:
+    start(here, way, data, (1, 1), "preempted", 10).expect(RESTART)
+    refused = start(here, way, data, (3, 1), "whole", 10)
+    refused.expect(1, 1, 1)
+    told = "The global batch has 10 samples, which 3 replicas cannot share equally"
+    for worker in refused:
+        assert told in worker.output
+        assert "needs 1, 2, 5 or 10 replicas in all" in worker.output
+    # Nothing was changed; with a size that works it goes on.
+    start(here, way, data, (2, 1), "whole", 10).expect(0, 0)

@@ -1,0 +1,99 @@
+"""What another number of workers saved, for the workers that there are now.
+
+What all workers share (weights, the step, the place in global batches) is as it was.
+What each saved for itself comes back by the rule of the State that saved it
+(`State.fold`). Of random generators a worker that there was goes on with its own; that
+of a new one is derived from the chief's and the worker's number, so that no two draw
+the same, and each restart draws the same again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import IO
+
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint import restore as restoring
+from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.state import State, naming, read_state
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.storage import reading
+
+_SEED_BYTES = 16
+
+
+def read_own(entry: Entry, state: State, cluster: Cluster) -> bool:
+    """Loads what a commit has for this worker of a State of each worker.
+
+    Args:
+        entry: a commit of ours.
+        state: with `per_worker=True`.
+        cluster: who the workers are now.
+
+    Returns:
+        Whether there was something to load.
+
+    Raises:
+        CheckpointMismatchError: it is of another number of workers, and the State has
+            no rule for that.
+    """
+    if is_resized(entry, cluster):
+        return _fold(entry, state, cluster)
+    shard = restoring.shard_of(entry, cluster)
+    return shard is not None and read_state(shard, state)
+
+
+def is_resized(entry: Entry, cluster: Cluster) -> bool:
+    """Whether a checkpoint was written by another number of workers."""
+    return entry.manifest is not None and entry.manifest.world_size != cluster.world
+
+
+def has_part_of(entry: Entry, cluster: Cluster) -> bool:
+    """Whether a commit has anything that this worker could take as its own."""
+    return is_resized(entry, cluster) or restoring.shard_of(entry, cluster) is not None
+
+
+def _fold(entry: Entry, state: State, cluster: Cluster) -> bool:
+    manifest = entry.manifest
+    assert manifest is not None
+    name = state.name + layout.STATE_SUFFIX
+    with contextlib.ExitStack() as stack:
+        files: list[IO[bytes] | None] = []
+        for worker in range(manifest.world_size):
+            path = os.path.join(entry.shards, layout.worker_name(worker), name)
+            try:
+                files.append(stack.enter_context(reading.open_file(path)))
+            except FileNotFoundError:
+                files.append(None)
+        if not any(files):
+            return False
+        with naming(state, "fold"):
+            state.fold(files, cluster.worker, cluster.world)
+    return True
+
+
+def own_or_first(
+    files: Sequence[IO[bytes] | None], worker: int
+) -> tuple[IO[bytes], bool]:
+    """What a random generator of a worker goes on from, of what others saved.
+
+    Returns:
+        The worker's own, or the first there is, and whether that is another's.
+    """
+    if worker < len(files) and (own := files[worker]) is not None:
+        return own, False
+    return next(file for file in files if file is not None), True
+
+
+def derived_seed(saved: bytes, worker: int) -> int:
+    """The seed of a new worker's random generator: a number of 128 bits.
+
+    Args:
+        saved: the state of the chief's.
+        worker: index of the new one.
+    """
+    digest = hashlib.sha256(saved + b"\0" + str(worker).encode())
+    return int.from_bytes(digest.digest()[:_SEED_BYTES], "little")
