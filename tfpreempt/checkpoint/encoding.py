@@ -123,7 +123,8 @@ def encode(
         return {"pairs": [*zip(keys, pairs.values(), strict=True)]}
     if takes_tensors and callable(getattr(value, "numpy", None)):
         return inner(value.numpy(), path)
-    raise errors.SaveError(f"{path} is {_shown(value)}; expected {_EXPECTED}")
+    expected = f"bytes, {_EXPECTED}" if takes_bytes else _EXPECTED
+    raise errors.SaveError(f"{path} is {_shown(value)}; expected {expected}")
 
 
 def _encode_array(value: Any, path: str, arrays: list[bytes] | None) -> Any:

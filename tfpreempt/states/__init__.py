@@ -5,6 +5,7 @@ The names are loaded on first use, so that a program without TensorFlow stays wi
 alone              commits of named States without a handler, and without TensorFlow
 copies             what a program without a handler has in an object store: it looks
 generators         ready-made States for the random generators of Python and NumPy
+loaders            a ready-made State for loaders that know their place, such as Grain's
 registered         save_all_states(), save_state() and load_state()
 tensorflow_states  ready-made States for TensorFlow's random generators and dataset
 values             ready-made States for plain values: a step, anything JSON-able
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tfpreempt.checkpoint.state import State
     from tfpreempt.core.restarts import num_restarts
     from tfpreempt.states.generators import NumpyRandomState, PythonRandomState
+    from tfpreempt.states.loaders import LoaderState
     from tfpreempt.states.registered import load_state, save_all_states, save_state
     from tfpreempt.states.tensorflow_states import (
         DatasetIteratorState,
@@ -31,6 +33,7 @@ __all__ = [
     "ArrayDictState",
     "DatasetIteratorState",
     "JsonState",
+    "LoaderState",
     "NumpyRandomState",
     "PythonRandomState",
     "State",
@@ -53,6 +56,7 @@ _HOMES = {
     "ArrayDictState": "tfpreempt.states.values",
     "PythonRandomState": "tfpreempt.states.generators",
     "NumpyRandomState": "tfpreempt.states.generators",
+    "LoaderState": "tfpreempt.states.loaders",
     "TensorFlowRandomState": "tfpreempt.states.tensorflow_states",
     "DatasetIteratorState": "tfpreempt.states.tensorflow_states",
 }

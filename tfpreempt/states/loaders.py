@@ -1,0 +1,153 @@
+"""A ready-made State for loaders that know their place, such as Grain's.
+
+A loader is anything with `get_state()` and `set_state(state)`, as Grain's iterators
+have, or with `state_dict()` and `load_state_dict(state)`, as torchdata's loaders have.
+What it has read ahead is its own affair: the state is the place of what it handed out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import IO, Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import (
+    decode,
+    encode,
+    read_parts,
+    readable,
+    write_parts,
+)
+from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+
+_PAIRS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
+_KIND = "loader"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How a loader tells its place and is put there.
+
+    Attributes:
+        get: gives the state.
+        set: takes it over.
+    """
+
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+
+def place_of(loader: Any) -> Place | None:
+    """The two methods of a loader; None if it lacks one of each pair."""
+    if isinstance(loader, type):
+        return None
+    for names in _PAIRS:
+        get, put = (getattr(loader, name, None) for name in names)
+        if callable(get) and callable(put):
+            return Place(get=get, set=put)
+    return None
+
+
+class LoaderState(State):
+    """The place of a loader that knows it, such as an iterator of Grain.
+
+    Loading works before the first element is taken and after, as far as the loader
+    itself allows it. The loader must be built as the one that was saved: most loaders
+    keep little more than a number, and don't see that the data below are others.
+
+    Args:
+        name: unique among the living States.
+        loader: an object with `get_state()` and `set_state(state)`, or `state_dict()`
+            and `load_state_dict(state)`. Of Grain, the iterator: `iter(dataset)`.
+        per_worker: False: all workers take over the chief's.
+        registry: where to register; None keeps it to the caller.
+
+    Attributes:
+        loader: the loader; assign the new one after each `iter(dataset)`. Its state may
+            be None, bools, numbers, strings, bytes, NumPy arrays, and lists, tuples and
+            dicts of these.
+
+    Raises:
+        ConfigurationError: the loader has neither pair of methods.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loader: Any,
+        *,
+        per_worker: bool = True,
+        registry: StateRegistry | None = REGISTRY,
+    ) -> None:
+        _check(loader, f"LoaderState {name!r}")
+        super().__init__(name, per_worker, registry=registry)
+        self.loader = loader
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        arrays: list[bytes] = []
+        what = f"The state of the loader of {self!r}"
+        state = _check(self.loader, repr(self)).get()
+        try:
+            encoded = encode(state, what, arrays, takes_bytes=True)
+        except RecursionError:
+            raise errors.SaveError(
+                f"{what} is nested too deep, or contains itself; expected plain values."
+            ) from None
+        write_parts(fileobj, {"kind": _KIND, "state": encoded}, arrays)
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        state = self._read(fileobj)
+        place = _check(self.loader, repr(self))
+        try:
+            place.set(state)
+        except Exception as error:  # of the loader's own kinds
+            raise errors.CheckpointMismatchError(
+                f"The loader of {self!r} refuses the state that was saved: "
+                f"{type(error).__name__}: {error}. Build the loader as the interrupted "
+                "run did, or use another checkpoint directory."
+            ) from error
+
+    def check_saved(self, fileobj: IO[bytes]) -> None:
+        self._read(fileobj)
+
+    def _read(self, fileobj: IO[bytes]) -> Any:
+        header, arrays = read_parts(fileobj)
+        with readable(self):
+            if header["kind"] != _KIND:
+                raise ValueError(f"its kind is {str(header['kind'])[:80]!r}")
+            return decode(header["state"], arrays)
+
+
+def _check(loader: Any, what: str) -> Place:
+    """The methods of a loader.
+
+    Raises:
+        ConfigurationError: it has neither pair.
+    """
+    if (place := place_of(loader)) is not None:
+        return place
+    received = f"{what} was given {loader!r}, a {type(loader).__name__}"
+    advice = "make its state known by two such methods, or write a State of your own"
+    if isinstance(loader, type):
+        received = f"{what} was given the class {loader.__name__}"
+        advice = f"make one of it first: {loader.__name__}(...)"
+    else:
+        for names in _PAIRS:
+            if has := [n for n in names if callable(getattr(loader, n, None))]:
+                (lacks,) = {*names} - {*has}
+                received += f" that has {has[0]}() and no {lacks}()"
+        if callable(getattr(loader, "__iter__", None)) and not hasattr(
+            loader, "__next__"
+        ):
+            advice = "its iterator may have them: pass iter(loader), and read from that"
+        elif inspect.isgenerator(loader):
+            advice = (
+                "a Python generator keeps its place to itself: make it a class with "
+                "__next__ and these methods"
+            )
+    raise errors.ConfigurationError(
+        f"{received}; expected an object with get_state() and set_state(state), or "
+        f"with state_dict() and load_state_dict(state): {advice}."
+    )
