@@ -24,10 +24,12 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.tensorflow]
         ("keras", "arrays", "twice"),
         ("keras", "sequence", "validation"),
         ("keras", "generator", "last"),
+        ("keras", "loader", "mid"),
         ("tf_keras", "tfdata", "twice"),
         ("tf_keras", "arrays", "validation"),
         ("tf_keras", "sequence", "first"),
         ("tf_keras", "generator", "mid"),
+        ("tf_keras", "loader", "three"),
     ],
 )
 def test_two_workers(
@@ -43,9 +45,11 @@ def test_two_workers(
         ("keras", "repeated", "mid"),
         ("keras", "arrays", "first"),
         ("keras", "sequence", "three"),
+        ("keras", "loader", "three"),
         ("tf_keras", "tfdata", "validation"),
         ("tf_keras", "arrays", "mid"),
         ("tf_keras", "generator", "twice"),
+        ("tf_keras", "loader", "mid"),
     ],
 )
 def test_one_process(

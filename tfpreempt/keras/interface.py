@@ -6,14 +6,31 @@ and `fit/tf_keras.py` implement it, and `fit/lookup.py` finds the one that runs.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """A loader of other people that a fit trains on, and that knows its place.
+
+    Attributes:
+        open: gives the iterator that its batches are read from, for each iterator of
+            the fit; `states.loaders.place_of` knows it.
+        taken: gives the batches that Keras has taken of it before training.
+        standardize: makes of a batch what Keras makes of it.
+    """
+
+    open: Callable[[], Any]
+    taken: Callable[[], Sequence[Any]]
+    standardize: Callable[[Any], Any]
 
 
 class Fit(Protocol):
@@ -41,6 +58,7 @@ class Fit(Protocol):
         reads_early: whether Keras draws the order in `on_epoch_begin`, and not with a
             batch.
         workers: threads that read it.
+        loader: that is trained on, if its place can be had; None for other data.
         settle: waits until callbacks that Keras runs in the background are through.
     """
 
@@ -59,6 +77,7 @@ class Fit(Protocol):
     shuffles_sequence: bool
     reads_early: bool
     workers: int
+    loader: Loader | None
     settle: Callable[[], Any]
 
     @property
@@ -81,8 +100,15 @@ class Fit(Protocol):
     def sequence_length(self) -> int | None:
         """Batches of the sequence, which may change it; None for ever."""
 
-    def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
-        """A dataset of some batches of it, as `fit` would have made it."""
+    def distribute(
+        self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
+    ) -> Any:
+        """A dataset of batches like those of a sequence or loader, as `fit` makes it.
+
+        Args:
+            batches: gives them.
+            ahead: as many are read ahead.
+        """
 
     def read_one_pass(self) -> Any:
         """A dataset of one epoch of it, if Keras' own would be read beyond; or None."""

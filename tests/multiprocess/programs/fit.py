@@ -112,6 +112,34 @@ def generate() -> Iterator[Any]:
         yield x[rows], y[rows]
 
 
+class OwnLoader:
+    """An iterator that knows its place."""
+
+    def __init__(self) -> None:
+        self._place = 0
+
+    def __iter__(self) -> OwnLoader:
+        return self
+
+    def __next__(self) -> Any:
+        rows = np.random.default_rng(self._place).integers(0, count, BATCH)
+        self._place += 1
+        return x[rows], y[rows]
+
+    def get_state(self) -> int:
+        return self._place
+
+    def set_state(self, state: int) -> None:
+        self._place = state
+
+
+def grain_batches() -> Any:
+    import grain
+
+    rows = grain.MapDataset.range(count).seed(3).shuffle()
+    return rows.map(lambda row: (x[row], y[row])).batch(BATCH)
+
+
 def make_data() -> dict[str, Any]:
     """The training data, as `fit` takes them."""
     if options.data == "arrays":
@@ -120,6 +148,10 @@ def make_data() -> dict[str, Any]:
         return {"x": Batches(), "shuffle": True}
     if options.data == "generator":
         return {"x": generate(), "steps_per_epoch": options.batches}
+    if options.data == "loader" and is_legacy:  # of other people; Keras 3 takes Grain
+        return {"x": OwnLoader(), "steps_per_epoch": options.batches}
+    if options.data == "loader":
+        return {"x": grain_batches()}
     rows = tf.data.Dataset.from_tensor_slices((x, y))
     if options.data == "repeated":  # passes end within epochs
         rows = rows.skip(5).shuffle(count, seed=3).repeat()

@@ -1,6 +1,7 @@
 """The position in the data of a `fit`; in public, `tfpreempt.data` by another name.
 
 counted_dataset  the dataset that `fit` makes its iterators of, in place of its own
+loader           the position in other people's loaders that know it, such as Grain's
 pipeline         what a tf.data pipeline is built of: generators, shuffles, caches
 position         where training is in its data, and how a pipeline lets it be kept
 sequence         the position in a PyDataset (Keras 3) or Sequence (tf_keras): an index

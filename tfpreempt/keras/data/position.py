@@ -1,9 +1,10 @@
 """Where training is in its data, saved with the step and found again.
 
-Within an iterator there are four ways, the best that the data allow (`choose`):
+Within an iterator there are five ways, the best that the data allow (`choose`):
 
 - the state of the tf.data iterator, put back in time that does not grow with the batch;
 - the index into a PyDataset or Sequence (`sequence.py`);
+- the state of a loader of other people (`loader.py`);
 - the number of batches in arrays, which are not read again, only counted;
 - reading the same batches again, for generators and pipelines without a state.
 
@@ -51,7 +52,7 @@ class Position:
     """Where training is, as it is saved.
 
     Attributes:
-        kind: the way: "iterator", "index", "sequence" or "replay".
+        kind: the way: "iterator", "index", "sequence", "loader" or "replay".
         made: iterators of the dataset that were made before this one.
         read: those of them that were trained with.
         batches: batches that training has taken from this one.
@@ -89,6 +90,11 @@ class Tracker:
     def is_shared(self, iterator: Any) -> bool:
         """Whether the place is that in global batches, the same on all workers."""
         return getattr(iterator, "is_shared", False)
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """Kinds of positions that it goes on from."""
+        return (self.kind,)
 
     def epoch_begins(self) -> None:
         """An epoch begins, before Keras turns to its data; or training is over."""
@@ -230,7 +236,7 @@ def _set_states(iterator: Any, states: Sequence[Sequence[bytes]]) -> None:
 WAYS: dict[str, type[Tracker]] = {
     way.kind: way for way in (IteratorTracker, IndexTracker, ReplayTracker)
 }
-"""By the `kind` of a position. A `SequenceTracker` stands from the start."""
+"""By the `kind` of a position. That of a sequence or loader stands from the start."""
 
 
 def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | None]:

@@ -150,7 +150,7 @@ class SequenceTracker(Tracker):
             for batch in _in_order(self._sequence.__getitem__, left, fit.workers):
                 yield fit.adapter._standardize_batch(batch)
 
-        return fit.distribute_sequence(rest)
+        return fit.distribute(rest)
 
 
 def _generators() -> tuple[Any, Any]:
@@ -182,7 +182,8 @@ def _in_order(
                 waiting.append(pool.submit(get, index))
 
 
-def dataset_like(like: Any, rest: Callable[[], Iterator[Any]]) -> Any:
+def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) -> Any:
     """A dataset of a generator with the elements of another dataset."""
-    dataset = tf.data.Dataset.from_generator(rest, output_signature=like.element_spec)
-    return dataset.prefetch(tf.data.AUTOTUNE)
+    spec = like.element_spec
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    return dataset.prefetch(ahead)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from tfpreempt import errors
 from tfpreempt.data.slices import check_shares
 from tfpreempt.keras.data.counted_dataset import CountedDataset
+from tfpreempt.keras.data.loader import LoaderTracker
 from tfpreempt.keras.data.position import WAYS, Position, Tracker, choose
 from tfpreempt.keras.data.sequence import SequenceTracker
 from tfpreempt.keras.interface import Fit
@@ -28,7 +30,11 @@ class TrainingData:
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
         self.dataset = CountedDataset(fit)
-        way = Tracker if fit.sequence is None else SequenceTracker
+        way: type[Tracker] = Tracker
+        if fit.sequence is not None:
+            way = SequenceTracker
+        elif fit.loader is not None:
+            way = LoaderTracker
         self.tracker = way(fit, self.dataset)
         self._iterator: Any = None  # the one that is trained with
         self._read = 0  # iterators that were trained with, this one included
@@ -102,7 +108,13 @@ class TrainingData:
                     batches,
                 )
             saved = Position(kind="replay", made=0, read=0, batches=batches)
-        if saved.kind in WAYS:
+        if saved.kind not in self.tracker.kinds:
+            if saved.kind not in WAYS:
+                raise errors.CheckpointMismatchError(
+                    "The position in the training data was saved for data of another "
+                    f"kind ({saved.kind}), of which the fit has none now. Pass the "
+                    "data of the interrupted run, or use another checkpoint directory."
+                )
             self.tracker = WAYS[saved.kind](self._fit, self.dataset)
         self.tracker.prepare(saved)
         self._saved = saved

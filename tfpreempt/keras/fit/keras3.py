@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.data.sequence import dataset_like
-from tfpreempt.keras.interface import Fit, instead_once
+from tfpreempt.keras.interface import Fit, Loader, instead_once
 from tfpreempt.keras.multi_worker import of_one_replica
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,20 @@ class Keras3Fit(Fit):
         self.reads_early = getattr(self.adapter, "enqueuer", None) is not None
         has_threads = not getattr(sequence, "use_multiprocessing", True)
         self.workers = int(sequence.workers) if has_threads else 1
+        self.loader = self._grain_loader(names["x"])
         self._skip = 0
         self._steps_seen_before_epoch = 0
+
+    def _grain_loader(self, given: Any) -> Loader | None:
+        """Grain's, where its batches are made of plain arrays."""
+        if type(self.adapter).__name__ != "GrainDatasetAdapter":
+            return None
+        spec = tf.nest.flatten(self.adapter.get_tf_dataset().element_spec)
+        if not all(isinstance(each, tf.TensorSpec) for each in spec):
+            return None
+        from keras.tree import lists_to_tuples
+
+        return Loader(open=lambda: iter(given), taken=list, standardize=lists_to_tuples)
 
     @property
     def steps_per_execution(self) -> int:
@@ -79,8 +91,10 @@ class Keras3Fit(Fit):
         length = self.sequence.num_batches
         return None if length is None else int(length)
 
-    def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
-        dataset = dataset_like(self.adapter.get_tf_dataset(), rest)
+    def distribute(
+        self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
+    ) -> Any:
+        dataset = dataset_like(self.adapter.get_tf_dataset(), batches, ahead)
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)
 

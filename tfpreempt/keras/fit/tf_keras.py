@@ -17,7 +17,8 @@ import tensorflow as tf
 from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.core import seams
 from tfpreempt.keras.data.sequence import dataset_like
-from tfpreempt.keras.interface import Fit, instead_once
+from tfpreempt.keras.interface import Fit, Loader, instead_once
+from tfpreempt.states.loaders import place_of
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class TfKerasFit(Fit):
         self.workers = 1 if names["use_multiprocessing"] else int(names["workers"])
         self.settle = lambda: None
         self._names = names
+        self.loader = self._own_loader(names["x"])
         self._keep_generators()
 
     @property
@@ -81,6 +83,29 @@ class TfKerasFit(Fit):
             return "iterator"
         return "replay" if shuffle == "batch" else "index"
 
+    def _own_loader(self, given: Any) -> Loader | None:
+        """An iterator that knows its place. One serves all epochs."""
+        is_iterator = type(self.adapter).__name__ == "GeneratorDataAdapter"
+        if not is_iterator or place_of(given) is None:
+            return None
+        if self.workers > 1 or self._names["use_multiprocessing"]:
+            return None  # readers of tf_keras' are ahead of it, nobody knows how far
+        return Loader(
+            open=lambda: given,
+            taken=self._peeked,
+            standardize=self.adapter._standardize_batch,
+        )
+
+    def _peeked(self) -> list[Any]:
+        """The batch that tf_keras took to see what batches are like."""
+        dataset = self.adapter.get_dataset()
+        while type(dataset).__name__ == "_PrefetchDataset":  # would read on
+            (dataset,) = dataset._inputs()
+        options = tf.data.Options()
+        options.autotune.enabled = False  # nor read ahead on its own account
+        options.experimental_optimization.inject_prefetch = False
+        return [next(iter(dataset.with_options(options)))]
+
     def distribute_arrays(self, batches: int) -> Any:
         class Rest(type(self.adapter)):  # type: ignore[misc]  # found at run time
             def slice_inputs(self, indices: Any, inputs: Any) -> Any:
@@ -102,8 +127,11 @@ class TfKerasFit(Fit):
     def sequence_length(self) -> int | None:
         return len(self.sequence)
 
-    def distribute_sequence(self, rest: Callable[[], Iterator[Any]]) -> Any:
-        return self._distribute(dataset_like(self.adapter.get_dataset(), rest))
+    def distribute(
+        self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
+    ) -> Any:
+        dataset = dataset_like(self.adapter.get_dataset(), batches, ahead)
+        return self._distribute(dataset)
 
     def read_one_pass(self) -> Any:
         names = self._names
@@ -122,7 +150,7 @@ class TfKerasFit(Fit):
             readers.start(names["workers"], names["max_queue_size"])
             yield from map(self.adapter._standardize_batch, readers.get())
 
-        return self.distribute_sequence(one_pass)
+        return self.distribute(one_pass)
 
     def _distribute(self, dataset: Any) -> Any:
         """As `DataHandler` goes on from the adapter's dataset."""

@@ -1,0 +1,179 @@
+"""The position in other people's loaders that know it, such as Grain's.
+
+tf.data reads a loader in a thread of its own, ahead of training, so the loader's place
+is past that of training. The place is noted after each batch that is handed out, and
+the one that belongs to the last trained batch is saved. A restart sets a fresh loader
+there, and reads on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.keras.data.counted_dataset import CountedDataset
+from tfpreempt.keras.data.position import AGAIN, Position, ReplayTracker
+from tfpreempt.keras.interface import Fit, Loader
+from tfpreempt.keras.record import Encoded
+from tfpreempt.states.loaders import place_of
+
+log = logging.getLogger(__name__)
+
+_AHEAD = 2
+"""Batches that tf.data reads ahead; most loaders do so themselves."""
+_KEPT = 64
+"""Places that are kept beyond the batches of two steps: far more than is read ahead."""
+
+
+class LoaderTracker(ReplayTracker):
+    """By the state of the loader; where that is not known, by reading again."""
+
+    kind = "loader"
+
+    def __init__(self, fit: Fit, data: CountedDataset) -> None:
+        super().__init__(fit, data)
+        assert fit.loader is not None
+        self._loader: Loader = fit.loader
+        self._handed: _Handed | None = None  # of the iterator that is trained with
+        data.dataset = fit.distribute(self._batches, _AHEAD)
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        return ("loader", "replay")
+
+    def _batches(self) -> Iterator[Any]:
+        """What an iterator reads, in a thread of tf.data.
+
+        It begins with the first step, when `begins` or `restore` was called for it.
+        """
+        assert self._handed is not None
+        yield from self._handed.batches()
+
+    def epoch_begins(self) -> None:
+        self._kept = _KEPT + 2 * self.fit.steps_per_execution
+        if self._handed is not None:
+            self._handed.kept = self._kept
+
+    def begins(self, iterator: Any) -> None:
+        self._handed = _Handed(self._loader, self._kept, taken=self._loader.taken())
+        if (problem := self._handed.problem) is not None:
+            log.warning("tfpreempt: %s (%s).", AGAIN, problem)
+
+    def save(self, iterator: Any, position: Position) -> Position:
+        if not position.batches:  # the next iterator begins anew
+            return position
+        assert self._handed is not None
+        state = self._handed.state_after(position.batches)
+        if state is None:
+            problem = self._handed.problem or "it is long past"
+            log.warning(_UNKNOWN, position.batches, problem)
+            return dataclasses.replace(position, kind="replay")
+        return dataclasses.replace(position, more=[state.header, [*state.arrays]])
+
+    def prepare(self, position: Position) -> None:
+        """The iterator that the fit makes reads what `restore` says."""
+
+    def restore(self, position: Position, iterator: Any) -> None:
+        if position.kind == "replay" or not position.batches:
+            self.begins(iterator)
+            super().restore(position, iterator)
+            return
+        header, arrays = position.more
+        state = Encoded(header=header, arrays=tuple(arrays))
+        self._handed = _Handed(
+            self._loader, self._kept, batches=position.batches, state=state
+        )
+
+    def extend(self, position: Position, iterator: Any) -> None:
+        self.begins(iterator)
+
+
+class _Handed:
+    """The batches of one iterator of a loader, with the place after each.
+
+    Args:
+        loader: is opened.
+        kept: the number of newest places that are kept.
+        batches: that were handed out before.
+        state: after those; None: the loader is fresh.
+        taken: batches that Keras took of it; they come first.
+
+    Attributes:
+        kept: see above; may be assigned.
+        problem: why places are not known, for people; None if they are.
+
+    Raises:
+        CheckpointMismatchError: the loader refuses the state.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        kept: int,
+        *,
+        batches: int = 0,
+        state: Encoded | None = None,
+        taken: Sequence[Any] = (),
+    ) -> None:
+        self.kept = kept
+        self.problem: str | None = None
+        self._iterator = loader.open()
+        self._standardize = loader.standardize
+        self._taken = taken
+        self._count = batches
+        self._is_over = False
+        place = place_of(self._iterator)
+        assert place is not None
+        self._get = place.get
+        if state is not None:
+            try:
+                place.set(state.value())
+            except Exception as error:
+                raise errors.CheckpointMismatchError(
+                    "The loader of the training data refuses the state that was saved: "
+                    f"{type(error).__name__}: {error}. Build it as the interrupted run "
+                    "did, or use another checkpoint directory."
+                ) from error
+        self._states = {batches + len(taken): self._state()}
+
+    def batches(self) -> Iterator[Any]:
+        """Those that are left; a thread of tf.data."""
+        for batch in self._taken:
+            self._count += 1
+            yield batch
+        for batch in self._iterator:
+            standardized = self._standardize(batch)
+            # Before it is handed out: training may come past it at any time after.
+            self._states[self._count + 1] = self._state()
+            self._states.pop(self._count + 1 - self.kept, None)
+            self._count += 1
+            yield standardized
+        self._is_over = True
+
+    def state_after(self, batches: int) -> Encoded | None:
+        """The place after so many batches; None if it is not known.
+
+        Args:
+            batches: that are trained; where the last step of an epoch trained on fewer
+                batches than others, as if it had not.
+        """
+        if self._is_over:
+            batches = min(batches, self._count)
+        return self._states.get(batches)
+
+    def _state(self) -> Encoded | None:
+        try:
+            return Encoded.of(self._get(), "its state")
+        except Exception as error:  # noqa: BLE001 - of the loader's own kinds
+            self.problem = f"{type(error).__name__}: {error}"
+            return None
+
+
+_UNKNOWN = (
+    "tfpreempt: the place of the loader of the training data after %d batches is not "
+    "known (%s). A restart from this checkpoint reads those batches again, which is "
+    "exact only if they come in the same order again."
+)
