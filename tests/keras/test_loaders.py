@@ -20,6 +20,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tests.keras.small_fit import Machine, Seen, machine  # noqa: E402
 from tfpreempt import errors  # noqa: E402
+from tfpreempt.states import LoaderState  # noqa: E402
 
 SAMPLES, BATCH, STEPS, EPOCHS = 22, 4, 6, 3
 READ: list[int] = []
@@ -300,3 +301,21 @@ def test_a_state_that_is_refused_is_a_mismatch(on: Machine, line: str) -> None:
 
     with pytest.raises(errors.CheckpointMismatchError, match=r"refuses.*'shards'"):
         train(on, Refusing, ("begin", 0, 4), **OWN)
+
+
+# --- a generator over a loader -------------------------------------------------------
+
+
+@KERAS
+def test_a_state_beside_a_generator_over_its_loader_is_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The generator is read again, and the State would put the loader elsewhere."""
+    loader = RowsWithState()
+    place = LoaderState("place", loader)
+    with caplog.at_level(logging.WARNING):
+        train(on, lambda: ((rows,) for rows in loader), ("begin", 0, 2), **OWN)
+    place.unregister()
+    named = [m for m in caplog.messages if "take the State out" in m]
+    assert len(named) == 2  # in each start
+    assert "'place'" in named[0]

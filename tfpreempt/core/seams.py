@@ -225,7 +225,8 @@ FEATURES = {
             "TensorFlowTrainer._initial_epoch TensorFlowTrainer._symbolic_build "
             "TensorFlowTrainer.evaluate:use_cached_eval_dataset "
             "TensorFlowTrainer.fit:callbacks TensorFlowTrainer.fit:epoch_iterator "
-            "TensorFlowTrainer.fit:epoch_logs TensorFlowTrainer.fit:validation_data",
+            "TensorFlowTrainer.fit:epoch_logs TensorFlowTrainer.fit:validation_data "
+            "TensorFlowTrainer.fit:x",
             "keras_variables": "Variable._deferred_initialize Variable._initializer "
             "Variable._value",
         },
@@ -249,7 +250,8 @@ FEATURES = {
             "tf_keras_data": "CompositeTensorDataAdapter DataHandler._adapter "
             "DataHandler._current_step DataHandler._dataset "
             "DataHandler._inferred_steps DataHandler._insufficient_data "
-            "DataHandler._steps_per_execution GenericArrayLikeDataAdapter "
+            "DataHandler._steps_per_execution "
+            "GeneratorDataAdapter._standardize_batch GenericArrayLikeDataAdapter "
             "KerasSequenceAdapter._enqueuer KerasSequenceAdapter._keras_sequence "
             "KerasSequenceAdapter._shuffle_sequence "
             "KerasSequenceAdapter._standardize_batch ListsOfScalarsDataAdapter "
@@ -258,7 +260,8 @@ FEATURES = {
             "Model._maybe_load_initial_counters_from_ckpt "
             "Model._validate_and_get_metrics_result "
             "Model.evaluate:use_cached_eval_dataset Model.fit:callbacks "
-            "Model.fit:data_handler Model.fit:epoch_logs Model.fit:validation_data",
+            "Model.fit:data_handler Model.fit:epoch_logs Model.fit:validation_data "
+            "Model.fit:x",
         },
     ),
 }

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import tensorflow as tf
+
 from tfpreempt import errors
+from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.data.slices import check_shares
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.loader import LoaderTracker
-from tfpreempt.keras.data.position import WAYS, Position, Tracker, choose
+from tfpreempt.keras.data.position import WAYS, Position, ReplayTracker, Tracker, choose
 from tfpreempt.keras.data.sequence import SequenceTracker
 from tfpreempt.keras.interface import Fit
+from tfpreempt.states.loaders import LoaderState
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +34,13 @@ class TrainingData:
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
         self.dataset = CountedDataset(fit)
+        # Under a TPUStrategy iterators are read from before anybody says which begins.
+        strategy = fit.model.distribute_strategy
+        has_place = not isinstance(strategy, tf.distribute.TPUStrategy)
         way: type[Tracker] = Tracker
         if fit.sequence is not None:
             way = SequenceTracker
-        elif fit.loader is not None:
+        elif fit.loader is not None and has_place:
             way = LoaderTracker
         self.tracker = way(fit, self.dataset)
         self._iterator: Any = None  # the one that is trained with
@@ -53,8 +60,15 @@ class TrainingData:
             way, problem = choose(self._fit, self.dataset.dataset, iterator)
             if problem is not None:
                 log.warning("tfpreempt: %s.", problem)
-            self.tracker = way(self._fit, self.dataset)
+            self._choose(way)
         self.tracker.begins(iterator)
+
+    def _choose(self, way: type[Tracker]) -> None:
+        self.tracker = way(self._fit, self.dataset)
+        if way is ReplayTracker:
+            for state in REGISTRY.in_order():
+                if isinstance(state, LoaderState):
+                    log.warning(_BOTH, state)
 
     def position(self, batches: int, *, is_at_end: bool) -> Position | None:
         """Where training is; before the first step, what a restart was to go on with.
@@ -115,7 +129,7 @@ class TrainingData:
                     f"kind ({saved.kind}), of which the fit has none now. Pass the "
                     "data of the interrupted run, or use another checkpoint directory."
                 )
-            self.tracker = WAYS[saved.kind](self._fit, self.dataset)
+            self._choose(WAYS[saved.kind])
         self.tracker.prepare(saved)
         self._saved = saved
 
@@ -139,3 +153,12 @@ class TrainingData:
             return 0
         self.tracker.restore(saved, iterator)
         return saved.batches
+
+
+_BOTH = (
+    "tfpreempt: %r is loaded after a restart, and the batches of this fit are read "
+    "again besides. If the fit reads from that loader, take the State out: it would go "
+    "on at a wrong place, because a fit reads ahead of training. Of loaders Keras 3 "
+    "takes Grain's, and tf_keras any iterator with such methods; those go on at once, "
+    "without a State."
+)
