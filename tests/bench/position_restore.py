@@ -28,6 +28,7 @@ BATCH = 32
 SAMPLES = 33 * 10**6
 BUFFER = 1024
 BAR = 1.2
+SAVES = 5
 OURS = "tfpreempt.data.from_arrays"
 IGNORE, FAIL = 1, 2
 """External state policies; what permutes in Keras is a random op, to be ignored."""
@@ -35,10 +36,11 @@ IGNORE, FAIL = 1, 2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """A saved state, and the batch that came next."""
+    """A saved state, the batch that came next, and the seconds that a save takes."""
 
     state: Any
     batch: Any
+    save: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +59,63 @@ def rows(rounds: int = 15) -> Iterator[dict[str, Any]]:
         rounds: restores of each of the two states.
     """
     for name, (make, policy) in pipelines().items():
-        near, far = reach(make(), policy)
-        found: list[tuple[Restore, Restore]] = []
-        for number in range(rounds + 1):
-            pair = restore(make, near), restore(make, far)
-            if number:  # the first is a warm-up
-                found.append(pair)
-        yield row(name, found, sum(len(part) for part in packed(far.state)))
+        yield measure(
+            "position_restore",
+            name,
+            make,
+            policy,
+            places=(NEAR, FAR),
+            rounds=rounds,
+            bar=BAR if name == OURS else None,
+        )
+
+
+def measure(
+    bench: str,
+    pipeline: str,
+    make: Callable[[], Any],
+    policy: int,
+    *,
+    places: tuple[int, int],
+    rounds: int,
+    bar: float | None,
+    **more: Any,
+) -> dict[str, Any]:
+    """The row of one pipeline.
+
+    Args:
+        bench: its name.
+        pipeline: likewise.
+        make: makes the dataset.
+        policy: that its state can be saved with.
+        places: batches, the near one and the far one.
+        rounds: restores of each of the two states.
+        bar: see `row.compare`.
+        **more: further facts for the row.
+    """
+    near, far = reach(make(), policy, places)
+    found: list[tuple[Restore, Restore]] = []
+    for number in range(rounds + 1):
+        pair = restore(make, near), restore(make, far)
+        if number:  # the first is a warm-up
+            found.append(pair)
+    both = [each for pair in found for each in pair]
+    sizes = [sum(len(part) for part in packed(each.state)) for each in (near, far)]
+    return compare(
+        bench,
+        [1e3 * far.position for _, far in found],
+        [1e3 * near.position for near, _ in found],
+        unit="ms",
+        bar=bar,
+        pipeline=pipeline,
+        batches=[*places],
+        exact=all(each.is_exact for each in both),
+        state_bytes=sizes[1],
+        state_bytes_near=sizes[0],
+        save_ms=[round(1e3 * each.save, 3) for each in (near, far)],
+        dataset_ms=round(1e3 * statistics.median(r.dataset for r in both), 3),
+        **more,
+    )
 
 
 def pipelines() -> dict[str, tuple[Callable[[], Any], int]]:
@@ -94,7 +146,9 @@ def pipelines() -> dict[str, tuple[Callable[[], Any], int]]:
     }
 
 
-def reach(dataset: Any, policy: int) -> tuple[Position, Position]:
+def reach(
+    dataset: Any, policy: int, places: tuple[int, int]
+) -> tuple[Position, Position]:
     """Reads up to both batches."""
     import tensorflow as tf
     from tensorflow.python.ops import gen_dataset_ops
@@ -106,10 +160,16 @@ def reach(dataset: Any, policy: int) -> tuple[Position, Position]:
 
     found = []
     iterator, done = iter(dataset), 0
-    for goal in (NEAR, FAR):
+    for goal in places:
         read(iterator, tf.constant(goal - done))
-        state = gen_dataset_ops.serialize_iterator(iterator._iterator_resource, policy)
-        found.append(Position(state=state, batch=values(next(iterator))))
+        took = []
+        for _ in range(SAVES):
+            began = time.perf_counter()
+            resource = iterator._iterator_resource
+            state = gen_dataset_ops.serialize_iterator(resource, policy)
+            took.append(time.perf_counter() - began)
+        save, batch = statistics.median(took), values(next(iterator))
+        found.append(Position(state=state, batch=batch, save=save))
         done = goal + 1
     return found[0], found[1]
 
@@ -142,20 +202,3 @@ def packed(state: Any) -> list[bytes]:
     from tfpreempt.checkpoint.iterator_state import pack
 
     return pack(state)
-
-
-def row(name: str, found: list[tuple[Restore, Restore]], size: int) -> dict[str, Any]:
-    """The row of one pipeline; each pair has the near restore and the far one."""
-    both = [each for pair in found for each in pair]
-    return compare(
-        "position_restore",
-        [1e3 * far.position for _, far in found],
-        [1e3 * near.position for near, _ in found],
-        unit="ms",
-        bar=BAR if name == OURS else None,
-        pipeline=name,
-        batches=[NEAR, FAR],
-        exact=all(each.is_exact for each in both),
-        state_bytes=size,
-        dataset_ms=round(1e3 * statistics.median(r.dataset for r in both), 3),
-    )

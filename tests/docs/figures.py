@@ -279,6 +279,23 @@ FIGURES = (
         scale="log",
     ),
     Figure(
+        name="position_in_files",
+        title="The place in files of records",
+        text="As above, in a million small records in TFRecord files: batch 100,000 "
+        "against batch 100. Ours reads each record where an index says that it lies, "
+        "in an order of all records; TensorFlow's reads the files from end to end and "
+        "shuffles by a buffer. The bar is for ours.",
+        benches=("position_in_files",),
+        label="{pipeline}",
+        sides={"ours": "batch 100,000", "theirs": "batch 100"},
+        more={
+            "exact": "exact",
+            "state_bytes": "bytes of state",
+            "state_bytes_near": "at batch 100",
+        },
+        scale="log",
+    ),
+    Figure(
         name="step_overhead",
         title="What a quiet step costs",
         text="A call of `handler.run(noop)` less a bare `noop()`, against the same of "
