@@ -32,11 +32,30 @@ class Place:
 
     Attributes:
         get: gives the state.
-        set: takes it over.
+        set: takes it over; raises whatever the loader likes.
     """
 
     get: Callable[[], Any]
     set: Callable[[Any], object]
+
+    def restore(self, state: Any, loader: str) -> None:
+        """Takes over a state that was saved.
+
+        Args:
+            state: see above.
+            loader: names the loader.
+
+        Raises:
+            CheckpointMismatchError: the loader refuses it.
+        """
+        try:
+            self.set(state)
+        except Exception as error:
+            raise errors.CheckpointMismatchError(
+                f"{loader} refuses the state that was saved: {type(error).__name__}: "
+                f"{error}. Build the loader as the interrupted run did, or use another "
+                "checkpoint directory."
+            ) from error
 
 
 def place_of(loader: Any) -> Place | None:
@@ -100,14 +119,7 @@ class LoaderState(State):
     def load(self, fileobj: IO[bytes]) -> None:
         state = self._read(fileobj)
         place = _check(self.loader, repr(self))
-        try:
-            place.set(state)
-        except Exception as error:  # of the loader's own kinds
-            raise errors.CheckpointMismatchError(
-                f"The loader of {self!r} refuses the state that was saved: "
-                f"{type(error).__name__}: {error}. Build the loader as the interrupted "
-                "run did, or use another checkpoint directory."
-            ) from error
+        place.restore(state, f"The loader of {self!r}")
 
     def check_saved(self, fileobj: IO[bytes]) -> None:
         self._read(fileobj)

@@ -13,12 +13,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tfpreempt import errors
+from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import AGAIN, Position, ReplayTracker
 from tfpreempt.keras.interface import Fit, Loader
 from tfpreempt.keras.record import Encoded
-from tfpreempt.states.loaders import place_of
+from tfpreempt.states.loaders import LoaderState, place_of
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,9 @@ _AHEAD = 2
 """Batches that tf.data reads ahead; most loaders do so themselves."""
 _KEPT = 64
 """Places that are kept beyond the batches of two steps: far more than is read ahead."""
+
+
+_END = object()
 
 
 class LoaderTracker(ReplayTracker):
@@ -37,6 +40,7 @@ class LoaderTracker(ReplayTracker):
         super().__init__(fit, data)
         assert fit.loader is not None
         self._loader: Loader = fit.loader
+        self._kept = _KEPT
         self._handed: _Handed | None = None  # of the iterator that is trained with
         data.dataset = fit.distribute(self._batches, _AHEAD)
 
@@ -61,6 +65,7 @@ class LoaderTracker(ReplayTracker):
         self._handed = _Handed(self._loader, self._kept, taken=self._loader.taken())
         if (problem := self._handed.problem) is not None:
             log.warning("tfpreempt: %s (%s).", AGAIN, problem)
+            warn_of_states()
 
     def save(self, iterator: Any, position: Position) -> Position:
         if not position.batches:  # the next iterator begins anew
@@ -74,12 +79,8 @@ class LoaderTracker(ReplayTracker):
         return dataclasses.replace(position, more=[state.header, [*state.arrays]])
 
     def prepare(self, position: Position) -> None:
-        """The iterator that the fit makes reads what `restore` says."""
-
-    def restore(self, position: Position, iterator: Any) -> None:
+        """Sets the loader, also where the fit is over and the next one reads on."""
         if position.kind == "replay" or not position.batches:
-            self.begins(iterator)
-            super().restore(position, iterator)
             return
         header, arrays = position.more
         state = Encoded(header=header, arrays=tuple(arrays))
@@ -87,8 +88,22 @@ class LoaderTracker(ReplayTracker):
             self._loader, self._kept, batches=position.batches, state=state
         )
 
+    def restore(self, position: Position, iterator: Any) -> None:
+        if self._handed is None:  # nothing was prepared
+            if position.batches:
+                warn_of_states()
+            self.begins(iterator)
+            super().restore(position, iterator)
+
     def extend(self, position: Position, iterator: Any) -> None:
         self.begins(iterator)
+
+
+def warn_of_states() -> None:
+    """Names what puts loaders elsewhere while batches are read again."""
+    for state in REGISTRY.in_order():
+        if isinstance(state, LoaderState):
+            log.warning(_BOTH, state)
 
 
 class _Handed:
@@ -129,14 +144,7 @@ class _Handed:
         assert place is not None
         self._get = place.get
         if state is not None:
-            try:
-                place.set(state.value())
-            except Exception as error:
-                raise errors.CheckpointMismatchError(
-                    "The loader of the training data refuses the state that was saved: "
-                    f"{type(error).__name__}: {error}. Build it as the interrupted run "
-                    "did, or use another checkpoint directory."
-                ) from error
+            place.restore(state.value(), "The loader of the training data")
         self._states = {batches + len(taken): self._state()}
 
     def batches(self) -> Iterator[Any]:
@@ -144,7 +152,7 @@ class _Handed:
         for batch in self._taken:
             self._count += 1
             yield batch
-        for batch in self._iterator:
+        while (batch := next(self._iterator, _END)) is not _END:
             standardized = self._standardize(batch)
             # Before it is handed out: training may come past it at any time after.
             self._states[self._count + 1] = self._state()
@@ -176,4 +184,11 @@ _UNKNOWN = (
     "tfpreempt: the place of the loader of the training data after %d batches is not "
     "known (%s). A restart from this checkpoint reads those batches again, which is "
     "exact only if they come in the same order again."
+)
+_BOTH = (
+    "tfpreempt: %r is loaded after a restart, and the batches of this fit are read "
+    "again besides. If the fit reads from that loader, take the State out: it would go "
+    "on at a wrong place, because a fit reads ahead of training. Of loaders Keras 3 "
+    "takes Grain's, and tf_keras any iterator with such methods; those go on at once, "
+    "without a State."
 )

@@ -8,14 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.data.slices import check_shares
 from tfpreempt.keras.data.counted_dataset import CountedDataset
-from tfpreempt.keras.data.loader import LoaderTracker
+from tfpreempt.keras.data.loader import LoaderTracker, warn_of_states
 from tfpreempt.keras.data.position import WAYS, Position, ReplayTracker, Tracker, choose
 from tfpreempt.keras.data.sequence import SequenceTracker
 from tfpreempt.keras.interface import Fit
-from tfpreempt.states.loaders import LoaderState
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +64,7 @@ class TrainingData:
     def _choose(self, way: type[Tracker]) -> None:
         self.tracker = way(self._fit, self.dataset)
         if way is ReplayTracker:
-            for state in REGISTRY.in_order():
-                if isinstance(state, LoaderState):
-                    log.warning(_BOTH, state)
+            warn_of_states()
 
     def position(self, batches: int, *, is_at_end: bool) -> Position | None:
         """Where training is; before the first step, what a restart was to go on with.
@@ -153,12 +149,3 @@ class TrainingData:
             return 0
         self.tracker.restore(saved, iterator)
         return saved.batches
-
-
-_BOTH = (
-    "tfpreempt: %r is loaded after a restart, and the batches of this fit are read "
-    "again besides. If the fit reads from that loader, take the State out: it would go "
-    "on at a wrong place, because a fit reads ahead of training. Of loaders Keras 3 "
-    "takes Grain's, and tf_keras any iterator with such methods; those go on at once, "
-    "without a State."
-)

@@ -88,6 +88,8 @@ class TfKerasFit(Fit):
         is_iterator = type(self.adapter).__name__ == "GeneratorDataAdapter"
         if not is_iterator or place_of(given) is None:
             return None
+        if iter(given) is not given:  # begins anew perhaps, and then once only: here
+            return None
         if self.workers > 1 or self._names["use_multiprocessing"]:
             return None  # readers of tf_keras' are ahead of it, nobody knows how far
         return Loader(
