@@ -1,0 +1,90 @@
+"""Trains with `orbit.Controller`; started again, it goes on where it was.
+
+Usage: train.py DIRECTORY, on each worker of a cluster (TF_CONFIG) or on one machine.
+"""
+
+import functools
+import sys
+
+import numpy as np
+import orbit
+import tensorflow as tf
+import tf_keras
+
+import tfpreempt
+
+STEPS, STEPS_PER_LOOP, BATCH = 2000, 50, 32
+
+
+class Trainer(orbit.StandardTrainer):
+    """What a step does."""
+
+    def __init__(self, strategy):
+        rng = np.random.default_rng(1)
+        x = rng.normal(size=(1000, 8)).astype("float32")
+        y = x @ rng.normal(size=(8, 1)).astype("float32")
+        dataset = tfpreempt.data.from_arrays((x, y), batch_size=BATCH, seed=1)
+        # In place of strategy.experimental_distribute_dataset: its place can be saved.
+        super().__init__(tfpreempt.data.distribute(dataset.repeat(), strategy))
+        self.strategy = strategy
+        with strategy.scope():
+            self.global_step = orbit.utils.create_global_step()
+            self.model = tf_keras.Sequential(
+                [
+                    tf_keras.layers.Dense(64, "relu", input_shape=(8,)),
+                    tf_keras.layers.Dropout(0.1),
+                    tf_keras.layers.Dense(1),
+                ]
+            )
+            self.optimizer = tf_keras.optimizers.Adam()
+            self.optimizer.build(self.model.trainable_variables)
+            self.loss = tf_keras.metrics.Mean("loss")
+
+    def train_loop_begin(self):
+        """Each loop has a loss of its own."""
+        self.loss.reset_state()
+
+    def train_step(self, iterator):
+        """Takes the batch in here: it belongs to the step."""
+        self.strategy.run(self.update, args=next(iterator))
+        self.global_step.assign_add(1)
+
+    def update(self, x, y):
+        """One replica's part."""
+        with tf.GradientTape() as tape:
+            errors = (self.model(x, training=True) - y) ** 2
+            loss = tf.reduce_sum(errors) / BATCH
+        weights = self.model.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.loss.update_state(errors)
+
+    def train_loop_end(self):
+        """What the Controller prints, and its actions get."""
+        return {"loss": self.loss.result()}
+
+
+def train(trainer, directory, steps=STEPS, **controller):
+    """Trains up to a step, from the newest commit in the directory on."""
+    checkpoint = tf.train.Checkpoint(trainer=trainer)  # with its place in the data
+    with tfpreempt.PreemptionCheckpointHandler(
+        trainer.strategy.cluster_resolver, checkpoint, directory, save_every=10
+    ) as handler:
+        trainer.train = functools.partial(handler.run, trainer.train)  # the one line
+        orbit.Controller(
+            trainer=trainer,
+            global_step=trainer.global_step,
+            strategy=trainer.strategy,
+            **{"steps_per_loop": STEPS_PER_LOOP} | controller,
+        ).train(steps)
+
+
+def make_exact():
+    """Equal runs draw equal numbers; Dropout then has generators that are saved."""
+    tf_keras.backend.experimental.enable_tf_random_generator()
+    tf_keras.utils.set_random_seed(1)
+    tf.config.experimental.enable_op_determinism()
+
+
+if __name__ == "__main__":
+    make_exact()
+    train(Trainer(tf.distribute.MultiWorkerMirroredStrategy()), sys.argv[1])

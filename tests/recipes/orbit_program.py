@@ -1,0 +1,54 @@
+"""The recipe's trainer in fewer steps, which say what they train on.
+
+Usage: orbit_program.py CHECKPOINTS [LOOP], where LOOP is one, from 0 on, in which the
+workers hold.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tests.multiprocess.programs.toy_model import hold, say
+
+RECIPE = Path(__file__).parents[2] / "docs" / "recipes" / "orbit" / "train.py"
+STEPS, STEPS_PER_LOOP = 20, 4
+
+recipe = runpy.run_path(str(RECIPE))
+BaseTrainer: Any = recipe["Trainer"]
+
+
+class Trainer(BaseTrainer):
+    """Tells samples apart by the bits of their first number."""
+
+    def __init__(self, strategy: Any, hold_in: int) -> None:
+        super().__init__(strategy)
+        self.hold_in = hold_in
+
+    def train_loop_begin(self) -> None:
+        super().train_loop_begin()
+        if int(self.global_step.numpy()) == self.hold_in * STEPS_PER_LOOP:
+            hold()
+
+    def update(self, x: Any, y: Any) -> None:
+        tf.print("samples", tf.bitcast(x[:, 0], tf.int32), summarize=-1)
+        super().update(x, y)
+
+
+def main(directory: str, hold_in: str = "-1") -> None:
+    """Trains; prints everything that an exact resume must have kept."""
+    recipe["make_exact"]()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    trainer = Trainer(strategy, int(hold_in))
+    recipe["train"](trainer, directory, STEPS, steps_per_loop=STEPS_PER_LOOP)
+    values = [*trainer.model.variables, *trainer.optimizer.variables]
+    state = {each.name: each.numpy().tobytes().hex() for each in values}
+    say("result", json.dumps(state))
+
+
+main(*sys.argv[1:])
