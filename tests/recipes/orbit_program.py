@@ -1,7 +1,7 @@
 """The recipe's trainer in fewer steps, which say what they train on.
 
-Usage: orbit_program.py CHECKPOINTS [LOOP], where LOOP is one, from 0 on, in which the
-workers hold.
+Usage: orbit_program.py CHECKPOINTS FILE [LOOP], where FILE is the recipe's, and LOOP is
+one, from 0 on, in which the workers hold.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from tests.multiprocess.programs.toy_model import hold, say
 
-RECIPE = Path(__file__).parents[2] / "docs" / "recipes" / "orbit" / "train.py"
+RECIPES = Path(__file__).parents[2] / "docs" / "recipes" / "orbit"
 STEPS, STEPS_PER_LOOP = 20, 4
 
-recipe = runpy.run_path(str(RECIPE))
+recipe = runpy.run_path(str(RECIPES / "train.py"))
 BaseTrainer: Any = recipe["Trainer"]
 
 
@@ -40,12 +40,13 @@ class Trainer(BaseTrainer):
         super().update(x, y)
 
 
-def main(directory: str, hold_in: str = "-1") -> None:
+def main(directory: str, file: str, hold_in: str = "-1") -> None:
     """Trains; prints everything that an exact resume must have kept."""
     recipe["make_exact"]()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     trainer = Trainer(strategy, int(hold_in))
-    recipe["train"](trainer, directory, STEPS, steps_per_loop=STEPS_PER_LOOP)
+    train = runpy.run_path(str(RECIPES / file))["train"]
+    train(trainer, directory, STEPS, STEPS_PER_LOOP)
     values = [*trainer.model.variables, *trainer.optimizer.variables]
     state = {each.name: each.numpy().tobytes().hex() for each in values}
     say("result", json.dumps(state))

@@ -1,4 +1,4 @@
-"""docs/recipes/orbit: `orbit.Controller` on two workers, preempted and started again."""
+"""docs/recipes/orbit: two workers are preempted, and go on to the same bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.multiprocess]
-pytest.importorskip("orbit", reason="pip install --no-deps tf-models-official")
+pytest.importorskip("orbit")
 
 from tests.multiprocess.harness import (  # noqa: E402
     RESTART,
@@ -15,16 +15,22 @@ from tests.multiprocess.harness import (  # noqa: E402
     Place,
     Zygote,
     place,
-    records,
+    wait_until,
 )
+from tests.recipes.folders import page  # noqa: E402
+from tfpreempt.core.journal import read_journal  # noqa: E402
 
-PROGRAM = str(Path(__file__).with_name("orbit_program.py"))
+HERE = Path(__file__).parent
+ORBIT = str(HERE / "orbit_program.py")
+OFFICIAL_MODELS = str(HERE / "official_models_program.py")
 STEPS_PER_LOOP, LOOPS = 4, 5
 
 
-def started(cluster: Cluster) -> list[str]:
-    """The step at which each Controller began."""
-    return [worker.lines("train")[0][2] for worker in cluster]
+def decisions(here: Place) -> int:
+    """How many workers know at which boundary all leave."""
+    journals = here.checkpoints.rglob("journal")
+    records = [record for each in journals for record in read_journal(each)]
+    return sum(record["event"] == "decision" for record in records)
 
 
 def samples(cluster: Cluster) -> list[list[list[str]]]:
@@ -32,10 +38,31 @@ def samples(cluster: Cluster) -> list[list[list[str]]]:
     return [worker.lines("samples") for worker in cluster]
 
 
+def preempt_and_finish(
+    here: Place, undisturbed: Cluster, loop: int, *argv: str
+) -> None:
+    """SIGTERM to one worker in a loop; what both then do is what nobody disturbed."""
+    here.hold()
+    first = here.start(*argv, loop, world=2)
+    for worker in first:
+        worker.wait_line("holding")
+    first[1].send(15)
+    wait_until(lambda: decisions(here) == 2, "both know where to leave")
+    here.release()
+    first.expect(RESTART, RESTART)
+    second = here.start(*argv, world=2)
+    second.expect(0, 0)
+    begins = [worker.lines("train")[0][2] for worker in second]
+    assert begins == [str((loop + 1) * STEPS_PER_LOOP)] * 2
+    assert second.results() == undisturbed.results()
+    parts = zip(samples(first), samples(second), strict=True)
+    assert [one + two for one, two in parts] == samples(undisturbed)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(zygote: Zygote) -> Cluster:
     with place(zygote) as made:
-        cluster = made.start(PROGRAM, world=2)
+        cluster = made.start(ORBIT, "train.py", world=2)
         cluster.expect(0, 0)
         yield cluster
 
@@ -44,21 +71,18 @@ def undisturbed(zygote: Zygote) -> Cluster:
 def test_a_controller_goes_on_at_the_next_loop(
     here: Place, undisturbed: Cluster, loop: int
 ) -> None:
-    """Also from its very first loop, and from its last one, to the same bytes."""
-    here.hold()
-    first = here.start(PROGRAM, loop, world=2)
-    for worker in first:
-        worker.wait_line("holding")
-    first[1].send(15)
-    for worker in range(2):
-        first.wait_record("decision", worker=worker)
-    here.release()
-    first.expect(RESTART, RESTART)
-    [commit] = records(here.checkpoints, "commit")
-    assert commit["step"] == loop + 1
-    second = here.start(PROGRAM, world=2)
-    second.expect(0, 0)
-    assert started(second) == [str((loop + 1) * STEPS_PER_LOOP)] * 2
-    assert second.results() == undisturbed.results()
-    parts = zip(samples(first), samples(second), strict=True)
-    assert [one + two for one, two in parts] == samples(undisturbed)
+    preempt_and_finish(here, undisturbed, loop, ORBIT, "train.py")
+
+
+def test_a_controller_that_keeps_its_manager_goes_on_too(
+    here: Place, undisturbed: Cluster
+) -> None:
+    preempt_and_finish(here, undisturbed, 2, ORBIT, "with_manager.py")
+
+
+def test_a_task_of_the_official_models_goes_on(here: Place, zygote: Zygote) -> None:
+    pytest.importorskip("official.core.train_lib", exc_type=ImportError)
+    with place(zygote) as other:
+        undisturbed = other.start(OFFICIAL_MODELS, world=2)
+        undisturbed.expect(0, 0)
+        preempt_and_finish(here, undisturbed, 2, OFFICIAL_MODELS)

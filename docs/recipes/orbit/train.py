@@ -13,7 +13,7 @@ import tf_keras
 
 import tfpreempt
 
-STEPS, STEPS_PER_LOOP, BATCH = 2000, 50, 32
+BATCH = 32
 
 
 class Trainer(orbit.StandardTrainer):
@@ -55,7 +55,8 @@ class Trainer(orbit.StandardTrainer):
             errors = (self.model(x, training=True) - y) ** 2
             loss = tf.reduce_sum(errors) / BATCH
         weights = self.model.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         self.loss.update_state(errors)
 
     def train_loop_end(self):
@@ -63,19 +64,20 @@ class Trainer(orbit.StandardTrainer):
         return {"loss": self.loss.result()}
 
 
-def train(trainer, directory, steps=STEPS, **controller):
+def train(trainer, directory, steps, steps_per_loop):
     """Trains up to a step, from the newest commit in the directory on."""
     checkpoint = tf.train.Checkpoint(trainer=trainer)  # with its place in the data
     with tfpreempt.PreemptionCheckpointHandler(
         trainer.strategy.cluster_resolver, checkpoint, directory, save_every=10
     ) as handler:
         trainer.train = functools.partial(handler.run, trainer.train)  # the one line
-        orbit.Controller(
+        controller = orbit.Controller(
             trainer=trainer,
             global_step=trainer.global_step,
             strategy=trainer.strategy,
-            **{"steps_per_loop": STEPS_PER_LOOP} | controller,
-        ).train(steps)
+            steps_per_loop=steps_per_loop,
+        )
+        controller.train(steps)
 
 
 def make_exact():
@@ -87,4 +89,5 @@ def make_exact():
 
 if __name__ == "__main__":
     make_exact()
-    train(Trainer(tf.distribute.MultiWorkerMirroredStrategy()), sys.argv[1])
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    train(Trainer(strategy), sys.argv[1], steps=2000, steps_per_loop=50)

@@ -1,0 +1,38 @@
+"""For a program whose Controller has a CheckpointManager, and is to keep it."""
+
+import functools
+import tempfile
+
+import orbit
+import tensorflow as tf
+
+import tfpreempt
+
+
+def train(trainer, directory, steps, steps_per_loop):
+    """Trains up to a step, from the newest checkpoint in the directory on."""
+    strategy = trainer.strategy
+    checkpoint = tf.train.Checkpoint(trainer=trainer)  # with its place in the data
+    with strategy.scope():
+        _ = checkpoint.save_counter  # now, on all workers: only the chief restores
+    is_chief = strategy.extended.should_checkpoint
+    manager = tf.train.CheckpointManager(
+        checkpoint,
+        directory if is_chief else tempfile.mkdtemp(),
+        max_to_keep=3,
+        step_counter=trainer.global_step,
+        checkpoint_interval=2 * steps_per_loop,
+    )
+    controller = orbit.Controller(
+        trainer=trainer,
+        global_step=trainer.global_step,
+        strategy=strategy,
+        steps_per_loop=steps_per_loop,
+        checkpoint_manager=manager,
+    )
+    # After the Controller: what this restores, all workers have agreed on.
+    with tfpreempt.PreemptionCheckpointHandler(
+        strategy.cluster_resolver, manager
+    ) as handler:
+        trainer.train = functools.partial(handler.run, trainer.train)
+        controller.train(steps)
