@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 UNPINNED_EXTRAS = {
     "docs",  # no make target installs it yet
     *("tensorflow-cpu", "tensorflow-tpu"),  # the same files as tensorflow
+    "orbit",  # asks for another TensorFlow than the pinned one
 }
 
 

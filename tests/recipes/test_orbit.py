@@ -17,7 +17,6 @@ from tests.multiprocess.harness import (  # noqa: E402
     place,
     wait_until,
 )
-from tests.recipes.folders import page  # noqa: E402
 from tfpreempt.core.journal import read_journal  # noqa: E402
 
 HERE = Path(__file__).parent
