@@ -12,27 +12,24 @@ import tfpreempt
 def train(trainer, directory, steps, steps_per_loop):
     """Trains up to a step, from the newest checkpoint in the directory on."""
     strategy = trainer.strategy
-    checkpoint = tf.train.Checkpoint(trainer=trainer)  # with its place in the data
-    with strategy.scope():
-        _ = checkpoint.save_counter  # now, on all workers: only the chief restores
     is_chief = strategy.extended.should_checkpoint
     manager = tf.train.CheckpointManager(
-        checkpoint,
+        tf.train.Checkpoint(trainer=trainer),  # with its place in the data
         directory if is_chief else tempfile.mkdtemp(),
         max_to_keep=3,
         step_counter=trainer.global_step,
         checkpoint_interval=2 * steps_per_loop,
     )
-    controller = orbit.Controller(
-        trainer=trainer,
-        global_step=trainer.global_step,
-        strategy=strategy,
-        steps_per_loop=steps_per_loop,
-        checkpoint_manager=manager,
-    )
-    # After the Controller: what this restores, all workers have agreed on.
+    # Before the Controller: on the chief that restores what all have agreed on here.
     with tfpreempt.PreemptionCheckpointHandler(
         strategy.cluster_resolver, manager
     ) as handler:
-        trainer.train = functools.partial(handler.run, trainer.train)
+        trainer.train = functools.partial(handler.run, trainer.train)  # the one line
+        controller = orbit.Controller(
+            trainer=trainer,
+            global_step=trainer.global_step,
+            strategy=strategy,
+            steps_per_loop=steps_per_loop,
+            checkpoint_manager=manager,
+        )
         controller.train(steps)
