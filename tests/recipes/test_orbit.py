@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.multiprocess]
-pytest.importorskip("orbit")
+pytest.importorskip("orbit.actions")  # PyPI has other packages of that name
 
 from tests.multiprocess.harness import (  # noqa: E402
     RESTART,
