@@ -10,6 +10,7 @@ import itertools
 import json
 import runpy
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class Task(base_task.Task):  # type: ignore[misc]  # the official models are unt
 
 def main(directory: str, hold_in: str = "-1") -> None:
     """Trains; prints everything that an exact resume must have kept."""
+    tempfile.tempdir = str(Path.cwd())  # what is left there goes with the test
     runpy.run_path(str(RECIPES / "train.py"))["make_exact"]()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     params = config_definitions.ExperimentConfig(
