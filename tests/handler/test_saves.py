@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 import signal
 import threading
 import time
 from pathlib import Path
 from typing import IO
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -146,6 +148,40 @@ def test_an_evaluation_after_a_restart_at_the_last_step(program: Program) -> Non
         assert found.value == ["evaluated"]
     commits = [(r["step"], r["because"]) for r in program.events("commit")]
     assert commits == [(3, "preemption"), (3, "finished")]
+
+
+def test_an_end_without_a_step_keeps_what_is_made_in_the_first_step(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An optimizer makes its moments there; a restart may have no step left."""
+
+    def train(steps: int, *, is_preempted: bool = False) -> list[float]:
+        variable = tf.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.Adam(0.1)
+        here = Program(program.directory)
+        here.checkpoint = tf.train.Checkpoint(v=variable, optimizer=optimizer)
+
+        def step() -> None:
+            slope = variable * (1.0 + tf.cast(optimizer.iterations, tf.float32))
+            optimizer.apply_gradients([(slope, variable)])
+
+        handler = here.handler(config={"exit_fn": None} if is_preempted else {})
+        while handler.total_run_calls < steps:
+            handler.run(step)
+        if is_preempted:
+            here.button.press()
+            with pytest.raises(SystemExit):
+                handler.check()
+        else:
+            handler.close()
+        return [float(each) for each in variable.numpy()]
+
+    train(6, is_preempted=True)
+    train(6)
+    assert "it stands as it is" in caplog.text
+    resumed = train(10)
+    shutil.rmtree(program.directory)
+    assert resumed == train(10)
 
 
 def test_a_restart_that_finds_no_commit_says_where_it_looked(

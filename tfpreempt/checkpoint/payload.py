@@ -100,9 +100,12 @@ class Payload:
     Attributes:
         states: what each worker keeps apart of it.
         can_be_async: whether its saves can be written while training goes on.
+        left: names of variables in what was restored that nothing had yet, and that
+            are lost in a save before something has.
     """
 
     states: Sequence[State] = ()
+    left: Sequence[str] = ()
     can_be_async: ClassVar[bool] = True
 
     def write(

@@ -46,7 +46,7 @@ def check(prefix: str) -> None:
 
 def restore(
     checkpoint: tf.train.Checkpoint, prefix: str, options: Any, with_data: bool
-) -> None:
+) -> Sequence[str]:
     """Compares the structure, then restores.
 
     Args:
@@ -55,6 +55,9 @@ def restore(
         options: tf.train.CheckpointOptions, or None.
         with_data: whether the dataset iterators in the files are this worker's; those
             whose place is the same on all workers are restored anyway.
+
+    Returns:
+        The names of variables that nothing has yet.
 
     Raises:
         CheckpointMismatchError: another model's checkpoint; nothing was assigned.
@@ -82,6 +85,7 @@ def restore(
             len(unused),
             structure.listed(unused),
         )
+    return unused
 
 
 def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[str]:

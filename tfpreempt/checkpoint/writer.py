@@ -227,7 +227,9 @@ class _Tracked(Payload):
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         if self.checkpoint is not None:
-            reader.restore(self.checkpoint, prefix, self._options, with_data)
+            self.left = reader.restore(
+                self.checkpoint, prefix, self._options, with_data
+            )
 
 
 # --- the three kinds of payload ------------------------------------------------------

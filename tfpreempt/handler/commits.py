@@ -231,6 +231,11 @@ class Commits:
             self._random_at_start = self._loader.random_bytes()
         return dataclasses.replace(restored, skipped=tuple(self.skipped))
 
+    @property
+    def left(self) -> Sequence[str]:
+        """Names of variables that were in the commit, and that nothing had."""
+        return self._loader.payload.left
+
     def load_states(self) -> None:
         """Loads the named States of the agreed commit, ahead of `restore`."""
         if self.candidate is not None and self.candidate.manifest is not None:

@@ -406,7 +406,14 @@ class Session:
         came_to_nothing = member.was_async and not self._collective.stands(
             member, limit
         )
-        if member.has_moved or member.is_resumed or came_to_nothing:
+        if not member.has_moved and member.commits.left:
+            # Made in a first step, like an optimizer's: a save would be without them.
+            log.warning(
+                "tfpreempt: no step was made since the restart, and the commit has "
+                "variables that this program did not make: it stands as it is. What "
+                "named States have taken up since is not saved"
+            )
+        elif member.has_moved or member.is_resumed or came_to_nothing:
             try:
                 self.save_together(member, "finished")
             except Exception as error:  # noqa: BLE001 - of a State, say; raised later
