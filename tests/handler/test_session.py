@@ -437,6 +437,7 @@ def test_the_end_clears_snapshots_only_where_it_is_known_to_be_saved(
 
     class Ended(FakeMember):
         has_moved = is_resumed = was_async = is_at_end = False
+        left = ()  # as its commits
         runs = 1
 
         @property

@@ -255,7 +255,6 @@ def test_an_iterator_of_ones_own_goes_on_at_once(
     [
         ({"data": Rows}, "a Python generator"),
         ({"data": RowsElsewhere}, "a Python generator"),
-        ({"workers": 2}, "a Python generator"),
         ({"state": {1, 2}}, r"its state is {1, 2} (set)"),
         ({"state": ValueError("lost")}, "ValueError: lost"),
     ],
@@ -274,12 +273,22 @@ def test_where_the_place_cannot_be_had_all_is_read_again(
                 raise state
             return state
 
-    kind, more = given.get("data", Odd), {"workers": given.get("workers", 1)}
     expected = train(on, given.get("data", Rows), **OWN)
     with caplog.at_level(logging.WARNING):
-        assert train(on, kind, *OFTEN, **OWN, **more) == expected
+        assert train(on, given.get("data", Odd), *OFTEN, **OWN) == expected
     assert "batches before it again" in caplog.text
     assert said in caplog.text
+
+
+@TF_KERAS
+def test_threads_that_read_one_loader_at_once_leave_no_place(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which thread gets which batch is chance; so nothing is promised but a word."""
+    with caplog.at_level(logging.WARNING):
+        train(on, RowsWithState, *OFTEN, **OWN, workers=2)
+    assert "batches before it again" in caplog.text
+    assert "a Python generator" in caplog.text
 
 
 @TF_KERAS

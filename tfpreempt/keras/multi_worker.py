@@ -28,7 +28,6 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.core import seams
-from tfpreempt.keras.data import pipeline
 
 _logger = logging.getLogger(__name__)
 
@@ -197,6 +196,8 @@ def _draw_order(iterator: Any) -> None:
     Keras reads one here where a strategy has one worker, so the epochs have the same
     orders with any number of workers.
     """
+    from tfpreempt.keras.data import pipeline
+
     adapter = iterator.data_adapter
     sequence = getattr(adapter, "py_dataset", None)
     if sequence is None:
