@@ -296,6 +296,16 @@ FIGURES = (
         scale="log",
     ),
     Figure(
+        name="distributed_input",
+        title="A step whose input a strategy distributes",
+        text="The iterator of `tfpreempt.data.distribute` against TensorFlow's own, "
+        "which cannot be saved: a step that takes a global batch and looks at each of "
+        "its numbers, by one and by the other in turn.",
+        benches=("distributed_input",),
+        label="{replicas} replicas, {mebibytes:,} MiB",
+        sides={"ours": "tfpreempt", "theirs": "TensorFlow"},
+    ),
+    Figure(
         name="step_overhead",
         title="What a quiet step costs",
         text="A call of `handler.run(noop)` less a bare `noop()`, against the same of "
