@@ -17,10 +17,17 @@ from tfpreempt.storage.files import LocalFiles
 from tfpreempt.testing.storage import damage
 
 
+class Own(Words):
+    """Words that no worker takes over from another number of workers."""
+
+    def fold(self, files, worker, world):
+        pass
+
+
 def worker(directory, index, world, text=""):
     registry = StateRegistry()
     words = [
-        Words("mine", f"{text}{index}", per_worker=True, registry=registry),
+        Own("mine", f"{text}{index}", per_worker=True, registry=registry),
         Words("ours", f"{text}{index}", registry=registry),
     ]
     saver = make_saver(
@@ -29,7 +36,7 @@ def worker(directory, index, world, text=""):
         registry=registry,
         worker=index,
         world=world,
-        random_state=Words("random", f"{text}{index}", per_worker=True, registry=None),
+        random_state=Own("random", f"{text}{index}", per_worker=True, registry=None),
     )
     return saver, words
 
@@ -64,12 +71,10 @@ def test_another_world_size_restores_what_is_everyones_with_one_warning(
     tmp_path, caplog
 ):
     save_all(tmp_path, 3)
-    saver, candidate, texts = restore(tmp_path, 1, 2)
-    assert texts == ["fresh1", "text0"]
-    assert not saver.loader.load_random_state(candidate)
+    assert restore(tmp_path, 1, 2)[2] == ["fresh1", "text0"]
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
     assert "3 workers, now there are 2" in record.getMessage()
-    assert "data position" in record.getMessage()
+    assert "dataset iterator begins anew" in record.getMessage()
 
 
 def test_a_shard_of_a_lost_worker_is_left_out_and_said(tmp_path, caplog):

@@ -43,12 +43,24 @@ def make_data(kind, batch):
         return tfpreempt.data.from_index(
             lambda index: index, SIZE, batch_size=batch, seed=3
         )
+    if kind == "grain":
+        import grain
+
+        return grain.MapDataset.source(list(ids)).shuffle(seed=3).batch(batch)
+    if kind == "nested":  # a shuffle draws for itself, below another one
+        groups = tf.data.Dataset.range(0, SIZE, 5).shuffle(12, seed=4)
+        whole = groups.flat_map(lambda first: tf.data.Dataset.range(first, first + 5))
+        whole = whole.apply(tf.data.experimental.assert_cardinality(SIZE))
+    else:
+        whole = tf.data.Dataset.range(SIZE)
+    whole = whole.shuffle(20, seed=5).batch(batch)
+    if kind == "auto":
+        return whole
     policy = tf.data.Options()
     policy.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )
-    whole = tf.data.Dataset.from_tensor_slices(ids.astype("int64"))
-    return whole.shuffle(20, seed=5).batch(batch).with_options(policy)
+    return whole.with_options(policy)
 
 
 def worth(step, batch):

@@ -45,6 +45,21 @@ def joined(iterator, strategy):
     return [np.concatenate(each).tolist() for each in parts]
 
 
+def retraced(strategy):
+    """What a function adds up that is traced anew for general shapes only."""
+
+    @tf.function(reduce_retracing=True)
+    def total(iterator):
+        added = strategy.run(tf.reduce_sum, (next(iterator),))
+        return strategy.reduce("SUM", added, axis=None)
+
+    found = []
+    for size in (8, 12, 6, 7):
+        ones = tf.data.Dataset.from_tensors(tf.ones([size, 3])).repeat()
+        found.append(float(total(data.distribute(ones, strategy))) / 3)
+    return found
+
+
 def main():
     cpu = tf.config.list_physical_devices("CPU")[0]
     two = [tf.config.LogicalDeviceConfiguration()] * 2
@@ -68,6 +83,7 @@ def main():
     deserialize(host, state)
     epochs = (iterator, make_iterator(again))
     found["slices_continued"] = [joined(each, strategy) for each in epochs]
+    found["sizes"] = retraced(strategy)
     print(json.dumps(found))
 
 

@@ -85,7 +85,7 @@ def train(
     ("way", "data"),
     [
         *(("loop", "index"), ("loop", "by batch")),
-        *(("fit", "index"), ("fit", "numpy"), ("fit", "sequence")),
+        *(("fit", "nested"), ("fit", "numpy"), ("fit", "sequence")),
     ],
 )
 def test_the_global_batches_are_those_of_the_undisturbed_run(
@@ -111,6 +111,26 @@ def test_as_many_replicas_in_other_processes_have_the_same_weights(
     taken, results = train(here, "loop", "index", (2, 1), (2, 1), (1, 2), (0, 2))
     assert taken == expected[0]
     assert results == expected[1]  # bit for bit
+
+
+@pytest.mark.parametrize(
+    ("way", "data", "first", "second"),
+    [
+        ("loop", "auto", (2, 1), (1, 1)),
+        ("loop", "auto", (0, 2), (0, 3)),
+        ("fit", "auto", (1, 1), (2, 1)),
+        ("fit", "grain", (2, 1), (1, 1)),
+    ],
+)
+def test_a_place_that_is_not_in_global_batches_is_not_taken_for_one(
+    here: Place, way: str, data: str, first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    """The data begin anew in a loop, and are read again in a fit; and it is said."""
+    start(here, way, data, first, "preempted").expect(*[RESTART] * max(first[0], 1))
+    cluster = start(here, way, data, second, "whole")
+    cluster.expect(*[0] * max(second[0], 1))
+    told = "they begin anew" if way == "loop" else "are read again"
+    assert told in cluster[0].output
 
 
 @pytest.mark.parametrize(("way", "data"), [("loop", "index"), ("fit", "sequence")])

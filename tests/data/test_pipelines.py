@@ -342,6 +342,10 @@ def test_a_fresh_process_goes_on_exactly(elsewhere):
     assert elsewhere["continued"] == [expected, expected]
 
 
+def test_a_function_that_is_seldom_traced_takes_batches_of_all_sizes(elsewhere):
+    assert elsewhere["sizes"] == [8, 12, 6, 7]
+
+
 @pytest.mark.parametrize("key", ["whole", "dropped"])
 def test_global_batches_are_the_same_on_two_devices(elsewhere, key):
     dataset = arrays(drop_remainder=key == "dropped")

@@ -184,6 +184,27 @@ def test_an_end_without_a_step_keeps_what_is_made_in_the_first_step(
     assert resumed == train(10)
 
 
+def test_a_step_that_makes_what_was_left_is_a_step(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where a save came after it, and nothing has moved since."""
+    tracked = tf.train.Checkpoint(late=tf.Variable(3.0))
+    program.checkpoint = tracked
+    with program.handler() as handler:
+        handler.run(lambda: None)
+    again = Program(program.directory)
+    again.checkpoint = tf.train.Checkpoint()
+
+    def step() -> None:
+        again.checkpoint.late = tf.Variable(0.0)
+
+    with again.handler() as handler:
+        handler.run(step)
+        handler.save()
+    assert "stands as it is" not in caplog.text
+    assert again.checkpoint.late.numpy() == 3.0
+
+
 def test_a_restart_that_finds_no_commit_says_where_it_looked(
     program: Program,
     monkeypatch: pytest.MonkeyPatch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import tensorflow as tf
@@ -49,6 +49,29 @@ def shared_iterators(checkpoint: tf.train.Checkpoint) -> list[Any]:
         for _, obj in walk(checkpoint)
         if isinstance(obj, tf.distribute.DistributedIterator) and obj.is_shared
     ]
+
+
+def other_places(
+    checkpoint: tf.train.Checkpoint, graph: Any, nodes: Mapping[int, int]
+) -> list[str]:
+    """The iterators whose place in a checkpoint is of another kind than theirs.
+
+    Args:
+        checkpoint: of which the iterators are.
+        graph: the TrackableObjectGraph of the saved one.
+        nodes: the node that an object is restored from, by its id().
+
+    Returns:
+        Their paths.
+    """
+    found = []
+    for path, obj in walk(checkpoint):
+        node = nodes.get(id(obj))
+        if node is not None and isinstance(obj, tf.distribute.DistributedIterator):
+            saved = {child.local_name for child in graph.nodes[node].children}
+            if saved and not saved.issuperset(obj._trackable_children()):
+                found.append(path)
+    return found
 
 
 def _kept_apart(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.payload import Payload
 from tfpreempt.checkpoint.remote import fetch
-from tfpreempt.checkpoint.resized import has_part_of, is_resized, read_own
+from tfpreempt.checkpoint.resized import check_rules, has_part_of, is_resized, read_own
 from tfpreempt.checkpoint.state import (
     REGISTRY,
     State,
@@ -130,6 +130,7 @@ class CheckpointLoader:
         cluster, manifest = self.cluster, candidate.manifest
         resized = is_resized(candidate, cluster)
         if resized:
+            check_rules(candidate, self.registry.in_order(), cluster)
             self.payload.check_shares()
         if candidate.prefix is not None:
             # TensorFlow's own files have the positions of the chief's iterators.

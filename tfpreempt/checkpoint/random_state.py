@@ -24,7 +24,7 @@ from tfpreempt.checkpoint.encoding import (
     encode,
     readable,
 )
-from tfpreempt.checkpoint.resized import derived_seed
+from tfpreempt.checkpoint.resized import derived_seed, own_or_first
 from tfpreempt.checkpoint.state import State
 from tfpreempt.checkpoint.variables import local_parts, out_of_scope, walk
 from tfpreempt.core import seams
@@ -59,14 +59,15 @@ class RandomState(State):
         """A new worker has the same generators as the others had, where those were all
         the same: what is drawn from them, such as the order of a PyDataset, must be the
         same everywhere. Those that were not are derived from the chief's."""
-        saved = [file.read() for file in files if file is not None]
-        own = saved[worker if worker < len(saved) else 0]
+        mine, is_another = own_or_first(files, worker)
+        own = mine.read()
         self.load(io.BytesIO(own))
-        if worker < len(saved):
+        if not is_another:
             return
         seed = derived_seed(own, worker)
+        rest = [file for file in files if file is not None and file is not mine]
         with readable(self):
-            first, *others = map(json.loads, saved)
+            first, *others = map(json.loads, [own, *(file.read() for file in rest)])
             differing = {
                 name for each in others for name in each if each[name] != first[name]
             }

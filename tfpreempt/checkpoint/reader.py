@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from tfpreempt import errors
 from tfpreempt.checkpoint import structure
 from tfpreempt.checkpoint.bundle_reader import reading_in_threads
-from tfpreempt.checkpoint.iterator_state import positions_kept
+from tfpreempt.checkpoint.iterator_state import other_places, positions_kept
 from tfpreempt.checkpoint.untracked import NAME, attach
 from tfpreempt.checkpoint.variables import plain_message, variable_shape, walk
 from tfpreempt.core import seams
@@ -124,6 +124,13 @@ def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[s
             "they stay as the program made them.",
             prefix,
             structure.listed(sorted(new)),
+        )
+    if begun := other_places(checkpoint, graph, nodes):
+        _log.warning(
+            "%s has the place in the data of %s for other workers or replicas, which "
+            "shared these data in another way: they begin anew.",
+            prefix,
+            structure.listed(begun),
         )
     return unused
 

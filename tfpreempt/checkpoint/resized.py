@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO
 
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint import restore as restoring
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.state import State, naming, read_state
+from tfpreempt.checkpoint.state import State, naming, no_rule, read_state
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.storage import reading
 
@@ -56,14 +56,28 @@ def has_part_of(entry: Entry, cluster: Cluster) -> bool:
     return is_resized(entry, cluster) or restoring.shard_of(entry, cluster) is not None
 
 
+def check_rules(entry: Entry, states: Iterable[State], cluster: Cluster) -> None:
+    """Before anything is assigned of what another number of workers saved.
+
+    Args:
+        entry: a commit of ours.
+        states: the registered ones.
+        cluster: who the workers are now.
+
+    Raises:
+        CheckpointMismatchError: a State of each worker is in it, and has no rule.
+    """
+    for state in states:
+        if state.per_worker and type(state).fold is State.fold:
+            paths = _paths(entry, state)
+            if any(map(os.path.exists, paths)):
+                raise no_rule(state, len(paths), cluster.world)
+
+
 def _fold(entry: Entry, state: State, cluster: Cluster) -> bool:
-    manifest = entry.manifest
-    assert manifest is not None
-    name = state.name + layout.STATE_SUFFIX
     with contextlib.ExitStack() as stack:
         files: list[IO[bytes] | None] = []
-        for worker in range(manifest.world_size):
-            path = os.path.join(entry.shards, layout.worker_name(worker), name)
+        for path in _paths(entry, state):
             try:
                 files.append(stack.enter_context(reading.open_file(path)))
             except FileNotFoundError:
@@ -73,6 +87,14 @@ def _fold(entry: Entry, state: State, cluster: Cluster) -> bool:
         with naming(state, "fold"):
             state.fold(files, cluster.worker, cluster.world)
     return True
+
+
+def _paths(entry: Entry, state: State) -> list[str]:
+    """Where each worker's part of a State would be."""
+    assert entry.manifest is not None
+    folders = map(layout.worker_name, range(entry.manifest.world_size))
+    name = state.name + layout.STATE_SUFFIX
+    return [os.path.join(entry.shards, folder, name) for folder in folders]
 
 
 def own_or_first(

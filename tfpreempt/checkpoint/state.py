@@ -141,12 +141,7 @@ class State(abc.ABC, metaclass=_Complete):
         Raises:
             CheckpointMismatchError: there is no rule, as here by default.
         """
-        raise errors.CheckpointMismatchError(
-            f"{self!r} was saved by each of {len(files)} workers, now there are "
-            f"{world}, and it has no rule for that. Start {len(files)} workers; or "
-            "override fold() of the State, or call unregister() on it before the "
-            "restore if the new workers are to begin it anew."
-        )
+        raise no_rule(self, len(files), world)
 
     def check_saved(self, fileobj: IO[bytes]) -> None:
         """Reads what `load` would read, and changes nothing.
@@ -173,6 +168,16 @@ class State(abc.ABC, metaclass=_Complete):
     def __repr__(self) -> str:
         kind = "per_worker" if self.per_worker else "replicated"
         return f"<{type(self).__name__} {self.name!r} {kind}>"
+
+
+def no_rule(state: State, before: int, now: int) -> errors.CheckpointMismatchError:
+    """Why what so many workers saved for themselves is not restored."""
+    return errors.CheckpointMismatchError(
+        f"{state!r} was saved by each of {before} workers, now there are {now}, and it "
+        f"has no rule for that. Start {before} workers; or override fold() of the "
+        "State, or call unregister() on it before the restore if the new workers are "
+        "to begin it anew."
+    )
 
 
 def check_state(given: Any, call: str) -> None:

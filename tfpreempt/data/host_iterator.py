@@ -13,13 +13,13 @@ tf.function receives it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfpreempt.core import seams
-from tfpreempt.data.slices import Cut, check_shares, global_batches
+from tfpreempt.data.slices import Cut, batch_size, check_shares, global_batches
 
 seams.require("distributed_data")
 _lib: Any = seams.input_lib
@@ -49,20 +49,23 @@ class _Together:
     """One worker's host iterator of global batches; each replica gets a slice."""
 
     iterator: Any
+    device: str  # of the host
     cut: Cut
     spec: Any  # of a slice
     draws: int = 1
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
-        return self.cut.slices(self.iterator.get_next())
+        whole = self.iterator.get_next()
+        return [self.cut.slice_of(number, whole) for number in self._numbers]
 
     def get_next_as_optional_list(self) -> list[Any]:
-        found = self.iterator.get_next_as_optional()
-        return [
-            _Slice(found, self.cut, number, self.spec)
-            for number in range(len(self.cut.local))
-        ]
+        whole = self.iterator.get_next_as_optional()
+        return [_Slice(whole, number, self, self.spec) for number in self._numbers]
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.cut.local))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,15 +73,17 @@ class _Slice:
     """One replica's part of an Optional batch, as `tf.experimental.Optional` has it."""
 
     whole: Any
-    cut: Cut
     number: int
+    worker: _Together
     element_spec: Any
 
     def has_value(self) -> Any:
         return self.whole.has_value()
 
     def get_value(self) -> Any:
-        return self.cut.slices(self.whole.get_value())[self.number]
+        # Whoever asks is on the replica's device, where only the slice is to go.
+        with tf.device(self.worker.device):
+            return self.worker.cut.slice_of(self.number, self.whole.get_value())
 
 
 class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlow is untyped
@@ -92,7 +97,13 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         for number, (iterator, _) in enumerate(self.host_iterators()):
-            self._track_trackable(iterator, f"host_{number}")
+            self._track_trackable(iterator, self._name_of_place(number))
+
+    def _name_of_place(self, number: int) -> str:
+        """Another one for each kind of place, so that none is taken for another."""
+        if self.is_shared:
+            return "global_batches"
+        return f"part_{number}_for_{self._strategy.num_replicas_in_sync}_replicas"
 
     def host_iterators(self) -> Iterator[tuple[Any, int]]:
         """Each with the number of elements that one step draws from it."""
@@ -106,13 +117,14 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
         return all(isinstance(worker, _Together) for worker in self._iterators)
 
     def check_shares(self) -> None:
-        """Sees whether the replicas have equal shares of a global batch; reads one.
+        """Sees whether the replicas have equal shares of a global batch.
 
         Raises:
-            ConfigurationError: they have not.
+            ConfigurationError: they have not, as far as that can be seen.
         """
-        for batch in self._iterators[0].iterator._dataset.take(1):
-            check_shares(batch, self._strategy.num_replicas_in_sync)
+        size = batch_size(self._iterators[0].iterator._dataset)
+        if size is not None:
+            check_shares(size, self._strategy.num_replicas_in_sync)
 
 
 class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
@@ -130,18 +142,40 @@ class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow i
 
     # TensorFlow makes these anew, without what it does not know.
 
+    def is_subtype_of(self, other: Any) -> bool:
+        is_one = super().is_subtype_of(other)
+        return bool(is_one and self._general([other]) == other.cut)
+
     def most_specific_common_supertype(self, others: Any) -> Any:
         found = super().most_specific_common_supertype(others)
-        return found and self._handed_to(found)
+        if found is None or all(each.cut is None for each in (self, *others)):
+            return found
+        found.cut = self._general(others)
+        return None if found.cut is None else found
+
+    def _general(self, others: Sequence[_HostIteratorSpec]) -> Cut | None:
+        """The cut for the batches of all; None if they are cut in different ways, or
+        not at all."""
+        cuts = [each.cut for each in others if each.cut is not None]
+        if self.cut is None or len(cuts) < len(others):
+            return None
+        return self.cut.general(cuts)
 
     def _with_tensor_ranks_only(self) -> Any:
-        return self._handed_to(super()._with_tensor_ranks_only())
+        return self._handed_to(
+            super()._with_tensor_ranks_only(),
+            lambda spec: spec._with_tensor_ranks_only(),
+        )
 
     def _without_tensor_names(self) -> Any:
-        return self._handed_to(super()._without_tensor_names())
+        return self._handed_to(
+            super()._without_tensor_names(), lambda spec: spec._without_tensor_names()
+        )
 
-    def _handed_to(self, other: _HostIteratorSpec) -> _HostIteratorSpec:
-        other.cut = self.cut
+    def _handed_to(self, other: Any, less: Callable[[Any], Any]) -> Any:
+        if self.cut is not None:
+            spec = tf.nest.map_structure(less, self.cut.spec)
+            other.cut = dataclasses.replace(self.cut, spec=spec)
         return other
 
     @property
@@ -171,8 +205,12 @@ class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow i
     def _worker(self, number: int, iterator: Any) -> _OneByOne | _Together:
         if self.cut is not None:
             [slices] = super()._component_specs
-            spec = slices._element_spec
-            return _Together(iterator=iterator, cut=self.cut, spec=spec)
+            return _Together(
+                iterator=iterator,
+                device=self._input_workers.worker_devices[number],
+                cut=self.cut,
+                spec=slices._element_spec,
+            )
         devices = self._input_workers.compute_devices_for_worker(number)
         return _OneByOne(iterator=iterator, draws=len(devices))
 

@@ -31,6 +31,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
+from tfpreempt.data.slices import with_batch_size
 
 # TensorFlow's default of 4 rounds leaves patterns that are easy to measure (60,000
 # indices: an index next to its neighbour a sixth as often as by chance). From 12 on no
@@ -91,7 +92,8 @@ def from_arrays(
         starts = tf.data.Dataset.range(0, count * batch_size, batch_size)
         return starts.map(gather, num_parallel_calls=tf.data.AUTOTUNE)
 
-    return _finished(batches, _check_seed(seed) if shuffle else None, count)
+    key = _check_seed(seed) if shuffle else None
+    return with_batch_size(_finished(batches, key, count), batch_size)
 
 
 def from_index(
@@ -143,7 +145,8 @@ def from_index(
         samples = positions.map(sample, num_parallel_calls=num_parallel_calls)
         return samples.batch(batch_size, drop_remainder)
 
-    return _finished(batches, _check_seed(seed) if shuffle else None, count)
+    key = _check_seed(seed) if shuffle else None
+    return with_batch_size(_finished(batches, key, count), batch_size)
 
 
 def _finished(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,32 +35,45 @@ class Cut:
         spec: of the global batch.
         local: the numbers of this process's replicas.
         replicas: of all processes.
-        sizes: samples for each replica, where all batches are of one size; else empty:
-            then all have as many, and the last ones less, or none.
+        is_filled: whether the first replicas get full shares, and the last less, or
+            nothing; else none has more than one sample more than another.
     """
 
     spec: Any
     local: tuple[int, ...]
     replicas: int
-    sizes: tuple[int, ...]
+    is_filled: bool
 
-    def slices(self, batch: Any) -> list[Any]:
-        """What each local replica gets of a batch, some of them maybe nothing."""
+    def slice_of(self, number: int, batch: Any) -> Any:
+        """What one of the local replicas gets of a batch."""
         if self.replicas == 1:
-            return [batch]
-        return [
-            tf.nest.map_structure(functools.partial(self._rows, replica), batch)
-            for replica in self.local
-        ]
+            return batch
+        return tf.nest.map_structure(
+            functools.partial(self._rows, self.local[number]), batch
+        )
+
+    def general(self, others: Sequence[Cut]) -> Cut | None:
+        """One for the batches of all; None if they are cut in different ways."""
+        for other in others:
+            if dataclasses.replace(other, spec=self.spec) != self:
+                return None
+        spec = tf.nest.map_structure(
+            lambda first, *rest: first.most_specific_common_supertype(rest),
+            *(each.spec for each in (self, *others)),
+        )
+        if None in tf.nest.flatten(spec):
+            return None
+        return dataclasses.replace(self, spec=spec)
 
     def _rows(self, replica: int, part: Any) -> Any:
-        if self.sizes:
-            begin = sum(self.sizes[:replica])
-            return _rows(part, begin, begin + self.sizes[replica])
         size = _length(part)
-        each = (size + self.replicas - 1) // self.replicas
-        begin = tf.minimum(replica * each, size)
-        return _rows(part, begin, tf.minimum(begin + each, size))
+        if self.is_filled:
+            each = (size + self.replicas - 1) // self.replicas
+            begin = _least(replica * each, size)
+            return _slice(part, begin, _least(begin + each, size))
+        each, more = size // self.replicas, size % self.replicas
+        begin, end = (n * each + _least(n, more) for n in (replica, replica + 1))
+        return _slice(part, begin, end)
 
 
 def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
@@ -85,15 +99,14 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
     spec = whole.element_spec
     if not all(isinstance(part, _CUTTABLE) for part in tf.nest.flatten(spec)):
         return None
-    sizes: tuple[int, ...] = ()
     batch = int(seams.data_distribute.compute_batch_size(whole))
-    if batch != _UNKNOWN and _is_always(batch, spec):
-        # Whoever shares by batch ignores that all have one size.
-        sizes = _filled(batch, replicas) if is_by_batch else _dealt(batch, replicas)
-    elif (
-        batch != _UNKNOWN
-        and replicas > 1
+    # Whoever shares by batch ignores that all have one size.
+    is_filled = is_by_batch or batch == _UNKNOWN or not _is_always(batch, spec)
+    if (
+        is_filled
         and not is_by_batch
+        and batch != _UNKNOWN
+        and replicas > 1
         and not whole.options().experimental_symbolic_checkpoint
     ):
         return None
@@ -102,7 +115,7 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
     local = tuple(range(first, replicas, workers))
     if not _is_read_ahead(whole):
         whole = whole.prefetch(_READ_AHEAD)
-    return whole, Cut(spec=spec, local=local, replicas=replicas, sizes=sizes)
+    return whole, Cut(spec=spec, local=local, replicas=replicas, is_filled=is_filled)
 
 
 def _is_shared_by_batch(dataset: Any) -> bool:
@@ -117,18 +130,6 @@ def _is_always(batch: int, spec: Any) -> bool:
     return all(part.shape.rank and part.shape[0] == batch for part in parts)
 
 
-def _dealt(batch: int, replicas: int) -> tuple[int, ...]:
-    """How TensorFlow deals a batch of known size: the first have one sample more."""
-    least, more = divmod(batch, replicas)
-    return (least + 1,) * more + (least,) * (replicas - more)
-
-
-def _filled(batch: int, replicas: int) -> tuple[int, ...]:
-    """How it deals one of unknown size: the last have less, or nothing."""
-    each = -(-batch // replicas)
-    return tuple(max(min(each, batch - i * each), 0) for i in range(replicas))
-
-
 def _is_read_ahead(dataset: Any) -> bool:
     """Whether a pipeline ends with a `prefetch`, options aside."""
     while type(dataset).__name__ == "_OptionsDataset":
@@ -136,36 +137,71 @@ def _is_read_ahead(dataset: Any) -> bool:
     return type(dataset).__name__ == "_PrefetchDataset"
 
 
-def check_shares(batch: Any, replicas: int) -> None:
+def check_shares(size: int, replicas: int) -> None:
     """Sees whether replicas have equal shares of a global batch.
 
     Args:
-        batch: of tensors or arrays, of any structure.
+        size: samples in the batch.
         replicas: of all workers.
 
     Raises:
         ConfigurationError: they have not.
     """
-    size = int(_length(tf.nest.flatten(batch)[0]))
     if size % replicas:
-        good = [str(n) for n in range(1, size + 1) if size % n == 0]
+        *most, last = [str(n) for n in range(1, size + 1) if size % n == 0]
+        needed = f"{', '.join(most)} or {last}" if most else last
         raise errors.ConfigurationError(
             f"The global batch has {size} samples, which {replicas} replicas cannot "
             "share equally. A run that goes on with another number of workers needs "
-            f"{', '.join(good[:-1])} or {good[-1]} replicas in all."
+            f"{needed} replicas in all."
         )
 
 
+_KEEPING_BATCHES = (
+    *("_OptionsDataset", "_PrefetchDataset", "_RepeatDataset", "_ShuffleDataset"),
+    *("_SkipDataset", "_TakeDataset"),
+)
+_BATCH_SIZE = "_tfpreempt_batch_size"
+
+
+def with_batch_size(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """The dataset, of which `batch_size` knows how many samples its batches have."""
+    setattr(dataset, _BATCH_SIZE, size)
+    return dataset
+
+
+def batch_size(dataset: Any) -> int | None:
+    """Samples in a full batch of a dataset, as far as it can be seen without reading
+    any: a read draws from shuffles, and can take minutes."""
+    first, *_ = tf.nest.flatten(dataset.element_spec)
+    if (shape := getattr(first, "shape", None)) and shape[0] is not None:
+        return int(shape[0])
+    node = dataset
+    while (size := getattr(node, _BATCH_SIZE, None)) is None:
+        if type(node).__name__ not in _KEEPING_BATCHES:
+            found = int(seams.data_distribute.compute_batch_size(dataset))
+            return None if found == _UNKNOWN else found
+        (node,) = node._inputs()
+    return int(size)
+
+
 def _length(part: Any) -> Any:
-    """The number of samples in a part of a batch."""
+    """The number of samples in a part of a batch; an int, where it is known."""
     if isinstance(part, tf.RaggedTensor):
         return part.nrows(tf.int64)
     if isinstance(part, tf.SparseTensor):
         return part.dense_shape[0]
-    return tf.shape(part, tf.int64)[0]
+    known = part.shape[0]
+    return tf.shape(part, tf.int64)[0] if known is None else known
 
 
-def _rows(part: Any, begin: Any, end: Any) -> Any:
+def _least(one: Any, other: Any) -> Any:
+    if isinstance(one, int) and isinstance(other, int):
+        return min(one, other)
+    return tf.minimum(tf.cast(one, tf.int64), tf.cast(other, tf.int64))
+
+
+def _slice(part: Any, begin: Any, end: Any) -> Any:
     if not isinstance(part, tf.SparseTensor):
         return part[begin:end]
     rank = tf.shape(part.dense_shape)[0]

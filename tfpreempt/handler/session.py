@@ -36,6 +36,7 @@ from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
     HandlerClosedError,
     NestedRunError,
+    SaveError,
     TfpreemptError,
     UsageError,
 )
@@ -406,8 +407,16 @@ class Session:
         came_to_nothing = member.was_async and not self._collective.stands(
             member, limit
         )
-        if not member.has_moved and member.commits.left:
+        if member.runs == 0 and member.commits.left:
             # Made in a first step, like an optimizer's: a save would be without them.
+            if member.commits.tier == "memory":
+                return SaveError(
+                    "Training is over, and its end is not committed: no step was made "
+                    "since the restart from a snapshot in memory, which has variables "
+                    f"that this program did not make ({member.commits.left[0]}, ...). "
+                    "Make them before the handler (optimizer.build, say) and start "
+                    "the program again."
+                )
             log.warning(
                 "tfpreempt: no step was made since the restart, and the commit has "
                 "variables that this program did not make: it stands as it is. What "

@@ -89,6 +89,10 @@ class Fit(Protocol):
         """Batches in an epoch; None while unknown."""
 
     @property
+    def array_batch(self) -> int | None:
+        """Samples in a global batch of arrays; None: other data."""
+
+    @property
     def array_way(self) -> str | None:
         """How to go on in arrays, which Keras itself makes a dataset of.
 

@@ -105,8 +105,12 @@ class NumpyRandomState(State):
         saved = file.read()
         self.load(io.BytesIO(saved))
         if is_another:
-            kind = getattr(np.random, self._get()["bit_generator"])
-            self._set(kind(derived_seed(saved, worker)).state)
+            seed = derived_seed(saved, worker)
+            if isinstance(self._generator, np.random.Generator):
+                self._set(type(self._generator.bit_generator)(seed).state)
+            else:
+                legacy = self._generator or np.random
+                legacy.seed(list(seed.to_bytes(16, "little")))
 
     def _get(self) -> Any:
         if self._generator is None:

@@ -98,7 +98,8 @@ def replicas() -> None:
         except SystemExit as left:
             tell(name="left two devices", code=left.code)
     try:
-        fit("whole", epochs=1)
+        _, history = fit("whole", epochs=1)
+        tell(name="fewer devices", epochs=history.epoch)
     except Exception as error:
         tell(name="fewer devices", error=str(error))
     load = Record.load  # of a commit by another number of workers, say

@@ -8,10 +8,18 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.data.slices import check_shares
+from tfpreempt.data.slices import batch_size, check_shares, global_batches
+from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.loader import LoaderTracker, warn_of_states
-from tfpreempt.keras.data.position import WAYS, Position, ReplayTracker, Tracker, choose
+from tfpreempt.keras.data.position import (
+    WAYS,
+    IndexTracker,
+    Position,
+    ReplayTracker,
+    Tracker,
+    choose,
+)
 from tfpreempt.keras.data.sequence import SequenceTracker
 from tfpreempt.keras.interface import Fit
 
@@ -97,10 +105,14 @@ class TrainingData:
             ConfigurationError: the replicas of now cannot share a batch equally.
         """
         replicas = self._fit.model.distribute_strategy.num_replicas_in_sync
+        size: int | None
         if self._fit.sequence is not None:
-            check_shares(self._fit.sequence[0], replicas)
-        elif getattr(iterator := self.any_iterator(), "is_shared", False):
-            iterator.check_shares()
+            size = len(tf.nest.flatten(self._fit.sequence[0])[0])
+        else:
+            [root, *_] = pipeline.roots(self.dataset.dataset)
+            size = self._fit.array_batch or batch_size(root)
+        if size is not None:
+            check_shares(size, replicas)
 
     def prepare(self, saved: Position | None, batches: int) -> None:
         """Lets the fit make the iterator that it goes on with.
@@ -109,11 +121,14 @@ class TrainingData:
             saved: this worker's position in the commit, if that has one.
             batches: to be read again without it: those of the epoch that are trained.
         """
+        if saved is not None and saved.is_shared and not self._is_shared(saved.kind):
+            saved = None
         if saved is None:
             if batches:
                 log.warning(
                     "tfpreempt: this worker's position in the data is not in the "
-                    "checkpoint (it was made by another number of workers), so the %d "
+                    "checkpoint (it was made by another number of workers or "
+                    "replicas, which shared these data in another way), so the %d "
                     "batches of the epoch are read again",
                     batches,
                 )
@@ -128,6 +143,12 @@ class TrainingData:
             self._choose(WAYS[saved.kind])
         self.tracker.prepare(saved)
         self._saved = saved
+
+    def _is_shared(self, kind: str) -> bool:
+        """Whether a place of this kind is one in global batches here, too."""
+        if kind in (IndexTracker.kind, SequenceTracker.kind):
+            return True
+        return global_batches(self.dataset.dataset) is not None
 
     def restore(self, iterator: Any, *, extends: bool) -> int:
         """Goes to what was prepared, in the iterator that the fit goes on with.

@@ -79,6 +79,11 @@ class Keras3Fit(Fit):
         return None if steps is None else int(steps)
 
     @property
+    def array_batch(self) -> int | None:
+        is_of_arrays = self.array_way is not None
+        return int(self.adapter.batch_size) if is_of_arrays else None
+
+    @property
     def array_way(self) -> str | None:
         if type(self.adapter).__name__ != "ArrayDataAdapter":
             return None

@@ -66,18 +66,21 @@ class OwnRecord(Record):
     """
 
     part: tuple[int, int] | None = None
-    randoms: Sequence[bytes] = ()
+    randoms: Sequence[bytes | None] = ()
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
         """A new worker has what the chief had, but no files. The place in the data is
         the chief's if it is that in global batches, else there is none. Variables are
         dealt (see `per_replica`), and random generators too (see `RandomState`).
         """
-        saved = [self.read(file) for file in files if file is not None]
+        each_own = [None if file is None else self.read(file) for file in files]
+        saved = [own for own in each_own if own is not None]
         self.part = worker, world
-        self.randoms = [each["random"].value().encode() for each in saved]
-        is_new = worker >= len(saved)
-        own = saved[0 if is_new else worker]
+        self.randoms = [
+            None if own is None else own["random"].value().encode() for own in each_own
+        ]
+        mine = each_own[worker] if worker < len(each_own) else None
+        is_new, own = mine is None, mine or saved[0]
         values = [each["values"].value() for each in saved]
         place = saved[0]["position"].value()
         self.loaded = {
@@ -236,7 +239,9 @@ class FitState:
         if self.own.loaded is None:
             return
         if self.own.part is not None:
-            files = [io.BytesIO(each) for each in self.own.randoms]
+            files = [
+                None if each is None else io.BytesIO(each) for each in self.own.randoms
+            ]
             self._random.fold(files, *self.own.part)
         else:
             text = self.own.loaded["random"].value()

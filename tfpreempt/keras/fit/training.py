@@ -146,7 +146,8 @@ class Training:
             now = progress.made_of(self.fit, is_built=False)
             progress.check_same(saved, now, self._directory)
             self.steps.epoch = saved.epoch - (saved.phase == "complete")
-            if self._state.own.part is not None:
+            is_trained = self._phase in (Phase.RESTORE, Phase.SKIP)
+            if self._state.own.part is not None and not is_trained:
                 self._data.check_shares()
             own = self._state.own.loaded  # None: the commit has no part of this worker
             place = own["position"].value() if own is not None else None
