@@ -82,6 +82,9 @@ FIGURES = (
         benches=("notice_to_commit",),
         label="{mebibytes:,} MiB",
         sides={"ours": "added", "raw": "plain write"},
+        limit="Beside one plain write stand two that share two processors and the "
+        "memory's bandwidth, each with sums; the index, the manifest and the marker "
+        "come after. The plain write itself varies by as much as the bar.",
     ),
     Figure(
         name="copies_written",
@@ -125,6 +128,9 @@ FIGURES = (
         label="{of}, {workers} workers",
         sides={"ours": "tfpreempt"},
         more={"steps_lost": "steps lost"},
+        limit="Sixteen processes end on two cores, and the end of one, with TensorFlow "
+        "in it, takes a third of a second of a core; the notice and the decision are "
+        "through long before.",
     ),
     Figure(
         name="goodput",
@@ -181,6 +187,9 @@ FIGURES = (
             "raw": "one copy",
         },
         more={"copies": "stall in copies", "of_waited": "slower, of a waited save"},
+        limit="The stall is the copy, by one thread, and what comes before it at the "
+        "boundary: the States, and the staging directory. Steps that need all "
+        "processors lose those that the write takes, whatever writes.",
     ),
     Figure(
         name="parallel_save",
@@ -353,6 +362,7 @@ FIGURES = (
         label="{source}",
         sides={"ours": "tfpreempt"},
         more={"seconds": "seconds", "requests": "requests"},
+        limit="The bar is for one cloud; no machine hears of all at once.",
     ),
     Figure(
         name="quiet_memory",
