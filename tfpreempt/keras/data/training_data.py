@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.data.slices import batch_size, check_shares, global_batches
-from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.loader import LoaderTracker, warn_of_states
 from tfpreempt.keras.data.position import (
@@ -105,12 +104,11 @@ class TrainingData:
             ConfigurationError: the replicas of now cannot share a batch equally.
         """
         replicas = self._fit.model.distribute_strategy.num_replicas_in_sync
-        size: int | None
+        size: int | None = None
         if self._fit.sequence is not None:
             size = len(tf.nest.flatten(self._fit.sequence[0])[0])
-        else:
-            [root, *_] = pipeline.roots(self.dataset.dataset)
-            size = self._fit.array_batch or batch_size(root)
+        elif (shared := global_batches(self.dataset.dataset)) is not None:
+            size = self._fit.array_batch or batch_size(shared[0])
         if size is not None:
             check_shares(size, replicas)
 
