@@ -143,11 +143,11 @@ def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
     assert manifest is not None
     if manifest.world_size != cluster.world:
         _log.warning(
-            "%s was written by %d workers, now there are %d: weights and step are as "
-            "saved, and the place in data whose global batches all workers share "
-            "(tfpreempt.data). Any other dataset iterator begins anew. Random "
-            "generators and per-replica values are dealt among the new workers, as "
-            "docs/elastic.md says.",
+            "tfpreempt: %s was written by %d workers, now there are %d. Weights, step "
+            "and the place in tfpreempt.data, and in other data whose global batches "
+            "all workers share, are as saved. Any other dataset iterator begins anew. "
+            "Random generators and values of single replicas are dealt among the "
+            "workers that there are now (see docs/elastic.md of tfpreempt).",
             entry.path,
             manifest.world_size,
             cluster.world,
