@@ -109,7 +109,8 @@ def loop(checkpoints, data, devices, is_preempted, batch):
 
     def train(number):
         taken = step(batches, tf.constant(float(worth(number, batch))))
-        show(number, strategy.experimental_local_results(taken))
+        parts = strategy.experimental_local_results(taken)
+        show(number, [part.numpy().tolist() for part in parts])
 
     while (number := handler.total_run_calls) < EPOCHS * SIZE // batch:
         handler.run(train, number)
@@ -200,8 +201,7 @@ def fit(checkpoints, data, devices, is_preempted, batch):
         )
     finally:
         for number, found in sorted(taken.items()):
-            print("took", number, json.dumps([v for _, v in sorted(found.items())]))
-        sys.stdout.flush()
+            show(number, [ids for _, ids in sorted(found.items())])
     finish(model.seen, history.history["total"], int(model.step.numpy()))
 
 
@@ -212,8 +212,8 @@ def is_chief(strategy):
 
 
 def show(number, parts):
-    """What the replicas of this worker took in a step."""
-    print("took", number, json.dumps([part.numpy().tolist() for part in parts]))
+    """What the replicas of this worker took in a step; in one write, between others."""
+    sys.stdout.write(f"took {number} {json.dumps(parts)}\n")
     sys.stdout.flush()
 
 
@@ -221,7 +221,7 @@ def finish(seen, means, total):
     """What has come out."""
     values = np.asarray(seen.numpy()).tolist()
     found = {"seen": values, "means": means, "total": total}
-    print("result", json.dumps(found), flush=True)
+    sys.stdout.write(f"result {json.dumps(found)}\n")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,8 @@ class Fit:
             "first": ("begin:0:0",),
             "mid": ("end:1:3",),
             "last": (f"end:1:{last}",),
+            # Where Keras does not know how long the data are, it asks for more.
+            "ended": (f"end:0:{last}", f"begin:0:{self.batches}"),
             "validation": ("validate:1:0",),
             "twice": ("end:1:3", f"begin:1:{late}"),
             "three": ("end:0:3", "validate:1:0", "begin:2:4"),

@@ -45,6 +45,7 @@ def test_two_workers(
         ("keras", "repeated", "mid"),
         ("keras", "arrays", "first"),
         ("keras", "sequence", "three"),
+        ("keras", "loader", "ended"),
         ("keras", "loader", "three"),
         ("tf_keras", "tfdata", "validation"),
         ("tf_keras", "arrays", "mid"),

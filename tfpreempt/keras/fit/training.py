@@ -231,12 +231,12 @@ class Training:
         self._phase = phases.after(self._phase, Event.STEP)
         self._save_if_due()
         logs = {} if beginning is Phase.START else dict(self._saved.logs)
+        if logs:
+            steps.logs = logs  # a save before the step has them, too
         try:
             return steps.run(self._call, iterator)
         except END_OF_DATA:
             # The data may end right here, where Keras did not know their length.
-            if logs:
-                steps.logs = logs
             if not logs or self.fit.ends_epoch_with(logs):
                 raise
             self._phase = phases.after(self._phase, Event.NO_MORE_DATA)
