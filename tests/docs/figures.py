@@ -187,9 +187,10 @@ FIGURES = (
             "raw": "one copy",
         },
         more={"copies": "stall in copies", "of_waited": "slower, of a waited save"},
-        limit="The stall is the copy, by one thread, and what comes before it at the "
-        "boundary: the States, and the staging directory. Steps that need all "
-        "processors lose those that the write takes, whatever writes.",
+        limit="Of a stall of 93 ms for 512 MiB the copy took 64, TensorFlow's own save "
+        "of what is small 11, the end of the save before, where it still ran, up to "
+        "11, and staging the rest. Steps that need all processors lose those that the "
+        "write takes, whatever writes.",
     ),
     Figure(
         name="parallel_save",
