@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Sequence
 from typing import IO
@@ -108,6 +109,20 @@ def own_or_first(
     if worker < len(files) and (own := files[worker]) is not None:
         return own, False
     return next(file for file in files if file is not None), True
+
+
+def load_own_or_first(
+    state: State, files: Sequence[IO[bytes] | None], worker: int
+) -> int | None:
+    """Loads a State of one random generator: the worker's own, or the first there is.
+
+    Returns:
+        For a new worker the seed that its generator is to get; else None.
+    """
+    file, is_another = own_or_first(files, worker)
+    saved = file.read()
+    state.load(io.BytesIO(saved))
+    return derived_seed(saved, worker) if is_another else None
 
 
 def derived_seed(saved: bytes, worker: int) -> int:

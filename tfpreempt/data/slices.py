@@ -99,17 +99,13 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
     spec = whole.element_spec
     if not all(isinstance(part, _CUTTABLE) for part in tf.nest.flatten(spec)):
         return None
-    batch = int(seams.data_distribute.compute_batch_size(whole))
-    # Whoever shares by batch ignores that all have one size.
-    is_filled = is_by_batch or batch == _UNKNOWN or not _is_always(batch, spec)
-    if (
-        is_filled
-        and not is_by_batch
-        and batch != _UNKNOWN
-        and replicas > 1
-        and not whole.options().experimental_symbolic_checkpoint
-    ):
-        return None
+    is_filled = True
+    if replicas > 1 and not is_by_batch:  # whoever shares by batch ignores its size
+        batch = int(seams.data_distribute.compute_batch_size(whole))
+        is_filled = batch == _UNKNOWN or not _is_always(batch, spec)
+        is_symbolic = whole.options().experimental_symbolic_checkpoint
+        if is_filled and batch != _UNKNOWN and not is_symbolic:
+            return None
     # Every so many, as TensorFlow's `shard` after its rebatching.
     first = context.input_pipeline_id if context else 0
     local = tuple(range(first, replicas, workers))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from tfpreempt.checkpoint.encoding import (
     encode,
     readable,
 )
-from tfpreempt.checkpoint.resized import derived_seed, own_or_first
+from tfpreempt.checkpoint.resized import load_own_or_first
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 
 
@@ -51,11 +50,8 @@ class PythonRandomState(State):
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
         """A new worker's generator is derived from the chief's."""
-        file, is_another = own_or_first(files, worker)
-        saved = file.read()
-        self.load(io.BytesIO(saved))
-        if is_another:
-            self._generator.seed(derived_seed(saved, worker))
+        if (seed := load_own_or_first(self, files, worker)) is not None:
+            self._generator.seed(seed)
 
 
 class NumpyRandomState(State):
@@ -101,11 +97,7 @@ class NumpyRandomState(State):
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
         """A new worker's generator is derived from the chief's."""
-        file, is_another = own_or_first(files, worker)
-        saved = file.read()
-        self.load(io.BytesIO(saved))
-        if is_another:
-            seed = derived_seed(saved, worker)
+        if (seed := load_own_or_first(self, files, worker)) is not None:
             if isinstance(self._generator, np.random.Generator):
                 self._set(type(self._generator.bit_generator)(seed).state)
             else:

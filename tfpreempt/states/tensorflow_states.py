@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from typing import IO, Any
@@ -19,7 +18,7 @@ from tfpreempt.checkpoint.random_state import (
     reseed_tensorflow,
     tensorflow_record,
 )
-from tfpreempt.checkpoint.resized import derived_seed, own_or_first
+from tfpreempt.checkpoint.resized import load_own_or_first
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.core import seams
 
@@ -72,11 +71,7 @@ class TensorFlowRandomState(State):
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
         """A new worker's generator is derived from the chief's."""
-        file, is_another = own_or_first(files, worker)
-        saved = file.read()
-        self.load(io.BytesIO(saved))
-        if is_another:
-            seed = derived_seed(saved, worker)
+        if (seed := load_own_or_first(self, files, worker)) is not None:
             if self._generator is None:
                 reseed_tensorflow(seed)
             else:
