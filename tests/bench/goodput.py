@@ -1,12 +1,14 @@
 """Goodput: how much of the wall time of a training that is often preempted is useful.
 
-Two real workers train the same small model five ways: with tfpreempt's handler (saves
-on notices only, and `save_every` too), with TensorFlow's own handler, with periodic
-saves by CheckpointManager alone (the process dies at SIGTERM), and with
-BackupAndRestore in `fit`. After so many seconds of training one of the workers is
-struck: by SIGTERM, with its machine gone after a grace period, or by SIGKILL without
-notice. Chief and other worker are struck in turn. Then everything is started again, as
-platforms do.
+Two real workers train the same small model: with tfpreempt's handler, with TensorFlow's
+own handler, with periodic saves by CheckpointManager alone (the process dies at
+SIGTERM), and with BackupAndRestore in `fit`. After so many seconds of training one of
+the workers is struck: by SIGTERM, with its machine gone after a grace period, or by
+SIGKILL without notice. Chief and other worker are struck in turn. Then everything is
+started again, as platforms do.
+
+Without a notice only those are tried that save now and then (tfpreempt's handler with
+`save_every`): whoever saves on notices alone begins anew, which needs no trial.
 
 The supervisor is the bench's own, and a plain one: no way runs under tfpreempt's. It
 starts both workers at once. One that leaves by itself gives the other what is left of
@@ -48,14 +50,11 @@ from tests.bench.preemption import (
 )
 from tests.ports import free_ports
 
-WAYS = (
-    "tfpreempt",
-    "tfpreempt_save_every",
-    "tensorflow_handler",
-    "checkpoint_manager",
-    "backup_and_restore",
-)
-STRIKES = {"SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}
+PERIODIC = ("checkpoint_manager", "backup_and_restore")
+WAYS = {
+    "SIGTERM": ("tfpreempt", "tensorflow_handler", *PERIODIC),
+    "SIGKILL": ("tfpreempt_save_every", *PERIODIC),
+}
 POLL_SECONDS = 0.02
 
 
@@ -65,14 +64,14 @@ def rows(
     """One row for each strike and way.
 
     Args:
-        seconds: of training, for each of the ten rows.
+        seconds: of training, for each row.
         every: seconds of training between two strikes.
         grace: seconds from SIGTERM to the machine's end.
         save_steps: of the ways that save periodically.
     """
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=memory))
-    trials = [(strike, way) for strike in STRIKES for way in WAYS]
+    trials = [(strike, way) for strike, ways in WAYS.items() for way in ways]
     lives: dict[tuple[str, str], list[Life]] = {trial: [] for trial in trials}
     try:
         rounds = max(1, round(seconds / every))
@@ -173,7 +172,7 @@ def live(
     while (left := trained_until - time.monotonic()) > 0:
         check_alive(processes, place)
         time.sleep(min(POLL_SECONDS, left))
-    processes[number % WORKERS].send_signal(STRIKES[strike])
+    processes[number % WORKERS].send_signal(signal.Signals[strike])
     gone = await_end(processes, grace)
     codes = tuple(process.returncode for process in processes)
     return read_life((place / "life-0").read_text(), started, gone, codes)
