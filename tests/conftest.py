@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.docs.failures import unshown
+
 if TYPE_CHECKING:
     from tests.multiprocess.harness import Place, Zygote
 
@@ -73,6 +75,26 @@ def pytest_collection_finish() -> None:
     """What is there now stays to the end: no collection of garbage need look at it."""
     gc.freeze()
     gc.enable()
+
+
+_passed: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        _passed.add(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails a run of all tests in which one did not pass that the docs rely on."""
+    config = session.config
+    is_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    is_whole = is_all and PROFILE == "full" and not config.option.keyword
+    if not is_whole or hasattr(config, "workerinput") or not _passed:
+        return
+    if missing := unshown(_passed):
+        print(f"\ndocs/reliability.md names tests that did not pass: {missing}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_report_header() -> str:
