@@ -692,11 +692,12 @@ class Session:
         if not self.gate.started:
             boundary += ", and no step was begun by run() yet"
         grace = notice.grace_seconds
+        left = "nobody says how long it leaves (grace_period= of a config does)"
         log.warning(
             "tfpreempt: notice from %s (%s), %s; the commit waits for %s",
             notice.source,
             notice.detail,
-            f"grace {grace:g} s" if grace else "nobody says how long it leaves",
+            f"grace {grace:g} s" if grace else left,
             "the step that runs" if self.gate.busy else boundary,
         )
         self._runtime.at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
