@@ -19,7 +19,7 @@ def test_each_test_that_the_page_names_exists() -> None:
 
 
 def test_each_row_names_one() -> None:
-    page = PAGE.read_text("utf-8")
+    page, _, _ = PAGE.read_text("utf-8").partition("## Campaigns")
     rows = re.findall(r"^\|(?! what, and when|---)(.*)\|$", page, re.MULTILINE)
     assert len(rows) > 50
     assert [row for row in rows if ".py::test_" not in row.split("|")[-1]] == []

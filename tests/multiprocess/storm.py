@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Sequence
 
@@ -59,7 +60,7 @@ class Storm:
 
     def _say(self, *words: object) -> None:
         """For the report of a test that failed."""
-        print(self._here.path.name, *words)
+        print(self._here.path.name, *words, file=sys.stderr)
 
     # --- one interruption ------------------------------------------------------------
 

@@ -1,15 +1,13 @@
-"""Every cell of `model.fit` on two workers, and 200 random interruptions."""
+"""Every cell of `model.fit` on two workers."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 
 import pytest
 
 from tests.multiprocess.fits import DATA, LINES, POINTS, Fit, assert_exact
 from tests.multiprocess.harness import Zygote, place
-from tests.multiprocess.test_fit_random import weather
 
 pytestmark = pytest.mark.campaign
 
@@ -35,12 +33,3 @@ def test_two_workers(
     fit = Fit(line=line, data=data, world=2, steps_per_execution=steps_per_execution)
     with place(zygote) as here:
         assert_exact(here, zygote, fit, point)
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("world", "cycles"), [(1, 150), (2, 50)])
-def test_random_cycles(
-    zygote: Zygote, rng: random.Random, world: int, cycles: int
-) -> None:
-    """The seed is in the header of the run."""
-    weather(zygote, rng, world=world, cycles=cycles)

@@ -1,0 +1,45 @@
+"""Random schedules of the simulated cluster, which runs the real coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Iterator
+
+from tests.campaigns.campaign import Campaign, Facts, Trial
+from tests.cluster.schedules import draw
+from tests.cluster.test_schedules import run
+
+EACH = 500
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """Without the warnings, which are right here: there are thousands of them."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield trial
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def trial(rng: random.Random) -> Facts:
+    """Many schedules: one takes a millisecond or two."""
+    for _ in range(EACH):
+        run(draw(random.Random(rng.getrandbits(64))))
+    return {"schedules": EACH}
+
+
+CAMPAIGN = Campaign(
+    name="schedules",
+    promise=(
+        "Notices, deaths, freezes, errors and failing saves at random moments of a "
+        f"simulated cluster, {EACH} schedules in a trial: one step is agreed on, "
+        "nobody waits for ever or leaves as finished while another one restarts."
+    ),
+    trials=200,
+    short=1,
+    mark="slow",
+    prepare=prepare,
+)

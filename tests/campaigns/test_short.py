@@ -1,0 +1,29 @@
+"""The short form of each campaign, and the trials that found a fault once.
+
+A failure says how to repeat its trial.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.campaigns.__main__ import CAMPAIGNS
+from tests.campaigns.campaign import Campaign
+from tests.conftest import SEED
+
+pytestmark = [pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize(
+    "campaign",
+    [
+        pytest.param(each, id=name, marks=getattr(pytest.mark, each.mark))
+        for name, each in CAMPAIGNS.items()
+    ],
+)
+def test_no_trial_breaks_a_promise(campaign: Campaign) -> None:
+    wanted = [*campaign.again, *((SEED, number) for number in range(campaign.short))]
+    for line in campaign.run(wanted):
+        again = f"--seed {line['seed']} --only {line['trial']}"
+        repeat = f"python -m tests.campaigns {campaign.name} {again}"
+        assert line["fault"] is None, f"{repeat}\n{line['fault']}"

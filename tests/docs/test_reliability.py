@@ -1,0 +1,30 @@
+"""docs/reliability.md is what the summaries under docs/reliability/ say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.campaigns.__main__ import CAMPAIGNS
+from tests.docs import reliability
+
+
+def test_the_page_is_what_the_summaries_say() -> None:
+    again = "write the page again: python -m tests.docs.reliability"
+    assert reliability.PAGE.read_text("utf-8") == reliability.page(), again
+
+
+def test_every_summary_belongs_to_a_campaign() -> None:
+    found = {path.stem for path in reliability.SUMMARIES.glob("*.json")}
+    assert found <= set(CAMPAIGNS)
+
+
+def test_a_campaign_is_a_line_and_a_list(tmp_path: Path) -> None:
+    summary = {"seed": 7, "trials": 4, "faults": 1, "seconds": 90}
+    facts = {"schedules": 2000, "ended": {"lost": 1, "well": 3}}
+    path = tmp_path / "schedules.json"
+    path.write_text(json.dumps({"campaign": "schedules", **summary, **facts}))
+    lines = reliability.page(tmp_path).splitlines()
+    assert "| [schedules](#schedules) | 4 | 200 | **1** | 2 | 7 |" in lines
+    assert "- schedules: 2,000" in lines
+    assert "- ended: lost 1, well 3" in lines
