@@ -115,3 +115,11 @@ def test_another_row_is_another_plot(tmp_path: Path) -> None:
 )
 def test_numbers_are_short(value: Any, text: str) -> None:
     assert performance.number(value) == text
+
+
+def test_the_table_of_goodput_on_the_front_page_is_what_was_measured() -> None:
+    (goodput,) = (each for each in FIGURES if each.name == "goodput")
+    cells = (performance.DOCS.parent / "README.md").read_text("utf-8")
+    for row in performance.rows_of(goodput):
+        share, again = row["goodput_without_start_up"], row["wasted_of_a_life"]
+        assert f"| {share:.2f} | {again:g} |" in cells, row["way"]
