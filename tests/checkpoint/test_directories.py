@@ -44,6 +44,23 @@ def test_a_directory_is_made(tmp_path):
     assert os.path.isabs(path)
 
 
+@pytest.mark.parametrize("made_before", [0, 1, 2])
+def test_the_name_of_a_directory_lasts(tmp_path, monkeypatch, made_before):
+    """All commits were lost with it, when power failed after the first ones."""
+    names = [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    names[made_before].mkdir(parents=True, exist_ok=True)
+    synced = []
+    sync = os.fsync
+
+    def spy(descriptor):
+        synced.append(pathlib.Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    failure.check_directory(tmp_path / "a" / "b")
+    assert set(synced) == set(names[min(made_before, 1) : 2])
+
+
 def test_saving_below_a_file_is_a_save_error(tmp_path):
     saver = make_saver(tmp_path / "d", OwnPayload())
     os.rmdir(tmp_path / "d")

@@ -187,4 +187,5 @@ def test_bytes_are_durable_before_the_name_is_there(tmp_path):
     files = FaultyFiles()
     put(LocalStore(str(tmp_path), files), "a/x")
     names = [each.name for each in files.operations]
-    assert names == ["make_dirs", "sync_file", "sync_dir", "remove"]
+    assert names == ["make_dirs", "sync_dir", "sync_file", "sync_dir", "remove"]
+    assert files.operations[1].path == str(tmp_path)  # the folder is new

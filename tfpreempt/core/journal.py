@@ -203,6 +203,7 @@ def _open(path: Path) -> int:
             0o644,
             dir_fd=folder,
         )
+        os.fsync(folder)  # or lines that are synced are lost with the file's name
     finally:
         os.close(folder)
     try:

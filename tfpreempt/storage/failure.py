@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tfpreempt import errors
 from tfpreempt.storage import paths, reading
-from tfpreempt.storage.files import files_for
+from tfpreempt.storage.files import files_for, make_lasting_dirs, sync_name
 
 ADVICE = {
     errno.ENOSPC: "the disk is full: free space, or lower max_to_keep",
@@ -111,8 +111,11 @@ def check_directory(
     path = _checked_url(text, is_flat) if is_url else os.path.abspath(text)
     try:
         is_file = reading.is_file(path)
-        if not is_file:
+        if not is_file and is_url:
             files_for(path).make_dirs(path)
+        elif not is_file:
+            make_lasting_dirs(files_for(path), path)
+            sync_name(files_for(path), path)  # somebody may just have made it
     except OSError as error:
         advice = ADVICE.get(error.errno or 0, "choose another directory")
         raise errors.ConfigurationError(

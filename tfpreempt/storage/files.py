@@ -145,6 +145,40 @@ def write_durably(files: Files, path: str, data: bytes) -> None:
     files.sync_dir(os.path.dirname(path))
 
 
+def make_lasting_dirs(files: Files, path: str) -> None:
+    """Makes a directory and its parents on a disk, and syncs the names that are new.
+
+    What is synced in a directory is lost with it, where its own name is not.
+
+    Args:
+        files: the operations to use.
+        path: absolute; a directory that exists is fine.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    new = []
+    above = path
+    while not os.path.isdir(above):
+        new.append(above)
+        above = os.path.dirname(above)
+    files.make_dirs(path)
+    for each in new:
+        sync_name(files, each)
+
+
+def sync_name(files: Files, path: str) -> None:
+    """Returns when the name of a file or directory is on the device.
+
+    What lies in a directory that may not be read is the matter of who may.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    with contextlib.suppress(PermissionError):
+        files.sync_dir(os.path.dirname(path))
+
+
 def remove_if_empty(files: Files, path: str) -> None:
     """Deletes a directory unless something is in it.
 

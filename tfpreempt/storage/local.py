@@ -17,7 +17,12 @@ from collections.abc import Iterator
 
 from tfpreempt import errors
 from tfpreempt.storage import failure, pieces, reading
-from tfpreempt.storage.files import Files, LocalFiles, remove_if_empty
+from tfpreempt.storage.files import (
+    Files,
+    LocalFiles,
+    make_lasting_dirs,
+    remove_if_empty,
+)
 from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
@@ -139,7 +144,7 @@ class LocalStore:
             try:
                 os.link(temporary, path)
             except FileNotFoundError:  # the folder went with its last object meanwhile
-                self._files.make_dirs(os.path.dirname(path))
+                make_lasting_dirs(self._files, os.path.dirname(path))
                 os.link(temporary, path)
         except FileExistsError:
             return False
@@ -166,7 +171,7 @@ class LocalStore:
         temporary = os.path.join(self.uri, TEMPORARY + secrets.token_hex(8))
         try:
             with failure.translated(doing, self.uri):
-                self._files.make_dirs(os.path.dirname(path))
+                make_lasting_dirs(self._files, os.path.dirname(path))
                 file = io.FileIO(temporary, "x")
             with file:
                 self._sweep(os.fstat(file.fileno()).st_mtime)
