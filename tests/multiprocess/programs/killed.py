@@ -1,0 +1,84 @@
+"""Runs another program, which is killed at one of its file operations.
+
+Usage: killed.py CHECKPOINT_DIR PROGRAM ARGUMENT...
+
+KILL_AT is a JSON object: `worker`, and before which operation (`count`, from 1) of a
+`kind` it sends itself SIGKILL. Without it the kinds of all operations go, a line each,
+into operations-<worker>. They are those of Python on files of this test, in whatever
+thread; what TensorFlow does by itself is not among them.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tfpreempt.checkpoint import layout
+from tfpreempt.handler import snapshot_times
+
+WORKER = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
+PLACE = os.environ["HOLD_DIRECTORY"]
+OPERATIONS = Path(PLACE) / f"operations-{WORKER}"
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link")
+
+snapshot_times.SHORTEST = 0.05  # seconds until the first one
+snapshot_times._LOOKS = 0.01
+
+
+def kind_of(event: str, arguments: tuple[Any, ...]) -> str | None:
+    """What the saving code is about to do; None if it is nothing of that."""
+    path = str(arguments[0]) if arguments else ""
+    if (event != "open" and event not in CHANGES) or not path.startswith(PLACE):
+        return None
+    if "/journal/" in path or path == str(OPERATIONS) or "/process-" in path:
+        return None
+    if "/memory/" in path:
+        return "snapshot"
+    target = str(arguments[1]) if event == "os.rename" else ""
+    if f"{layout.LEASE}/" in target and "/move-" in target:
+        return "retention"
+    if event == "os.rename" and f"{layout.LEASE}." not in path:
+        return "merge" if f"{layout.PARTS_SUFFIX}/" in path else "rename"
+    if "/mirror/" in path:
+        return "upload"
+    if layout.LEASE in path:
+        return "lease"
+    if f"{layout.PARTS_SUFFIX}/" in path:
+        return "share"
+    if event in ("os.remove", "os.rmdir"):
+        return "retention"
+    if event == "open" and not arguments[2] & WRITING:
+        return "restore"
+    return "save"
+
+
+def watch() -> None:
+    """From here on operations are counted."""
+    text = os.environ.get("KILL_AT")
+    plan = json.loads(text) if text else None
+    counts: collections.Counter[str] = collections.Counter()
+
+    def see(event: str, arguments: tuple[Any, ...]) -> None:
+        kind = kind_of(event, arguments)
+        if kind is None:
+            return
+        counts[kind] += 1
+        if plan is None:
+            with OPERATIONS.open("a") as file:
+                file.write(f"{kind}\n")
+        elif plan == {"worker": WORKER, "kind": kind, "count": counts[kind]}:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(see)
+
+
+watch()
+program = Path(sys.argv[0]).with_name(sys.argv.pop(2))
+sys.argv[0] = __file__ = str(program)
+exec(compile(program.read_text(), program, "exec"))
