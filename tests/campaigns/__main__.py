@@ -16,11 +16,11 @@ import sys
 from pathlib import Path
 
 from tests.bench.row import show
-from tests.campaigns import fits, kills, schedules
+from tests.campaigns import fits, kills, power, schedules
 from tests.campaigns.campaign import Campaign, Line, Record
 
 CAMPAIGNS: dict[str, Campaign] = {
-    module.CAMPAIGN.name: module.CAMPAIGN for module in (schedules, fits, kills)
+    module.CAMPAIGN.name: module.CAMPAIGN for module in (schedules, fits, kills, power)
 }
 
 

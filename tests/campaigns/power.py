@@ -1,0 +1,209 @@
+"""Power loss: a run is recorded, and its disk rebuilt as a crash may have left it.
+
+As ALICE and CrashMonkey do it. Up to some instant every step was made; what was not
+synced by then is lost or partly there. Of a file that is the bytes since its last sync:
+the old ones, new ones up to some place, with zeros or old ones behind, or all. Of a
+directory it is single entries, as if the file system kept them in any order; or, as
+journals do, all since some instant. A name that was moved is in one place or the other.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.campaign import Campaign, Facts, Trial
+from tests.campaigns.kills import (
+    JOBS,
+    Job,
+    check_kept,
+    check_restored,
+    left_in,
+    results_of,
+    watch,
+)
+from tests.multiprocess.harness import Cluster, Place, Zygote, place
+from tfpreempt.checkpoint import layout
+
+MOST = 3
+"""Losses of power in a row."""
+ROOT = 0
+PLACES = ("ckpt", "mirror", "memory")
+ALONE = [job for job in JOBS if job.can_be_recorded]
+
+Step = list[Any]
+Tree = dict[tuple[int, str], tuple[int, bool]]
+"""Numbers of inodes, and whether each is a directory, by directory and name."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """A recorded run, and the instant at which it ended.
+
+    Attributes:
+        steps: until then; see programs/recorded.py.
+        rng: says what is lost.
+    """
+
+    steps: list[Step]
+    rng: random.Random
+
+    def rebuild(self, directory: Path) -> None:
+        """Makes the disk what may be found after it."""
+        for name in PLACES:
+            shutil.rmtree(directory / name, ignore_errors=True)
+        self._fill(ROOT, directory, self._tree(), {})
+
+    def _fill(self, folder: int, path: Path, tree: Tree, made: dict[int, Path]) -> None:
+        for (parent, name), (number, is_folder) in tree.items():
+            below = path / name
+            if parent != folder:
+                continue
+            if is_folder:
+                below.mkdir()
+                self._fill(number, below, tree, made)
+            elif number in made:
+                os.link(made[number], below)
+            else:
+                below.write_bytes(self._content(number))
+                made[number] = below
+
+    def _tree(self) -> Tree:
+        """The entries that are there."""
+        synced = {step[1]: i for i, step in enumerate(self.steps) if step[0] == "sync"}
+        names = {
+            i: step[3] if step[0] == "moved" else step[1]
+            for i, step in enumerate(self.steps)
+            if step[0] in ("entry", "gone", "moved")
+        }
+        kept = {i for i, folder in names.items() if synced.get(folder, -1) > i}
+        if self.rng.random() < 0.5:
+            kept = set(range(self.rng.randint(max(kept), len(self.steps)) + 1))
+        else:
+            share = self.rng.random()
+            kept |= {i for i in names if self.rng.random() < share}
+        tree: Tree = {}
+        for kind, *what in (self.steps[i] for i in names if i in kept):
+            if kind == "gone":
+                tree.pop((what[0], what[1]), None)
+                continue
+            *_, folder, name, number, is_folder = what
+            if kind == "moved":  # wherever it was: it may not have come there
+                tree = {key: each for key, each in tree.items() if each[0] != number}
+            tree[folder, name] = (number, is_folder)
+        return tree
+
+    def _content(self, number: int) -> bytes:
+        """What is in a file."""
+        versions: list[bytes] = [b""]  # since the last sync, and as of then
+        for step in self.steps:
+            if step[:2] == ["data", number]:
+                versions.append(base64.b64decode(step[2]))
+            elif step == ["sync", number]:
+                versions = versions[-1:]
+        old, *later = versions
+        new = self.rng.choice(later or [old])
+        if new == old:
+            return old
+        cut = self.rng.randint(0, len(new))
+        behind = self.rng.choice((b"", bytes(len(new) - cut), old[cut:]))
+        return self.rng.choice((old, new, new[:cut] + behind))
+
+    def said(self, cluster: Cluster, word: str) -> list[int]:
+        """The steps that the program had printed behind a word."""
+        sizes = [step[1] for step in self.steps if step[0] == "said"]
+        text = cluster[0].output.encode()[: max(sizes, default=0)].decode()
+        return [int(each) for each in re.findall(rf"^{word} (\d+)\n", text, re.M)]
+
+    def committed(self) -> list[int]:
+        """The steps of the commits that the journal had."""
+        journals = {step[3] for step in self.steps if step[2:3] == ["worker-0.jsonl"]}
+        texts = [
+            base64.b64decode(step[2]).decode()
+            for step in self.steps
+            if step[0] == "data" and step[1] in journals
+        ]
+        lines = map(json.loads, "".join(texts[-1:]).splitlines())
+        return [line["step"] for line in lines if line["event"] == "commit"]
+
+
+def run(job: Job, here: Place, committed: int, rng: random.Random) -> tuple[int, int]:
+    """A run that loses power at a random instant.
+
+    Args:
+        job: is run.
+        here: where.
+        committed: the step that was reported as committed before.
+        rng: draws what is lost.
+
+    Returns:
+        The steps that were reported as committed, and as noted, until then.
+    """
+    cluster = job.start(here, "recorded.py")
+    cluster.expect(0)
+    check_restored(job, cluster, here, committed)
+    steps = json.loads((here.path / "recorded.json").read_text())
+    start = steps.index(["sync", ROOT])
+    crash = Crash(steps=steps[: rng.randint(start + 1, len(steps))], rng=rng)
+    committed = max([committed, *crash.committed(), *crash.said(cluster, "committed")])
+    crash.rebuild(here.path)
+    return committed, max([0, *crash.said(cluster, "noted")])
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """The zygote that forks all runs, and what each job is undisturbed."""
+    zygote = Zygote()
+    undisturbed = functools.cache(functools.partial(watch, zygote))
+
+    def trial(rng: random.Random) -> Facts:
+        job = rng.choice(ALONE)
+        known = undisturbed(job)
+        crashes = rng.randint(1, MOST)
+        with place(zygote) as here:
+            committed = noted = 0
+            for _ in range(crashes):
+                committed, noted = run(job, here, committed, rng)
+            for _ in range(2):
+                cluster = job.start(here, "recorded.py")
+                cluster.expect(0)
+                for step, note in cluster[0].lines("note"):
+                    assert int(step) != noted or note == step, "a note is lost"
+                committed = check_restored(job, cluster, here, committed)
+                assert results_of(job, cluster, here) == known.results
+            found = left_in(here) ^ known.left
+            differs = {each for each in found if layout.STAGING not in each}
+            assert not differs, f"left, or gone: {sorted(differs)}"
+            check_kept(here)
+        return {"job": job.name, "crashes": crashes}
+
+    try:
+        yield trial
+    finally:
+        zygote.close()
+
+
+CAMPAIGN = Campaign(
+    name="power",
+    promise=(
+        "Power loss at a random instant of a recorded run, once or several times in a "
+        "row: what was not synced is lost or partly there, in the checkpoint "
+        "directory, the lease, notes about checkpoints, the copies and snapshots that "
+        "lie on a disk. Whatever had been reported as committed, or as noted, is there "
+        "and whole; the same command goes on from it and comes to the same bytes."
+    ),
+    trials=250,
+    short=4,
+    mark="multiprocess",
+    prepare=prepare,
+)

@@ -1,0 +1,83 @@
+"""What a crash may leave of a recorded run, and what it must leave."""
+
+from __future__ import annotations
+
+import base64
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.power import ROOT, Crash, Step
+
+DISK, FILE, OTHER = 1, 2, 3
+TIMES = 200
+
+
+def holds(number: int, data: bytes) -> Step:
+    return ["data", number, base64.b64encode(data).decode()]
+
+
+def left(tmp_path: Path, *steps: Step) -> set[tuple[tuple[str, bytes], ...]]:
+    """All that may be found after these steps, by name and content."""
+    begin: list[Step] = [["entry", ROOT, "ckpt", DISK, True], ["sync", ROOT]]
+    found = set()
+    for seed in range(TIMES):
+        Crash(steps=[*begin, *steps], rng=random.Random(seed)).rebuild(tmp_path)
+        files = sorted((tmp_path / "ckpt").rglob("*"))
+        found.add(
+            tuple((path.name, path.read_bytes()) for path in files if path.is_file())
+        )
+    return found
+
+
+NEW: list[Step] = [["entry", DISK, "new", FILE, False], holds(FILE, b"12")]
+MOVE: Step = ["moved", DISK, "new", DISK, "name", FILE, False]
+
+
+def test_what_was_not_synced_is_lost_or_partly_there(tmp_path: Path) -> None:
+    contents = (b"", b"1", b"12", b"1\0", b"\0\0")
+    assert left(tmp_path, *NEW) == {(), *((("new", each),) for each in contents)}
+
+
+def test_a_synced_file_without_a_synced_name_is_whole_or_lost(tmp_path: Path) -> None:
+    assert left(tmp_path, *NEW, ["sync", FILE]) == {(), (("new", b"12"),)}
+
+
+def test_what_was_synced_is_there(tmp_path: Path) -> None:
+    steps = [*NEW, ["sync", FILE], ["sync", DISK]]
+    assert left(tmp_path, *steps) == {(("new", b"12"),)}
+
+
+def test_a_move_is_done_or_not(tmp_path: Path) -> None:
+    steps = [*NEW, ["sync", FILE], ["sync", DISK], MOVE]
+    assert left(tmp_path, *steps) == {(("new", b"12"),), (("name", b"12"),)}
+
+
+def test_a_move_overtakes_what_it_moves(tmp_path: Path) -> None:
+    """The well-known file of no bytes, where one is moved over another too soon."""
+    old: list[Step] = [["entry", DISK, "name", OTHER, False], holds(OTHER, b"old")]
+    synced: list[Step] = [["sync", OTHER], ["sync", DISK]]
+    found = left(tmp_path, *old, *synced, *NEW, MOVE, ["sync", DISK])
+    assert {name for files in found for name, _ in files} == {"name"}
+    assert (("name", b""),) in found
+
+
+def test_a_second_move_of_a_file_leaves_it_in_one_place(tmp_path: Path) -> None:
+    steps = [*NEW, ["sync", FILE], ["sync", DISK], MOVE]
+    again: Step = ["moved", DISK, "name", DISK, "last", FILE, False]
+    names = [[name for name, _ in files] for files in left(tmp_path, *steps, again)]
+    assert sorted(names) == [["last"], ["name"], ["new"]]
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_a_folder_takes_its_files_along(tmp_path: Path, is_synced: bool) -> None:
+    steps: list[Step] = [
+        ["entry", DISK, "folder", OTHER, True],
+        ["entry", OTHER, "file", FILE, False],
+        holds(FILE, b"12"),
+        ["sync", FILE],
+        ["sync", OTHER],
+    ]
+    found = left(tmp_path, *steps, *([["sync", DISK]] if is_synced else []))
+    assert found == {(("file", b"12"),)} | (set() if is_synced else {()})
