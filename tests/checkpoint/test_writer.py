@@ -10,7 +10,7 @@ from tests.checkpoint.fakes import save
 from tfpreempt import errors
 from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.state import StateRegistry
-from tfpreempt.testing.storage import damage
+from tfpreempt.testing.storage import FaultyFiles, damage
 
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
@@ -144,6 +144,29 @@ def test_a_managers_interval_does_not_lose_a_preemption(tmp_path):
     step.assign(1)
     assert job.save(1).path.endswith("ckpt-3")
     assert job.manager.save() is None  # the interval holds for the user's own saves
+
+
+def test_a_managers_state_file_is_synced_before_it_has_its_name(tmp_path):
+    """The manager syncs nothing: after a loss of power the file could be empty, and no
+    manager could be made in the directory any more."""
+    files = FaultyFiles()
+    job = Job(tmp_path, "manager", files=files)
+    write = job.manager.save
+
+    def spy(**kwargs):
+        saved = write(**kwargs)
+        assert tf.train.latest_checkpoint(job.directory) is None  # not before ours
+        return saved
+
+    job.manager.save = spy
+    job.save(1)
+    state = tf.train.get_checkpoint_state(job.directory)
+    assert state.model_checkpoint_path == str(tmp_path / "ckpt-1")
+    done = [(each.name, os.path.basename(each.path)) for each in files.operations]
+    moved = done.index(("rename", "checkpoint"))
+    assert ("sync_file", "checkpoint.tmp") in done[:moved]
+    assert done.index(("rename", "COMMITTED")) < moved
+    assert ("sync_dir", tmp_path.name) in done[moved:]
 
 
 def test_a_manager_in_a_relative_directory(tmp_path, monkeypatch):

@@ -19,7 +19,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import bundle_writer, dense, layout, reader
+from tfpreempt.checkpoint import (
+    bundle_writer,
+    dense,
+    fence,
+    layout,
+    pointer,
+    reader,
+)
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.collective import gathering
 from tfpreempt.checkpoint.fence import FencedFiles
@@ -130,7 +137,7 @@ def make_saver(
     if save_fn is not None:
         payload = _FunctionPayload(checkpoint, save_fn, is_chief, io_device)
     elif is_managed:
-        payload = _ManagedPayload(checkpoint, given, is_chief, io_device)
+        payload = _ManagedPayload(checkpoint, given, is_chief, io_device, files)
     elif given is not None:
         parts = None
         if is_shared and cluster.world > 1 and not cluster.saves_all:
@@ -422,8 +429,19 @@ def _left_to_the_chief(step: int) -> Iterator[None]:
         )
 
 
+def _not_yet() -> None:
+    """Takes the place of a method of a CheckpointManager while it saves."""
+
+
+@dataclasses.dataclass(eq=False)
 class _ManagedPayload(_Tracked):
-    """The user's own CheckpointManager: files stay flat, under its own names."""
+    """The user's own CheckpointManager: files stay flat, under its own names.
+
+    Args:
+        files: the file operations.
+    """
+
+    files: Files
 
     can_be_async = False  # it is the user's, and deletes on the main thread
 
@@ -448,11 +466,13 @@ class _ManagedPayload(_Tracked):
         if self.is_chief:
             # It deletes nothing yet: until our marker the old one is needed.
             kept, manager._max_to_keep = manager._max_to_keep, None
+            manager._record_state = _not_yet
             try:
                 is_saved = manager.save(**arguments) is not None
                 manager.sync()
             finally:
                 manager._max_to_keep = kept
+                del manager._record_state
         else:  # what `manager.save` counts
             self._count_step()
             checkpoint.save_counter.assign_add(1)
@@ -460,8 +480,27 @@ class _ManagedPayload(_Tracked):
 
     def committed(self) -> None:
         if self.by.checkpoints:
+            self._record_state()
             self.by._sweep()
-            self.by._record_state()
+            self._record_state()
+
+    def _record_state(self) -> None:
+        """What the manager does, who syncs nothing: after a loss of power its state may
+        be empty, and then no manager can be made in this directory any more.
+        """
+        manager = self.by
+
+        def relative(path: str) -> str:
+            return os.path.relpath(path, manager.directory)
+
+        state = pointer.Pointer(
+            latest=relative(manager.latest_checkpoint),
+            paths=tuple(map(relative, manager._maybe_delete)),
+            timestamps=tuple(manager._maybe_delete.values()),
+            last_preserved=manager._last_preserved_timestamp,
+        )
+        path = os.path.join(os.path.abspath(manager.directory), layout.POINTER)
+        fence.publish(self.files, path, pointer.to_bytes(state))
 
     def _count_step(self) -> None:
         manager = self.by

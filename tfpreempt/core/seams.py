@@ -151,6 +151,7 @@ FEATURES = {
         what="saving by a tf.train.CheckpointManager",
         names={
             "checkpoint_management": "CheckpointManager._last_checkpoint_step "
+            "CheckpointManager._last_preserved_timestamp "
             "CheckpointManager._latest_checkpoint CheckpointManager._max_to_keep "
             "CheckpointManager._maybe_delete CheckpointManager._prefix "
             "CheckpointManager._record_state CheckpointManager._step_counter "
