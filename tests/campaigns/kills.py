@@ -76,6 +76,7 @@ class Job:
         lent = LentMemory(directory=str(memory), bytes=ROOM, workers=self.world)
         env |= lent.to_environment()
         env["TFPREEMPT_REMOTE_CHECKPOINT_DIR"] = f"{here.path}/mirror"
+        env["TMPDIR"] = str(here.path)  # TensorFlow cannot clear up when it is killed
         if self.is_supervised:
             file, *more = self.program
             command = [sys.executable, PROGRAMS / file, here.checkpoints, *more]
@@ -257,9 +258,14 @@ def prepare() -> Iterator[Trial]:
                 check_kept(here)
             except Exception as error:
                 raise AssertionError(f"{job}, {whens}: {error}") from error
-        kills = len(whens) - whens.count(TOO_LATE)
-        counts = collections.Counter(whens)
-        return {"job": job.name, "processes": f"{job.world}", "kills": kills, **counts}
+            restored = records(here.checkpoints, "restored", tier="memory")
+        return {
+            "job": job.name,
+            "processes": f"{job.world}",
+            "kills": len(whens) - whens.count(TOO_LATE),
+            "went on from memory": len(restored),
+            **collections.Counter(whens),
+        }
 
     try:
         yield trial
