@@ -34,6 +34,7 @@ from tests.campaigns.kills import (
 )
 from tests.multiprocess.harness import Cluster, Place, Zygote, place
 from tfpreempt.checkpoint import layout
+from tfpreempt.core.journal import parse_record
 
 MOST = 3
 """Losses of power in a row."""
@@ -129,12 +130,14 @@ class Crash:
         """The steps of the commits that the journal had."""
         journals = {step[3] for step in self.steps if step[2:3] == ["worker-0.jsonl"]}
         texts = [
-            base64.b64decode(step[2]).decode()
+            base64.b64decode(step[2])
             for step in self.steps
             if step[0] == "data" and step[1] in journals
         ]
-        lines = map(json.loads, "".join(texts[-1:]).splitlines())
-        return [line["step"] for line in lines if line["event"] == "commit"]
+        found = map(parse_record, b"".join(texts[-1:]).splitlines())
+        return [
+            int(each["step"]) for each in found if each and each["event"] == "commit"
+        ]
 
 
 def run(job: Job, here: Place, committed: int, rng: random.Random) -> tuple[int, int]:
