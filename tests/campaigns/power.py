@@ -152,7 +152,7 @@ def run(job: Job, here: Place, committed: int, rng: random.Random) -> tuple[int,
     Returns:
         The steps that were reported as committed, and as noted, until then.
     """
-    cluster = job.start(here, "recorded.py")
+    cluster = job.start(here, "recorded.py", RECORD="yes")
     cluster.expect(0)
     check_restored(job, cluster, here, committed)
     steps = json.loads((here.path / "recorded.json").read_text())
@@ -178,7 +178,7 @@ def prepare() -> Iterator[Trial]:
             for _ in range(crashes):
                 committed, noted = run(job, here, committed, rng)
             for _ in range(2):
-                cluster = job.start(here, "recorded.py")
+                cluster = job.start(here, "recorded.py", RECORD="")
                 cluster.expect(0)
                 for step, note in cluster[0].lines("note"):
                     assert int(step) != noted or note == step, "a note is lost"
