@@ -26,7 +26,7 @@ each campaign a short form is part of `make test`, with another seed each time;
 part of the page of what it finds. A fault is fixed, and stays as a test.
 """
 
-COLUMNS = ("campaign", "trials", "of", "faults", "minutes", "seed")
+COLUMNS = ("campaign", "trials", "of", "faults", "fixed before", "minutes", "seed")
 FIXED = {"campaign", "seed", "trials", "faults", "seconds"}
 
 
@@ -52,6 +52,7 @@ def line(campaign: Campaign, summary: dict[str, Any]) -> list[str]:
         number(summary["trials"]),
         number(campaign.trials),
         f"**{faults}**" if faults else "0",
+        number(len(campaign.fixed)),
         number(round(summary["seconds"] / 60)),
         f"{summary['seed']}",
     ]
