@@ -61,8 +61,6 @@ def main() -> None:
             None, None, directory, save_every=3
         )
         say("restored", chain.steps)
-        if newest := handler.latest_checkpoint:
-            say(f"note {newest.step}", newest.get_metadata().get("step", 0))
         with handler:
             while chain.steps < last:
                 handler.run(chain.step)
