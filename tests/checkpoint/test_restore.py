@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
+from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
 from tfpreempt import errors
-from tfpreempt.checkpoint import restore
+from tfpreempt.checkpoint import pointer, restore
 from tfpreempt.core import progress
 from tfpreempt.testing.storage import damage
 
@@ -52,10 +52,84 @@ def test_any_damage_leads_to_the_one_before(three, name, how):
     problems = []
     found = restore.newest_verified(str(three), problems.append)
     assert found.step == 30
-    if (name, how) != ("COMMITTED", "remove"):  # that one is just not committed
-        (problem,) = problems
-        assert str(three / "20") in problem
-        assert name not in FILES[:2] or str(three / "20" / name) in problem
+    (problem,) = problems
+    assert str(three / "20") in problem
+    assert name not in FILES[:2] or str(three / "20" / name) in problem
+
+
+@pytest.mark.parametrize("gone", [["COMMITTED"], ["COMMITTED", "MANIFEST.json"]])
+def test_a_commit_without_its_marker_is_lost_and_stays(three, gone):
+    """The state file names it, which no save does before the marker is there."""
+    save(make_saver(three, OwnPayload(), max_to_keep=None, random_state=Words("r")), 40)
+    for name in gone:
+        (three / "40" / name).unlink()
+    saver = make_saver(three, OwnPayload(), max_to_keep=None)
+    saver.start()
+    lost = []
+    assert restore.newest_verified(str(three), pytest.fail, lost.append).step == 20
+    assert lost == [f"{str(three / '40' / 'COMMITTED')!r} is missing."]
+    save(saver, 40)
+    assert (three / "40" / "ckpt.index").exists()
+    (three / "checkpoint").unlink()  # nothing says any more that it was a commit
+    assert steps(three) == [40, 20, 30, 10]
+
+
+def test_a_commit_that_is_marked_while_others_look_is_not_lost(three, monkeypatch):
+    marker = three / "20" / "COMMITTED"
+    data, named = marker.read_bytes(), pointer.named
+
+    def asked(directory):
+        marker.write_bytes(data)  # the state file is written after that
+        return named(directory)
+
+    marker.unlink()
+    monkeypatch.setattr(pointer, "named", asked)
+    assert restore.newest_verified(str(three), pytest.fail).step == 20
+
+
+@pytest.mark.parametrize("name", ["COMMITTED", "MANIFEST.json"])
+@pytest.mark.parametrize("how", ["flip", "remove", "remove both"])
+def test_a_damaged_flat_commit_is_not_taken_for_somebody_elses(tmp_path, name, how):
+    """TensorFlow's part of it would be restored, and nothing of the States."""
+    payload = FlatPayload(str(tmp_path))
+    payload.committed = lambda: None
+    saver = make_saver(tmp_path, payload, random_state=Words("r"))
+    for step in (1, 2):
+        save(saver, step)
+    sidecar = tmp_path / "ckpt-2.tfpreempt"
+    if how == "flip":
+        damage(str(sidecar / name))
+    elif how == "remove":
+        (sidecar / name).unlink()
+    else:
+        (sidecar / "COMMITTED").unlink()
+        (sidecar / "MANIFEST.json").unlink()
+    make_saver(tmp_path, payload).start()
+    lost = []
+    assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append).step == 1
+    assert len(lost) == 1
+
+
+def test_what_the_state_file_names_is_lost_if_it_is_damaged(tmp_path):
+    """Any other file may only be called as an index of a checkpoint is."""
+    (tmp_path / "faiss.index").write_bytes(b"of another program")
+    (tmp_path / "ckpt-1.index").write_bytes(b"cut sho")
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-1"\n')
+    skipped, lost = [], []
+    found = restore.newest_verified(str(tmp_path), skipped.append, lost.append)
+    assert found is None
+    assert ["faiss" in each for each in skipped] == [True]
+    assert ["ckpt-1" in each for each in lost] == [True]
+
+
+def test_data_without_their_index_are_lost_if_they_were_the_newest(tmp_path):
+    (tmp_path / "ckpt-2.data-00000-of-00001").write_bytes(b"data")
+    (tmp_path / "ckpt-1.data-00000-of-00001").write_bytes(b"a deletion was cut short")
+    named = b'model_checkpoint_path: "ckpt-2"\nall_model_checkpoint_paths: "ckpt-1"\n'
+    (tmp_path / "checkpoint").write_bytes(named)
+    lost = []
+    assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append) is None
+    assert ["ckpt-2.index" in each for each in lost] == [True]
 
 
 def test_a_file_that_is_a_link_is_not_restored_from(three):

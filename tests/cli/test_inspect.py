@@ -160,6 +160,7 @@ def test_saves_under_way_or_dead_are_not_committed(run: Path) -> None:
     parts.mkdir(parents=True)
     (parts / "0").write_bytes(bytes(1000))
     (run / "30" / "COMMITTED").unlink()
+    (run / "checkpoint").unlink()  # it names what is committed only
     os.symlink("/etc", run / ".tfpreempt-staging" / "link")
     found = {each["name"]: each for each in told(run)}
     staged = found[".tfpreempt-staging/attempt-7"]

@@ -115,6 +115,8 @@ def test_nothing_committed(tmp_path: Path, run: Path) -> None:
     assert "nothing is committed here" in verify(tmp_path).stdout
     (run / "1" / "COMMITTED").unlink()
     assert verify(run / "1").exit_code == 1
+    assert verify(run).exit_code == 1  # TensorFlow's state file says that it was one
+    (run / "checkpoint").unlink()
     assert verify(run).exit_code == 0
     assert verify(tmp_path / "missing").exit_code == 2
 

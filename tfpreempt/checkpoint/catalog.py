@@ -28,7 +28,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint import layout, pointer
 from tfpreempt.checkpoint.manifest import Manifest, from_json
 from tfpreempt.storage import checksum, paths, reading
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
@@ -289,7 +289,7 @@ def at(path: str) -> Entry:
     """
     holder = layout.sidecar(path) if reading.is_dir(layout.sidecar(path)) else path
     directory, name = os.path.split(holder)
-    return read(unread(reader(directory), name))
+    return _read_on_disk(reader(directory), name)
 
 
 def damaged(entry: Entry, problem: str) -> Entry:
@@ -297,11 +297,43 @@ def damaged(entry: Entry, problem: str) -> Entry:
     return dataclasses.replace(entry, condition=Condition.DAMAGED, problems=(problem,))
 
 
+def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
+    """A folder of a checkpoint directory, with what its marker and manifest say.
+
+    One without a marker is a save that died, or goes on, unless there is a witness.
+    """
+    entry = read(unread(store, folder))
+    if entry.condition is not Condition.NOT_COMMITTED or not _has_witness(entry):
+        return entry
+    entry = read(unread(store, folder))  # it may have been marked since
+    if entry.condition is not Condition.NOT_COMMITTED:
+        return entry
+    marker = os.path.join(store.uri, entry.control(layout.MARKER))
+    return damaged(entry, f"{marker!r} is missing.")
+
+
+def _has_witness(entry: Entry) -> bool:
+    """Whether it was committed, although it has no marker.
+
+    TensorFlow's state file names none of our own form before its marker is there, and
+    a flat one has its intent until then.
+    """
+    root = entry.store.uri
+    if entry.kind is Kind.FLAT:
+        has_intent = reading.is_there(entry.path + layout.INTENT_SUFFIX)
+        return not has_intent and reading.is_file(entry.path + ".index")
+    if f"{entry.name}/{layout.PAYLOAD}" not in pointer.named(root):
+        return False
+    if entry.manifest is not None:
+        return True
+    return any(map(layout.is_part, reading.names(os.path.join(root, entry.name))))
+
+
 def _ours(entries: Iterable[Entry]) -> list[Entry]:
-    """Those that are ours at all, be they half or damaged; each is read."""
+    """Those that are ours at all, be they half or damaged."""
     return [
         each
-        for each in map(read, entries)
+        for each in entries
         if each.kind is Kind.REMOTE or each.manifest or each.problems or each.remarks
     ]
 
@@ -326,7 +358,7 @@ def scan(directory: str) -> list[Entry]:
         and reading.is_real_dir(os.path.join(directory, name))
     ]
     store = reader(directory)
-    return in_order(_ours(unread(store, name) for name in folders))
+    return in_order(_ours(_read_on_disk(store, name) for name in folders))
 
 
 def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
@@ -361,7 +393,7 @@ def contents(store: ObjectStore) -> list[Entry]:
     Raises:
         CheckpointError: the store cannot be listed or read.
     """
-    return _ours(listing(store))
+    return _ours(map(read, listing(store)))
 
 
 def copies(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:

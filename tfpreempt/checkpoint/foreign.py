@@ -2,7 +2,8 @@
 
 They have no marker, so they rank among our commits by the time of their index against
 the times of our markers. What our own save is writing, or left half-written, is none,
-and neither is a flat commit of ours; one that was saved over without us is.
+and neither is a commit of ours, be it damaged: what TensorFlow can read of it may be
+half of it. A flat one that was saved over without us is.
 """
 
 from __future__ import annotations
@@ -44,13 +45,19 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
     """
     overwritten = {entry.name for entry in ours if is_overwritten(entry)}
     current = [entry for entry in ours if entry.name not in overwritten]
-    commits = {entry.path for entry in current if entry.is_committed}
-    found = _prefixes(directory, needs_pointer=not commits)
+    has_commit = any(entry.is_committed for entry in current)
+    found = _prefixes(directory, needs_pointer=not has_commit)
     found.update(flat.intents(directory))
+    known = {
+        entry.path
+        for entry in current
+        if entry.is_committed or entry.condition is Condition.DAMAGED
+    }
     theirs = [
         entry
-        for prefix in sorted(found - commits)
-        if (entry := _entry(directory, prefix, overwritten)) is not None
+        for prefix in sorted(found)
+        if known.isdisjoint((prefix, os.path.dirname(prefix)))
+        and (entry := _entry(directory, prefix, overwritten)) is not None
     ]
     return in_order([*current, *theirs])
 
@@ -111,7 +118,8 @@ def _prefixes(directory: str, *, needs_pointer: bool) -> set[str]:
     return {
         prefix
         for prefix in found
-        if not _TEMPORARY.search(prefix) and reading.is_file(prefix + INDEX)
+        if not _TEMPORARY.search(prefix)
+        and (reading.is_file(prefix + INDEX) or not reading.is_there(prefix + INDEX))
     }
 
 
@@ -129,8 +137,8 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
     try:
         size, crc = checksum.of_file(prefix + INDEX)
         modified = reading.stat(prefix + INDEX).modified_ns / 1e9
-    except FileNotFoundError:
-        return None
+    except FileNotFoundError as error:
+        return damaged(entry, f"{error}") if _was_newest(directory, name) else None
     except OSError as error:
         return damaged(entry, f"{prefix + INDEX!r} cannot be read: {error}")
     return dataclasses.replace(
@@ -140,3 +148,13 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
         token=f"foreign-{name}-{size}-{crc:08x}",
         time=modified,
     )
+
+
+def _was_newest(directory: str, name: str) -> bool:
+    """Whether the state file calls it the newest, and there are data files of it.
+
+    Of others that lack their index, a manager's deletion may have been cut short.
+    """
+    is_newest = pointer.named(directory)[:1] == [name]
+    data = f"{name}.data-"
+    return is_newest and any(n.startswith(data) for n in reading.names(directory))

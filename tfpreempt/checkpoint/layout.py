@@ -117,6 +117,11 @@ def worker_name(worker: int) -> str:
     return f"{WORKER}{worker:04d}"
 
 
+def is_part(name: str) -> bool:
+    """Whether a commit has a directory of this name, and TensorFlow does not."""
+    return name == STATES or name.startswith(WORKER)
+
+
 def sidecar(prefix: str) -> str:
     """The directory that holds what belongs to a flat checkpoint."""
     return prefix + SIDECAR_SUFFIX

@@ -65,6 +65,19 @@ def read(directory: str) -> Pointer | None:
     )
 
 
+def named(directory: str) -> list[str]:
+    """The prefixes in the state file, relative to the directory, the newest first.
+
+    There are none in one that cannot be read.
+    """
+    try:
+        found = read(directory)
+    except OSError:
+        return []
+    names = (found.latest, *found.paths) if found else ()
+    return [os.path.relpath(os.path.join(directory, name), directory) for name in names]
+
+
 def to_bytes(pointer: Pointer) -> bytes:
     """The state file's content."""
     lines = [f'model_checkpoint_path: "{_escape(pointer.latest)}"']

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import bundle, catalog, foreign, layout
+from tfpreempt.checkpoint import bundle, catalog, foreign, layout, pointer
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.verification import faults
 from tfpreempt.core.cluster import Cluster
@@ -101,7 +101,8 @@ def newest_verified(
         directory: the checkpoint directory; it need not exist.
         on_skip: called with a description of each that is passed over, which names the
             damaged file; the default logs a warning.
-        on_lost: the same of a damaged commit of ours; by default `on_skip`.
+        on_lost: the same of a damaged commit of ours, or of what TensorFlow's state
+            file names; by default `on_skip`.
         wants: whether to look at one at all.
         needs_prefix: passes over commits that hold named States only.
         check: raises CheckpointDamagedError for what is not whole, or no use.
@@ -121,7 +122,11 @@ def newest_verified(
         try:
             check(entry)
         except errors.CheckpointDamagedError as error:
-            (on_skip if entry.manifest is None else lost)(str(error))
+            # Others' files may only look like a checkpoint, unless one says they are.
+            is_one = entry.manifest is not None or entry.name in pointer.named(
+                directory
+            )
+            (lost if is_one else on_skip)(str(error))
         else:
             return entry
     return None
