@@ -35,7 +35,7 @@ def start(directory, store):
     saver = make_saver(directory, OwnPayload())
     saver.start()
     local = saver.loader.newest(print, print)
-    if saver.loader.fetch_newer(store, local, pytest.fail):
+    if saver.loader.fetch_newer(store, local, pytest.fail, pytest.fail):
         local = saver.loader.newest(print, print)
     return None if local is None else local.step
 

@@ -182,6 +182,20 @@ def test_a_damaged_copy_falls_back_to_the_older_one(
         assert handler.total_run_calls == 5  # ranks above the damaged one
 
 
+def test_where_all_copies_are_damaged_the_start_is_refused(
+    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+) -> None:
+    """As it is where all commits on a disk are."""
+    train(program, store, 3)
+    for commit in list(catalog.commits(store, pytest.fail)):
+        store.damage(f"{commit.name}/{commit.manifest.files[0].name}")
+    other = elsewhere()
+    with pytest.raises(errors.CheckpointDamagedError, match="or memory://"):
+        other.handler(remote_checkpoint_dir=store)
+    with other.handler(remote_checkpoint_dir=store, restore=False) as handler:
+        assert handler.total_run_calls == 0
+
+
 def test_what_is_damaged_here_comes_back_whole(
     program: Program, store: FaultyStore
 ) -> None:

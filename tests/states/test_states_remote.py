@@ -252,6 +252,19 @@ def test_a_damaged_copy_is_passed_over(place, words, caplog):
     assert place.copied()[0] == 3  # above the damaged one
 
 
+def test_where_all_copies_are_damaged_nothing_begins_anew(place, words):
+    for text in ("one", "two"):
+        place.save(words, text)
+        place.wait()
+    for commit in list(catalog.commits(place.store, pytest.fail)):
+        place.store.damage(f"{commit.name}/states/words.state")
+    place.lose_disk()
+    place.restart()
+    with pytest.raises(errors.CheckpointDamagedError, match="no copy in memory://"):
+        place.load(words)
+    assert words.text == "nothing"
+
+
 def test_a_damaged_disk_is_mended_from_the_store(place, words, caplog):
     for text in ("one", "two"):
         place.save(words, text)

@@ -69,6 +69,7 @@ class CheckpointLoader:
         store: ObjectStore,
         local: Entry | None,
         on_skip: Callable[[str], None],
+        on_lost: Callable[[str], None],
     ) -> bool:
         """Brings a newer commit from an object store; see `fetch.newest_first`."""
         return fetch.newest_first(
@@ -77,6 +78,7 @@ class CheckpointLoader:
             local,
             self.directory,
             on_skip,
+            on_lost,
             max_to_keep=self.max_to_keep,
             needs_prefix=self.needs_prefix,
         )

@@ -321,7 +321,7 @@ class Start:
         return None
 
     def _find_newest(self, saver: CheckpointSaver) -> None:
-        lost: list[str] = []  # damaged commits of ours
+        lost: list[str] = []  # of what had been saved
         self._candidate = saver.loader.newest(self._skipped.append, lost.append)
         if self.mirror is not None and fetch.look_for_newer(
             self.mirror,
@@ -331,6 +331,7 @@ class Start:
                 self.mirror.store,
                 self._candidate,
                 self._skipped.append,
+                lost.append,
             ),
             instead="pass restore=False",
         ):
@@ -340,8 +341,11 @@ class Start:
         self._skipped += lost
         if lost and self._candidate is None:
             found = "; ".join(text.rstrip(".") for text in lost)
+            places = saver.directory
+            if self.mirror is not None:
+                places += f" or {self.mirror.store.uri}"
             self._damaged = (
-                f"no commit in {saver.directory} is whole ({found}), and a training "
+                f"no commit in {places} is whole ({found}), and a training "
                 "that begins anew would write over them. Put the files back from a "
                 "copy; or, to begin anew, move them away or pass restore=False"
             )

@@ -71,6 +71,8 @@ class Copies:
         handler, which takes copying over as long as it is open, it begins again.
 
         Raises:
+            CheckpointDamagedError: no commit in the store is whole, and there is no
+                local one.
             CheckpointError: the store cannot be read, and there is no local commit.
             SaveError: the disk.
         """
@@ -111,16 +113,22 @@ class Copies:
 
     def _bring(self) -> None:
         local = self.newest()
-        skipped: list[str] = []
+        lost: list[str] = []
         fetch.look_for_newer(
             self._mirror,
             local,
             lambda: fetch.newest_first(
-                self.files, self.store, local, self.directory, skipped.append
+                self.files, self.store, local, self.directory, lost.append, lost.append
             ),
             instead=f"unset {REMOTE_VARIABLE}",
         )
-        for problem in skipped:
+        if lost and self.newest() is None:
+            found = "; ".join(text.rstrip(".") for text in lost)
+            raise errors.CheckpointDamagedError(
+                f"no copy in {self.store.uri} is whole ({found}). Put the objects "
+                f"back; or, to begin anew, move them away or unset {REMOTE_VARIABLE}"
+            )
+        for problem in lost:
             _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
 
     def _locked(self) -> contextlib.AbstractContextManager[object]:

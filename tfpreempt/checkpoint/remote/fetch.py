@@ -93,6 +93,7 @@ def newest_first(
     local: Entry | None,
     directory: str,
     on_skip: Callable[[str], None],
+    on_lost: Callable[[str], None],
     *,
     max_to_keep: int | None = None,
     needs_prefix: bool = False,
@@ -108,6 +109,7 @@ def newest_first(
         local: the newest local checkpoint that is whole; None without one.
         directory: the checkpoint directory.
         on_skip: called with a description of each that is passed over.
+        on_lost: the same of a damaged one.
         max_to_keep: commits to keep in the directory; None keeps all.
         needs_prefix: passes over commits that hold named States only.
 
@@ -119,7 +121,7 @@ def newest_first(
         SaveError: the disk.
     """
     newer = []
-    for commit in catalog.commits(store, on_skip):
+    for commit in catalog.commits(store, on_lost):
         if local is None or _is_newer(commit, local):
             newer.append(commit)
         elif commit.sequence != local.sequence:
@@ -134,7 +136,7 @@ def newest_first(
         try:
             bring(files, commit, directory, max_to_keep=max_to_keep)
         except errors.CheckpointDamagedError as error:
-            on_skip(str(error))
+            on_lost(str(error))
         else:
             return True
     return False
