@@ -195,6 +195,7 @@ def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
         b'["big", [], 1, 5]',
         b"{}",
         b"\xff\x00",
+        b"[" * 100_000,
         b'["big", 100',
     ]
     (tmp_path / destination.PROGRESS).write_bytes(b"\n".join(lines))

@@ -335,6 +335,8 @@ def unusable(folder, kind):
         os.remove(os.path.join(folder, "1"))
     elif kind == "half the data":
         os.truncate(os.path.join(folder, "1"), 10)
+    elif kind == "too deep":
+        pathlib.Path(path).write_text("[" * 100_000)
     else:
         told = json.loads(pathlib.Path(path).read_text())
         if kind == "other rows":
@@ -343,6 +345,8 @@ def unusable(folder, kind):
             told["files"][0]["sums"].pop()
         elif kind == "nonsense":
             told = ["nonsense"]
+        elif kind == "no number":
+            told["files"][0]["name"] = float("inf")
         elif kind == "another place":
             told["files"][0]["name"] = "../0000/0"
         else:
@@ -355,7 +359,7 @@ def unusable(folder, kind):
     [
         *("no description", "half a description", "no data", "half the data"),
         *("other rows", "nonsense", "another place", "step", "world", "tensors"),
-        *("too few sums", "files"),
+        *("too few sums", "files", "too deep", "no number"),
     ],
 )
 def test_the_chief_writes_a_share_that_does_not_fit(tmp_path, caplog, kind):

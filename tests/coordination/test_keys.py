@@ -57,6 +57,9 @@ def test_what_travels_beside_never_changes_the_value():
         (Key.COUNT, '{"count": 3}'),
         (Key.DECISION, '{"boundary": {}}'),
         (Key.DONE, "{}"),
+        (Key.COMMIT, '{"kind": "exit", "save_seconds": "x"}'),
+        (Key.NOTICE, '{"kind": "final", "remaining": NaN}'),
+        (Key.DECISION, '{"boundary": 1e999}'),
     ],
 )
 def test_text_of_another_version_is_refused(key, text):

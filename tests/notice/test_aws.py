@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import logging
 import time
@@ -12,6 +13,7 @@ import pytest
 from tfpreempt import errors
 from tfpreempt.notice.aws import TOPICS, AwsWatch, is_excluded, metadata_url
 from tfpreempt.notice.source import TimedSource
+from tfpreempt.testing._server import Reply, Request
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeAws
 
@@ -150,6 +152,26 @@ def test_one_token_serves_until_shortly_before_its_end() -> None:
     asked = [request for request in bench.fake.requests if request.path == TOKEN]
     assert asked[0].method == "PUT"
     assert asked[0].headers["x-aws-ec2-metadata-token-ttl-seconds"] == "21600"
+
+
+@pytest.mark.parametrize("lifetime", ["9" * 400, "9" * 5000, "-1", "soon"])
+def test_a_lifetime_that_is_none_is_taken_for_the_one_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, lifetime: str
+) -> None:
+    answer = FakeAws._answer_token
+
+    def answer_token(fake: FakeAws, request: Request) -> Reply:
+        told = answer(fake, request)
+        headers = dict.fromkeys(told.headers, lifetime) | {"Content-Type": "text/plain"}
+        return dataclasses.replace(told, headers=headers)
+
+    monkeypatch.setattr(FakeAws, "_answer_token", answer_token)
+    bench = Bench()
+    bench.fake.set_lifecycle("Terminated")
+    bench.look()
+    bench.close()
+    assert bench.asked(TOKEN) == 1
+    assert [name for name, _ in bench.heard] == ["aws:lifecycle"]
 
 
 def test_a_token_that_is_refused_is_replaced_at_once(

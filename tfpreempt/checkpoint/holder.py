@@ -10,6 +10,7 @@ import sys
 import time
 
 _MAX_BYTES = 4096
+_MAX_PID = (1 << 31) - 1
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _NAMESPACE = "/proc/self/ns/pid"
 
@@ -124,7 +125,7 @@ def from_json(data: bytes, token: str) -> Holder:
             ):
                 raise TypeError(field.name)
         str(holder)  # its time is one
-        if holder.pid > 0:
+        if 0 < holder.pid <= _MAX_PID:
             return holder
     except (ValueError, TypeError, OverflowError, OSError, RecursionError):
         pass

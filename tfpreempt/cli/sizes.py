@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+_TOO_LARGE = 1 << 63
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?B)?|B)?")
 
 
@@ -32,7 +33,7 @@ class Size(click.ParamType[int]):
         if match:
             base = 1000 if match[3] == "B" else 1024
             size = float(match[1]) * base ** " KMGT".index(match[2] or " ")
-        if size < 1:
+        if not 1 <= size < _TOO_LARGE:
             self.fail(
                 f"{value!r} is no size. Write it like 256MiB, 2G (GiB) or 1.5GB.", param
             )

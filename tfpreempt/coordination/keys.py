@@ -7,6 +7,7 @@ what the agreement needs, and beside it what people and deadlines need.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from tfpreempt.coordination.events import (
@@ -20,6 +21,7 @@ from tfpreempt.coordination.events import (
 from tfpreempt.errors import CoordinationError
 
 Extra = dict[str, Any]
+_SECONDS = ("age", "remaining", "save_seconds")  # that travel beside a value
 
 
 def name(incarnation: str, round: int, key: Key, worker: int | None = None) -> str:
@@ -54,6 +56,9 @@ def decode(key: Key, text: str) -> tuple[Any, Extra]:
     """
     try:
         fields: Extra = json.loads(text)
+        for what in _SECONDS:
+            if fields.get(what) is not None and not math.isfinite(fields[what]):
+                raise ValueError(f"{what} is {fields[what]}")
         if fields.get("tombstone"):
             return Tombstone(), fields
         match key:
@@ -68,7 +73,10 @@ def decode(key: Key, text: str) -> tuple[Any, Extra]:
                 return Decided(None if at is None else int(at)), fields
             case _:
                 return bool(fields["ok"]), fields
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        *(ValueError, KeyError, TypeError, AttributeError),
+        *(OverflowError, RecursionError),
+    ) as error:
         raise CoordinationError(
             f"the key {key.value!r} holds {text[:200]!r}, which is not a value of the "
             "agreement; do all workers run the same version of tfpreempt?"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.threads import OutOfTimeError, call_within
-from tfpreempt.errors import TfpreemptError, WaitTimeoutError
+from tfpreempt.errors import CoordinationError, TfpreemptError, WaitTimeoutError
 
 Plan = dict[str, Any]
 T = TypeVar("T")
@@ -43,6 +43,7 @@ def agree(
         The plan, and what each worker found wrong (empty: all agree).
 
     Raises:
+        CoordinationError: a key holds what this version does not write.
         WaitTimeoutError: a worker did not come in time.
         StoreGoneError: the store cannot be reached.
     """
@@ -57,9 +58,9 @@ def agree(
         _put(store, f"{prefix}/plan", plan)
     else:
         patience = timeout + proposing
-        plan = _take(store, f"{prefix}/plan", patience, "worker 0's plan")
+        plan = _take(store, f"{prefix}/plan", patience, "worker 0's plan", "ok")
         if not plan["ok"]:
-            return plan, {0: str(plan["problem"])}
+            return plan, {0: str(plan.get("problem"))}
     try:
         problem = check(plan)
     except TfpreemptError as error:
@@ -68,12 +69,14 @@ def agree(
     if cluster.is_chief:
         problems = {}
         for i in range(cluster.world):
-            hello = _take(store, f"{prefix}/hello/{i}", timeout, f"worker {i}")
+            name = f"{prefix}/hello/{i}"
+            hello = _take(store, name, timeout, f"worker {i}", "problem")
             if hello["problem"]:
                 problems[str(i)] = hello["problem"]
         _put(store, f"{prefix}/ready", problems)
     ready = _take(store, f"{prefix}/ready", timeout, "worker 0's go-ahead")
-    return plan, {int(i): str(problem) for i, problem in ready.items()}
+    said = {i: ready[f"{i}"] for i in range(cluster.world) if f"{i}" in ready}
+    return plan, {i: str(problem) for i, problem in said.items()}
 
 
 def describe(error: TfpreemptError) -> str:
@@ -86,9 +89,19 @@ def _put(store: KeyValueStore, key: str, value: Plan) -> None:
     bounded(lambda: store.insert(key, text), 60.0, f"inserting {key}")
 
 
-def _take(store: KeyValueStore, key: str, timeout: float, whom: str) -> Plan:
+def _take(
+    store: KeyValueStore, key: str, timeout: float, whom: str, *fields: str
+) -> Plan:
     text = bounded(lambda: store.get(key), timeout, f"waiting for {whom}")
-    plan: Plan = json.loads(text)
+    try:
+        plan: Plan = json.loads(text)
+    except (ValueError, RecursionError):
+        plan = {}
+    if not isinstance(plan, dict) or not plan.keys() >= set(fields):
+        raise CoordinationError(
+            f"the key {key!r} holds {text[:200]!r}; expected a JSON object with "
+            f"{fields}. Do all workers run the same version of tfpreempt?"
+        )
     return plan
 
 

@@ -127,7 +127,9 @@ def given_task(environment: Mapping[str, str]) -> GivenTask | None:
             index=int(task.get("index", 0)),
             jobs={job: list(at) for job, at in config.get("cluster", {}).items()},
         )
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        *(ValueError, TypeError, AttributeError, OverflowError, RecursionError),
+    ) as error:
         raise ConfigurationError(
             f"TF_CONFIG is set to {text!r}, from which no task can be read. Expected "
             'JSON such as {"cluster": {"worker": ["host:port"]}, "task": {"type": '

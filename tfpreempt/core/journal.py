@@ -13,6 +13,7 @@ import errno
 import functools
 import json
 import logging
+import math
 import os
 import stat
 import threading
@@ -178,11 +179,10 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
     """The record of one line of a journal; None where it is no whole record."""
     try:
         record = json.loads(line)
-    except ValueError:
+        is_record = isinstance(record, dict) and math.isfinite(record["wall"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("wall"), int | float):
-        return None
-    return record
+    return record if is_record else None
 
 
 def _open(path: Path) -> int:

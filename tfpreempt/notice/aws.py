@@ -224,7 +224,9 @@ class AwsPoller(Poller):
                 f"{ENDPOINT_VARIABLE}"
             )
         granted = answer.headers.get(TTL_HEADER.lower(), "")
-        seconds = int(granted) if granted.isdecimal() else TTL_SECONDS
+        # More digits than that are no lifetime; a longer one is not granted.
+        is_lifetime = granted.isdecimal() and len(granted) < 10
+        seconds = int(granted) if is_lifetime else TTL_SECONDS
         self._token = token
         # In good time, but never at once: a lifetime of 0 would fetch without end.
         self._renew_at = self._clock.monotonic() + max(0.9 * seconds, 1.0)

@@ -380,7 +380,7 @@ def epoch_seconds(text: object) -> float | None:
     for parse in (_from_rfc_3339, email.utils.parsedate_to_datetime):
         try:
             when = parse(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             continue
         if when.tzinfo is None:
             when = when.replace(tzinfo=datetime.timezone.utc)

@@ -36,7 +36,7 @@ def local_path(place: str) -> str | None:
 
     Raises:
         ConfigurationError: a file:// URI of another host, or one with a query; a URI
-            that has lost a "/", as pathlib makes them.
+            that has lost a "/", as pathlib makes them; or one that is none.
     """
     match = _SCHEME.match(place)
     if match and match[2] == "/" and not os.path.exists(place):
@@ -46,7 +46,12 @@ def local_path(place: str) -> str | None:
         )
     if not is_uri(place):
         return os.path.abspath(place)
-    parts = urllib.parse.urlsplit(place)
+    try:
+        parts = urllib.parse.urlsplit(place)
+    except ValueError as error:
+        raise errors.ConfigurationError(
+            f"{place!r} is no URI: {error}; expected one of {_schemes()}."
+        ) from error
     if parts.scheme != "file":
         return None
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):

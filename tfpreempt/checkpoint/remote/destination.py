@@ -260,7 +260,7 @@ def _ranges(record: bytes) -> dict[str, dict[Range, int]]:
     """What a predecessor has recorded; lines that make no sense are passed over."""
     found: dict[str, dict[Range, int]] = {}
     for line in record.splitlines():
-        with contextlib.suppress(ValueError, TypeError):
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             name, offset, length, crc = json.loads(line)
             found.setdefault(name, {})[Range(offset, length)] = crc
     return found
