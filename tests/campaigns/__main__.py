@@ -16,11 +16,12 @@ import sys
 from pathlib import Path
 
 from tests.bench.row import show
-from tests.campaigns import fits, kills, power, schedules
+from tests.campaigns import damage, fits, fuzz, kills, power, schedules
 from tests.campaigns.campaign import Campaign, Line, Record
 
 CAMPAIGNS: dict[str, Campaign] = {
-    module.CAMPAIGN.name: module.CAMPAIGN for module in (schedules, fits, kills, power)
+    module.CAMPAIGN.name: module.CAMPAIGN
+    for module in (schedules, damage, fuzz, fits, kills, power)
 }
 
 

@@ -1,0 +1,528 @@
+"""Bytes that go wrong at random, in each form of checkpoint; then a start.
+
+What each commit held is known, and so is which of its bytes are as they were. So what a
+start does is judged without a look into how it finds out.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.campaigns.campaign import Campaign, Facts, Trial
+
+STEPS = (1, 2, 3)  # of the commits in each place; what they hold is values(step)
+PAGE = 4096
+LARGE = 1 << 16  # bytes from which on our own reader and writer are used, not 32 MiB
+MANIFEST, MARKER, POINTER = "MANIFEST.json", "COMMITTED", "checkpoint"
+DISK, BUCKET = "disk", "bucket"  # what a place has: a checkpoint directory, its copies
+_OF_COMMIT = re.compile(rf"({DISK}|{BUCKET})/(?:(?:ckpt-)?([123])[./]|states/)")
+_USUAL = ("tfpreempt: goes on at", "tfpreempt: fetching")  # warnings that are none
+
+Files = dict[str, bytes]
+"""Files below a directory, by name."""
+
+
+class MixError(AssertionError):
+    """Values that no commit held, or that a start assigned before it was refused."""
+
+
+# --- what is done --------------------------------------------------------------------
+
+
+def damage(directory: Path, rng: random.Random) -> str:
+    """Does one thing to one file, or two; returns what."""
+    names = sorted(read(directory))
+    # Control files are small, and one of many: they get their share.
+    controls = [each for each in names if Path(each).name in (MANIFEST, MARKER)]
+    name = rng.choice(rng.choice([names, controls or names]))
+    path = directory / name
+    edits = [flip, truncate, delete, zero, grow, garble]
+    if name.endswith((MANIFEST, MARKER)):
+        edits.append(edit)
+    kind = rng.choice([*edits, swap])
+    if kind is swap:
+        other = rng.choice(names)
+        swap(path, directory / other)
+        name += f" {other}"
+    else:
+        kind(path, rng)
+    return f"{kind.__name__} {name}"
+
+
+def flip(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes() or b"\0")
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    rewrite(path, bytes(data))
+
+
+def truncate(path: Path, rng: random.Random) -> None:
+    data = path.read_bytes()
+    rewrite(path, data[: rng.choice([0, len(data) - 1, rng.randrange(len(data) + 1)])])
+
+
+def delete(path: Path, rng: random.Random) -> None:
+    path.unlink()
+
+
+def zero(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    start = rng.randrange(len(data) // PAGE + 1) * PAGE
+    data[start : start + PAGE] = bytes(len(data[start : start + PAGE]))
+    rewrite(path, bytes(data))
+
+
+def grow(path: Path, rng: random.Random) -> None:
+    more = rng.choice([bytes, rng.randbytes])(rng.choice([1, 100, PAGE]))
+    rewrite(path, path.read_bytes() + more)
+
+
+def garble(path: Path, rng: random.Random) -> None:
+    rewrite(path, rng.randbytes(len(path.read_bytes())))
+
+
+def edit(path: Path, rng: random.Random) -> None:
+    """Another value, or none, for a field of a JSON file."""
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):  # another damage was here before
+        return flip(path, rng)
+    holder: Any = record
+    while True:
+        fields = sorted(holder) if isinstance(holder, dict) else range(len(holder))
+        if not fields:
+            return None
+        field = rng.choice(list(fields))
+        inner = holder[field]
+        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.2:
+            break
+        holder = inner
+    if rng.random() < 0.2:
+        del holder[field]
+    else:
+        near = inner + 1 if isinstance(inner, int) else f"{inner}x"
+        holder[field] = rng.choice([near, 0, -1, 2**64, 1e300, "", "../x", None, []])
+    rewrite(path, json.dumps(record, indent=1, sort_keys=True).encode())
+    return None
+
+
+def swap(one: Path, other: Path) -> None:
+    first, second = one.read_bytes(), other.read_bytes()
+    rewrite(one, second)
+    rewrite(other, first)
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """As a disk does: nobody is told by the time of the file."""
+    status = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+# --- what is started -----------------------------------------------------------------
+
+
+def values(step: int) -> dict[str, Any]:
+    """What variables hold at a step."""
+    import numpy as np
+
+    drawn = np.random.default_rng(step)
+    return {
+        "large": drawn.random(30_000, np.float32),
+        "table": drawn.integers(0, 99, (100, 100)),
+        "small": np.int64(step),
+    }
+
+
+class Program:
+    """A process that was just started: variables, large and small, and a State."""
+
+    def __init__(self, *, has_copies: bool) -> None:
+        import tensorflow as tf
+
+        from tfpreempt.states import JsonState
+
+        self.has_copies = has_copies
+        self.variables = {name: tf.Variable(v) for name, v in values(0).items()}
+        self.checkpoint = tf.train.Checkpoint(**self.variables)
+        self.state = JsonState("state", 0)
+
+    def assign(self, step: int) -> None:
+        for name, value in values(step).items():
+            self.variables[name].assign(value)
+        self.state.value = step
+
+    def step(self, *, has_state: bool) -> int:
+        """Which step all of it is of."""
+        held = {name: variable.numpy() for name, variable in self.variables.items()}
+        step = int(held["small"])
+        meant = values(step)
+        wrong = [name for name in held if held[name].tobytes() != meant[name].tobytes()]
+        if has_state and self.state.value != step:
+            wrong.append("state")
+        if wrong:
+            raise MixError(f"'small' is of step {step}, and not so: {wrong}")
+        return step
+
+    def manager(self, directory: Path) -> Any:
+        import tensorflow as tf
+
+        make = functools.partial(
+            tf.train.CheckpointManager, self.checkpoint, str(directory / DISK), None
+        )
+        try:
+            return make()
+        except ValueError:  # TensorFlow cannot read its state file
+            (directory / DISK / POINTER).unlink()
+            return make()
+
+    def handler(self, directory: Path, manager: Any = None) -> Any:
+        from tests.handler.program import Button
+        from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
+
+        bucket = (directory / BUCKET).as_uri() if self.has_copies else None
+        return PreemptionCheckpointHandler(
+            None,
+            manager or self.checkpoint,
+            directory / DISK,
+            TerminationConfig(exit_fn=int, signals=(), sources=[Button]),
+            max_to_keep=None,
+            remote_checkpoint_dir=bucket,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+    """How checkpoints lie in a place, and who starts from them.
+
+    Attributes:
+        name: of the form.
+        is_managed: a CheckpointManager writes them.
+        has_copies: they are copied to a place for objects.
+        has_disk: what is written stays on the disk too.
+        is_foreign: tfpreempt has no part in writing them.
+    """
+
+    name: str
+    is_managed: bool = False
+    has_copies: bool = False
+    has_disk: bool = True
+    is_foreign: bool = False
+
+    def write(self, directory: Path) -> None:
+        """A commit of each step."""
+        with self._process() as program:
+            if self.is_foreign:
+                manager = program.manager(directory)
+                for step in STEPS:
+                    program.assign(step)
+                    manager.save()
+                return
+            with self._handler(program, directory) as handler:
+                for step in STEPS:
+                    program.assign(step)
+                    handler.run(int)
+                    handler.save()
+        if not self.has_disk:
+            shutil.rmtree(directory / DISK)
+
+    def start(self, directory: Path) -> int:
+        """The step that a start goes on from; 0: a fresh start.
+
+        Raises:
+            MixError: it is no step; or something was assigned, and then it was refused.
+            Exception: what the start raises.
+        """
+        with self._process() as program:
+            try:
+                handler = self._handler(program, directory)
+            except Exception as error:
+                if program.step(has_state=True):
+                    raise MixError("it was restored, and then refused") from error
+                raise
+            step = program.step(has_state=not self.is_foreign)
+            del handler
+            return step
+
+    def _handler(self, program: Program, directory: Path) -> Any:
+        manager = program.manager(directory) if self.is_managed else None
+        return program.handler(directory, manager)
+
+    @contextlib.contextmanager
+    def _process(self) -> Iterator[Program]:
+        from tfpreempt.handler import session
+
+        with session.new_process():
+            program = Program(has_copies=self.has_copies)
+            try:
+                yield program
+            finally:
+                program.state.unregister()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatesForm(Form):
+    """States alone.
+
+    Attributes:
+        has_file: the newest is one State in a file of its own.
+    """
+
+    has_file: bool = False
+
+    def write(self, directory: Path) -> None:
+        import tfpreempt
+
+        with self._alone(directory) as states:
+            for step in STEPS:
+                for state in states:
+                    state.value = step
+                if self.has_file and step == STEPS[-1]:
+                    tfpreempt.save_state(states[0], directory / DISK)
+                else:
+                    tfpreempt.save_all_states()
+
+    def start(self, directory: Path) -> int:
+        import tfpreempt
+
+        with self._alone(directory) as states:
+            wanted = states[: 1 if self.has_file else 2]
+            try:
+                for state in wanted:
+                    tfpreempt.load_state(state)
+            except Exception as error:
+                if any(state.value for state in states):
+                    raise MixError("a State was loaded, and then refused") from error
+                raise
+            steps = [int(state.value) for state in wanted]
+            if len(set(steps)) > 1:
+                raise MixError(f"the States are of the steps {steps}")
+            return steps[0]
+
+    @contextlib.contextmanager
+    def _alone(self, directory: Path) -> Iterator[list[Any]]:
+        from tfpreempt.checkpoint import lease
+        from tfpreempt.handler import session
+        from tfpreempt.states import JsonState, registered
+
+        states = [JsonState(name, 0) for name in ("state", "other")]
+        named = {"TFPREEMPT_CHECKPOINT_DIR": str(directory / DISK)}
+        with (
+            session.new_process(),
+            mock.patch.object(registered, "_alone", {}),
+            mock.patch.dict(os.environ, named),
+        ):
+            try:
+                yield states
+            finally:
+                lease.release_all()
+                for state in states:
+                    state.unregister()
+
+
+FORMS = (
+    Form(name="own"),
+    Form(name="flat", is_managed=True),
+    Form(name="foreign", is_foreign=True),
+    Form(name="remote", has_copies=True, has_disk=False),
+    Form(name="disk and remote", has_copies=True),
+    StatesForm(name="states"),
+    StatesForm(name="state file", has_file=True),
+)
+
+
+# --- what must come of it ------------------------------------------------------------
+
+
+def read(directory: Path) -> Files:
+    return {
+        each.relative_to(directory).as_posix(): each.read_bytes()
+        for each in directory.rglob("*")
+        if each.is_file()
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Left:
+    """What is left of what was committed: steps.
+
+    Attributes:
+        whole: every byte of a copy of it is as it was.
+        possible: those, and what may be found whole: nothing but its marker is gone,
+            or it has none, and TensorFlow's own sums are what there is.
+        known: what can be seen to have been a commit: it has a marker, or TensorFlow's
+            state file, as it was, names it.
+    """
+
+    whole: set[int]
+    possible: set[int]
+    known: set[int]
+
+
+def left(form: Form, before: Files, after: Files) -> Left:
+    """Judges by the bytes alone."""
+    copies: dict[tuple[int, str], set[str]] = collections.defaultdict(set)
+    for name in before:
+        if match := _OF_COMMIT.match(name):
+            copies[int(match[2] or STEPS[-1]), match[1]].add(name)
+    found = Left(whole=set(), possible=set(), known=set())
+    for (step, place), names in copies.items():
+        changed = {name for name in names if after.get(name) != before[name]}
+        markers = {name for name in names if is_marker(form, name)} or names
+        has_marker = not form.is_foreign and not markers.isdisjoint(after)
+        if not changed:
+            found.whole.add(step)
+        if changed <= markers or form.is_foreign:
+            found.possible.add(step)
+        if has_marker or (place == DISK and is_told(before, after)):
+            found.known.add(step)
+    return found
+
+
+def is_marker(form: Form, name: str) -> bool:
+    """Whether a file is what makes the others a checkpoint."""
+    return name.endswith(".index") if form.is_foreign else Path(name).name == MARKER
+
+
+def is_told(before: Files, after: Files) -> bool:
+    """Whether the state file names what was committed on the disk."""
+    pointer = f"{DISK}/{POINTER}"
+    return before.get(pointer) == after.get(pointer) is not None
+
+
+def judge(form: Form, there: Left, outcome: int | Exception, said: str) -> str:
+    """What a start did, in a few words; raises AssertionError if that was wrong."""
+    from tfpreempt import errors
+
+    newest = max(there.whole, default=0)
+    if isinstance(outcome, Exception):
+        if not isinstance(outcome, errors.CheckpointError):
+            raise outcome
+        # What TensorFlow alone wrote shows some damage only when it is read.
+        may_refuse = not newest or (form.is_foreign and newest < STEPS[-1])
+        assert may_refuse, f"step {newest} is whole, and it was refused: {outcome}"
+        return "refused"
+    if outcome != newest:
+        is_right = outcome > newest and outcome in there.possible
+        assert is_right, f"restored {outcome}; the newest whole one is {newest}"
+    lost = [step for step in there.known if step > outcome]
+    assert said or not lost, f"{outcome} was restored, and nothing is said of {lost}"
+    if not outcome:
+        assert not lost, f"a fresh start, though {lost} had been committed"
+        return "nothing was there"
+    return "restored" if outcome == STEPS[-1] else "restored an older one"
+
+
+class Ears(logging.Handler):
+    """Keeps what is warned of, and shows it nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not (text := record.getMessage()).startswith(_USUAL):
+            self.said.append(text)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Ears]:
+    ears, log = Ears(), logging.getLogger("tfpreempt")
+    log.addHandler(ears)
+    was, log.propagate = log.propagate, False
+    try:
+        yield ears
+    finally:
+        log.propagate = was
+        log.removeHandler(ears)
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """The commits of each form, which every trial copies. A handler is of a process, so
+    trials take turns."""
+    from tfpreempt.checkpoint import bundle_writer
+
+    turn = threading.Lock()
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made,
+        mock.patch.object(bundle_writer, "WORTH_BYTES", LARGE),
+        listening() as ears,
+    ):
+        for form in FORMS:
+            form.write(Path(made, form.name))
+        ears.said.clear()
+
+        def trial(rng: random.Random) -> Facts:
+            form = rng.choice(FORMS)
+            with (
+                turn,
+                tempfile.TemporaryDirectory(
+                    # What a thread of the start still writes there goes with all of it.
+                    dir=made,
+                    ignore_cleanup_errors=True,
+                ) as copied,
+            ):
+                directory = Path(copied, form.name)
+                shutil.copytree(Path(made, form.name), directory)
+                before = read(directory)
+                done = [damage(directory, rng) for _ in range(rng.randint(1, 3))]
+                there = left(form, before, read(directory))
+                outcome: int | Exception
+                try:
+                    outcome = form.start(directory)
+                except MixError as error:
+                    raise AssertionError(f"{form.name}: {done}, {there}") from error
+                except Exception as error:
+                    outcome = error
+                said, ears.said[:] = "\n".join(ears.said), []
+                try:
+                    came = judge(form, there, outcome, said)
+                except Exception as error:
+                    text = f"{form.name}: {done}, {there}; it said {said!r}"
+                    raise AssertionError(text) from error
+            return {"form": form.name, "damages": len(done), "outcome": came}
+
+        yield trial
+
+
+CAMPAIGN = Campaign(
+    name="damage",
+    promise=(
+        "Bits flipped, files cut, deleted, swapped, zeroed, grown and garbled, "
+        "manifests and markers edited, in the own and the flat form, in TensorFlow's "
+        "own checkpoints, in copies and in States: a start restores the newest commit "
+        "of which all is as it was, all of it, and says what it passed over; or it is "
+        "refused, and has assigned nothing. It begins anew where nothing is left that "
+        "says there was a commit."
+    ),
+    trials=10_000,
+    short=100,
+    mark="tensorflow",
+    prepare=prepare,
+    fixed=(
+        "A flat commit with a damaged manifest or marker was restored as somebody "
+        "else's, without its States; a commit whose marker was gone was passed over "
+        "without a word, and deleted (`checkpoint/test_restore.py`).",
+        "Where every checkpoint of TensorFlow's own was damaged, or every copy in a "
+        "bucket and the disk empty, a training began anew with no more than a warning "
+        "(`checkpoint/test_restore.py`, `handler/test_mirror.py`, "
+        "`states/test_states_remote.py`).",
+    ),
+)

@@ -1,0 +1,33 @@
+"""The campaign of random inputs: its seeds are read, and what found a fault is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.fuzz import KEPT, TARGETS, attempt, measured
+
+NAMED = {target.name: target for target in TARGETS}
+
+
+@pytest.fixture(autouse=True)
+def _measured() -> Iterator[None]:
+    with measured():
+        yield
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_seeds_are_read_as_they_are(name: str, tmp_path: Path) -> None:
+    """What is refused at once tells nothing when it is changed."""
+    target = NAMED[name]
+    for number, seed in enumerate(target.seeds):
+        assert not attempt(target, seed, tmp_path / f"{number}")
+
+
+@pytest.mark.parametrize(("name", "data"), KEPT, ids=[f"{n}" for n in range(len(KEPT))])
+def test_what_found_a_fault_is_refused_or_read(
+    name: str, data: bytes, tmp_path: Path
+) -> None:
+    attempt(NAMED[name], data, tmp_path)
