@@ -38,6 +38,7 @@ AFTER = 0.2
 """Seconds at most until the others are killed too, as by whoever started them."""
 ROOM = 64 << 20
 TOO_LATE = "too late"
+NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*([.-][0-9a-f]*\d[0-9a-f]*)*")
 NEITHER = re.compile(r"/\.tfpreempt-(probe|put)-|\.metadata\.json$|\.beat$")
 KEPT = 2
 
@@ -161,7 +162,7 @@ def left_in(here: Place) -> set[str]:
         for path in root.rglob("*"):
             name = str(path.relative_to(here.path))
             if not name.startswith("ckpt/journal") and not NEITHER.search(name):
-                found.add(re.sub(r"[0-9a-f]*[0-9][0-9a-f.-]*", "#", name))
+                found.add(NUMBERS.sub("#", name))
     return found
 
 

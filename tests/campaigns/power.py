@@ -83,7 +83,9 @@ class Crash:
             elif number in made:
                 os.link(made[number], below)
             else:
-                below.write_bytes(self._content(number))
+                data, changed_at = self._content(number)
+                below.write_bytes(data)
+                os.utime(below, ns=(changed_at, changed_at))
                 made[number] = below
 
     def _tree(self) -> Tree:
@@ -111,21 +113,21 @@ class Crash:
             tree[folder, name] = (number, is_folder)
         return tree
 
-    def _content(self, number: int) -> bytes:
-        """What is in a file."""
-        versions: list[bytes] = [b""]  # since the last sync, and as of then
+    def _content(self, number: int) -> tuple[bytes, int]:
+        """What is in a file, and when that was written."""
+        versions = [(b"", 0)]  # since the last sync, and as of then
         for step in self.steps:
             if step[:2] == ["data", number]:
-                versions.append(base64.b64decode(step[2]))
+                versions.append((base64.b64decode(step[2]), step[3]))
             elif step == ["sync", number]:
                 versions = versions[-1:]
         old, *later = versions
         new = self.rng.choice(later or [old])
         if new == old:
             return old
-        cut = self.rng.randint(0, len(new))
-        behind = self.rng.choice((b"", bytes(len(new) - cut), old[cut:]))
-        return self.rng.choice((old, new, new[:cut] + behind))
+        cut = self.rng.randint(0, len(new[0]))
+        behind = self.rng.choice((b"", bytes(len(new[0]) - cut), old[0][cut:]))
+        return self.rng.choice((old, new, (new[0][:cut] + behind, new[1])))
 
     def reported(self, cluster: Cluster) -> Reported:
         """What the run had told by then, in its output and its journal."""
@@ -160,19 +162,17 @@ class Reported:
 
     def check(self, directory: Path) -> None:
         """Looks for all that on a disk."""
-        newest = newest_verified(str(directory / "ckpt"), ignore)
+        problems: list[str] = []
+        newest = newest_verified(str(directory / "ckpt"), problems.append)
         step = newest.step or 0 if newest else 0
-        assert step >= self.committed, f"{self} and there is step {step}"
+        assert step >= self.committed, f"{self}, there is {step}: {problems}"
         if newest and step == self.noted:
             assert metadata.read(newest) == {"step": step}, "a note is lost"
-        copies = catalog.commits(LocalStore(str(directory / "mirror")), ignore)
+        store = LocalStore(str(directory / "mirror"))
+        copies = catalog.commits(store, problems.append)
         whole = [each for each in copies if not faults(each, every_byte=True)]
         step = max((each.step or 0 for each in whole), default=0)
-        assert step >= self.copied, f"{self} and there is a copy of step {step}"
-
-
-def ignore(problem: str) -> None:
-    """What is damaged was not reported, or is missed."""
+        assert step >= self.copied, f"{self}, there is a copy of {step}: {problems}"
 
 
 def run(job: Job, here: Place, before: Reported, rng: random.Random) -> Reported:

@@ -15,7 +15,7 @@ TIMES = 200
 
 
 def holds(number: int, data: bytes) -> Step:
-    return ["data", number, base64.b64encode(data).decode()]
+    return ["data", number, base64.b64encode(data).decode(), 0]
 
 
 def left(tmp_path: Path, *steps: Step) -> set[tuple[tuple[str, bytes], ...]]:

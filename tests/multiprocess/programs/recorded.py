@@ -10,7 +10,7 @@ list of steps, in order; numbers are those of inodes, ROOT is the directory of a
     ["entry", directory, name, number, is_directory]    a name was made, or replaced
     ["gone", directory, name]
     ["moved", directory, name, directory, name, number, is_directory]
-    ["data", number, base64]                            what a file holds from now on
+    ["data", number, base64, time]                      what a file holds from now on
     ["sync", number]                                    of a file or a directory
     ["said", bytes]                                     so much has been printed
 """
@@ -138,7 +138,7 @@ class Recorder:
         self._seen[number] = state if is_old else (0, 0)
         if self._data.get(number) != text:
             self._data[number] = text
-            self.steps.append(["data", number, text])
+            self.steps.append(["data", number, text, status.st_mtime_ns])
 
 
 def entries(folder: int, path: Path) -> Iterator[tuple[tuple[int, str], Any]]:
