@@ -15,7 +15,7 @@ from tfpreempt.checkpoint import layout
 pytestmark = [pytest.mark.timeout(60), pytest.mark.slow]  # new interpreters for each
 
 PROGRAM = """
-import os, signal, time
+import os, signal, sys, time
 import tfpreempt
 
 
@@ -87,6 +87,22 @@ def test_an_exit_function_that_raises_ends_the_program_by_its_error() -> None:
     done = run("exit_fn=fail")
     assert done.returncode == 1, done.stderr
     assert "ValueError: the exit function is wrong" in done.stderr
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_signal_while_the_interpreter_ends_changes_no_code(code: int) -> None:
+    """Python has put the defaults back by then."""
+    last = """
+class Last:
+    def __del__(self, write=os.write, kill=os.kill, pid=os.getpid()):
+        write(1, b"last")
+        kill(pid, 15)
+
+sys.last = Last()
+"""
+    after = f"raise SystemExit({code})"
+    done = run(before=last, after=after, TF_CONFIG=json.dumps(CLUSTER))
+    assert (done.returncode, done.stdout) == (code, "last"), done.stderr
 
 
 def in_a_cluster(after: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ before and steps in only where somebody else has taken the wake-up fd.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -174,6 +175,16 @@ class SignalRegistry:
         release_children(False)
         self._stay()
 
+    def end(self) -> None:
+        """The interpreter ends: what is still watched is ignored from now on.
+
+        Python would put the defaults back, and a signal that comes while it takes
+        itself apart, a second with TensorFlow, would change the exit code.
+        """
+        for signum, watch in self._watches.items():
+            if signal.getsignal(signum) is watch.handler:
+                signal.signal(signum, signal.SIG_IGN)
+
     def _stay(self) -> None:
         self._is_leaving = False
         if threading.current_thread() is not threading.main_thread():
@@ -219,3 +230,4 @@ class SignalRegistry:
 
 
 REGISTRY = SignalRegistry()
+atexit.register(REGISTRY.end)  # early: other hooks come before it
