@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import pytest
 import tensorflow as tf
 
 from tests.handler.program import Program, is_told, wait_until
-from tfpreempt import errors
+from tfpreempt import State, errors
 from tfpreempt.handler import session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 
@@ -37,6 +37,35 @@ def test_exit_fn_that_returns_and_a_second_notice(program: Program) -> None:
     assert program.exits == 2
     assert [r["step"] for r in program.events("commit")] == [3, 6, 7]
     assert handler.total_run_calls == 7
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_notice_within_a_periodic_save_waits_for_no_step(
+    program: Program, async_save: bool
+) -> None:
+    """It is served with that commit."""
+
+    class Told(State):
+        was_told = False
+
+        def sync(self) -> None:
+            """It is not tried before."""
+
+        def save(self, fileobj: IO[bytes]) -> None:
+            if not self.was_told:
+                self.was_told = True
+                program.button.press()
+
+        def load(self, fileobj: IO[bytes]) -> None:
+            pass
+
+    told, exits_before = Told("told"), []
+    with program.handler(save_every=2, async_save=async_save) as handler:
+        for _ in range(3):
+            handler.run(lambda: exits_before.append(program.exits))
+    assert told.was_told
+    assert exits_before == [0, 0, 1]
+    assert [r["step"] for r in program.events("commit")] == [2, 3]
 
 
 @pytest.mark.parametrize(("grace", "is_warned"), [(0.05, True), (30.0, False)])

@@ -381,7 +381,7 @@ class PreemptionCheckpointHandler:
         self._unsaved.compare()
         every = self._save_steps
         if every is not None and member.has_moved and member.step % every == 0:
-            session.try_to_save(member, stages)
+            session.save_at_boundary(member, stages)
         if member.runs < 4:
             member.stop_at = member.runs
         elif every is None:

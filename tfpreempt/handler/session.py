@@ -565,6 +565,17 @@ class Session:
         except Exception as error:  # noqa: BLE001 - of a State, or no thread, say
             self.members.fault("periodic save", error)
 
+    def save_at_boundary(self, member: Member, stages: Stages) -> None:
+        """A periodic save; the next interval is counted, but not while this lasts.
+
+        So a notice that comes meanwhile finds this worker at the boundary: it is served
+        before another step, with this very commit.
+        """
+        self.gate.started -= 1
+        self.try_to_save(member, stages)
+        self.gate.started += 1
+        self.look(stages)
+
     def _begin_async(self, member: Member) -> None:
         self._saves += 1
         name = f"periodic-{self._saves}-{member.commits.token}"
