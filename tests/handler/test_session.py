@@ -604,6 +604,34 @@ def test_who_serves_on_after_a_caught_exit_is_left_alone(
     assert done.returncode == code, done.stderr
 
 
+@pytest.mark.slow  # a new interpreter for each
+@pytest.mark.parametrize(
+    ("seconds", "printed"),
+    [(30.0, "finally\nhook\ntaken apart\n"), (4.0, "finally\nhook\n")],
+)
+def test_python_takes_itself_apart_where_there_is_time(
+    seconds: float, printed: str
+) -> None:
+    """A thread cannot end it any more by then, so it does not begin shortly before."""
+    program = (
+        "import atexit, os, sys\n"
+        "from tfpreempt.handler.process_end import LastExit\n"
+        "class Last:\n"
+        "    def __del__(self, write=os.write):\n"
+        "        write(1, b'taken apart\\n')\n"
+        "sys.last = Last()\n"
+        "atexit.register(lambda: print('hook'))\n"
+        "exit = SystemExit(7)\n"
+        f"LastExit(exit, {seconds})\n"
+        "try: raise exit\n"
+        "finally: print('finally')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert (done.returncode, done.stdout) == (7, printed), done.stderr
+
+
 class FullDisk(io.StringIO):
     """A stream whose disk is full."""
 
@@ -662,6 +690,31 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
             alarm.join(LIMIT)
 
     assert forked(program) == 1
+
+
+def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave() -> None:
+    """The way out begins a tenth of the grace before its end; here 0.1 s."""
+
+    def hang(outcome: Outcome, why: str = "") -> None:
+        threading.Event().wait()
+
+    def program() -> None:
+        with session.new_process():
+            current, member = session.find_session(None, 5.0), FakeMember()
+            clock, deadlines = SystemClock(), current.coordinator.deadlines
+
+            def leave(committed: bool, cluster: Cluster) -> None:
+                assert deadlines.told is not None
+                os._exit(clock.monotonic() >= deadlines.told)
+
+            member.record_exit = hang  # type: ignore[assignment,method-assign]
+            member.leave = leave  # type: ignore[assignment,method-assign]
+            current.open(member)
+            current.gate.started += 1
+            notify(current, grace=1.0)
+            threading.Event().wait(LIMIT)
+
+    assert forked(program) == 0
 
 
 def test_an_exit_function_that_returns_ends_nothing() -> None:

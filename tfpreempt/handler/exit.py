@@ -37,6 +37,9 @@ LINGER = 30.0
 SHORTEST = 0.5
 """Seconds for that in any case."""
 
+RECORDED = 0.5
+"""Seconds that the journal may take at the deadline, on storage that may hang."""
+
 
 @dataclasses.dataclass(eq=False)
 class ExitPath:
@@ -183,10 +186,14 @@ class ExitPath:
                 member.record_exit(Outcome.LOST, why)
                 member.commits.release()
 
+        limit, told = RECORDED, self.coordinator.deadlines.told
+        if told is not None:
+            left = told - self.coordinator.clock.monotonic()
+            limit = min(limit, max(0.05, left / 2))
         try:  # storage that hangs is what may have kept the boundary from coming
-            call_within(0.5, record)
+            call_within(limit, record)
         except OutOfTimeError:
-            log.error("tfpreempt: the journal did not take this within 0.5 s")
+            log.error("tfpreempt: the journal did not take this within %.2f s", limit)
         self.left = True
         exit_hard(lambda: members[0].config.leave(False, self.cluster))
         self.left = False

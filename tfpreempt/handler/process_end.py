@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,11 @@ FLUSH_LIMIT = 1.0
 
 RELEASE_LIMIT = 0.5
 """Seconds that leases may take to be released, on storage that may hang."""
+
+TAKES_APART = 5.0
+"""Seconds in which Python takes itself apart. With TensorFlow that is a quarter of a
+second of processor time, and was 3 s where twenty others wanted the processor. Nothing
+of ours can run by then, or end it."""
 
 
 def skip_last_collections() -> None:
@@ -100,10 +106,13 @@ def end_now(exit: SystemExit) -> None:
     with contextlib.suppress(OutOfTimeError):
         call_within(FLUSH_LIMIT, logging.shutdown)
     flush_streams()
-    code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     with contextlib.suppress(Exception):  # the next start waits then, and no more
         call_within(RELEASE_LIMIT, lease.release_all)
-    os._exit(code)
+    os._exit(_code(exit))
+
+
+def _code(exit: SystemExit) -> int:
+    return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
 
 
 class LastExit(OwnedThread):
@@ -112,7 +121,9 @@ class LastExit(OwnedThread):
     The program's `finally` blocks, context managers and exit hooks run on that way, and
     Python waits for threads and children that are no daemons. All that has so many
     seconds. If SystemExit was caught by then, nothing happens; a block that handles it
-    counts as a way out until it is left, for it may raise it again.
+    counts as a way out until it is left, for it may raise it again. When the exit hooks
+    have run the process ends at once, unless there is time for Python to take itself
+    apart: to call `__del__` of what modules hold.
 
     Args:
         exit: is about to be raised on the main thread.
@@ -120,10 +131,23 @@ class LastExit(OwnedThread):
     """
 
     def __init__(self, exit: SystemExit, seconds: float) -> None:
+        global _newest
         super().__init__("tfpreempt-last-exit", self._end)
         self._exit = exit
         self._seconds = seconds
+        self._ends = time.monotonic() + seconds
+        _newest = self
         self.start()
+
+    def skip_the_rest(self) -> None:
+        """Exit hooks have run, no thread can be started, and streams were flushed."""
+        is_late = time.monotonic() + TAKES_APART > self._ends
+        if is_late and not self.stop_event.is_set() and self._is_under_way():
+            logging.shutdown()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):
+                    stream.flush()
+            os._exit(_code(self._exit))
 
     def _end(self) -> None:
         if self.stop_event.wait(self._seconds) or not self._is_under_way():
@@ -161,6 +185,15 @@ class LastExit(OwnedThread):
             return not name.startswith("RETURN")
         is_raise = name == "RAISE_VARARGS" and argument == 0
         return is_raise or name == "RERAISE" or last == trace.tb_lasti
+
+
+_newest: LastExit | None = None
+
+
+@atexit.register  # with the import: the hooks of the program come before it
+def _skip_the_rest() -> None:
+    if _newest is not None:
+        _newest.skip_the_rest()
 
 
 def holders() -> Iterator[str]:
