@@ -16,12 +16,21 @@ import sys
 from pathlib import Path
 
 from tests.bench.row import show
-from tests.campaigns import damage, fits, fuzz, kills, power, schedules
+from tests.campaigns import (
+    damage,
+    deadlines,
+    fits,
+    fuzz,
+    kills,
+    notices,
+    power,
+    schedules,
+)
 from tests.campaigns.campaign import Campaign, Line, Record
 
 CAMPAIGNS: dict[str, Campaign] = {
     module.CAMPAIGN.name: module.CAMPAIGN
-    for module in (schedules, damage, fuzz, fits, kills, power)
+    for module in (schedules, damage, fuzz, fits, kills, power, notices, deadlines)
 }
 
 

@@ -11,7 +11,15 @@ import time
 from typing import IO, Any
 
 import tensorflow as tf
-from toy_model import INDEX, Model, hold, log_to_stdout, make_strategy, say
+from toy_model import (
+    INDEX,
+    Model,
+    before_asynchronous_writes,
+    hold,
+    log_to_stdout,
+    make_strategy,
+    say,
+)
 
 from tfpreempt import PreemptionCheckpointHandler, State, TerminationConfig
 from tfpreempt.checkpoint import bundle_writer
@@ -45,6 +53,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--config", default="ours")
     parser.add_argument("--in-scope", default="nothing")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, each step")
+    parser.add_argument("--mebibytes", type=int, help="of weights that change, more")
     parser.add_argument("--own-disk", action="store_true", help="not a shared one")
     options = parser.parse_args()
     if options.own_disk:
@@ -68,19 +77,6 @@ def mount_own_disk(path: str) -> None:
     if failed:
         say("unmountable", os.strerror(ctypes.get_errno()))
         raise SystemExit(77)
-
-
-def write_slowly() -> None:
-    """Asynchronous saves write each tensor from its copy, when the test lets them."""
-    bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 0
-    add = bundle_writer.add
-
-    def held(*args: Any, check: Any, **more: Any) -> Any:
-        if check is not None:
-            hold("write")
-        return add(*args, check=check, **more)
-
-    bundle_writer.add = held
 
 
 def write_shares(holder: int | None) -> None:
@@ -151,8 +147,10 @@ def main() -> None:
     options = parse()
     log_to_stdout()
     model = Model(make_strategy(options.strategy))
+    if options.mebibytes:
+        model.checkpoint.more = tf.Variable(tf.zeros([options.mebibytes << 18]))
     if options.hold_in_write:
-        write_slowly()
+        before_asynchronous_writes(lambda: hold("write"))
     if options.shares:
         write_shares(options.hold_in_share)
     with in_scope(options, model, "handler", "loop"):
@@ -169,6 +167,10 @@ def main() -> None:
         if INDEX == 1 and int(model.trained.numpy()) == options.fail_at:
             raise FAILURES[options.fail_with]
         model.step()
+        if options.mebibytes:
+            model.checkpoint.more.assign_add(
+                tf.random.uniform([options.mebibytes << 18])
+            )
         time.sleep(options.pause)
 
     with handler, in_scope(options, model, "loop"):

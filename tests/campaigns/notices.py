@@ -1,0 +1,230 @@
+"""Notices everywhere in the life of a program, one or many at once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from tests.campaigns.campaign import Campaign, Facts, Trial
+from tests.multiprocess.harness import (
+    RESTART,
+    STEPS,
+    Cluster,
+    Place,
+    Worker,
+    Zygote,
+    place,
+    wait_until,
+)
+
+WAYS = {"run": 2, "scope": 2, "keras": 1, "tf_keras": 1}
+STRATEGIES = {"none": 4, "mirrored": 2, "mwms": 1, "two workers": 3}
+"""By weight. The last two are multi-worker ones, of one worker and of two."""
+
+STARTS = ("import", "strategy", "construct")
+ENDS = ("after", "export")
+TRAINS_ONCE = ("trace", "last")
+TRAINS = ("step", "validation", "between", "callbacks", "save", "write")
+"""Phases, see programs/noticed.py; a start comes to the last ones more than once."""
+
+SENT = ("one", "two", "ten", "burst")
+BURST = 0.05
+MOMENT = 0.1
+"""Seconds: at most so long a phase lasts, and a notice waits, from its beginning."""
+
+LIMIT = 120.0
+KILLED = -signal.SIGTERM
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """What is run."""
+
+    way: str
+    strategy: str
+
+    @property
+    def world(self) -> int:
+        return 2 if self.strategy == "two workers" else 1
+
+    def start(self, here: Place, *more: str) -> Cluster:
+        name = "mwms" if self.world > 1 else self.strategy
+        options = (f"--way={self.way}", f"--strategy={name}")
+        config = name == "mwms"
+        return here.start(
+            "noticed.py", *options, *more, world=self.world, tf_config=config
+        )
+
+
+def draw(rng: random.Random, by_weight: dict[str, int]) -> str:
+    return rng.choices(list(by_weight), list(by_weight.values()))[0]
+
+
+@functools.cache
+def undisturbed(zygote: Zygote, program: Program) -> list[dict[str, Any]]:
+    """The results of a program that nobody tells to go."""
+    with place(zygote) as here:
+        cluster = program.start(here)
+        cluster.expect(*[0] * program.world)
+        return cluster.results()
+
+
+class Run:
+    """A program that is started again and again, and the steps that it has trained.
+
+    Args:
+        here: where it runs.
+        program: what.
+        rng: draws everything.
+    """
+
+    def __init__(self, here: Place, program: Program, rng: random.Random) -> None:
+        self._here = here
+        self._program = program
+        self._rng = rng
+        self._trained = 0
+        self._sent = rng.choice(SENT)
+        self.counted = Counter[str]()
+
+    def start(self, *more: str) -> Cluster:
+        """Starts it, and lets it come to its end."""
+        cluster = self._program.start(self._here, *more)
+        self._check(cluster, is_protected=True)
+        return cluster
+
+    def notice(self) -> str:
+        """Starts it, and tells some of its workers to go; in which phase."""
+        rng, world = self._rng, self._program.world
+        phase = rng.choice(self._phases())
+        is_protected = world > 1 or rng.random() < 0.75
+        more = [
+            f"--phase={phase}",
+            f"--count={rng.randint(1, 3) if phase in TRAINS else 1}",
+            f"--linger={rng.uniform(0, MOMENT):.3f}",
+        ]
+        if not is_protected:
+            more.append("--unprotected")
+        if rng.random() < 0.25:
+            more.append("--grace=30")
+        if rng.random() < 0.5 and phase != "write":
+            more.append("--sync-saves")
+        if rng.random() < 0.25:
+            more.append("--children")
+        cluster = self._program.start(self._here, *more)
+        told = rng.sample(list(cluster), rng.randint(1, world))
+        watched = rng.choice(told)
+        for worker in told:
+            worker.wait_line("began")  # or it ends by the signal, as any program does
+        wait_until(
+            lambda: watched.lines("in") or watched.code is not None,
+            f"in {phase}",
+            say=cluster.story(),
+        )
+        if watched.lines("in"):
+            time.sleep(rng.uniform(0, MOMENT))
+            self._send(told)
+        self._check(cluster, is_protected)
+        return phase
+
+    def _phases(self) -> list[str]:
+        """Those that the next start comes to."""
+        found = [*STARTS, *ENDS]
+        if self._trained > 0:
+            found.append("restore")
+        if self._trained < STEPS:
+            found += [*TRAINS_ONCE, *TRAINS]
+        return found
+
+    def _send(self, workers: list[Worker]) -> None:
+        """Signals these workers, and their children."""
+        rng = self._rng
+        counts = {"one": 1, "two": 2, "ten": 10, "burst": rng.randint(3, 20)}
+        count = counts[self._sent]
+        pauses = [BURST / count if self._sent == "burst" else 0.0] * count
+        for pause in pauses:
+            for worker in workers:
+                children = [int(pid) for (pid,) in worker.lines("child")]
+                for pid in rng.sample([worker.pid, *children], len(children) + 1):
+                    if worker.code is None:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGTERM)
+            time.sleep(pause)
+        self.counted.update(notices=1, signals=count * len(workers))
+
+    def _check(self, cluster: Cluster, is_protected: bool) -> None:
+        """How it ended, and that it trained the steps that were left, from the next."""
+        codes, before = cluster.wait(LIMIT), self._trained
+        for worker in cluster:
+            steps = [int(number) for (number,) in worker.lines("step")]
+            assert steps == [*range(before + 1, before + len(steps) + 1)], (
+                f"{cluster.story()}\nsteps {steps} after step {before}"
+            )
+            self._trained = max(self._trained, before + len(steps))
+        has_begun_or_ended = before < self._trained < STEPS
+        allowed = {0, RESTART}
+        if not is_protected and not has_begun_or_ended:
+            allowed.add(KILLED)
+        assert set(codes) <= allowed, f"{cluster.story()}\n{codes}"
+        if 0 in codes:
+            assert self._trained == STEPS, f"{cluster.story()}\n{codes}"
+        ends = {0: "finished", RESTART: "restarted", KILLED: "killed"}
+        self.counted.update(ends[code] for code in codes)
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """The zygote that forks workers."""
+    zygote = Zygote()
+
+    def trial(rng: random.Random) -> Facts:
+        program = Program(draw(rng, WAYS), draw(rng, STRATEGIES))
+        with place(zygote) as here:
+            run = Run(here, program, rng)
+            first, then = run.notice(), run.notice()
+            results = run.start().results()
+            assert results == undisturbed(zygote, program)
+        return {
+            "way": program.way,
+            "strategy": program.strategy,
+            "first in": first,
+            "then in": then,
+            **run.counted,
+        }
+
+    try:
+        yield trial
+    finally:
+        zygote.close()
+
+
+CAMPAIGN = Campaign(
+    name="notices",
+    promise=(
+        "SIGTERM to a program that is alone or one of two workers, by `run()`, in a "
+        "watch scope or in `model.fit`; once, twice, ten times at once or in a burst; "
+        "to the process, or to its children too; at the imports, the strategy, the "
+        "handler, the restore, the first trace, in a step, a validation, between "
+        "epochs, in other callbacks, in a periodic or an asynchronous save, in the "
+        "last step, after it, and in an export. The process leaves with the restart "
+        "code, and the next one trains the step after the newest that was finished; "
+        "or it ends normally. At the end all is bit for bit what an undisturbed run "
+        "yields. Where `protect()` was not called, the signal itself may end a process "
+        "that has not begun to train, or has trained all."
+    ),
+    trials=500,
+    short=4,
+    mark="multiprocess",
+    prepare=prepare,
+    fixed=(
+        "Under `protect()` a signal that came while the interpreter ended changed the "
+        "exit code (`handler/test_protected_processes.py`).",
+    ),
+)
