@@ -19,6 +19,7 @@ from tests.bench.row import show
 from tests.campaigns import (
     damage,
     deadlines,
+    disks,
     fits,
     fuzz,
     kills,
@@ -30,7 +31,17 @@ from tests.campaigns.campaign import Campaign, Line, Record
 
 CAMPAIGNS: dict[str, Campaign] = {
     module.CAMPAIGN.name: module.CAMPAIGN
-    for module in (schedules, damage, fuzz, fits, kills, power, notices, deadlines)
+    for module in (
+        schedules,
+        damage,
+        fuzz,
+        fits,
+        kills,
+        power,
+        disks,
+        notices,
+        deadlines,
+    )
 }
 
 

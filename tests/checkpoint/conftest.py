@@ -19,7 +19,7 @@ class Journal(list):
 
 @pytest.fixture
 def broken(monkeypatch):
-    """Makes a file one that a bad disk does not give back."""
+    """Makes a file one that a bad disk does not give back, until it is mended."""
     paths = {}
     real = os.open
 
@@ -30,8 +30,12 @@ def broken(monkeypatch):
             raise OSError(number, os.strerror(number), str(path))
         return real(path, *args, dir_fd=dir_fd, **kwargs)
 
+    def break_it(path, number=errno.EIO):
+        paths[str(path)] = number
+
     monkeypatch.setattr(os, "open", open_unless_broken)
-    return lambda path, number=errno.EIO: paths.update({str(path): number})
+    break_it.mend = paths.clear
+    return break_it
 
 
 @pytest.fixture

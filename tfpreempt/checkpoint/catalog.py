@@ -355,10 +355,18 @@ def scan(directory: str) -> list[Entry]:
         for name in reading.names(directory)
         if kind_of(name) is not None
         and paths.why_unsafe(name) is None
-        and reading.is_real_dir(os.path.join(directory, name))
+        and _may_be_folder(os.path.join(directory, name))
     ]
     store = reader(directory)
     return in_order(_ours(_read_on_disk(store, name) for name in folders))
+
+
+def _may_be_folder(path: str) -> bool:
+    """Whether it is one, as far as the disk says: what it does not is damaged then."""
+    try:
+        return reading.is_real_dir(path)
+    except OSError:
+        return True
 
 
 def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:

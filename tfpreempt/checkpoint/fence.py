@@ -139,10 +139,15 @@ class LeaseDirectory:
         """Whether a lease is there still.
 
         Raises:
-            OSError: as the file system says; or the directory is away for a while,
-                unmounted or moved, and what is in its place says nothing.
+            OSError: as the file system says, which on NFS may forget for a moment what
+                it has; or the directory is away for a while, unmounted or moved, and
+                what is in its place says nothing.
         """
-        if self._is_there(token):
+        try:
+            self._disk.read(os.path.join(self._root, token, _HOLDER))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        else:
             return True
         if not self._home.is_same():
             raise OSError(f"{self.where!r} is not there, or it is another directory")

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import json
 import logging
 import os
+import re
 from typing import Any
 
 from tfpreempt import errors
@@ -104,8 +104,8 @@ def publish(
     for name in reading.tree(staging):
         inside = f"{stem}{layout.SIDECAR_SUFFIX}/{name}"
         contents[inside] = os.path.join(staging, name)
-    roots = [staging, *([prefix] if os.path.isdir(prefix) else [])]
-    is_tensorflow = os.path.exists(prefix + ".index")
+    roots = [staging, *([prefix] if reading.is_dir(prefix) else [])]
+    is_tensorflow = reading.is_there(prefix + ".index")
     draft = dataclasses.replace(
         draft,
         sequence=max(draft.sequence, catalog.highest_sequence(catalog.scan(base)) + 1),
@@ -125,11 +125,13 @@ def publish(
 
 def payload_files(prefix: str) -> list[str]:
     """The file or TensorFlow's files of a prefix; of a directory all files below."""
-    if os.path.isdir(prefix):
+    if reading.is_dir(prefix):
         return [os.path.join(prefix, name) for name in reading.tree(prefix)]
-    pattern = glob.escape(prefix) + ".data-?????-of-?????"
-    found = [prefix, prefix + ".index", *sorted(glob.glob(pattern))]
-    return [path for path in found if os.path.isfile(path)]
+    base, stem = os.path.split(prefix)
+    data = re.compile(re.escape(stem) + r"\.data-.{5}-of-.{5}")
+    parts = [os.path.join(base, n) for n in reading.names(base) if data.fullmatch(n)]
+    found = [prefix, prefix + ".index", *parts]
+    return [path for path in found if reading.is_file(path)]
 
 
 def sweep(files: Files, directory: str) -> None:
@@ -164,6 +166,9 @@ def settle(files: Files, directory: str) -> None:
         with _left_over(prefix) as is_left:
             if is_left:
                 _close(files, prefix)
+    for name in reading.names(directory):
+        if name.endswith(layout.INTENT_SUFFIX + ".tmp"):  # nobody reads it
+            files.remove(os.path.join(directory, name))
     sweep(files, directory)
 
 
@@ -209,12 +214,12 @@ def _intent(prefix: str) -> dict[str, Any] | None:
 
 def _make_room(files: Files, prefix: str) -> None:
     holder = layout.sidecar(prefix)
-    if os.path.isdir(holder):
+    if reading.is_dir(holder):
         retention.delete(files, catalog.at(prefix))
-    if os.path.isdir(holder):
+    if reading.is_dir(holder):
         # Not ours to delete, so it is only moved out of the way.
         number = 1
-        while os.path.lexists(f"{holder}-{number}"):
+        while reading.is_there(f"{holder}-{number}"):
             number += 1
         files.rename(holder, f"{holder}-{number}")
 

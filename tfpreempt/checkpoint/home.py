@@ -23,6 +23,9 @@ class Home:
 
     Args:
         directory: the directory.
+
+    Raises:
+        OSError: the disk does not say what is there.
     """
 
     def __init__(self, directory: str) -> None:
@@ -35,6 +38,7 @@ class Home:
 
         Raises:
             SaveError: says what to do.
+            OSError: the disk does not say what is there.
         """
         if self.is_same():
             return
@@ -48,7 +52,11 @@ class Home:
         )
 
     def is_same(self) -> bool:
-        """Whether the path leads to the same storage."""
+        """Whether the path leads to the same storage.
+
+        Raises:
+            OSError: the disk does not say what is there.
+        """
         if paths.is_url(self._directory):
             return self._is_same_url()
         if self._identity is not None and _identity(self._directory) == self._identity:
@@ -81,7 +89,7 @@ def _identity(directory: str) -> tuple[int, int] | None:
     """Device and inode; None where no directory is."""
     try:
         status = os.stat(directory)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     is_directory = stat.S_ISDIR(status.st_mode)  # a file may be given its old number
     return (status.st_dev, status.st_ino) if is_directory else None

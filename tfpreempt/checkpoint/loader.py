@@ -46,6 +46,8 @@ class CheckpointLoader:
 
     Attributes:
         damaged: tokens of the commits that `newest` passed over.
+        highest_sequence: of a commit that `newest` looked at, or that a save made: it
+            is known where the disk does not give the commit back for a moment.
     """
 
     directory: str
@@ -57,6 +59,7 @@ class CheckpointLoader:
     max_to_keep: int | None = 2
     needs_prefix: bool = False
     damaged: set[str] = dataclasses.field(default_factory=set, init=False)
+    highest_sequence: int = dataclasses.field(default=0, init=False)
 
     def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
         """The newest that verifies; on the chief. See `restore.newest_verified`."""
@@ -195,6 +198,7 @@ class CheckpointLoader:
         Raises:
             CheckpointDamagedError: something of it cannot be read.
         """
+        self.highest_sequence = max(self.highest_sequence, candidate.sequence or 0)
         try:
             restoring.verify(candidate)
             if candidate.prefix is not None:

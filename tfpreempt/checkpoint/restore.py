@@ -12,6 +12,7 @@ from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.verification import faults
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.progress import ByteBar
+from tfpreempt.storage.failure import ADVICE
 
 _log = logging.getLogger(__name__)
 _THREADS = 4
@@ -40,9 +41,9 @@ def find_candidates(
     try:
         listed = foreign.among(directory, catalog.scan(directory))
     except OSError as error:
+        advice = ADVICE.get(error.errno or 0, "check the path and its permissions")
         raise errors.CheckpointError(
-            f"The checkpoint directory {directory!r} cannot be read: {error}. Check "
-            "the path and its permissions."
+            f"The checkpoint directory {directory!r} cannot be read: {error}; {advice}."
         ) from error
     found = []
     for entry in listed:

@@ -65,8 +65,9 @@ def delete(files: Files, entry: Entry) -> None:
             files.remove(os.path.join(holder, name))
     for name in (layout.MARKER, layout.MANIFEST, layout.METADATA):
         files.remove(os.path.join(holder, name + ".tmp"))
-    files.remove(os.path.join(holder, layout.MANIFEST))
     for folder in sorted(folders, key=len, reverse=True):
+        if folder == holder:  # until here the manifest says that all this is ours
+            files.remove(os.path.join(holder, layout.MANIFEST))
         if reading.is_dir(folder) and not reading.names(folder):
             files.remove_dir(folder)
 

@@ -81,7 +81,8 @@ class CheckpointSaver:
         self._payload = self.loader.payload
         self._is_chief = self.loader.cluster.is_chief
         self._files = self.loader.files
-        self._home = Home(self.directory)
+        with failure.translated("look at the checkpoints", self.directory):
+            self._home = Home(self.directory)
         self._claims: dict[str, Claim | None] = {}  # of saves that are not over
         # The newest saves that are over, and of which other workers may write shares.
         self._awaited: collections.deque[str] = collections.deque(maxlen=_AWAITED)
@@ -320,7 +321,8 @@ class CheckpointSaver:
         except Exception:
             if self._is_chief:
                 self._undo(staged)
-            self._home.check()  # if it raises, that is why
+            with contextlib.suppress(OSError):
+                self._home.check()  # if it raises, that is why
             raise
 
     def _undo(self, staged: str) -> None:
@@ -408,7 +410,10 @@ class CheckpointSaver:
         """Commits what is staged, in its form; then deletes what is not kept."""
         found = catalog.scan(self.directory)
         self.check_others(found)
-        taken = catalog.highest_sequence(found)
+        # What cannot be read for a moment ranks above the others, if it is newer.
+        unread = sum(each.sequence is None for each in found)
+        taken = catalog.highest_sequence(found) + unread
+        taken = max(taken, self.loader.highest_sequence)
         if self.copies is not None:
             taken = max(taken, self.copies.highest_sequence)
         draft = Manifest(
@@ -429,7 +434,7 @@ class CheckpointSaver:
         is_flat = staged.prefix is not None
         publish = flat.publish if is_flat else committing.publish
         path, manifest = publish(self._files, self.clock, self.directory, staged, draft)
-        _committed[self._key] = manifest.sequence
+        _committed[self._key] = self.loader.highest_sequence = manifest.sequence
         with committing.tidying(self.directory):
             if is_flat:
                 if self.lease is not None:

@@ -261,13 +261,14 @@ def read_state(directory: str, state: State) -> bool:
     Returns:
         Whether there was something to load.
     """
-    try:
-        path = os.path.join(directory, state.name + layout.STATE_SUFFIX)
-        file = reading.open_file(path)  # absent is an answer
-    except FileNotFoundError:
-        return False
-    with file, naming(state, "load"):
-        state.load(file)
+    path = os.path.join(directory, state.name + layout.STATE_SUFFIX)
+    with naming(state, "load"):
+        try:
+            file = reading.open_file(path)  # absent is an answer
+        except FileNotFoundError:
+            return False
+        with file:
+            state.load(file)
     return True
 
 

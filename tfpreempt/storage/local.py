@@ -67,7 +67,7 @@ class LocalStore:
         unreadable: type[errors.CheckpointError] = errors.CheckpointError,
     ) -> None:
         self.uri = os.path.abspath(root)
-        if os.path.exists(self.uri) and not os.path.isdir(self.uri):
+        if _is_no_folder(self.uri):
             raise errors.ConfigurationError(
                 f"{self.uri!r} is a file; expected a directory. Remove the file or "
                 "choose another directory."
@@ -290,3 +290,11 @@ class LocalStore:
 
     def _path(self, name: str) -> str:
         return os.path.join(self.uri, check_name(name))
+
+
+def _is_no_folder(path: str) -> bool:
+    """Whether something else is there, as far as the disk says."""
+    try:
+        return not stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError:
+        return False

@@ -11,12 +11,14 @@ import dataclasses
 import errno
 import os
 import stat as modes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import IO
 
 from tfpreempt import errors
 from tfpreempt.storage import paths
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,36 +82,58 @@ def stat(path: str) -> FileStat:
 
 
 def is_there(path: str) -> bool:
-    """Whether there is anything under the name, be it a dangling link."""
+    """Whether there is anything under the name, be it a dangling link.
+
+    This and those below say no of what is not there, and of nothing else.
+
+    Raises:
+        OSError: as the storage says.
+    """
     if paths.is_url(path):
         return _gfile().is_directory(path) is not None
-    return os.path.lexists(path)
+    return _mode(path, os.lstat) is not None
 
 
 def is_link(path: str) -> bool:
     """Whether it is a symbolic link; behind a URL there are none."""
-    return not paths.is_url(path) and os.path.islink(path)
+    return not paths.is_url(path) and modes.S_ISLNK(_mode(path, os.lstat) or 0)
 
 
 def is_dir(path: str) -> bool:
     """Whether it is a directory, or a link to one."""
     if paths.is_url(path):
         return _gfile().is_directory(path) is True
-    return os.path.isdir(path)
+    return modes.S_ISDIR(_mode(path, os.stat) or 0)
 
 
 def is_real_dir(path: str) -> bool:
     """Whether it is a directory, and no link to one."""
     if paths.is_url(path):
         return _gfile().is_directory(path) is True
-    return os.path.isdir(path) and not os.path.islink(path)
+    return modes.S_ISDIR(_mode(path, os.lstat) or 0)
 
 
 def is_file(path: str) -> bool:
     """Whether it is a file, or a link to one."""
     if paths.is_url(path):
         return _gfile().is_directory(path) is False
-    return os.path.isfile(path)
+    return modes.S_ISREG(_mode(path, os.stat) or 0)
+
+
+def _mode(path: str, stat: Callable[[str], os.stat_result]) -> int | None:
+    """What is under the name; None where nothing is, or can be.
+
+    `os.path.isdir` and its like say no where a disk fails: what it may have in a moment
+    would pass for what is not there, and be left out of a commit, or of a look for one.
+    """
+    try:
+        return stat(path).st_mode
+    except ValueError:  # no name at all
+        return None
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
+        return None
 
 
 def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:

@@ -1,0 +1,235 @@
+"""A disk whose operations fail, as Python's own functions see it.
+
+Whatever asks for a file below its root asks here, be it by `os`, `open` or `FileIO`'s
+methods: no seam of the package's is needed, and none is passed by. What C code asks the
+system for by itself, as TensorFlow does, is not seen.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dataclasses
+import errno
+import functools
+import io
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+_OPENS = ("open", "listdir", "scandir")
+_ALLOCATES = ("create", "write", "mkdir", "rename", "replace", "link", "fsync")
+_CHANGES = (*_ALLOCATES, "remove", "unlink", "rmdir", "truncate", "ftruncate", "utime")
+_LOOKS = ("open", "read", "pread", "listdir", "scandir", "stat", "lstat", "readlink")
+
+_MEETS: dict[int, tuple[str, ...]] = {
+    errno.ENOSPC: _ALLOCATES,
+    errno.EDQUOT: _ALLOCATES,
+    errno.EROFS: _CHANGES,
+    errno.EMFILE: (*_OPENS, "create"),
+    errno.EIO: (*_CHANGES, *_LOOKS),
+    errno.ESTALE: (*_CHANGES, *_LOOKS),
+    errno.ETIMEDOUT: (*_CHANGES, *_LOOKS),
+}
+"""What kind of operations an error may come from."""
+
+ERRORS = tuple(_MEETS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Which operations fail, of those from which the error may come.
+
+    Attributes:
+        number: the error's, one of `ERRORS`.
+        first: the first that fails, counted from when the fault begins.
+        count: how many fail from there on; None: all.
+        is_late: they are done, and only the answer is an error. Else a write that
+            fails leaves half.
+    """
+
+    number: int
+    first: int
+    count: int | None
+    is_late: bool
+
+
+class FaultyDisk:
+    """All files below a directory; any thread.
+
+    Args:
+        root: the directory.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.realpath(root)
+        self._fault: Fault | None = None
+        self._met = 0
+        self._is_away = False
+        self._lock = threading.Lock()
+
+    def begin(self, fault: Fault) -> None:
+        """From now on operations fail."""
+        with self._lock:
+            self._fault, self._met = fault, 0
+
+    def mend(self) -> None:
+        """No operation fails any more."""
+        with self._lock:
+            self._fault = None
+
+    @property
+    def failed(self) -> int:
+        """How many operations have failed since the fault began."""
+        fault = self._fault
+        if fault is None:
+            return 0
+        failed = max(self._met - fault.first, 0)
+        return failed if fault.count is None else min(failed, fault.count)
+
+    @contextlib.contextmanager
+    def sound(self) -> Iterator[None]:
+        """For the body nothing fails, and nothing is counted."""
+        fault, self._fault = self._fault, None
+        try:
+            yield
+        finally:
+            self._fault = fault
+
+    @contextlib.contextmanager
+    def step(self, name: str, path: str) -> Iterator[bool]:
+        """One operation; gives whether half of it is to be done before it fails."""
+        with self._lock:
+            fault = self._fault
+            if fault is None or name not in _MEETS[fault.number]:
+                fault = None
+            else:
+                at, self._met = self._met - fault.first, self._met + 1
+                fails = at >= 0 and (fault.count is None or at < fault.count)
+                fault = fault if fails else None
+        if fault is None:
+            yield False
+            return
+        error = OSError(fault.number, os.strerror(fault.number), path)
+        if name == "write" or fault.is_late:
+            yield not fault.is_late
+        raise error
+
+
+_disks: dict[str, FaultyDisk] = {}
+
+
+def _disk_of(path: Any, below: int | None = None) -> FaultyDisk | None:
+    """Where a path leads, or a descriptor."""
+    if isinstance(path, int):
+        path = os.readlink(f"/proc/self/fd/{path}")
+    path = os.fsdecode(path)
+    if below is not None and not os.path.isabs(path):
+        path = os.path.join(os.readlink(f"/proc/self/fd/{below}"), path)
+    found = (disk for root, disk in _disks.items() if path.startswith(root))
+    return next(found, None)
+
+
+class _File(io.FileIO):
+    """A file of such a disk."""
+
+    def __init__(self, path: str, mode: str, disk: FaultyDisk, opener: Any) -> None:
+        self._disk = disk
+        if opener is not None:  # it asks by `os.open`
+            super().__init__(path, mode, opener=opener)
+            return
+        with disk.step("open" if mode in ("r", "r+") else "create", path):
+            super().__init__(path, mode)
+
+    def write(self, data: Any) -> int:
+        with self._disk.step("write", str(self.name)) as is_torn:
+            return super().write(
+                memoryview(data)[: len(data) // 2 if is_torn else None]
+            )
+
+    def read(self, size: int | None = -1) -> bytes:
+        with self._disk.step("read", str(self.name)):
+            return super().read(-1 if size is None else size)
+
+    def readall(self) -> bytes:
+        with self._disk.step("read", str(self.name)):
+            return super().readall()
+
+    def readinto(self, buffer: Any) -> int:
+        with self._disk.step("read", str(self.name)):
+            return super().readinto(buffer)
+
+
+def _opened(
+    real: Callable[..., Any], path: Any, mode: str = "r", *args: Any, **more: Any
+) -> Any:
+    disk = None if isinstance(path, int) else _disk_of(path)
+    if disk is None:
+        return real(path, mode, *args, **more)
+    buffering = args[0] if args else more.get("buffering", -1)
+    raw = _File(
+        os.fspath(path),
+        mode.replace("b", "").replace("t", ""),
+        disk,
+        more.get("opener"),
+    )
+    if "b" in mode and buffering == 0:
+        return raw
+    if "+" in mode:
+        file: Any = io.BufferedRandom(raw)
+    elif "r" in mode:
+        file = io.BufferedReader(raw)
+    else:
+        file = io.BufferedWriter(raw)
+    if "b" in mode:
+        return file
+    return io.TextIOWrapper(file, more.get("encoding"), more.get("errors"))
+
+
+def _asked(
+    name: str, real: Callable[..., Any], path: Any = ".", *args: Any, **more: Any
+) -> Any:
+    below = more.get("dir_fd", more.get("src_dir_fd"))
+    disk = _disk_of(path, below)
+    if disk is None:
+        return real(path, *args, **more)
+    if name == "open":
+        flags = args[0] if args else more["flags"]
+        name = "create" if flags & (os.O_CREAT | os.O_TRUNC) else "open"
+    with disk.step(name, str(path)) as is_torn:
+        if is_torn:
+            args = (args[0][: len(args[0]) // 2], *args[1:])
+        return real(path, *args, **more)
+
+
+_NAMES = (
+    *("open", "read", "pread", "write", "fsync", "truncate", "ftruncate"),
+    *("listdir", "scandir", "stat", "lstat", "mkdir", "rename", "replace", "link"),
+    *("remove", "unlink", "rmdir", "utime"),
+)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[None]:
+    """For the body, files of such disks are asked for here."""
+    with contextlib.ExitStack() as stack:
+        for name in _NAMES:
+            asked = functools.partial(_asked, name, getattr(os, name))
+            stack.enter_context(mock.patch.object(os, name, asked))
+        opened = functools.partial(_opened, builtins.open)
+        stack.enter_context(mock.patch.object(builtins, "open", opened))
+        stack.enter_context(mock.patch.object(io, "open", opened))
+        yield
+
+
+@contextlib.contextmanager
+def disk(root: str) -> Iterator[FaultyDisk]:
+    """A directory as such a disk, while `watching`."""
+    made = FaultyDisk(root)
+    _disks[made.root] = made
+    try:
+        yield made
+    finally:
+        del _disks[made.root]
