@@ -26,6 +26,7 @@ from tests.campaigns import (
     notices,
     power,
     schedules,
+    stores,
 )
 from tests.campaigns.campaign import Campaign, Line, Record
 
@@ -39,6 +40,7 @@ CAMPAIGNS: dict[str, Campaign] = {
         kills,
         power,
         disks,
+        stores,
         notices,
         deadlines,
     )

@@ -214,7 +214,7 @@ class Run:
         assert keep is None or len(found) <= keep, [each.path for each in found]
         known = {"checkpoint", ".tfpreempt-directory"}
         for each in found:
-            known |= {each.holder, *self._payload_of(each)}
+            known |= {each.holder, *_files(each)}
         left = set(os.listdir(self._directory)) - known
         left -= {name for name in left if is_empty(os.path.join(self._directory, name))}
         if self._is_flat:  # a manager's files are not ours to delete
@@ -240,11 +240,7 @@ class Run:
         """It has all files of one save, and no other bytes."""
         with self._disk.sound():
             attempt = _attempt(entry)
-            files = (
-                {each.name for each in entry.manifest.files}
-                if entry.manifest
-                else set()
-            )
+            files = _files(entry)
             stem = os.path.basename(entry.prefix or "")
             inside = f"{entry.holder}/" if self._is_flat else ""
             wanted = {stem + name.removeprefix("ckpt"): name for name in names("ckpt")}
@@ -260,7 +256,7 @@ class Run:
         try:
             saver.loader.restore(found)
         except OSError as error:  # what loads a State raises it as it is
-            said = f"{error} {error.__notes__}"
+            said = f"{error} {vars(error)}"
         else:
             return True
         assert "load() of" in said, said
@@ -316,13 +312,10 @@ class Run:
     def _number(self, entry: Entry | None) -> int:
         return -1 if entry is None else int(_attempt(entry).removeprefix("run-"))
 
-    def _payload_of(self, entry: Entry) -> set[str]:
-        """The files beside the holder."""
-        return (
-            {each.name for each in entry.manifest.files if "/" not in each.name}
-            if self._is_flat
-            else set()
-        )
+
+def _files(entry: Entry) -> set[str]:
+    assert entry.manifest is not None
+    return {each.name for each in entry.manifest.files}
 
 
 def _attempt(entry: Entry) -> str:
@@ -335,7 +328,7 @@ def drawn_fault(rng: random.Random) -> Fault:
     number = rng.choice(faulty_disk.ERRORS)
     return Fault(
         number=number,
-        first=int(rng.expovariate(1 / 15)),
+        first=int(rng.choice([rng.expovariate(1 / 15), rng.uniform(0, 150)])),
         count=rng.choice([1, 1, 2, 5, 20, None]),
         is_late=number in LATE and rng.random() < 0.5,
     )
@@ -392,4 +385,27 @@ CAMPAIGN = Campaign(
     short=40,
     mark="slow",
     prepare=prepare,
+    fixed=[
+        "A commit that could not be looked at was passed over without a word, and "
+        "training began anew, or went on from an older one "
+        "(`checkpoint/test_bad_disk.py::test_a_commit_that_cannot_be_looked_at_is_not_"
+        "passed_over_in_silence`).",
+        "What could not be read for a moment had no rank, so that what was saved "
+        "meanwhile ranked below it (`checkpoint/test_bad_disk.py::test_what_cannot_be_"
+        "read_for_a_moment_ranks_below_what_is_saved_then`).",
+        "A flat commit could be made without one of its data files "
+        "(`checkpoint/test_bad_disk.py::test_no_data_file_is_left_out_of_a_flat_"
+        "commit`).",
+        "A directory that could not be looked at was said to be unmounted, or a file "
+        "(`checkpoint/test_bad_disk.py::test_a_directory_that_cannot_be_looked_at_is_"
+        "not_said_to_be_unmounted`, `checkpoint/test_bad_disk.py::test_nor_to_be_a_"
+        "file`).",
+        "One ESTALE on its record lost a lease (`checkpoint/test_bad_disk.py::test_a_"
+        "lease_is_not_lost_where_a_network_forgets_it_for_a_moment`).",
+        "A deletion that failed half-way, and an intent that could not be written, "
+        "left what nobody removed (`checkpoint/test_bad_disk.py::test_a_deletion_that_"
+        "fails_at_a_folder_is_finished_by_the_next_start`, "
+        "`checkpoint/test_bad_disk.py::test_an_intent_that_could_not_be_written_leaves_"
+        "nothing`).",
+    ],
 )

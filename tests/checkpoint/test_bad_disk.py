@@ -178,7 +178,7 @@ def test_the_state_that_cannot_be_read_is_named(tmp_path: Path, broken: Any) -> 
     broken(tmp_path / "word.state")
     with pytest.raises(OSError, match="Input/output") as caught:
         read_state(str(tmp_path), Words("word", registry=StateRegistry()))
-    assert "'word'" in caught.value.__notes__[0]
+    assert "'word'" in str(vars(caught.value))
 
 
 @pytest.mark.campaign

@@ -10,7 +10,14 @@ import threading
 import pytest
 
 from tests.checkpoint.conftest import Journal
-from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
+from tests.checkpoint.uploads import (
+    PATIENCE,
+    Gate,
+    commit,
+    folders,
+    newest,
+    uploaded,
+)
 from tfpreempt import errors
 from tfpreempt.checkpoint.remote import tries
 from tfpreempt.checkpoint.remote.status import MirrorStatus
@@ -66,6 +73,21 @@ def test_only_damage_of_the_local_file_makes_it_give_up(tmp_path, make_mirror, c
     assert not mirror.wait(PATIENCE)
     assert mirror.status.dropped == 1
     assert "is given up for this commit" in caplog.text
+
+
+def test_a_manifest_that_once_arrives_changed_is_read_again(tmp_path):
+    """Its commit was passed over for an older one."""
+    fault = errors.CheckpointDamagedError("arrived with another crc32c")
+    store = FaultyStore()
+    uploaded(store, commit(tmp_path, 5))
+    asked = len(store.operations)
+    assert folders(store) != []
+    gets = [i for i, each in enumerate(store.operations) if each.name == "get"]
+    for at in gets:
+        again = FaultyStore({at: fault})
+        uploaded(again, newest(tmp_path))
+        assert len(again.operations) == asked
+        assert folders(again) == folders(store)
 
 
 def test_progress_in_words():

@@ -289,3 +289,27 @@ def test_what_cannot_be_a_commit_is_not_marked(store, folder):
     old.place.announce(old.token, folder)
     steal(store)
     assert markers(store) == []
+
+
+class Changing(FaultyStore):
+    """What is read of a manifest arrives changed."""
+
+    def get(self, name, target, **kwargs):
+        if not name.endswith(layout.MANIFEST):
+            return super().get(name, target, **kwargs)
+        arrived = io.BytesIO()
+        count = super().get(name, arrived, **kwargs)
+        target.write(arrived.getvalue().replace(b'"save"', b'"rave"'))
+        return count
+
+
+def test_no_marker_is_made_of_a_manifest_that_arrives_changed():
+    """Nothing could replace that marker, and the commit was lost."""
+    store = Changing()
+    marker = catalog.marker_bytes(MANIFEST, 7)
+    folder = catalog.folder_name(3, catalog.token_of(marker, 7))
+    old = Other(store)
+    put(store, f"{folder}/{layout.MANIFEST}", MANIFEST)
+    old.place.announce(old.token, folder)
+    steal(store)
+    assert store.stat(f"{folder}/{layout.MARKER}") is None

@@ -1,8 +1,8 @@
 """A disk whose operations fail, as Python's own functions see it.
 
-Whatever asks for a file below its root asks here, be it by `os`, `open` or `FileIO`'s
-methods: no seam of the package's is needed, and none is passed by. What C code asks the
-system for by itself, as TensorFlow does, is not seen.
+Whatever asks for a file below its root by `os` or `open` asks here: no seam of the
+package's is needed, and what goes by none is seen too. What C code asks the system for
+by itself, as TensorFlow does, is not, nor is what is made as a `FileIO`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class FaultyDisk:
         self.root = os.path.realpath(root)
         self._fault: Fault | None = None
         self._met = 0
-        self._is_away = False
         self._lock = threading.Lock()
 
     def begin(self, fault: Fault) -> None:

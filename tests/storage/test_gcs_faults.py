@@ -332,6 +332,14 @@ def test_corrupted_bytes_are_noticed(server, store):
     assert get(store, "x") == LARGE
 
 
+def test_they_are_where_more_was_asked_for_than_there_is(server, store):
+    """As who reads a small object does, lest a large one fills the memory."""
+    put(store, "x", SMALL)
+    server.corrupt_downloads()
+    with pytest.raises(errors.CheckpointDamagedError, match="crc32c"):
+        get(store, "x", length=len(SMALL) + 1)
+
+
 def test_a_damaged_object_is_noticed(server, store):
     put(store, "x", LARGE)
     server.damage("bucket", "run/x", offset=5 * MIB)

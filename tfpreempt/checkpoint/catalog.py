@@ -37,6 +37,7 @@ from tfpreempt.storage.url import UrlStore
 
 MAX_FOLDERS = 100_000
 _MAX_CONTROL_BYTES = 64 << 20
+_READS = 2  # of what arrives changed
 _COPY = re.compile(
     r"(?P<step>0|[1-9][0-9]{0,18})\.(?P<token>(?P<sequence>[1-9][0-9]{0,18})-[0-9a-f]{8})"
 )
@@ -171,6 +172,11 @@ def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
     return (json.dumps(record, sort_keys=True) + "\n").encode()
 
 
+def token_of(marker: bytes, sequence: int | None) -> str:
+    """What tells a commit from all others: its marker vouches for all of it."""
+    return f"{sequence}-{checksum.of_bytes(marker):08x}"
+
+
 def folder_name(step: int, token: str) -> str:
     """The folder of a commit in an object store."""
     return f"{step}.{token}"
@@ -242,7 +248,7 @@ def read(entry: Entry) -> Entry:
         if problem is not None:
             return damaged(entry, problem)
         return dataclasses.replace(entry, remarks=() if fault is None else (fault,))
-    token = f"{entry.sequence}-{checksum.of_bytes(marker):08x}"
+    token = token_of(marker, entry.sequence)
     if fault is None and data is None:
         fault = f"{where} is missing, though there is a marker beside it."
     elif fault is None and marker != marker_bytes(data or b"", entry.sequence or 0):
@@ -462,14 +468,18 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
     """A small file of a commit, or what is wrong with it; neither where none is."""
-    target = io.BytesIO()
-    name = entry.control(name)
-    try:
-        count = entry.store.get(name, target, length=_MAX_CONTROL_BYTES + 1)
-    except ObjectMissingError:
-        return None, None
-    except errors.CheckpointDamagedError as error:
-        return None, str(error)
+    name, problem = entry.control(name), None
+    for _ in range(_READS):
+        target = io.BytesIO()
+        try:
+            count = entry.store.get(name, target, length=_MAX_CONTROL_BYTES + 1)
+            break
+        except ObjectMissingError:
+            return None, None
+        except errors.CheckpointDamagedError as error:
+            problem = str(error)
+    else:
+        return None, problem
     if count > _MAX_CONTROL_BYTES:
         return None, (
             f"{os.path.join(entry.store.uri, name)} has more than {_MAX_CONTROL_BYTES} "

@@ -1,8 +1,9 @@
 """Deletes what is no longer wanted, and nothing that tfpreempt didn't write.
 
-From a commit only the files that its manifest names are deleted, then the directories
-that are empty. The marker goes first and the manifest last, so that a deletion that is
-cut short leaves something that is no commit and that the next start can finish.
+From a commit only the files that its manifest names are deleted, and the directories
+that are empty. The marker goes first and the manifest last, before its own directory,
+so that a deletion that is cut short leaves something that is no commit and that the
+next start can finish.
 
 tfpreempt makes no `workertemp_*` directories (what other workers than the chief write
 of the payload lies in `.parts`), so it never deletes one: those it finds belong to

@@ -122,7 +122,8 @@ class BucketStore(abc.ABC):
                 break
             target.write(piece)
             copied, crc = copied + len(piece), checksum.extended(crc, piece)
-        announced = None if offset or length is not None else download.crc32c
+        is_all = not offset and (length is None or copied < length)
+        announced = download.crc32c if is_all else None
         if announced not in (None, crc):
             raise errors.CheckpointDamagedError(
                 f"{self.uri}/{name} arrived with crc32c {crc:08x}; it was noted with "

@@ -159,6 +159,9 @@ class StorePlace:
         except errors.CheckpointDamagedError:
             return  # nobody takes that for a commit
         content = catalog.marker_bytes(manifest, sequence)
+        named = catalog.unread(self._store, folder).token
+        if named not in ("", catalog.token_of(content, sequence)):
+            return  # the manifest is not the one that belongs here: likewise
         self._store.put_if_absent(marker, io.BytesIO(content))
 
     def _names(self) -> set[str]:

@@ -111,8 +111,9 @@ class Supervisor:
         """
         began = self.clock.monotonic()
         self.seen = Situation(now=began, workers=0)
-        home = Home(self.options.local_dir) if self.options.local_dir else None
-        restart = 0
+        home, directory, restart = None, self.options.local_dir, 0
+        with contextlib.suppress(OSError):  # the workers will hear of it, and say so
+            home = Home(directory) if directory else None
         while True:
             verdict = self._run_once(f"{name}-{restart}", restart, home)
             if isinstance(verdict, Leave):
@@ -129,7 +130,7 @@ class Supervisor:
             first_step = self._newest_step()
             self._start(name, restart, ports)
             verdict = self._follow(first_step)
-            if isinstance(verdict, Restart) and home and not home.is_same():
+            if isinstance(verdict, Restart) and home and _is_elsewhere(home):
                 verdict = policy.leave_without_directory(verdict.spent)
             self.reporter.decided(verdict, limits)
             if failure := policy.first_failure(limits, self.seen):
@@ -259,3 +260,11 @@ class Supervisor:
             return next((each.step for each in found if each.is_committed), None)
         except OSError:
             return None
+
+
+def _is_elsewhere(home: Home) -> bool:
+    """Whether another directory is there; not where the disk does not say."""
+    try:
+        return not home.is_same()
+    except OSError:
+        return False
