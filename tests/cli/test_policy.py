@@ -11,6 +11,7 @@ from tfpreempt.cli.run import policy
 from tfpreempt.cli.run.policy import (
     Action,
     Ask,
+    AskForStacks,
     Cause,
     Kill,
     Leave,
@@ -30,6 +31,7 @@ LIMITS = Limits(
     max_failures=1,
     grace=30.0,
     failure_grace=10.0,
+    stacks_grace=1.0,
     unkillable=5.0,
     backoff=1.0,
     backoff_max=4.0,
@@ -142,6 +144,66 @@ def test_given_up_while_told_to_stop(codes: tuple[int, ...]) -> None:
     action = judge(*codes, now=65.0, stop_at=20.0, asked_at=20.0, killed_at=60.0)
     assert isinstance(action, Leave)
     assert (action.cause, action.code) == (Cause.STOPPED, 143)
+
+
+# --- hangs ---------------------------------------------------------------------------
+
+
+def test_who_comes_to_no_boundary_in_time_is_asked_for_its_stacks_and_ended() -> None:
+    assert judge(hang_due=60.0) == Wait(until=60.0)
+    assert judge(hang_due=60.0, now=60.0) == AskForStacks()
+    assert judge(hung_at=60.0, now=60.5) == Wait(until=61.0)
+    assert judge(hung_at=60.0, now=61.0) == Ask()
+    assert judge(hung_at=60.0, asked_at=61.0, now=62.0) == Wait(until=71.0)
+    assert judge(hung_at=60.0, asked_at=61.0, now=71.0) == Kill()
+
+
+def test_others_that_train_on_after_one_has_finished_may_hang_too() -> None:
+    assert judge(0, hang_due=60.0, now=60.0) == AskForStacks()
+
+
+@pytest.mark.parametrize("ends", [(143,), (1,)])
+def test_where_one_has_left_nobody_hangs(ends: tuple[int, ...]) -> None:
+    """The others wait for it, and what is left of them ends by the rules for that."""
+    assert judge(*ends, hang_due=40.0) in (Ask(), Wait(until=80.0))
+
+
+def test_a_stop_during_a_hang_leaves_no_time_to_commit() -> None:
+    limits = dataclasses.replace(LIMITS, grace=None)
+    hung = {"hung_at": 50.0, "stop_at": 50.5, "asked_at": 50.5}
+    assert judge(now=50.5, hung_at=50.0, stop_at=50.5, limits=limits) == Ask()
+    assert judge(now=60.5, limits=limits, **hung) == Kill()
+    assert judge(-9, -9, limits=limits, **hung) == Leave(
+        cause=Cause.STOPPED, code=143, spent=Spent(failures=1, in_a_row=1)
+    )
+
+
+def test_a_hang_is_one_failure_whatever_ends_the_workers() -> None:
+    for ends in ((-9, -9), (143, 143), (143, -9), (0, -9), (1, 1)):
+        assert judge(*ends, hung_at=50.0) == Restart(
+            cause=Cause.HANG, delay=1.0, spent=Spent(failures=1, in_a_row=1)
+        )
+
+
+def test_who_finishes_after_all_was_only_slow() -> None:
+    finished = Leave(cause=Cause.FINISHED, code=0, spent=Spent())
+    assert judge(0, 0, hung_at=50.0, asked_at=51.0) == finished
+
+
+def test_one_hang_too_many() -> None:
+    spent = Spent(failures=1, in_a_row=1)
+    assert judge(-9, 143, hung_at=50.0, spent=spent) == Leave(
+        cause=Cause.HANG,
+        code=137,
+        spent=Spent(failures=2, in_a_row=2),
+        is_over_budget=True,
+    )
+
+
+def test_what_hangs_in_the_kernel_is_given_up() -> None:
+    given_up = judge(-9, now=65.0, hung_at=40.0, asked_at=41.0, killed_at=60.0)
+    assert isinstance(given_up, Leave)
+    assert (given_up.cause, given_up.code) == (Cause.HANG, 137)
 
 
 # --- after the last ------------------------------------------------------------------

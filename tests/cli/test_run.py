@@ -475,6 +475,8 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
         (["--grace", "nan", "--", "true"], "nan is not a finite number"),
         (["--grace", "inf", "--", "true"], "inf is not a finite number"),
         (["--backoff", "-1", "--", "true"], "is not in the range"),
+        (["--hang-timeout", "1", "--", "true"], "1.0 is not in the range x>=2.0"),
+        (["--hang-timeout", "soon", "--", "true"], "'soon' is not a valid auto"),
         (["--restart-code", "0", "--", "true"], "0 is not in the range"),
         (["--log-size", "0", "--", "true"], "'0' is no size"),
         (["--log-files", "0", "--", "true"], "0 is not in the range"),

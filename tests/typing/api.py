@@ -49,6 +49,8 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
             assert_type(handler.run(step, number, scale=2.0), float)
             handler.run(step, "one")  # type: ignore[arg-type]  # run() checks fn's
         handler.save_checkpoint_if_preempted()
+        with handler.without_hang_timeout():
+            pass
         status = handler.mirror_status
         if status is not None:
             assert_type(status.mirrored, int | None)

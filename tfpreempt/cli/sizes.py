@@ -41,12 +41,16 @@ class Size(click.ParamType[int]):
 
 
 class Seconds(click.FloatRange):
-    """A finite number of seconds, 0 or more: a range alone lets NaN through."""
+    """A finite number of seconds, 0 or more: a range alone lets NaN through.
+
+    Args:
+        least: so many or more.
+    """
 
     name = "seconds"
 
-    def __init__(self) -> None:
-        super().__init__(min=0)
+    def __init__(self, least: float = 0) -> None:
+        super().__init__(min=least)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

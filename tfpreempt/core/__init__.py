@@ -6,6 +6,7 @@ cluster     who the workers are, and which of them this process is
 deadline    arithmetic of deadlines
 events      the frozen values that travel the path
 journal     the record of what happened, one JSON object a line
+life        signs of life: how a worker tells its supervisor that it gets on
 loading     public names that are loaded on first use
 memory      memory for snapshots, which whoever supervises a program lends
 progress    a progress bar for bytes, on a terminal

@@ -64,7 +64,7 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        self._path = path
+        self.path = path
         self._clock = clock
         self._lock = threading.Lock()
         self._descriptor: int | None = None
@@ -87,7 +87,7 @@ class JsonLines:
                 text = json.dumps({**times, **record}, default=_to_json)
                 line = f"{text}\n".encode()
                 if self._descriptor is None:
-                    self._descriptor = _open(self._path)
+                    self._descriptor = _open(self.path)
                 written = os.write(self._descriptor, line)
                 if written != len(line):
                     os.close(self._descriptor)  # opening again closes the torn line
@@ -111,7 +111,7 @@ class JsonLines:
             _log.warning(
                 "Cannot write the journal %s (%s). Training goes on; records may be "
                 "missing. Make room or check the directory's permissions.",
-                self._path,
+                self.path,
                 error,
             )
 

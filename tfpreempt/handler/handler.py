@@ -239,6 +239,23 @@ class PreemptionCheckpointHandler:
         if not member.is_closed:
             session.boundary()
 
+    @contextlib.contextmanager
+    def without_hang_timeout(self) -> Iterator[None]:
+        """What is done inside may take as long as it takes, such as an evaluation.
+
+        `tfpreempt run --hang-timeout` takes a worker for hung that comes to no boundary
+        in its time. Workers of the same machine that wait for this one don't hang
+        either. It does nothing else, and nothing where that is not watched.
+
+        Yields:
+            Nothing.
+        """
+        self._session.unwatched += 1
+        try:
+            yield
+        finally:
+            self._session.unwatched -= 1
+
     @property
     def total_run_calls(self) -> int:
         """Calls that came back, over all restarts; what the checkpoint counts."""

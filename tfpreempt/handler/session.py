@@ -32,6 +32,7 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster, read_cluster
 from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.events import Commit, Fault, Notice, Outcome
+from tfpreempt.core.life import Sign, Stage, tell
 from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
     HandlerClosedError,
@@ -70,6 +71,12 @@ ASKS_AGAIN = 0.05
 DIES_WITHIN = 0.05
 """Seconds in which a signal to a group has ended those who do not handle it."""
 
+_TRACED = 2
+"""Steps after which all is traced and compiled; two, as a GAN's, may take turns."""
+
+_WATCHED = (ev.Main.TRAINING, ev.Main.DETACHED)
+"""Else main is at a boundary, where all waits have limits of their own."""
+
 
 class Session:
     """The agreement as the main thread sees it.
@@ -98,6 +105,7 @@ class Session:
         self._admitted = 0
         self._heard: Notice | None = None  # the newest of the members' own
         self.heard_at = -math.inf  # when that came
+        self.unwatched = 0  # contexts of the program that may take long
         self._runtime = Runtime(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
@@ -499,6 +507,24 @@ class Session:
                         save.go_on()
                     return type(verdict)
 
+    def sign(self) -> Sign:
+        """How far this process is; any thread.
+
+        In a fit only steps are watched: what is between them is an evaluation, or the
+        callbacks' own.
+        """
+        gate, armed = self.gate, [each for each in self.members if each.is_armed]
+        is_between = any(each.amid for each in armed) and not gate.busy
+        is_serving = self.coordinator.state.main not in _WATCHED
+        is_busy = self.coordinator.is_saving or is_serving or self.unwatched
+        stage = Stage.STEPS
+        if not (armed and gate.started) or is_between or is_busy:
+            stage = Stage.APART
+        elif any(each.runs < _TRACED for each in armed):
+            stage = Stage.FIRST
+        step = sum(each.step for each in armed)
+        return Sign(pid=os.getpid(), boundaries=gate.started, step=step, stage=stage)
+
     # --- without a notice ------------------------------------------------------------
 
     def save(self, member: Member) -> str:
@@ -820,6 +846,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
             store = MemoryStore()
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
         _current = Session(cluster, store, incarnation, timeout)
+        tell(_current.sign)
     if _current.cluster != cluster:
         raise UsageError(
             f"this process already takes part in {_current.cluster}, and a second "

@@ -5,6 +5,7 @@ cluster     the cluster of the workers of one machine: free ports, and TF_CONFIG
 command     the options on the command line, read and checked
 console     what goes to the console, by threads that hold up nobody else
 guard       ends the workers that a supervisor leaves behind when it is killed itself
+hangs       whether the workers get on, by their signs of life
 launch      becomes a worker's command
 logs        the workers' log files: one per worker over all restarts
 memory      memory for the workers' snapshots: lent for a run

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tfpreempt.cli.run import hangs
 from tfpreempt.cli.run.memory import AUTO
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Limits
@@ -30,6 +31,20 @@ class Snapshots(Size):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         words = {"auto": AUTO, "off": 0, AUTO: AUTO, 0: 0}
+        if value in words:
+            return words[value]
+        return super().convert(value, param, ctx)
+
+
+class HangTimeout(Seconds):
+    """How long a boundary may take: seconds, or how to find them."""
+
+    name = "auto|off|seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        words = {"auto": hangs.AUTO, "off": None}
         if value in words:
             return words[value]
         return super().convert(value, param, ctx)
@@ -141,6 +156,14 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
     "without a notice. auto: a quarter of what is free, and none where that is little. "
     "It is shared by the workers here; each needs three times its state.",
 )  # fmt: skip
+@click.option(
+    "--hang-timeout", metavar="auto|off|SECONDS", type=HangTimeout(hangs.SHORTEST),
+    default="off",
+    help="Workers that come to no boundary for so long hang: their stacks are written "
+    "to the journal, and all are restarted, as after a failure. auto: 20 times as long "
+    "as steps take, and 2 minutes at least. The start, saves and the evaluations of a "
+    "fit may take longer.",
+)  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
     command: tuple[str, ...],
@@ -155,6 +178,7 @@ def run(
     standby_after: float,
     standby_imports: tuple[str, ...],
     snapshots: int,
+    hang_timeout: float | None,
     **limits: Any,
 ) -> None:
     """Run COMMAND as a cluster of local workers, through preemptions and failures.
@@ -200,6 +224,7 @@ def run(
             standby_after=standby_after if has_standby else None,
             standby_imports=standby_imports,
             snapshots=snapshots,
+            hang_timeout=hang_timeout,
         )
         code = supervise(options)
     except ConfigurationError as error:

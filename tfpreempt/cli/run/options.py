@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tfpreempt.cli.run.cluster import make_tf_config
 from tfpreempt.cli.run.policy import Limits
+from tfpreempt.core import life
 from tfpreempt.core.memory import VARIABLES, LentMemory
 from tfpreempt.storage import paths
 
@@ -35,6 +36,8 @@ class RunOptions:
         standby_imports: what those import.
         snapshots: bytes for the workers' snapshots; 0 for none, or `memory.AUTO`.
         memory: what each worker has for them; None for none.
+        hang_timeout: seconds that a boundary may take, or `hangs.AUTO`; None: as long
+            as it takes.
     """
 
     command: tuple[str, ...]
@@ -53,6 +56,7 @@ class RunOptions:
     standby_imports: tuple[str, ...] = ()
     snapshots: int = 0
     memory: LentMemory | None = None
+    hang_timeout: float | None = None
 
     def label(self, worker: int) -> str:
         """What a worker is called in files and on the console."""
@@ -92,5 +96,6 @@ class RunOptions:
             told["TFPREEMPT_INCARNATION"] = incarnation
         if self.memory is not None:
             told |= self.memory.to_environment()
-        given = {k: v for k, v in self.environment.items() if k not in VARIABLES}
+        lent = (*VARIABLES, life.VARIABLE)  # by a supervisor of this one
+        given = {k: v for k, v in self.environment.items() if k not in lent}
         return {**given, **told}

@@ -16,6 +16,8 @@ ReturnCode = NewType(
     "ReturnCode", int
 )  # of subprocess: an exit code, or minus a signal
 
+_HUNG = 128 + signal.SIGKILL  # as a shell gives the code of a worker that was killed
+
 
 def describe_end(returncode: ReturnCode) -> str:
     """A process's end for people: the exit code, or the name of the signal."""
@@ -33,6 +35,7 @@ class Cause(enum.Enum):
     FINISHED = "finished"
     PREEMPTION = "preemption"
     FAILURE = "failure"
+    HANG = "hang"  # a failure too: no boundary came in time
     NO_PROGRESS = "no_progress"  # preempted again and again, with nothing gained
     MOVED = "moved"  # the checkpoint directory is another one than at the start
     STOPPED = "stopped"  # the supervisor itself was told to leave
@@ -47,7 +50,8 @@ class Limits:
     max_failures: int | None = 3
     restart_codes: tuple[int, ...] = (143, 42)
     grace: float | None = None  # to commit and leave, once told to stop
-    failure_grace: float = 15.0  # to leave, once another worker has failed
+    failure_grace: float = 15.0  # to leave, once another worker has failed, or all hang
+    stacks_grace: float = 1.0  # to write their stacks, where they hang
     unkillable: float = 10.0  # how long a process may outlive SIGKILL
     backoff: float = 1.0
     backoff_max: float = 60.0
@@ -129,6 +133,9 @@ class Situation:
         stop_at: when the supervisor was told to leave.
         asked_at: when those still running were sent SIGTERM.
         killed_at: when they were sent SIGKILL.
+        hang_due: when the workers hang, if no boundary comes before; None where that
+            is open.
+        hung_at: when they were found to, and asked for their stacks.
         urges: each Ctrl-C that came after the signal to leave.
         has_progressed: the run has committed another step than it began with.
         spent: what earlier runs have spent.
@@ -141,6 +148,8 @@ class Situation:
     stop_at: float | None = None
     asked_at: float | None = None
     killed_at: float | None = None
+    hang_due: float | None = None
+    hung_at: float | None = None
     urges: int = 0
     has_progressed: bool = False
     spent: Spent = Spent()
@@ -156,6 +165,11 @@ class Wait:
     """Nothing to do before the next event, or before `until`."""
 
     until: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AskForStacks:
+    """Tell that the workers that still run hang, and have them write where."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +201,7 @@ class Leave:
     is_over_budget: bool = False
 
 
-Action = Wait | Ask | Kill | Restart | Leave
+Action = Wait | AskForStacks | Ask | Kill | Restart | Leave
 
 
 def decide(limits: Limits, seen: Situation) -> Action:
@@ -220,8 +234,10 @@ def _while_some_run(limits: Limits, seen: Situation) -> Action:
         return Kill()
     if seen.asked_at is not None:
         # Told to stop, workers commit. After a failure or a preemption those that still
-        # run can't be in a commit that all take part in, and get a short time.
-        can_commit = seen.stop_at is not None and not _ended_by_signal(limits, seen)
+        # run can't be in a commit that all take part in, and get a short time. So do
+        # those that hang: who was only slow commits in it.
+        is_whole = seen.hung_at is None and not _ended_by_signal(limits, seen)
+        can_commit = seen.stop_at is not None and is_whole
         limit = limits.grace if can_commit else limits.failure_grace
         if limit is None:  # how long a step takes nobody knows: the platform kills
             return Wait(until=None)
@@ -229,9 +245,13 @@ def _while_some_run(limits: Limits, seen: Situation) -> Action:
     is_failed = first_failure(limits, seen) is not None
     if seen.stop_at is not None or is_failed or _ended_by_signal(limits, seen):
         return Ask()
+    if seen.hung_at is not None:
+        return _wait_or(Ask(), seen.now, seen.hung_at + limits.stacks_grace)
     preempted = _first_preempted(limits, seen)
     if preempted is not None:
         return _wait_or(Ask(), seen.now, preempted.at + limits.leave_grace)
+    if seen.hang_due is not None:
+        return _wait_or(AskForStacks(), seen.now, seen.hang_due)
     return Wait(until=None)  # some may have finished: uneven ends are fine
 
 
@@ -242,7 +262,7 @@ def _after_kill(limits: Limits, seen: Situation, killed_at: float) -> Action:
     ended = _after_all(limits, seen)
     if isinstance(ended, Leave):
         return ended
-    failure = first_failure(limits, seen)
+    failure = _failure(limits, seen)
     code = failure.code if failure else limits.restart_codes[0]
     return Leave(cause=ended.cause, code=code, spent=ended.spent)
 
@@ -254,10 +274,11 @@ def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
     if all(e.code == 0 for e in seen.exits) and len(seen.exits) == seen.workers:
         return Leave(cause=Cause.FINISHED, code=0, spent=seen.spent)
     preempted = _first_preempted(limits, seen)
-    first = first_failure(limits, seen) or preempted
-    came_first = first is not None and not first.was_asked and first.at < seen.stop_at
+    own = preempted if preempted and not preempted.was_asked else None
+    first = _failure(limits, seen) or own
+    came_first = first is not None and first.at < seen.stop_at
     # Seen before the stop came and the last one allowed: it is what ended the run.
-    if came_first and verdict.cause is Cause.FAILURE and isinstance(verdict, Leave):
+    if came_first and isinstance(first, _Failure) and isinstance(verdict, Leave):
         return verdict
     return Leave(
         cause=Cause.STOPPED,
@@ -268,7 +289,7 @@ def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
 
 def _after_own_end(limits: Limits, seen: Situation) -> Restart | Leave:
     """What would follow if the supervisor were not told to leave."""
-    failure = first_failure(limits, seen)
+    failure = _failure(limits, seen)
     if failure is not None:
         return _after_failure(limits, seen, failure)
     preempted = _first_preempted(limits, seen)
@@ -277,8 +298,28 @@ def _after_own_end(limits: Limits, seen: Situation) -> Restart | Leave:
     return Leave(cause=Cause.FINISHED, code=0, spent=seen.spent)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """What counts as one: a worker's end, or that all hang."""
+
+    cause: Cause
+    code: int
+    at: float
+
+
+def _failure(limits: Limits, seen: Situation) -> _Failure | None:
+    is_finished = len(seen.exits) == seen.workers and not any(
+        each.code for each in seen.exits
+    )
+    if seen.hung_at is not None and not is_finished:  # else they were only slow
+        return _Failure(cause=Cause.HANG, code=_HUNG, at=seen.hung_at)
+    if (own := first_failure(limits, seen)) is not None:
+        return _Failure(cause=Cause.FAILURE, code=own.code, at=own.at)
+    return None
+
+
 def _after_failure(
-    limits: Limits, seen: Situation, failure: WorkerExit
+    limits: Limits, seen: Situation, failure: _Failure
 ) -> Restart | Leave:
     is_long = failure.at - seen.started_at >= limits.backoff_reset
     row = 1 if is_long else seen.spent.in_a_row + 1
@@ -287,9 +328,9 @@ def _after_failure(
     )
     if limits.max_failures is not None and spent.failures > limits.max_failures:
         return Leave(
-            cause=Cause.FAILURE, code=failure.code, spent=spent, is_over_budget=True
+            cause=failure.cause, code=failure.code, spent=spent, is_over_budget=True
         )
-    return Restart(cause=Cause.FAILURE, delay=_backoff(limits, row), spent=spent)
+    return Restart(cause=failure.cause, delay=_backoff(limits, row), spent=spent)
 
 
 def _after_preemption(
@@ -339,5 +380,5 @@ def _ended_by_signal(limits: Limits, seen: Situation) -> bool:
     return any(e.returncode < 0 and limits.is_preempted(e) for e in seen.exits)
 
 
-def _wait_or(action: Ask | Kill, now: float, at: float) -> Action:
+def _wait_or(action: AskForStacks | Ask | Kill, now: float, at: float) -> Action:
     return action if now >= at else Wait(until=at)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfpreempt.cli.run.console import Console
+from tfpreempt.cli.run.hangs import Hang
 from tfpreempt.cli.run.policy import Cause, Leave, Limits, Restart, WorkerExit
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.core.journal import JsonLines
@@ -16,10 +17,12 @@ _CAUSES = {
     Cause.FINISHED: "training is finished",
     Cause.PREEMPTION: "the preemption budget is used up",
     Cause.FAILURE: "the failure budget is used up",
+    Cause.HANG: "the failure budget is used up by hangs",
     Cause.NO_PROGRESS: "preempted again and again without progress",
     Cause.MOVED: "the checkpoint directory is not the one of the start",
     Cause.STOPPED: "told to stop; the platform is expected to start the run again",
 }
+_SHOWN_LINES = 10  # of a stack; the newest call comes first
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,6 +109,26 @@ class Reporter:
         self._add("ended_others", signal=signal_name, workers=workers)
         self._say(f"sent {signal_name} to {_names(workers)}")
 
+    def hung(self, hangs: Sequence[Hang]) -> None:
+        """The workers come to no boundary any more."""
+        told = [dataclasses.asdict(each) for each in hangs]
+        self._add("hang", incarnation=self._incarnation, workers=told)
+        self._say("the workers hang:", *(_how(each) for each in hangs))
+
+    def stacks(self, stacks: Mapping[int, str]) -> None:
+        """What the workers that hung were in; empty where one could not say it."""
+        for worker, text in stacks.items():
+            told = {"incarnation": self._incarnation, "worker": worker, "stacks": text}
+            self._add("stacks", **told)
+            if not text:
+                self._say(f"worker {worker} could not write its stacks")
+                continue
+            main = text.rstrip().rpartition("\n\n")[2].splitlines()  # the oldest thread
+            self._say(
+                f"worker {worker} hangs here (all stacks: {self.journal.path}):",
+                *(f"  | {line}" for line in main[:_SHOWN_LINES]),
+            )
+
     def failed(self, failure: WorkerExit, lines: Sequence[str], log: Path) -> None:
         """Shows the error lines of the worker whose failure ended a run."""
         self._say(
@@ -185,6 +208,14 @@ class Reporter:
         # The deciding thread says what it does before it does it, and must not wait.
         lines = "".join(f"{line}\n" for line in (f"tfpreempt: {text}", *more))
         self.console.feed(lines.encode(errors="backslashreplace"))
+
+
+def _how(hang: Hang) -> str:
+    behind = ", behind the others" if hang.is_behind else ""
+    return (
+        f"  worker {hang.worker} at step {hang.step}{behind}: no boundary for "
+        f"{hang.seconds:.0f} s, limit {hang.limit:.0f} s, process {hang.state}"
+    )
 
 
 def _names(workers: Sequence[int]) -> str:

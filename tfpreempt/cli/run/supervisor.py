@@ -20,6 +20,7 @@ from tfpreempt.checkpoint.home import Home
 from tfpreempt.cli.run import memory, policy
 from tfpreempt.cli.run.cluster import claimed_ports
 from tfpreempt.cli.run.console import Console, unbuffered
+from tfpreempt.cli.run.hangs import Watch
 from tfpreempt.cli.run.launch import HELD
 from tfpreempt.cli.run.logs import WorkerLog, pumped
 from tfpreempt.cli.run.options import RunOptions
@@ -75,7 +76,11 @@ def supervise(options: RunOptions) -> int:
         ends.callback(fleet.close)
         standbys = Standbys(options, fleet, [log.writing for log in logs], reporter)
         ends.callback(standbys.close)
-        supervisor = Supervisor(options, reporter, logs, fleet, standbys, wait, clock)
+        watch = Watch(options.hang_timeout, options.workers)
+        ends.callback(watch.close)
+        supervisor = Supervisor(
+            options, reporter, logs, fleet, standbys, watch, wait, clock
+        )
         return supervisor.run(name)
 
 
@@ -89,6 +94,7 @@ class Supervisor:
         logs: one per worker.
         fleet: has no workers yet.
         standbys: what waits for their next start, if anything.
+        watch: sees whether they get on.
         wait: for SIGCHLD, and the signals that tell the supervisor to leave.
         clock: for durations.
     """
@@ -98,6 +104,7 @@ class Supervisor:
     logs: Sequence[WorkerLog]
     fleet: Fleet
     standbys: Standbys
+    watch: Watch
     wait: Wait
     clock: Clock
     seen: Situation = dataclasses.field(init=False)
@@ -133,6 +140,8 @@ class Supervisor:
             if isinstance(verdict, Restart) and home and _is_elsewhere(home):
                 verdict = policy.leave_without_directory(verdict.spent)
             self.reporter.decided(verdict, limits)
+            if self.seen.hung_at is not None:
+                self.reporter.stacks(self.watch.stacks())
             if failure := policy.first_failure(limits, self.seen):
                 log = self.logs[failure.worker]
                 self.reporter.failed(failure, log.error_lines(), log.path)
@@ -148,9 +157,11 @@ class Supervisor:
         options = self.options
         pids: list[int | None] = []
         environments, from_standby = [], []
+        self.watch.begin()
         for worker, log in enumerate(self.logs):
             log.begin(f"{options.label(worker)} starts, restart {restart}, {name}")
             told = options.worker_environment(worker, name, restart, ports)
+            told |= self.watch.to_environment(worker)
             environments.append(told)
             pid = self.standbys.take(worker, told)
             if pid is not None:
@@ -179,13 +190,20 @@ class Supervisor:
             self.standbys.attend(now, self.fleet.running)
             is_over = len(self.seen.exits) == self.seen.workers
             step = self._newest_step() if is_over else None
-            self._note(now=now, has_progressed=step not in (None, first_step))
+            self._note(
+                now=now,
+                has_progressed=step not in (None, first_step),
+                hang_due=self.watch.look(now, self.fleet.running),
+            )
             match policy.decide(self.options.limits, self.seen):
                 case policy.Wait(until=until):
                     due = None if until is None else until - now
-                    looks = [due, self.standbys.next_look(now)]
+                    looks = [due, self.standbys.next_look(now), self.watch.next_look]
                     times = [each for each in looks if each is not None]
                     self._wait(min(times, default=None))
+                case policy.AskForStacks():
+                    self.reporter.hung(self.watch.ask_for_stacks(self.fleet.running))
+                    self._note(hung_at=now)
                 case policy.Ask():
                     self.reporter.ended_others("SIGTERM", self.fleet.running)
                     self.fleet.ask()

@@ -1,0 +1,328 @@
+"""Workers that come to no boundary any more: seen, shown, and started again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run, wait_until
+from tfpreempt.cli.run.hangs import AUTO, Life, Watch
+from tfpreempt.core.life import VARIABLE, Sign, Stage
+
+pytestmark = pytest.mark.timeout(60)
+
+HOUR = 3600.0
+
+
+def sign(
+    boundaries: int = 0, *, step: int | None = None, stage: Stage = Stage.STEPS
+) -> Sign:
+    step = boundaries if step is None else step
+    return Sign(pid=1, boundaries=boundaries, step=step, stage=stage)
+
+
+class Worker:
+    """A worker's signs, and what is known by them; each is seen when it is new."""
+
+    def __init__(self, timeout: float) -> None:
+        self.life = Life(timeout)
+        self.now = 1000.0
+        self.boundaries = self.beat = 0
+        self.tells(0.0, sign(stage=Stage.APART))
+
+    def tells(self, seconds: float, told: Sign) -> None:
+        """After so many seconds."""
+        self.now += seconds
+        self.beat += 1
+        self.life.see(self.now, self.beat, told)
+
+    def steps(self, *seconds: float, stage: Stage = Stage.STEPS) -> None:
+        """Boundaries, with so many seconds before each."""
+        for each in seconds:
+            self.boundaries += 1
+            self.tells(each, sign(self.boundaries, stage=stage))
+
+    def begin(self, *first: float) -> None:
+        """The start, and the first steps."""
+        self.steps(77.0, *first, stage=Stage.FIRST)
+        self.steps(first[-1])
+
+    @property
+    def left(self) -> float:
+        """Seconds until it is taken for hung."""
+        return self.life.since + self.life.limit - self.now
+
+
+# --- how long a boundary may take ----------------------------------------------------
+
+
+def test_who_has_told_nothing_is_not_known() -> None:
+    assert Life(5.0).limit == math.inf
+
+
+def test_the_start_may_take_as_long_as_it_takes() -> None:
+    worker = Worker(5.0)
+    for _ in range(3):
+        worker.tells(2 * HOUR, sign(stage=Stage.APART))
+        assert worker.life.is_apart
+        assert worker.left == HOUR
+
+
+def test_a_process_that_does_not_even_beat_gets_an_hour() -> None:
+    """Native code that never gives back the lock of the interpreter is in its way."""
+    worker = Worker(5.0)
+    worker.life.see(worker.now + 100.0, worker.beat, sign(stage=Stage.APART))
+    assert worker.left == HOUR
+
+
+def test_first_steps_trace_and_compile_and_get_an_hour() -> None:
+    worker = Worker(5.0)
+    worker.steps(1.0, stage=Stage.FIRST)
+    assert worker.left == HOUR
+    worker.tells(100.0, sign(1, stage=Stage.FIRST))
+    assert worker.left == HOUR - 100.0
+    generous = Worker(2 * HOUR)
+    generous.steps(1.0, stage=Stage.FIRST)
+    assert generous.left == 2 * HOUR
+
+
+def test_a_number_is_the_limit_of_all_other_steps() -> None:
+    worker = Worker(5.0)
+    worker.begin(1.0)
+    worker.steps(2.0, 3.0)
+    assert worker.left == 5.0
+    worker.tells(1.0, sign(worker.boundaries))
+    assert worker.left == 4.0
+
+
+@pytest.mark.parametrize(
+    ("first", "seconds", "limit"),
+    [
+        (1.0, [0.1] * 50, 120.0),
+        (1.0, [10.0] * 5, 200.0),
+        (1.0, [10.0, 10.0, 10.0, 900.0], 200.0),  # a callback was between
+        (300.0, [0.1] * 50, 600.0),  # as long as it may take to trace anew
+        (500.0, [], 1000.0),  # no step is known yet
+    ],
+)
+def test_auto_is_what_steps_take_many_times_over(
+    first: float, seconds: list[float], limit: float
+) -> None:
+    worker = Worker(AUTO)
+    worker.begin(first)
+    worker.steps(*seconds)
+    assert worker.life.limit == pytest.approx(limit)
+
+
+def test_short_steps_are_seen_many_at_once() -> None:
+    worker = Worker(AUTO)
+    worker.begin(1.0)
+    worker.tells(20.0, sign(worker.boundaries + 2))
+    assert worker.life.limit == pytest.approx(20 * 10.0)
+
+
+def test_a_validation_tells_nothing_of_steps() -> None:
+    worker = Worker(AUTO)
+    worker.begin(1.0)
+    worker.steps(10.0)
+    for _ in range(20):
+        worker.boundaries += 1
+        worker.tells(0.5, sign(worker.boundaries, step=3))
+    assert worker.life.limit == pytest.approx(200.0)
+
+
+def test_what_takes_long_is_over_when_it_is_over() -> None:
+    worker = Worker(5.0)
+    worker.begin(1.0)
+    worker.tells(1.0, sign(worker.boundaries, stage=Stage.APART))
+    worker.tells(500.0, sign(worker.boundaries, stage=Stage.APART))
+    assert worker.left == HOUR
+    worker.tells(1.0, sign(worker.boundaries))
+    assert worker.left == 5.0
+
+
+# --- of all workers ------------------------------------------------------------------
+
+
+class Told:
+    """A watch over workers whose signs the test gives."""
+
+    def __init__(self, workers: int) -> None:
+        self.watch = Watch(5.0, workers)
+        self.watch.begin()
+        self.running = list(range(workers))
+        self.now, self.beats = 1000.0, 0
+        self.watch.look(self.now, self.running)
+
+    def tell(self, worker: int, told: Sign) -> None:
+        path = self.watch.to_environment(worker)[VARIABLE]
+        self.beats += 1
+        fields = (self.beats, told.pid, told.boundaries, told.step, int(told.stage))
+        data = b"".join(each.to_bytes(8, "little") for each in fields)
+        Path(path).write_bytes(data)
+
+    def look(self, seconds: float) -> float | None:
+        """Seconds that are left after so many more."""
+        self.now += seconds
+        due = self.watch.look(self.now, self.running)
+        return None if due is None else due - self.now
+
+
+def test_the_first_who_is_late_is_late_for_all() -> None:
+    told = Told(2)
+    told.tell(0, sign(5))
+    told.tell(1, sign(5))
+    assert told.look(0.5) == 5.0
+    told.tell(0, sign(6))
+    assert told.look(0.5) == 4.5
+    told.tell(1, sign(6))
+    assert told.look(0.5) == 4.5
+
+
+def test_others_may_wait_for_one_that_takes_long() -> None:
+    told = Told(2)
+    told.tell(0, sign(5, stage=Stage.APART))
+    told.tell(1, sign(5))
+    assert told.look(0.5) == HOUR
+    told.running = [1]
+    assert told.look(0.5) == 4.5
+
+
+def test_a_process_that_is_stopped_takes_no_time_for_anything() -> None:
+    told = Told(1)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        told.tell(0, dataclasses.replace(sign(5, stage=Stage.APART), pid=process.pid))
+        assert told.look(0.5) == 5.0
+        assert told.look(1.0) == 4.0
+        process.kill()
+
+
+def test_one_without_a_handler_is_not_known() -> None:
+    told = Told(2)
+    told.tell(0, sign(5))
+    assert told.look(0.5) is None
+
+
+def test_time_in_which_the_supervisor_stood_still_does_not_count() -> None:
+    """Else a job that is suspended, and goes on, would be taken for hung."""
+    told = Told(1)
+    told.tell(0, sign(5))
+    told.look(0.5)
+    assert told.look(8 * HOUR) == 3.0
+
+
+def test_a_restart_knows_nothing_of_the_start_before() -> None:
+    told = Told(1)
+    told.tell(0, sign(5))
+    told.look(0.5)
+    told.watch.begin()
+    assert told.look(0.5) is None
+
+
+# --- under the supervisor, with workers that are no TensorFlow ----------------------
+
+_ROOT = str(Path(__file__).parents[2])
+# `step()` is a boundary. What a program does besides is its matter.
+WORKER = f"""
+sys.path.insert(0, {_ROOT!r})
+import threading
+from tfpreempt.core import life
+steps, stage = 0, life.Stage.STEPS
+life.tell(lambda: life.Sign(pid=os.getpid(), boundaries=steps, step=steps, stage=stage))
+def step():
+    global steps
+    steps += 1
+def read_data():
+    never = threading.Lock()
+    never.acquire()
+    never.acquire()
+"""
+OPTIONS = ("--hang-timeout", "2", "--failure-grace", "0.5", "--workers", "2")
+
+
+def test_a_stuck_loader_is_shown_and_started_again(supervised: Run) -> None:
+    """Worker 1 reads, and worker 0 waits for it."""
+    program = WORKER + (
+        "if restart: sys.exit()\n"
+        "step()\n"
+        "if me == 1: read_data()\n"
+        "step()\n"
+        "threading.Event().wait()"
+    )
+    code, _, err = supervised.run(program, *OPTIONS)
+    assert code == 0
+    assert "worker 1 at step 1, behind the others: no boundary for 2 s" in err
+    assert "hang: restarting" in err
+    assert "preemptions: 0, failures: 1" in err
+    records = supervised.records()
+    [hang] = [each for each in records if each["event"] == "hang"]
+    assert [each["is_behind"] for each in hang["workers"]] == [False, True]
+    stacks = [each["stacks"] for each in records if each["event"] == "stacks"]
+    assert "in wait" in stacks[0]
+    assert "in read_data" in stacks[1]
+    [budget] = [r for r in records if r["event"] == "budget" and r["failures"]][:1]
+    assert budget["cause"] == "hang"
+
+
+def test_a_worker_that_is_stopped_is_said_to_be(supervised: Run) -> None:
+    program = WORKER + (
+        "if restart: sys.exit()\n"
+        "step()\n"
+        f"while not os.path.getsize(os.environ[{VARIABLE!r}]): pass\n"
+        "tell(f'ready-{me}')\n"
+        "threading.Event().wait()"
+    )
+    supervised.start(program, *OPTIONS)
+    supervised.wait_told("ready-0")
+    os.kill(int(supervised.wait_told("ready-1")), signal.SIGSTOP)
+    code, _, err = supervised.finish()
+    assert code == 0
+    assert "worker 1 could not write its stacks" in err
+    assert "process T (stopped)" in err
+    assert "worker 0 hangs here" in err
+
+
+def test_hangs_have_a_budget(supervised: Run) -> None:
+    program = WORKER + "read_data()"
+    code, _, err = supervised.run(program, *OPTIONS, "--max-failures", "0")
+    assert code == 137
+    assert "outcome: the failure budget is used up by hangs, exit code: 137" in err
+
+
+def test_who_was_only_slow_may_finish(supervised: Run) -> None:
+    """It is asked to leave, as it would be by a notice, before it is killed."""
+    program = WORKER + (
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+        "threading.Event().wait()"
+    )
+    code, _, err = supervised.run(program, "--hang-timeout", "2")
+    assert code == 0
+    assert "the workers hang" in err
+    assert "failures: 0" in err
+
+
+def test_without_the_option_nobody_is_watched(supervised: Run) -> None:
+    program = f"tell('told', os.environ.get({VARIABLE!r}, 'nothing'))"
+    code, _, _ = supervised.run(program, environment={VARIABLE: "/proc/1/fd/0"})
+    assert code == 0
+    assert supervised.wait_told("told") == "nothing"
+
+
+def test_the_memory_goes_with_the_supervisor(supervised: Run) -> None:
+    program = f"tell('told', os.environ[{VARIABLE!r}])\nuntil_told()"
+    supervised.start(program, "--hang-timeout", "auto")
+    path = Path(supervised.wait_told("told"))
+    assert path.exists()
+    supervised.wait_told("ready-0-0")
+    supervised.signal(signal.SIGTERM)
+    supervised.finish()
+    wait_until(lambda: not path.exists(), "the end")

@@ -1,0 +1,56 @@
+"""Workers that hang, under `tfpreempt run --hang-timeout`: the run goes on exactly."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.multiprocess.conftest import Reference
+from tests.multiprocess.harness import STEPS, Place, records, wait_until
+from tests.multiprocess.supervised import TRAIN, Run, run
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
+
+OPTIONS = ("--hang-timeout", "3", "--failure-grace", "1")
+
+
+def stacks(made: Run) -> list[str]:
+    """Of both workers."""
+    return [each["stacks"] for each in records(made.here.checkpoints, "stacks")]
+
+
+def is_exact(made: Run, reference: Reference) -> bool:
+    """Whether it goes on from memory to what comes out without a hang."""
+    made.wait()
+    assert {made.restored(worker)["tier"] for worker in range(2)} == {"memory"}
+    [left] = records(made.here.checkpoints, "left")
+    assert (left["failures"], left["preemptions"]) == (1, 0)
+    return [each.result() for each in made.workers] == reference("mwms", 2)
+
+
+def test_a_stuck_reader_and_the_collective_that_waits_for_it(
+    here: Place, reference: Reference
+) -> None:
+    holds = ["--hold-worker", "1", "--hold-at", *map(str, range(2, STEPS))]
+    with run(here, 2, *OPTIONS, program=("train.py", *TRAIN, "mwms", *holds)) as made:
+        made.wait_snapshot()
+        here.hold()
+        wait_until(lambda: records(here.checkpoints, "restarted"), "a restart")
+        here.release()
+        assert is_exact(made, reference)
+    waiting, reading = stacks(made)
+    assert "in _distributed" not in reading
+    assert "in hold" in reading
+    assert "in step" in waiting  # the collective that the other never entered
+    assert "quick_execute" in waiting
+
+
+def test_a_stopped_peer(here: Place, reference: Reference) -> None:
+    with run(here, 2, *OPTIONS) as made:
+        made.kill(1, number=signal.SIGSTOP)
+        assert is_exact(made, reference)
+    [hang] = records(here.checkpoints, "hang")
+    assert [each["state"][0] for each in hang["workers"]] == ["S", "T"]
+    assert "quick_execute" in stacks(made)[0]
+    assert stacks(made)[1] == ""
