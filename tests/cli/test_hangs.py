@@ -206,6 +206,16 @@ def test_a_process_that_is_stopped_takes_no_time_for_anything() -> None:
         process.kill()
 
 
+def test_who_waits_for_one_that_hangs_is_in_nobody_s_way() -> None:
+    """It is through with its data, say, and stands at the last boundary."""
+    told = Told(2)
+    told.tell(0, sign(5, stage=Stage.WAITS))
+    told.tell(1, sign(5))
+    assert told.look(0.5) == 5.0
+    told.running = [0]
+    assert told.look(0.5) is None
+
+
 def test_one_without_a_handler_is_not_known() -> None:
     told = Told(2)
     told.tell(0, sign(5))

@@ -75,6 +75,16 @@ def test_what_may_take_as_long_as_it_takes(program: Program) -> None:
     assert Stage.STEPS not in noting.seen
 
 
+def test_the_second_handler_of_a_process_has_first_steps_again(
+    program: Program,
+) -> None:
+    for _ in range(2):
+        with program.handler() as handler:
+            stages = [handler.run(sign).stage for _ in range(3)]
+        assert stages == [Stage.FIRST, Stage.FIRST, Stage.STEPS]
+        assert sign().stage is Stage.APART
+
+
 def test_an_evaluation_with_checks_gives_signs(program: Program) -> None:
     with program.handler() as handler:
         handler.run(program.step)

@@ -24,6 +24,7 @@ from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster, read_cluster
 from tfpreempt.core.events import Commit, Event, Exit, Notice, Outcome
+from tfpreempt.core.life import Stage
 from tfpreempt.errors import (
     ConfigurationError,
     SaveError,
@@ -50,6 +51,7 @@ class FakeMember:
     is_closed = False
     is_started = True
     is_armed = True
+    runs = 0
     snapshots = None
     left_at: int | None = None
 
@@ -234,6 +236,29 @@ def test_no_boundary_before_the_deadline(current: session.Session) -> None:
     assert there.wait(LIMIT)
     [left] = [event for event in member.events if isinstance(event, Exit)]
     assert "no boundary" in left.detail
+
+
+def test_who_waits_for_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its supervisor must not take that for something that takes as long as it takes:
+    the others may hang."""
+    monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
+    cluster = Cluster(worker=0, jobs=(("worker", 2),))
+    waiting = session.Session(cluster, MemoryStore(), "0", 5.0)
+    member = FakeMember()
+    waiting.open(member)
+    boundary(waiting)
+    stages = [waiting.sign().stage]
+
+    def look() -> None:
+        while Stage.WAITS not in stages:
+            stages.append(waiting.sign().stage)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    assert not waiting.finish(0.5)
+    watcher.join(LIMIT)
+    assert stages[0] is Stage.FIRST
+    assert stages[-1] is Stage.WAITS
 
 
 def test_all_open_handlers_are_saved(current: session.Session) -> None:

@@ -38,6 +38,7 @@ class Stage(enum.IntEnum):
     APART = 0  # the start, a save, an evaluation: it takes as long as it takes
     FIRST = 1  # the first steps, which trace and compile
     STEPS = 2
+    WAITS = 3  # at a boundary for the other workers; those waits have limits
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

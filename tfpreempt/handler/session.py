@@ -22,6 +22,7 @@ from typing import Any
 
 from tfpreempt.checkpoint.layout import is_same
 from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.agreement import WAITS
 from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
@@ -74,8 +75,8 @@ DIES_WITHIN = 0.05
 _TRACED = 2
 """Steps after which all is traced and compiled; two, as a GAN's, may take turns."""
 
-_WATCHED = (ev.Main.TRAINING, ev.Main.DETACHED)
-"""Else main is at a boundary, where all waits have limits of their own."""
+_TRAINS = (ev.Main.TRAINING, ev.Main.DETACHED)
+"""Who is detached by an error, and hangs on its way out, is ended by nobody else."""
 
 
 class Session:
@@ -514,11 +515,13 @@ class Session:
         callbacks' own.
         """
         gate, armed = self.gate, [each for each in self.members if each.is_armed]
+        main = self.coordinator.state.main
         is_between = any(each.amid for each in armed) and not gate.busy
-        is_serving = self.coordinator.state.main not in _WATCHED
-        is_busy = self.coordinator.is_saving or is_serving or self.unwatched
+        is_saving = self.coordinator.is_saving or main not in _TRAINS
         stage = Stage.STEPS
-        if not (armed and gate.started) or is_between or is_busy:
+        if main in WAITS:
+            stage = Stage.WAITS
+        elif not (armed and gate.started) or is_between or is_saving or self.unwatched:
             stage = Stage.APART
         elif any(each.runs < _TRACED for each in armed):
             stage = Stage.FIRST

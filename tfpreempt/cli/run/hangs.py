@@ -29,6 +29,7 @@ _LEAST_SECONDS = 120.0
 _STEPS = 20
 _TRACES = 2  # a step may have to be traced and compiled again
 _KEPT = 101  # step times
+_TAKEN_BACK = (Stage.APART, Stage.WAITS)  # where the process is stopped
 
 
 @dataclasses.dataclass(eq=False)
@@ -90,7 +91,7 @@ class Life:
     @property
     def limit(self) -> float:
         """How long it may give no sign: no boundary, or where it is apart no beat."""
-        if self.sign is None:
+        if self.sign is None or self.sign.stage is Stage.WAITS:
             return math.inf
         if self.sign.stage is not Stage.STEPS:
             return max(_LONG_SECONDS, self.timeout)
@@ -108,16 +109,16 @@ class Hang:
         worker: its index.
         step: that it has made, over all restarts.
         is_behind: whether another one has come to more boundaries.
-        seconds: since its newest one.
-        limit: for that.
+        stage: what it is in.
+        seconds: since its newest boundary; where it is apart, since it told anything.
         state: of its process, as the kernel says it, such as "T (stopped)".
     """
 
     worker: int
     step: int
     is_behind: bool
+    stage: Stage
     seconds: float
-    limit: float
     state: str
 
 
@@ -164,7 +165,7 @@ class Watch:
         for worker in running:
             if told := self._files[worker].read():
                 beat, sign = told
-                if sign.stage is Stage.APART and _state(sign.pid).startswith("T"):
+                if sign.stage in _TAKEN_BACK and _state(sign.pid).startswith("T"):
                     sign = dataclasses.replace(sign, stage=Stage.STEPS)
                 self._lives[worker].see(self._now, beat, sign)
         lives = [self._lives[worker] for worker in running]
@@ -189,8 +190,8 @@ class Watch:
                     worker=worker,
                     step=sign.step,
                     is_behind=sign.boundaries < ahead,
+                    stage=sign.stage,
                     seconds=self._now - life.since,
-                    limit=life.limit,
                     state=_state(sign.pid),
                 )
             )

@@ -12,6 +12,7 @@ from tfpreempt.cli.run.hangs import Hang
 from tfpreempt.cli.run.policy import Cause, Leave, Limits, Restart, WorkerExit
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.core.journal import JsonLines
+from tfpreempt.core.life import Stage
 
 _CAUSES = {
     Cause.FINISHED: "training is finished",
@@ -111,7 +112,10 @@ class Reporter:
 
     def hung(self, hangs: Sequence[Hang]) -> None:
         """The workers come to no boundary any more."""
-        told = [dataclasses.asdict(each) for each in hangs]
+        told = [
+            dataclasses.asdict(each) | {"stage": each.stage.name.lower()}
+            for each in hangs
+        ]
         self._add("hang", incarnation=self._incarnation, workers=told)
         self._say("the workers hang:", *(_how(each) for each in hangs))
 
@@ -212,9 +216,10 @@ class Reporter:
 
 def _how(hang: Hang) -> str:
     behind = ", behind the others" if hang.is_behind else ""
+    what = "waits for the others" if hang.stage is Stage.WAITS else "no boundary"
     return (
-        f"  worker {hang.worker} at step {hang.step}{behind}: no boundary for "
-        f"{hang.seconds:.0f} s, limit {hang.limit:.0f} s, process {hang.state}"
+        f"  worker {hang.worker} at step {hang.step}{behind}: {what} for "
+        f"{hang.seconds:.0f} s, process {hang.state}"
     )
 
 
