@@ -201,7 +201,7 @@ def test_one_hang_too_many() -> None:
 
 
 def test_what_hangs_in_the_kernel_is_given_up() -> None:
-    given_up = judge(-9, now=65.0, hung_at=40.0, asked_at=41.0, killed_at=60.0)
+    given_up = judge(now=65.0, hung_at=40.0, asked_at=41.0, killed_at=60.0)
     assert isinstance(given_up, Leave)
     assert (given_up.cause, given_up.code) == (Cause.HANG, 137)
 

@@ -23,7 +23,8 @@ _CAUSES = {
     Cause.MOVED: "the checkpoint directory is not the one of the start",
     Cause.STOPPED: "told to stop; the platform is expected to start the run again",
 }
-_SHOWN_LINES = 10  # of a stack; the newest call comes first
+_NEWEST_LINES, _SHOWN_LINES = 3, 12  # of a stack; the newest call comes first
+_LIBRARIES = "/site-packages/"  # whose lines, but for the newest, say less
 
 
 @dataclasses.dataclass(eq=False)
@@ -128,9 +129,11 @@ class Reporter:
                 self._say(f"worker {worker} could not write its stacks")
                 continue
             main = text.rstrip().rpartition("\n\n")[2].splitlines()  # the oldest thread
+            own = [line for line in main[_NEWEST_LINES:] if _LIBRARIES not in line]
+            shown = (main[:_NEWEST_LINES] + own)[:_SHOWN_LINES]
             self._say(
                 f"worker {worker} hangs here (all stacks: {self.journal.path}):",
-                *(f"  | {line}" for line in main[:_SHOWN_LINES]),
+                *(f"  | {line}" for line in shown),
             )
 
     def failed(self, failure: WorkerExit, lines: Sequence[str], log: Path) -> None:
