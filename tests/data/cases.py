@@ -24,6 +24,13 @@ def sharded(dataset: Any, policy: str) -> Any:
     return dataset.with_options(options)
 
 
+def symbolic(dataset: Any) -> Any:
+    """With a state that is a few numbers: it is copied to the devices ahead."""
+    options = tf.data.Options()
+    options.experimental_symbolic_checkpoint = True
+    return dataset.with_options(options)
+
+
 def plain(batch: int = BATCH, drop_remainder: bool = False) -> Any:
     """Numbers in order."""
     return tf.data.Dataset.range(SIZE).batch(batch, drop_remainder)
@@ -105,6 +112,12 @@ def make_cases(directory: Path) -> dict[str, Callable[[], Any]]:
                 (sparse, ("DATA", "AUTO")),
             )
             for policy in policies
+        },
+        **{
+            f"{make.__name__}_ahead": lambda make=make: symbolic(
+                sharded(make(), "DATA")
+            )
+            for make in (plain, nested, ragged, sparse)
         },
         **{
             f"files_{policy}": lambda policy=policy: sharded(

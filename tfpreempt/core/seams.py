@@ -61,9 +61,11 @@ MODULES = {
     "input_lib": _TF + "distribute.input_lib",
     "io_ops": _TF + "ops.io_ops",
     "iterator_ops": _TF + "data.ops.iterator_ops",
+    "multi_device_iterator_ops": _TF + "data.ops.multi_device_iterator_ops",
     "object_identity": _TF + "util.object_identity",
     "range_op": _TF + "data.ops.range_op",
     "repeat_op": _TF + "data.ops.repeat_op",
+    "resource_variable_ops": _TF + "ops.resource_variable_ops",
     "saveable_object": _TF + "training.saving.saveable_object",
     "shuffle_op": _TF + "data.ops.shuffle_op",
     "skip_op": _TF + "data.ops.skip_op",
@@ -138,8 +140,7 @@ FEATURES = {
         names={
             "dataset_ops": "DatasetV2._functions DatasetV2._inputs "
             "DatasetV2._variant_tensor",
-            "gen_dataset_ops": "dataset_to_graph_v2 deserialize_iterator map_dataset "
-            "serialize_iterator",
+            "gen_dataset_ops": "dataset_to_graph_v2 map_dataset serialize_iterator",
             "iterator_ops": "OwnedIterator._dataset "
             "OwnedIterator._iterator_resource OwnedIterator._restore_from_tensors "
             "OwnedIterator._serialize_to_tensors",
@@ -191,6 +192,7 @@ FEATURES = {
         what="the place in the data under a strategy",
         names={
             "data_distribute": "compute_batch_size",
+            "gen_dataset_ops": "make_iterator multi_device_iterator_init",
             "input_lib": "DistributedDataset._cardinality "
             "DistributedDataset._element_spec "
             "DistributedDataset._enable_get_next_as_optional "
@@ -208,6 +210,9 @@ FEATURES = {
             "InputWorkers.compute_devices_for_worker InputWorkers.num_workers "
             "InputWorkers.worker_devices "
             "_SingleWorkerDatasetIteratorSpec._element_spec",
+            "multi_device_iterator_ops": "OwnedMultiDeviceIterator._device_iterators "
+            "OwnedMultiDeviceIterator._multi_device_iterator_resource",
+            "resource_variable_ops": "ResourceVariable",
             "trackable_base": "Trackable._track_trackable",
         },
     ),

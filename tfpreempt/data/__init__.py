@@ -4,6 +4,7 @@ distribution   distribute(): what a strategy makes of a dataset, as such an iter
 host_iterator  a distributed iterator whose place can be saved
 iterators      iterators of any data, and the ordinary ones below them
 pipelines      from_arrays(), from_index(): pipelines whose place is a few numbers
+read_ahead     global batches that are copied to the devices ahead of the step
 slices         the slices of a global batch that this process's replicas train on
 """
 

@@ -4,7 +4,8 @@ TensorFlow's own `DistributedIterator` reads ahead in the background, and nobody
 it how far training has come. This one draws each batch from an ordinary host iterator
 when a step asks for it, in the same order, so that the host iterator's state is the
 place of training; what that reads ahead itself (`prefetch`) is accounted for in its
-state by tf.data.
+state by tf.data. Where slices of global batches are copied to the devices ahead, the
+state comes with the slices (`read_ahead`).
 
 An iterator is a composite tensor, taken apart and put together by its type spec when a
 tf.function receives it.
@@ -19,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.core import seams
+from tfpreempt.data.read_ahead import Ahead, AheadIterator
 from tfpreempt.data.slices import Cut, batch_size, check_shares, global_batches
 
 seams.require("distributed_data")
@@ -52,7 +54,6 @@ class _Together:
     device: str  # of the host
     cut: Cut
     spec: Any  # of a slice
-    draws: int = 1
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
@@ -96,7 +97,7 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        for number, (iterator, _) in enumerate(self.host_iterators()):
+        for number, iterator in enumerate(self.host_iterators()):
             self._track_trackable(iterator, self._name_of_place(number))
 
     def _name_of_place(self, number: int) -> str:
@@ -105,16 +106,27 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
             return "global_batches"
         return f"part_{number}_for_{self._strategy.num_replicas_in_sync}_replicas"
 
-    def host_iterators(self) -> Iterator[tuple[Any, int]]:
-        """Each with the number of elements that one step draws from it."""
-        for worker in self._iterators:
-            yield worker.iterator, worker.draws
+    def host_iterators(self) -> Iterator[Any]:
+        """Those whose states are its place."""
+        return (worker.iterator for worker in self._iterators)
+
+    def read_locally(self) -> None:
+        """Reads the local part of one global batch and drops it; needs no other worker.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        try:
+            for worker in self._iterators:
+                worker.get_next_as_list()
+        except tf.errors.OutOfRangeError:
+            raise StopIteration from None
 
     @property
     def is_shared(self) -> bool:
         """Whether its place is that in the global batches: the same on all workers,
         however many there are."""
-        return all(isinstance(worker, _Together) for worker in self._iterators)
+        return all(isinstance(worker, _Together | Ahead) for worker in self._iterators)
 
     def check_shares(self) -> None:
         """Sees whether the replicas have equal shares of a global batch.
@@ -180,18 +192,26 @@ class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow i
 
     @property
     def _component_specs(self) -> list[Any]:
-        if self.cut is not None:
-            return [tf.data.IteratorSpec(self.cut.spec)]
-        each = super()._component_specs
-        return [tf.data.IteratorSpec(spec._element_spec) for spec in each]
+        each = [spec._element_spec for spec in super()._component_specs]
+        if self.cut is None:
+            return [*map(tf.data.IteratorSpec, each)]
+        whole = tf.data.IteratorSpec(self.cut.spec)
+        if not self.cut.is_ahead:
+            return [whole]
+        marked = tf.data.IteratorSpec((*each, tf.TensorSpec([], tf.string)))
+        slices = [marked] * len(self.cut.local)
+        return [whole, *slices, tf.TensorSpec([], tf.resource)]
 
     def _to_components(self, value: Any) -> list[Any]:
-        return [iterator for iterator, _ in value.host_iterators()]
+        if self.cut is None or not self.cut.is_ahead:
+            return [*value.host_iterators()]
+        [worker] = value._iterators
+        return [worker.iterator, *worker.slices, worker.place]
 
     def _from_components(self, components: Any) -> HostIterator:
         iterator = HostIterator(
             input_workers=self._input_workers,
-            components=[self._worker(*each) for each in enumerate(components)],
+            components=self._workers(components),
             element_spec=self._element_spec,
             strategy=self._strategy,
             cardinality=self._cardinality,
@@ -202,17 +222,32 @@ class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow i
         iterator._type_spec = self
         return iterator
 
-    def _worker(self, number: int, iterator: Any) -> _OneByOne | _Together:
-        if self.cut is not None:
-            [slices] = super()._component_specs
-            return _Together(
+    def _workers(self, components: Sequence[Any]) -> list[Any]:
+        workers = self._input_workers
+        if self.cut is None:
+            return [
+                _OneByOne(
+                    iterator=iterator,
+                    draws=len(workers.compute_devices_for_worker(number)),
+                )
+                for number, iterator in enumerate(components)
+            ]
+        [one] = super()._component_specs
+        spec = one._element_spec
+        if not self.cut.is_ahead:
+            [iterator], [host] = components, workers.worker_devices
+            return [_Together(iterator=iterator, device=host, cut=self.cut, spec=spec)]
+        iterator, *slices, place = components
+        devices = workers.compute_devices_for_worker(0)
+        return [
+            Ahead(
                 iterator=iterator,
-                device=self._input_workers.worker_devices[number],
-                cut=self.cut,
-                spec=slices._element_spec,
+                slices=slices,
+                place=place,
+                devices=devices,
+                spec=spec,
             )
-        devices = self._input_workers.compute_devices_for_worker(number)
-        return _OneByOne(iterator=iterator, draws=len(devices))
+        ]
 
 
 def host_iterator(dataset: Any) -> HostIterator:
@@ -229,12 +264,17 @@ def host_iterator(dataset: Any) -> HostIterator:
     else:
         cut = None
         parts = getattr(dataset, "_cloned_datasets", None) or dataset._datasets
-    iterators = []
-    for device, part in zip(dataset._input_workers.worker_devices, parts, strict=True):
+    workers = dataset._input_workers
+    components: list[Any] = []
+    for device, part in zip(workers.worker_devices, parts, strict=True):
         with tf.device(device):
-            iterators.append(iter(part))
+            if cut is not None and cut.is_ahead:
+                ahead = AheadIterator(part, cut, workers.compute_devices_for_worker(0))
+                components += ahead, *ahead.slices, ahead.place.handle
+            else:
+                components.append(iter(part))
     spec = _HostIteratorSpec(
-        dataset._input_workers,
+        workers,
         dataset._element_spec,
         dataset._strategy,
         options=None,
@@ -243,4 +283,4 @@ def host_iterator(dataset: Any) -> HostIterator:
         replica_order=dataset._replica_order,
     )
     spec.cut = cut
-    return spec._from_components(iterators)
+    return spec._from_components(components)

@@ -36,12 +36,10 @@ def read_locally(iterator: Any) -> None:
     Raises:
         StopIteration: there is none.
     """
-    if not hasattr(iterator, "host_iterators"):
+    if hasattr(iterator, "read_locally"):
+        iterator.read_locally()
+    else:
         next(iterator)
-        return
-    for owned, draws in iterator.host_iterators():
-        for _ in range(draws):
-            next(owned)
 
 
 def owned_iterators(iterator: Any) -> Iterator[Any]:
@@ -52,5 +50,4 @@ def owned_iterators(iterator: Any) -> Iterator[Any]:
     if isinstance(iterator, tf.data.Iterator):
         yield iterator
     elif hasattr(iterator, "host_iterators"):
-        for owned, _ in iterator.host_iterators():
-            yield owned
+        yield from iterator.host_iterators()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,12 +38,14 @@ class Cut:
         replicas: of all processes.
         is_filled: whether the first replicas get full shares, and the last less, or
             nothing; else none has more than one sample more than another.
+        is_ahead: whether the slices are copied to their devices ahead of the step.
     """
 
     spec: Any
     local: tuple[int, ...]
     replicas: int
     is_filled: bool
+    is_ahead: bool
 
     def slice_of(self, number: int, batch: Any) -> Any:
         """What one of the local replicas gets of a batch."""
@@ -111,7 +114,13 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
     local = tuple(range(first, replicas, workers))
     if not _is_read_ahead(whole):
         whole = whole.prefetch(_READ_AHEAD)
-    return whole, Cut(spec=spec, local=local, replicas=replicas, is_filled=is_filled)
+    return whole, Cut(
+        spec=spec,
+        local=local,
+        replicas=replicas,
+        is_filled=is_filled,
+        is_ahead=_is_copied_ahead(whole, distributed._input_workers),
+    )
 
 
 def _is_shared_by_batch(dataset: Any) -> bool:
@@ -131,6 +140,24 @@ def _is_read_ahead(dataset: Any) -> bool:
     while type(dataset).__name__ == "_OptionsDataset":
         (dataset,) = dataset._inputs()
     return type(dataset).__name__ == "_PrefetchDataset"
+
+
+def _is_copied_ahead(dataset: Any, workers: Any) -> bool:
+    """Whether slices are copied to their devices before a step takes them.
+
+    A state is asked for with every batch, so it must be a few numbers. TensorFlow logs
+    a line for each, unless it is told to log no INFO.
+    """
+    [host] = map(_local, workers.worker_devices)
+    if {*map(_local, workers.compute_devices_for_worker(0))} == {host}:
+        return False
+    is_quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") > "0"
+    return is_quiet and bool(dataset.options().experimental_symbolic_checkpoint)
+
+
+def _local(device: str) -> tuple[Any, Any]:
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.device_type, spec.device_index
 
 
 def check_shares(size: int, replicas: int) -> None:

@@ -30,8 +30,8 @@ from tfpreempt.checkpoint.iterator_state import (
     unpack,
 )
 from tfpreempt.checkpoint.variables import plain_message
-from tfpreempt.core import seams
 from tfpreempt.data.iterators import owned_iterators, read_locally
+from tfpreempt.data.read_ahead import state_of
 from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.interface import Fit
@@ -207,22 +207,13 @@ def _states(iterator: Any) -> list[list[bytes]]:
     Raises:
         tf.errors.OpError: one has none.
     """
-    policy = tf.data.experimental.ExternalStatePolicy.IGNORE.value
-    found = []
-    for owned in owned_iterators(iterator):
-        state = seams.gen_dataset_ops.serialize_iterator(
-            owned._iterator_resource, policy
-        )
-        found.append(pack(state))
-    return found
+    return [pack(state_of(owned)) for owned in owned_iterators(iterator)]
 
 
 def _set_states(iterator: Any, states: Sequence[Sequence[bytes]]) -> None:
     for owned, state in zip(owned_iterators(iterator), states, strict=True):
-        resource = owned._iterator_resource
         try:
-            with tf.device(resource.device):
-                seams.gen_dataset_ops.deserialize_iterator(resource, unpack(state))
+            owned._restore_from_tensors({"_STATE": unpack(state)})
         except tf.errors.OpError as error:
             raise errors.CheckpointMismatchError(
                 "The position in the training data was saved for another tf.data "

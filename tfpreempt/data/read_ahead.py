@@ -1,0 +1,181 @@
+"""Global batches that are copied to the replicas' devices before a step takes them.
+
+A thread of tf.data reads a global batch from a host iterator, asks that for its state,
+cuts the batch, and copies the slices to their devices, each with the state beside it.
+The step that takes the slices writes the state down. So the place of training is known
+at every moment, however far was read ahead.
+
+TensorFlow's own MultiDeviceIterator does the copying. It keeps an error of the pipeline
+until the step that needs the batch, and knows what a device can hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfpreempt.core import seams
+from tfpreempt.data.slices import Cut
+
+_ops: Any = seams.gen_dataset_ops
+_iterators: Any = seams.iterator_ops
+_Owned: Any = _iterators.OwnedIterator
+
+
+class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
+    """An iterator of global batches whose state is the place of training.
+
+    To be made on the host's device.
+
+    Args:
+        dataset: of global batches.
+        cut: how they are cut.
+        devices: of this process's replicas.
+
+    Attributes:
+        slices: for each device an iterator that lies there, of slices, each with the
+            place behind its batch.
+        place: the variable that a step writes it to.
+    """
+
+    def __init__(self, dataset: Any, cut: Cut, devices: Sequence[str]) -> None:
+        super().__init__(dataset)
+        resource = self._iterator_resource
+        # Not a tf.Variable, which would be one for each replica in a strategy's scope.
+        self.place = seams.resource_variable_ops.ResourceVariable(
+            _serialized(resource), trainable=False
+        )
+        self._marked = _marked_slices(resource, dataset.element_spec, cut)
+        self._devices = tuple(devices)
+        self._copier = self._new_copier()
+        self.slices: list[Any] = self._copier._device_iterators
+
+    def _new_copier(self) -> Any:
+        """It begins to read when a step asks it for the first batch."""
+        host = self._iterator_resource.device
+        with tf.device(host):
+            return seams.multi_device_iterator_ops.OwnedMultiDeviceIterator(
+                self._marked, self._devices, source_device=host
+            )
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {"_STATE": state_of(self)}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> list[Any]:
+        # With a new dataset the thread ends that reads. It is never read itself.
+        resource = self._copier._multi_device_iterator_resource
+        with tf.device(resource.device):
+            _ops.multi_device_iterator_init(
+                self._marked._variant_tensor, resource, max_buffer_size=1
+            )
+        done: list[Any] = super()._restore_from_tensors(restored_tensors)
+        self.place.assign(_serialized(self._iterator_resource))
+        self._copier = self._new_copier()
+        # What was traced holds the iterators of old, so these go over to the new data.
+        for old, new in zip(self.slices, self._copier._device_iterators, strict=True):
+            with tf.device(old._iterator_resource.device):
+                _ops.make_iterator(new._dataset._variant_tensor, old._iterator_resource)
+        return done
+
+
+def state_of(iterator: Any) -> Any:
+    """The state of a tf.data iterator, as `serialize_iterator` gives it; of one whose
+    batches are copied ahead, that of training. What ops keep is left out.
+
+    Raises:
+        tf.errors.OpError: it has none.
+    """
+    if isinstance(iterator, AheadIterator):
+        return tf.io.parse_tensor(iterator.place, tf.variant)
+    return _state_of(iterator._iterator_resource)
+
+
+def _state_of(resource: Any) -> Any:
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE.value
+    return _ops.serialize_iterator(resource, policy)
+
+
+def _serialized(resource: Any) -> tf.Tensor:
+    """The state as a string, which no device but the host holds."""
+    return tf.io.serialize_tensor(_state_of(resource))
+
+
+def _marked_slices(resource: Any, spec: Any, cut: Cut) -> tf.data.Dataset:
+    """The slices of all local replicas in turn, each with the place behind its batch.
+
+    Args:
+        resource: a host iterator's; there must be no other reader.
+        spec: of a global batch.
+        cut: how it is cut.
+    """
+
+    def read(resource: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        iterator = tf.data.IteratorSpec(spec)._from_components([resource])
+        return iterator.get_next_as_optional(), _serialized(resource)
+
+    def slices(batch: Any, place: tf.Tensor) -> tf.data.Dataset:
+        whole = batch.get_value()
+        each = [
+            tf.data.Dataset.from_tensors((cut.slice_of(number, whole), place))
+            for number in range(len(cut.local))
+        ]
+        return functools.reduce(tf.data.Dataset.concatenate, each)
+
+    # Not captured: functions are in circles, which would keep the iterator's threads.
+    batches = tf.data.Dataset.from_tensors(resource).repeat().map(read)
+    batches = batches.take_while(lambda batch, _: batch.has_value())
+    return batches.flat_map(slices)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """One worker's slices, which lie on the devices already."""
+
+    iterator: Any
+    slices: Sequence[Any]
+    place: Any  # the variable's handle
+    devices: Sequence[str]
+    spec: Any  # of a slice
+
+    def get_next_as_list(self, name: str | None = None) -> list[Any]:
+        del name
+        found = []
+        for device, each in zip(self.devices, self.slices, strict=True):
+            with tf.device(device):
+                found.append(each.get_next())
+        parts, places = zip(*found, strict=True)
+        tf.raw_ops.AssignVariableOp(resource=self.place, value=places[0])
+        return [*parts]
+
+    def get_next_as_optional_list(self) -> list[Any]:
+        found = []
+        for device, each in zip(self.devices, self.slices, strict=True):
+            with tf.device(device):
+                found.append(each.get_next_as_optional())
+        before = tf.raw_ops.ReadVariableOp(resource=self.place, dtype=tf.string)
+        first = found[0]
+        with tf.device(self.devices[0]):
+            place = tf.cond(
+                first.has_value(), lambda: first.get_value()[1], lambda: before
+            )
+        tf.raw_ops.AssignVariableOp(resource=self.place, value=place)
+        return [_Unmarked(each, self.spec) for each in found]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Unmarked:
+    """An Optional slice without its place, as `tf.experimental.Optional` has it."""
+
+    marked: Any
+    element_spec: Any
+
+    def has_value(self) -> Any:
+        return self.marked.has_value()
+
+    def get_value(self) -> Any:
+        part, _ = self.marked.get_value()
+        return part
