@@ -1,18 +1,22 @@
 """What a step takes whose input a strategy distributes: by ours, by TensorFlow's.
 
-The iterator of `tfpreempt.data.distribute` cuts global batches when a step takes them;
-TensorFlow's own reads cut ones ahead, and cannot be saved. A step takes a batch of many
-MiB and looks at each number once. Both iterators live in one process, and steps by one
-and by the other take turns, after a pause in which both can read ahead.
+The iterator of `tfpreempt.data.distribute` cuts global batches when a step takes them,
+or, where their place is a few numbers, copies slices to the devices ahead; TensorFlow's
+own always does, and cannot be saved. A step takes a batch of many MiB and looks at each
+number once; one of no MiB shows what the taking costs. Both iterators live in one
+process, and steps by one and by the other take turns, after a pause in which both can
+read ahead.
 
-Usage: python -m tests.bench.distributed_input REPLICAS ROUNDS MEBIBYTES, in a process
-of its own, because the number of logical devices is fixed at TensorFlow's start. Prints
-the milliseconds of each round's step by ours and by theirs, as JSON.
+Usage: python -m tests.bench.distributed_input REPLICAS ROUNDS MEBIBYTES COPIED, in a
+process of its own, because the number of logical devices is fixed at TensorFlow's
+start. COPIED is "ahead" or "by the step". Prints the milliseconds of each round's step
+by ours and by theirs, as JSON.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -22,6 +26,7 @@ from typing import Any
 from tests.bench.row import compare
 
 BAR = 1.02
+AHEAD, BY_THE_STEP = "ahead", "by the step"
 ROWS = 64
 STEPS = 5
 """Steps in a row, by one iterator; more than either reads ahead."""
@@ -30,29 +35,41 @@ WARM = 3
 
 
 def rows(rounds: int = 61, mebibytes: int = 64) -> Iterator[dict[str, Any]]:
-    """A row for one replica and one for two.
+    """A row for one replica and some for two. The bar is for large batches.
 
     Args:
         rounds: of steps by each.
         mebibytes: of a global batch.
     """
-    for replicas in (1, 2):
+    # Else TensorFlow logs each batch that is read ahead, and so none is.
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    for replicas, size, copied in (
+        (1, mebibytes, BY_THE_STEP),
+        *((2, mebibytes, BY_THE_STEP), (2, mebibytes, AHEAD)),
+        *((2, 0, BY_THE_STEP), (2, 0, AHEAD)),
+    ):
         command = [sys.executable, "-m", "tests.bench.distributed_input"]
-        arguments = map(str, (replicas, rounds, mebibytes))
+        arguments = map(str, (replicas, rounds, size, copied))
         done = subprocess.run(
-            [*command, *arguments], check=True, stdout=subprocess.PIPE
+            [*command, *arguments],
+            check=True,
+            stdout=subprocess.PIPE,
+            env=environment,
         )
         ours, theirs = json.loads(done.stdout.splitlines()[-1])
         yield compare(
             *("distributed_input", ours, theirs),
             unit="ms",
-            bar=BAR,
+            bar=BAR if size else None,
             replicas=replicas,
-            mebibytes=mebibytes,
+            mebibytes=size,
+            copied=copied,
         )
 
 
-def measure(replicas: int, rounds: int, mebibytes: int) -> list[list[float]]:
+def measure(
+    replicas: int, rounds: int, mebibytes: int, copied: str
+) -> list[list[float]]:
     """Milliseconds of a step by ours and by theirs, round for round."""
     import tensorflow as tf
 
@@ -68,7 +85,10 @@ def measure(replicas: int, rounds: int, mebibytes: int) -> list[list[float]]:
         return whole + tf.cast(number, tf.float32)
 
     def data() -> tf.data.Dataset:
-        return tf.data.Dataset.range(1_000_000).map(batch).prefetch(STEPS)
+        options = tf.data.Options()
+        options.experimental_symbolic_checkpoint = copied == AHEAD
+        batches = tf.data.Dataset.range(1_000_000).map(batch).prefetch(STEPS)
+        return batches.with_options(options)
 
     def looked_at(part: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(tf.tanh(part))
@@ -94,4 +114,5 @@ def measure(replicas: int, rounds: int, mebibytes: int) -> list[list[float]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*map(int, sys.argv[1:]))))
+    *sizes, how = sys.argv[1:]
+    print(json.dumps(measure(*map(int, sizes), how)))

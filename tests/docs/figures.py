@@ -310,9 +310,10 @@ FIGURES = (
         title="A step whose input a strategy distributes",
         text="The iterator of `tfpreempt.data.distribute` against TensorFlow's own, "
         "which cannot be saved: a step that takes a global batch and looks at each of "
-        "its numbers, by one and by the other in turn.",
+        "its numbers, by one and by the other in turn. Batches of ours are copied to "
+        "the devices by the step, or ahead of it; TensorFlow's always are ahead.",
         benches=("distributed_input",),
-        label="{replicas} replicas, {mebibytes:,} MiB",
+        label="{replicas} replicas, {mebibytes:,} MiB, copied {copied}",
         sides={"ours": "tfpreempt", "theirs": "TensorFlow"},
     ),
     Figure(

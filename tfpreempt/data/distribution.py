@@ -39,6 +39,10 @@ def distribute(
     `AutoShardPolicy.DATA`) that is the place in the global batches, which is the same
     for any number of workers.
 
+    The copy to the devices is made ahead of the step, as in TensorFlow's iterator, for
+    shared batches whose place is a few numbers (`tfpreempt.data` pipelines), where the
+    environment has a TF_CPP_MIN_LOG_LEVEL of 1 or more; for others the step makes it.
+
     Args:
         dataset: of global batches; or a function that makes one of its own for each
             worker, as `strategy.distribute_datasets_from_function` takes it.
