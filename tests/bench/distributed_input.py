@@ -1,8 +1,8 @@
 """What a step takes whose input a strategy distributes: by ours, by TensorFlow's.
 
 The iterator of `tfpreempt.data.distribute` cuts global batches when a step takes them,
-or, where their place is a few numbers, copies slices to the devices ahead; TensorFlow's
-own always does, and cannot be saved. A step takes a batch of many MiB and looks at each
+or, where it is asked to, copies slices to the devices ahead; TensorFlow's own always
+does, and cannot be saved. A step takes a batch of many MiB and looks at each
 number once; one of no MiB shows what the taking costs. Both iterators live in one
 process, and steps by one and by the other take turns, after a pause in which both can
 read ahead.
@@ -41,7 +41,7 @@ def rows(rounds: int = 61, mebibytes: int = 64) -> Iterator[dict[str, Any]]:
         rounds: of steps by each.
         mebibytes: of a global batch.
     """
-    # Else TensorFlow logs each batch that is read ahead, and so none is.
+    # Else TensorFlow logs each batch that is read ahead.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     for replicas, size, copied in (
         (1, mebibytes, BY_THE_STEP),
@@ -97,8 +97,9 @@ def measure(
         found = strategy.run(looked_at, (next(iterator),))
         return strategy.reduce(tf.distribute.ReduceOp.SUM, found, axis=None)
 
+    options = tf.distribute.InputOptions() if copied == AHEAD else None
     iterators = (
-        distribute(data(), strategy),
+        distribute(data(), strategy, options),
         iter(strategy.experimental_distribute_dataset(data())),
     )
     sides = [(each, tf.function(step), []) for each in iterators]

@@ -25,7 +25,7 @@ def sharded(dataset: Any, policy: str) -> Any:
 
 
 def symbolic(dataset: Any) -> Any:
-    """With a state that is a few numbers: it is copied to the devices ahead."""
+    """With a state that is a few numbers."""
     options = tf.data.Options()
     options.experimental_symbolic_checkpoint = True
     return dataset.with_options(options)

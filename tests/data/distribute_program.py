@@ -42,27 +42,30 @@ def theirs(strategy: Any, data: Any) -> Any:
     return iter(strategy.experimental_distribute_dataset(data))
 
 
-def compare(strategy: Any, make: Any, directory: Path) -> dict[str, Any]:
-    """Facts of one case."""
+def compare(
+    strategy: Any, make: Any, directory: Path, is_ahead: bool
+) -> dict[str, Any]:
+    """Facts of one case; with batches that are copied to the devices ahead, or not."""
+    options = tf.distribute.InputOptions() if is_ahead else None
     try:
         expected = read(strategy, theirs(strategy, make()))
     except Exception as error:
         expected = [type(error).__name__]
     try:
-        whole = read(strategy, distribute(make(), strategy))
+        whole = read(strategy, distribute(make(), strategy, options))
     except Exception as error:
         return {"same": [type(error).__name__] == expected, "refused": str(error)}
     found: dict[str, Any] = {"same": whole == expected, "batches": len(expected)}
     if not found["same"]:
         found |= {"ours": whole[-2:], "theirs": expected[-2:]}
-    ours = distribute(make(), strategy)
+    ours = distribute(make(), strategy, options)
     read(strategy, ours, READ)
     prefix = str(directory / "ckpt")
     try:
         path = tf.train.Checkpoint(data=ours).write(prefix)
     except tf.errors.OpError as error:
         return found | {"unsaved": error.message[:300]}
-    again = distribute(make(), strategy)
+    again = distribute(make(), strategy, options)
     tf.train.Checkpoint(data=again).read(path).assert_consumed()
     rest = read(strategy, again, len(whole) - READ)
     return found | {"continued": rest == whole[READ:]}
@@ -75,7 +78,8 @@ def main(checkpoints: str, name: str, devices: str = "1") -> None:
     found = {}
     with tempfile.TemporaryDirectory() as directory:
         for case, make in make_cases(Path(directory)).items():
-            found[case] = compare(strategy, make, Path(directory))
+            is_ahead = case.endswith("_ahead")
+            found[case] = compare(strategy, make, Path(directory), is_ahead)
     print("result", json.dumps(found), flush=True)
 
 

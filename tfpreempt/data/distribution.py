@@ -39,15 +39,18 @@ def distribute(
     `AutoShardPolicy.DATA`) that is the place in the global batches, which is the same
     for any number of workers.
 
-    The copy to the devices is made ahead of the step, as in TensorFlow's iterator, for
-    shared batches whose place is a few numbers (`tfpreempt.data` pipelines), where the
-    environment has a TF_CPP_MIN_LOG_LEVEL of 1 or more; for others the step makes it.
+    A step copies its batch to the devices. `options=tf.distribute.InputOptions()` has
+    that made ahead of it, as TensorFlow's iterator does, where workers share batches
+    and the place is a few numbers (`tfpreempt.data` pipelines): worth it where the
+    copy takes long. TensorFlow then logs "Saving symbolic checkpoint" for each batch,
+    unless TF_CPP_MIN_LOG_LEVEL is 1 or more.
 
     Args:
         dataset: of global batches; or a function that makes one of its own for each
             worker, as `strategy.distribute_datasets_from_function` takes it.
         strategy: on one machine or on many.
-        options: as for the strategy's own methods.
+        options: as for the strategy's own methods. With `experimental_fetch_to_device`,
+            the default of InputOptions, batches are copied ahead.
 
     Returns:
         The iterator, which begins at the beginning, and is trackable. It ends where

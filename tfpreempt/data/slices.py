@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,7 +118,7 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
         local=local,
         replicas=replicas,
         is_filled=is_filled,
-        is_ahead=_is_copied_ahead(whole, distributed._input_workers),
+        is_ahead=_is_copied_ahead(distributed),
     )
 
 
@@ -142,17 +141,19 @@ def _is_read_ahead(dataset: Any) -> bool:
     return type(dataset).__name__ == "_PrefetchDataset"
 
 
-def _is_copied_ahead(dataset: Any, workers: Any) -> bool:
+def _is_copied_ahead(distributed: Any) -> bool:
     """Whether slices are copied to their devices before a step takes them.
 
-    A state is asked for with every batch, so it must be a few numbers. TensorFlow logs
-    a line for each, unless it is told to log no INFO.
+    A state is asked for with every batch, so it must be a few numbers.
     """
+    options, workers = distributed._options, distributed._input_workers
+    if options is None or not options.experimental_fetch_to_device:
+        return False
     [host] = map(_local, workers.worker_devices)
     if {*map(_local, workers.compute_devices_for_worker(0))} == {host}:
         return False
-    is_quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") > "0"
-    return is_quiet and bool(dataset.options().experimental_symbolic_checkpoint)
+    data = distributed._original_dataset.options()
+    return bool(data.experimental_symbolic_checkpoint)
 
 
 def _local(device: str) -> tuple[Any, Any]:
