@@ -38,7 +38,7 @@ AFTER = 0.2
 """Seconds at most until the others are killed too, as by whoever started them."""
 ROOM = 64 << 20
 TOO_LATE = "too late"
-NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*([.-][0-9a-f]*\d[0-9a-f]*)*")
+NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*([.-]([0-9a-f]*\d[0-9a-f]*|[0-9a-f]{8}))*")
 NEITHER = re.compile(r"/\.tfpreempt-(probe|put)-|\.metadata\.json$|\.beat$")
 KEPT = 2
 
