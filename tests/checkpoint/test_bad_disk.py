@@ -22,6 +22,7 @@ from tfpreempt.checkpoint import flat
 from tfpreempt.checkpoint.fence import LocalDisk
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.state import StateRegistry, read_state
+from tfpreempt.storage import reading
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyFiles
@@ -65,6 +66,28 @@ def test_nor_to_be_a_file(tmp_path: Path, failing: Failing) -> None:
     failing(tmp_path, "stat", calls={1})
     assert LocalStore(str(tmp_path)).uri
     assert LocalStore(str(tmp_path)).uri
+
+
+def test_a_link_that_leads_nobody_knows_where_is_in_no_listings_way(
+    tmp_path: Path, failing: Failing
+) -> None:
+    """Into somebody's home, say, or a mount that is gone; it is not followed anyway."""
+    (tmp_path / "elsewhere").symlink_to("/somewhere")
+    (tmp_path / "object").touch()
+    failing(tmp_path / "elsewhere", "stat")
+    assert reading.tree(str(tmp_path)) == ["elsewhere", "object"]
+
+
+def test_an_index_that_cannot_be_looked_at_hides_no_commit(
+    tmp_path: Path, failing: Failing
+) -> None:
+    save(make_saver(tmp_path, OwnPayload()), 1)
+    strange = tmp_path / "theirs.index"
+    strange.touch()
+    failing(strange, "lstat", "stat")
+    newest = make_saver(tmp_path, OwnPayload()).loader.newest()
+    assert newest is not None
+    assert newest.step == 1
 
 
 def test_a_commit_that_cannot_be_looked_at_is_not_passed_over_in_silence(

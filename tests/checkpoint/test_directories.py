@@ -13,6 +13,7 @@ from tests.checkpoint.fakes import OwnPayload, make_saver
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, probe, structure
 from tfpreempt.storage import failure
+from tfpreempt.storage.files import LocalFiles
 
 
 @pytest.mark.parametrize("given_directory", [None, ""])
@@ -193,3 +194,29 @@ def test_a_home_directory_that_no_shell_has_written_out_is_refused(
         failure.check_directory("~/run")
     assert list(tmp_path.iterdir()) == []
     assert failure.check_directory("./~") == str(tmp_path / "~")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_file_system_that_cannot_sync_directories_above_is_no_matter(
+    tmp_path, monkeypatch, is_there
+):
+    """Autofs and squashfs cannot."""
+    directory = tmp_path / "run"
+    if is_there:
+        directory.mkdir()
+
+    def refuse(self, path):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+
+    monkeypatch.setattr(LocalFiles, "sync_dir", refuse)
+    assert failure.check_directory(str(directory)) == str(directory)
+
+
+def test_nor_is_a_sick_one_above_a_directory_that_was_there(tmp_path, monkeypatch):
+    def fail(self, path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(LocalFiles, "sync_dir", fail)
+    assert failure.check_directory(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(errors.ConfigurationError, match="use another disk"):
+        failure.check_directory(str(tmp_path / "new"))

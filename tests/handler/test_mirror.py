@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
+import os
 import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import tensorflow as tf
@@ -94,6 +96,27 @@ def test_every_commit_is_copied_and_the_end_waits(
     assert handler.mirror_status.newest == handler.mirror_status.mirrored == 4
     handler.close()
     assert steps(store) == [5, 4]  # max_to_keep acts there too
+
+
+def test_a_commit_that_cannot_be_read_back_stands(
+    program: Program, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its copy; the next one is copied."""
+
+    def fail(path: str) -> NoReturn:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    with program.handler(remote_checkpoint_dir=store) as handler:
+        handler.run(program.step)
+        with monkeypatch.context() as patch:
+            patch.setattr(catalog, "at", fail)
+            handler.save()
+        handler.run(program.step)
+        handler.save()
+        assert handler.wait_for_mirror(LIMIT)
+        assert handler.mirror_status is not None
+        assert handler.mirror_status.mirrored == 2
+    assert [r["step"] for r in program.events("commit")][:2] == [1, 2]
 
 
 def test_without_one_there_is_nothing_to_wait_for(program: Program) -> None:

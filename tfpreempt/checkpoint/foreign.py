@@ -115,12 +115,16 @@ def _prefixes(directory: str, *, needs_pointer: bool) -> set[str]:
             "commits are found without it.",
             error,
         )
-    return {
-        prefix
-        for prefix in found
-        if not _TEMPORARY.search(prefix)
-        and (reading.is_file(prefix + INDEX) or not reading.is_there(prefix + INDEX))
-    }
+    return {each for each in found if not _TEMPORARY.search(each) and _may_be(each)}
+
+
+def _may_be(prefix: str) -> bool:
+    """Whether an index could be there: what cannot be looked at is damaged, later."""
+    try:
+        there = reading.is_there(prefix + INDEX)
+        return reading.is_file(prefix + INDEX) or not there
+    except OSError:
+        return True
 
 
 def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:

@@ -168,16 +168,27 @@ class Commits:
         finally:
             if self.exchange is not None:
                 self._clear(self.exchange, staged)
-        if commit is not None and (
-            self.mirror is not None or self.snapshots is not None
-        ):
-            made = catalog.at(commit.path)
-            self._notes = notes_of(made, commit.sequence)
-            if self.snapshots is not None and made.manifest is not None:
-                self.snapshots.expect_as_in(made.manifest)
-            if self.mirror is not None:
-                self.mirror.add(made)
+        has_followers = self.mirror is not None or self.snapshots is not None
+        if commit is not None and has_followers:
+            try:
+                self._tell(commit)
+            except (OSError, errors.CheckpointError) as error:
+                log.warning(
+                    "tfpreempt: %s stands, but cannot be read back, and so is not "
+                    "copied: %s",
+                    commit.path,
+                    error,
+                )
         return commit
+
+    def _tell(self, commit: Commit) -> None:
+        """Of a new commit, to those who go by it."""
+        made = catalog.at(commit.path)
+        self._notes = notes_of(made, commit.sequence)
+        if self.snapshots is not None and made.manifest is not None:
+            self.snapshots.expect_as_in(made.manifest)
+        if self.mirror is not None:
+            self.mirror.add(made)
 
     def discard(self, staged: Staged) -> None:
         """Throws away a staged save; on the chief."""

@@ -27,10 +27,10 @@ FLUSH_LIMIT = 1.0
 RELEASE_LIMIT = 0.5
 """Seconds that leases may take to be released, on storage that may hang."""
 
-TAKES_APART = 5.0
+TAKES_APART = 1.0
 """Seconds in which Python takes itself apart. With TensorFlow that is a quarter of a
-second of processor time, and was 3 s where twenty others wanted the processor. Nothing
-of ours can run by then, or end it."""
+second of processor time, more where others want the processor. Nothing of ours can run
+by then, or end it."""
 
 
 def skip_last_collections() -> None:
@@ -121,9 +121,10 @@ class LastExit(OwnedThread):
     The program's `finally` blocks, context managers and exit hooks run on that way, and
     Python waits for threads and children that are no daemons. All that has so many
     seconds. If SystemExit was caught by then, nothing happens; a block that handles it
-    counts as a way out until it is left, for it may raise it again. When the exit hooks
-    have run the process ends at once, unless there is time for Python to take itself
-    apart: to call `__del__` of what modules hold.
+    counts as a way out until it is left, for it may raise it again. When the program's
+    exit hooks have run the process ends at once, unless there is time for Python to
+    take itself apart: hooks from before the import of this module, files that nobody
+    closed, `__del__` of what modules hold.
 
     Args:
         exit: is about to be raised on the main thread.
@@ -140,7 +141,7 @@ class LastExit(OwnedThread):
         self.start()
 
     def skip_the_rest(self) -> None:
-        """Exit hooks have run, no thread can be started, and streams were flushed."""
+        """The program's exit hooks have run, and no thread can be started."""
         is_late = time.monotonic() + TAKES_APART > self._ends
         if is_late and not self.stop_event.is_set() and self._is_under_way():
             logging.shutdown()

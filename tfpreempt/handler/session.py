@@ -595,15 +595,19 @@ class Session:
             self.members.fault("periodic save", error)
 
     def save_at_boundary(self, member: Member, stages: Stages) -> None:
-        """A periodic save; the next interval is counted, but not while this lasts.
+        """A periodic save; the next interval is counted.
 
-        So a notice that comes meanwhile finds this worker at the boundary: it is served
-        before another step, with this very commit.
+        A process alone takes that back while the save lasts: a notice that comes
+        meanwhile is served before another step, with this very commit. Where there are
+        others, one that has not come so far could be told to stop at this boundary, and
+        would have no part in the save that this worker waits for.
         """
-        self.gate.started -= 1
+        is_alone = self.cluster.world == 1
+        self.gate.started -= is_alone
         self.try_to_save(member, stages)
-        self.gate.started += 1
-        self.look(stages)
+        self.gate.started += is_alone
+        if is_alone:
+            self.look(stages)
 
     def _begin_async(self, member: Member) -> None:
         self._saves += 1

@@ -115,7 +115,8 @@ def check_directory(
             files_for(path).make_dirs(path)
         elif not is_file:
             make_lasting_dirs(files_for(path), path)
-            sync_name(files_for(path), path)  # somebody may just have made it
+            with contextlib.suppress(OSError):  # somebody may just have made it
+                sync_name(files_for(path), path)
     except OSError as error:
         advice = ADVICE.get(error.errno or 0, "choose another directory")
         raise errors.ConfigurationError(

@@ -16,6 +16,8 @@ from typing import IO, Protocol
 
 from tfpreempt.storage import paths, pieces
 
+_CANNOT_BE_SYNCED = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP)
+
 
 class Files(Protocol):
     """What a commit asks of a file system. All methods raise OSError."""
@@ -170,13 +172,17 @@ def make_lasting_dirs(files: Files, path: str) -> None:
 def sync_name(files: Files, path: str) -> None:
     """Returns when the name of a file or directory is on the device.
 
-    What lies in a directory that may not be read is the matter of who may.
+    What lies in a directory that may not be read is the matter of who may, and some
+    file systems (autofs, squashfs) cannot sync a directory.
 
     Raises:
         OSError: as the file system says.
     """
-    with contextlib.suppress(PermissionError):
+    try:
         files.sync_dir(os.path.dirname(path))
+    except OSError as error:
+        if error.errno not in _CANNOT_BE_SYNCED:
+            raise
 
 
 def remove_if_empty(files: Files, path: str) -> None:

@@ -172,7 +172,7 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
             # pass for a file; what a listing itself tells does not depend on that.
             with os.scandir(path) as entries:
                 is_folder = {
-                    each.name: is_dir(each.path) if each.is_symlink() else each.is_dir()
+                    each.name: each.is_dir() if not each.is_symlink() else _leads(each)
                     for each in entries
                 }
     except (FileNotFoundError, NotADirectoryError):
@@ -182,6 +182,13 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
     for name in folders:
         if not is_link(below := os.path.join(path, name)):
             yield from walk(below)
+
+
+def _leads(link: os.DirEntry[str]) -> bool:
+    """Whether a link is known to lead to a directory; nobody follows it."""
+    with contextlib.suppress(OSError):
+        return is_dir(link.path)
+    return False
 
 
 def tree(root: str) -> list[str]:
