@@ -38,7 +38,7 @@ def test_outside_of_run(
 ) -> None:
     """FACTS 2.5: a signal outside of `run()` commits at the next boundary, exactly."""
     first = terminate(here, moment)
-    first.wait_record("notice")
+    first.wait_record("decision")  # the notice is told before the flag is up
     here.release("start")
     first.expect(RESTART)
     assert [r["step"] for r in records(here.checkpoints, "commit")] == [step]
@@ -72,7 +72,7 @@ def test_in_the_last_step_of_two_workers(here: Place, reference: Reference) -> N
     for worker in first:
         worker.wait_line("holding")
     first[1].send(signal.SIGTERM)
-    first.wait_record("notice", worker=1)
+    first.wait_record("decision", worker=1)
     here.release()
     first.expect(RESTART, RESTART)
     assert [r["outcome"] for r in records(here.checkpoints, "exit")] == [
@@ -88,7 +88,7 @@ def test_in_the_last_step_of_two_workers(here: Place, reference: Reference) -> N
 def test_a_program_that_never_closes(here: Place, moment: str) -> None:
     """FACTS 2.5: the end of the program is a boundary, notice or not."""
     first = terminate(here, moment)
-    first.wait_record("notice")
+    first.wait_record("decision")
     here.release("start")
     first.expect(RESTART)
     second = here.start("moments.py", moment)
