@@ -12,11 +12,16 @@ import pytest
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tests.checkpoint.test_claims import Other
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint import catalog, restore
 from tfpreempt.checkpoint.remote import fetch, upload
 from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.clock import FakeClock
-from tfpreempt.testing.storage import FaultyStore, damage
+from tfpreempt.testing.storage import (
+    FaultyFiles,
+    FaultyStore,
+    SimulatedCrash,
+    damage,
+)
 
 
 def commit(directory, step, wall=0.0):
@@ -134,3 +139,22 @@ def test_a_copy_replaces_what_was_damaged_here_as_often_as_it_is(tmp_path):
         for path in pathlib.Path(tmp_path).glob("20*/ckpt.index"):
             damage(str(path))
         assert start(tmp_path, store) == 20
+
+
+def test_a_damaged_commit_that_is_fetched_anew_is_no_loss_at_any_line(tmp_path):
+    """TensorFlow's state file names it all the while."""
+    store, files = FaultyStore(), FaultyFiles()
+    mirrored(store, commit(tmp_path / "base", 10))
+    damage(str(tmp_path / "base" / "10" / "ckpt.index"))
+    shutil.copytree(tmp_path / "base", tmp_path / "dry")
+    (copy,) = catalog.contents(store)
+    fetch.bring(files, copy, str(tmp_path / "dry"))
+    for index in range(len(files.operations)):
+        directory = tmp_path / str(index)
+        shutil.copytree(tmp_path / "base", directory)
+        dying = FaultyFiles(fail_at=index, when="after")
+        with pytest.raises(SimulatedCrash):
+            fetch.bring(dying, copy, str(directory))
+        make_saver(directory, OwnPayload()).start()
+        restore.find_candidates(str(directory), pytest.fail)
+        shutil.rmtree(directory)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tfpreempt.checkpoint import pointer
 from tfpreempt.checkpoint.pointer import Pointer
+from tfpreempt.storage.files import LocalFiles
 
 
 def test_what_tensorflow_writes(tmp_path):
@@ -43,6 +44,23 @@ def test_any_path_comes_back(tmp_path, path):
     written = Pointer(latest=path, paths=("x", path), timestamps=(1.0, 2.5))
     (tmp_path / "checkpoint").write_bytes(pointer.to_bytes(written))
     assert pointer.read(str(tmp_path)) == written
+
+
+def test_what_is_deleted_is_taken_out(tmp_path):
+    def write(*names):
+        times = tuple(map(float, range(len(names))))
+        given = Pointer(latest=names[-1], paths=names, timestamps=times)
+        (tmp_path / "checkpoint").write_bytes(pointer.to_bytes(given))
+
+    files = LocalFiles()
+    write("1/ckpt", "theirs", str(tmp_path / "2" / "ckpt"))
+    pointer.unlist(files, str(tmp_path), "2/ckpt")
+    assert pointer.named(str(tmp_path)) == ["theirs", "1/ckpt", "theirs"]
+    pointer.unlist(files, str(tmp_path), "1/ckpt")
+    left = Pointer(latest="theirs", paths=("theirs",), timestamps=(1.0,))
+    assert pointer.read(str(tmp_path)) == left
+    pointer.unlist(files, str(tmp_path), "theirs")
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.timeout(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import shutil
@@ -9,11 +10,18 @@ import sys
 
 import pytest
 
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tests.checkpoint.fakes import (
+    FlatPayload,
+    OwnPayload,
+    Words,
+    make_saver,
+    save,
+)
 from tfpreempt import errors
 from tfpreempt.checkpoint import pointer, restore
 from tfpreempt.core import progress
-from tfpreempt.testing.storage import damage
+from tfpreempt.storage import reading
+from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash, damage
 
 
 @pytest.fixture
@@ -67,7 +75,9 @@ def test_a_commit_without_its_marker_is_lost_and_stays(three, gone):
     saver.start()
     lost = []
     assert restore.newest_verified(str(three), pytest.fail, lost.append).step == 20
-    assert lost == [f"{str(three / '40' / 'COMMITTED')!r} is missing."]
+    (problem,) = lost
+    assert problem.startswith(f"{str(three / '40' / 'COMMITTED')!r} is missing")
+    assert f"; remove {str(three / '40')!r}, or restore" in problem
     save(saver, 40)
     assert (three / "40" / "ckpt.index").exists()
     (three / "checkpoint").unlink()  # nothing says any more that it was a commit
@@ -85,6 +95,82 @@ def test_a_commit_that_is_marked_while_others_look_is_not_lost(three, monkeypatc
     marker.unlink()
     monkeypatch.setattr(pointer, "named", asked)
     assert restore.newest_verified(str(three), pytest.fail).step == 20
+
+
+def crash_in_every_operation(directory, do):
+    """Does something in copies of a directory, and dies after each file operation.
+
+    Yields:
+        Each copy.
+    """
+    base = directory.with_name("base")
+    directory.rename(base)
+    shutil.copytree(base, directory)
+    do(dry := FaultyFiles())
+    for index in range(len(dry.operations)):
+        shutil.rmtree(directory)
+        shutil.copytree(base, directory)
+        with pytest.raises(SimulatedCrash):
+            do(FaultyFiles(fail_at=index, when="after"))
+        yield directory
+
+
+def start(directory, payload):
+    """The step of what a start there tries first; nothing is lost."""
+    make_saver(directory, payload).start()
+    found = restore.find_candidates(str(directory), lambda text: None, pytest.fail)
+    return found[0].step if found else None
+
+
+def test_a_deletion_of_the_only_commit_that_is_cut_short_is_no_loss(tmp_path):
+    directory = tmp_path / "run"
+    save(make_saver(directory, OwnPayload()), 10)
+
+    def delete(files):
+        saver = make_saver(directory, OwnPayload(), files=files)
+        saver.delete(saver.commit_of(str(directory / "10")))
+
+    found = [
+        start(each, OwnPayload())
+        for each in crash_in_every_operation(directory, delete)
+    ]
+    assert set(found) == {10, None}
+    assert not (directory / "10").exists()
+    assert not (directory / "checkpoint").exists()
+
+
+def test_a_save_that_dies_where_a_deleted_commit_was_is_no_loss(tmp_path):
+    """TensorFlow's state file still names what somebody deleted by hand."""
+    directory = tmp_path / "run"
+    save(make_saver(directory, OwnPayload()), 10)
+    shutil.rmtree(directory / "10")
+
+    def save_again(files):
+        save(make_saver(directory, OwnPayload(), files=files), 10)
+
+    found = [
+        start(each, OwnPayload())
+        for each in crash_in_every_operation(directory, save_again)
+    ]
+    assert set(found) == {10, None}
+
+
+def test_nothing_is_deleted_where_the_state_file_cannot_be_read(three, monkeypatch):
+    """It may name the commit whose marker is gone."""
+    (three / "20" / "COMMITTED").unlink()
+    real = reading.open_file
+
+    def fail(path):
+        if path == str(three / "checkpoint"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path)
+
+    monkeypatch.setattr(reading, "open_file", fail)
+    make_saver(three, OwnPayload()).start()
+    monkeypatch.undo()
+    lost = []
+    assert restore.newest_verified(str(three), pytest.fail, lost.append).step == 30
+    assert len(lost) == 1
 
 
 @pytest.mark.parametrize("name", ["COMMITTED", "MANIFEST.json"])

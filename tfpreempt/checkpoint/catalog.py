@@ -315,24 +315,30 @@ def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
     if entry.condition is not Condition.NOT_COMMITTED:
         return entry
     marker = os.path.join(store.uri, entry.control(layout.MARKER))
-    return damaged(entry, f"{marker!r} is missing.")
+    is_flat = entry.kind is Kind.FLAT
+    prefix = entry.path if is_flat else os.path.join(entry.path, layout.PAYLOAD)
+    return damaged(
+        entry,
+        f"{marker!r} is missing, though this was a commit; remove "
+        f"{os.path.dirname(marker)!r}, or restore {prefix!r} with tf.train.Checkpoint.",
+    )
 
 
 def _has_witness(entry: Entry) -> bool:
     """Whether it was committed, although it has no marker.
 
-    TensorFlow's state file names none of our own form before its marker is there, and
-    a flat one has its intent until then.
+    TensorFlow's state file names one of our own form only while its marker is there,
+    and a flat one has its intent until then.
     """
     root = entry.store.uri
     if entry.kind is Kind.FLAT:
         has_intent = reading.is_there(entry.path + layout.INTENT_SUFFIX)
-        return not has_intent and reading.is_file(entry.path + ".index")
-    if f"{entry.name}/{layout.PAYLOAD}" not in pointer.named(root):
-        return False
-    if entry.manifest is not None:
-        return True
-    return any(map(layout.is_part, reading.names(os.path.join(root, entry.name))))
+        may_be = not has_intent and reading.is_file(entry.path + ".index")
+    else:
+        may_be = pointer.is_listed(root, f"{entry.name}/{layout.PAYLOAD}")
+    if not may_be or entry.manifest is not None:
+        return may_be
+    return any(map(layout.is_part, reading.names(os.path.join(root, entry.holder))))
 
 
 def _ours(entries: Iterable[Entry]) -> list[Entry]:

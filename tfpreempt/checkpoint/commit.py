@@ -231,6 +231,9 @@ def free_target(
 ) -> str:
     """Where a commit goes: an older commit of this number stays until retention.
 
+    Nor does it go where TensorFlow's state file says that one is: that would vouch for
+    it before its marker is there.
+
     Raises:
         ConfigurationError: the number is below 0.
         OSError: as the file system says.
@@ -240,12 +243,12 @@ def free_target(
             f"A checkpoint number must be 0 or more; got {number!r}."
         )
     plain = os.path.join(directory, str(number))
-    if not reading.is_there(plain):
-        return plain
-    retention.delete_uncommitted(files, catalog.at(plain), clock)
-    if not reading.is_there(plain):
-        return plain
-    return f"{plain}.{sequence}"
+    if reading.is_there(plain):
+        retention.delete_uncommitted(files, catalog.at(plain), clock)
+    is_taken = reading.is_there(plain) or pointer.is_listed(
+        directory, f"{number}/{layout.PAYLOAD}"
+    )
+    return f"{plain}.{sequence}" if is_taken else plain
 
 
 def this_process() -> str:

@@ -159,6 +159,9 @@ def _was_newest(directory: str, name: str) -> bool:
 
     Of others that lack their index, a manager's deletion may have been cut short.
     """
-    is_newest = pointer.named(directory)[:1] == [name]
+    try:
+        is_newest = pointer.named(directory)[:1] == [name]
+    except OSError:  # `_prefixes` told, or raised
+        return False
     data = f"{name}.data-"
     return is_newest and any(n.startswith(data) for n in reading.names(directory))

@@ -12,8 +12,10 @@ import dataclasses
 import os
 import re
 
-from tfpreempt.checkpoint import layout
+from tfpreempt import errors
+from tfpreempt.checkpoint import fence, layout
 from tfpreempt.storage import reading
+from tfpreempt.storage.files import Files
 
 _LINE = re.compile(r'^\s*(\w+)\s*:\s*(?:"((?:[^"\\]|\\.)*)"|(\S+))\s*$')
 
@@ -68,14 +70,57 @@ def read(directory: str) -> Pointer | None:
 def named(directory: str) -> list[str]:
     """The prefixes in the state file, relative to the directory, the newest first.
 
-    There are none in one that cannot be read.
+    There are none in what is no file.
+
+    Raises:
+        OSError: it cannot be read.
     """
     try:
         found = read(directory)
     except OSError:
+        if reading.is_file(os.path.join(directory, layout.POINTER)):
+            raise
         return []
     names = (found.latest, *found.paths) if found else ()
-    return [os.path.relpath(os.path.join(directory, name), directory) for name in names]
+    return [_relative(directory, name) for name in names]
+
+
+def is_listed(directory: str, prefix: str) -> bool:
+    """Whether the state file names a prefix, or cannot be read, so that it may."""
+    try:
+        return prefix in named(directory)
+    except (OSError, errors.CheckpointError):
+        return True
+
+
+def unlist(files: Files, directory: str, prefix: str) -> None:
+    """Takes a prefix out of the state file, before it is deleted.
+
+    Args:
+        files: the file operations.
+        directory: the checkpoint directory.
+        prefix: relative to it.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    if prefix not in named(directory):
+        return
+    old = read(directory)
+    assert old is not None
+    left = [i for i, p in enumerate(old.paths) if _relative(directory, p) != prefix]
+    paths = tuple(old.paths[i] for i in left)
+    latest = old.latest
+    if _relative(directory, latest) == prefix:
+        latest = paths[-1] if paths else ""
+    path = os.path.join(directory, layout.POINTER)
+    if not latest:
+        files.remove(path)
+        files.sync_dir(directory)
+        return
+    times = tuple(old.timestamps[i] for i in left) if old.timestamps else ()
+    new = dataclasses.replace(old, latest=latest, paths=paths, timestamps=times)
+    fence.publish(files, path, to_bytes(new))
 
 
 def to_bytes(pointer: Pointer) -> bytes:
@@ -86,6 +131,10 @@ def to_bytes(pointer: Pointer) -> bytes:
     if pointer.last_preserved is not None:
         lines.append(f"last_preserved_timestamp: {pointer.last_preserved!r}")
     return ("\n".join(lines) + "\n").encode()
+
+
+def _relative(directory: str, name: str) -> str:
+    return os.path.relpath(os.path.join(directory, name), directory)
 
 
 def _floats(values: list[str]) -> tuple[float, ...]:

@@ -124,8 +124,8 @@ def newest_verified(
             check(entry)
         except errors.CheckpointDamagedError as error:
             # Others' files may only look like a checkpoint, unless one says they are.
-            is_one = entry.manifest is not None or entry.name in pointer.named(
-                directory
+            is_one = entry.manifest is not None or pointer.is_listed(
+                directory, entry.name
             )
             (lost if is_one else on_skip)(str(error))
         else:

@@ -1,9 +1,10 @@
 """Deletes what is no longer wanted, and nothing that tfpreempt didn't write.
 
 From a commit only the files that its manifest names are deleted, and the directories
-that are empty. The marker goes first and the manifest last, before its own directory,
-so that a deletion that is cut short leaves something that is no commit and that the
-next start can finish.
+that are empty. What TensorFlow's state file says of it goes first, because that is a
+witness of the commit; then the marker; and the manifest last, before its own directory.
+So a deletion that is cut short leaves something that is no commit and that the next
+start can finish.
 
 tfpreempt makes no `workertemp_*` directories (what other workers than the chief write
 of the payload lies in `.parts`), so it never deletes one: those it finds belong to
@@ -15,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 
-from tfpreempt.checkpoint import catalog, claims, layout
+from tfpreempt.checkpoint import catalog, claims, layout, pointer
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import reading
@@ -53,6 +54,8 @@ def delete(files: Files, entry: Entry) -> None:
     holder = os.path.join(entry.store.uri, entry.holder)
     if entry.manifest is None or not reading.is_dir(holder):
         return  # not ours, or somebody else was quicker
+    if entry.kind is Kind.OWN:
+        pointer.unlist(files, entry.store.uri, f"{entry.name}/{layout.PAYLOAD}")
     files.remove(os.path.join(holder, layout.MARKER))
     files.sync_dir(holder)
     folders = {holder}

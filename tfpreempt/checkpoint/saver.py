@@ -514,9 +514,6 @@ class CheckpointSaver:
         """
         with failure.translated(f"delete {entry.path!r}", self.directory):
             self._home.check()
-            kept, _ = retention.plan(catalog.scan(self.directory), None)
-            rest = [each for each in kept if each.path != entry.path]
-            committing.point(self._files, self.directory, rest, [entry])
             retention.delete(self._files, entry)
 
 
