@@ -73,6 +73,21 @@ class FlatPayload(OwnPayload):
                 pathlib.Path(name).unlink()
 
 
+class FunctionPayload(OwnPayload):
+    """Writes ckpt-N.* and says so afterwards, as a save_fn does."""
+
+    def __init__(self, directory):
+        super().__init__()
+        self.directory = directory
+
+    def write(self, save, prepare, *args, **kwargs):
+        prefix = os.path.join(self.directory, f"ckpt-{save.step}")
+        for name in names(prefix):
+            pathlib.Path(name).write_bytes(content(save.step))
+        prepare()
+        return dataclasses.replace(save, prefix=prefix)
+
+
 def names(prefix):
     return [f"{prefix}.index", *(f"{prefix}.data-0000{i}-of-00002" for i in range(2))]
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.checkpoint.fakes import (
     FlatPayload,
+    FunctionPayload,
     OwnPayload,
     Words,
     make_saver,
@@ -153,6 +154,56 @@ def test_a_save_that_dies_where_a_deleted_commit_was_is_no_loss(tmp_path):
         for each in crash_in_every_operation(directory, save_again)
     ]
     assert set(found) == {10, None}
+
+
+def test_no_save_of_a_save_fn_that_dies_is_a_loss(tmp_path):
+    """Its file is whole, and somebody else's, as long as nothing is committed."""
+    directory = tmp_path / "run"
+    payload = FunctionPayload(str(directory))
+    save(make_saver(directory, payload), 1)
+
+    def save_both(files):
+        saver = make_saver(directory, payload, files=files)
+        save(saver, 1, attempt="anew")
+        save(saver, 2)
+
+    found = []
+    for each in crash_in_every_operation(directory, save_both):
+        found.append(start(each, payload))
+        assert not list(each.glob("*.tfpreempt-intent"))
+    assert set(found) == {1, 2, None}
+
+
+@pytest.mark.parametrize("dies_at", ["MANIFEST.json", "ckpt-5.tfpreempt", "COMMITTED"])
+def test_what_the_user_saves_over_a_dead_save_of_ours_is_theirs(tmp_path, dies_at):
+    payload = FlatPayload(str(tmp_path))
+    dry = FaultyFiles()
+    save(make_saver(tmp_path / "dry", FlatPayload(str(tmp_path / "dry")), files=dry), 5)
+    fail_at = next(
+        index
+        for index, operation in enumerate(dry.operations)
+        if operation.name == "rename" and operation.path.endswith(dies_at)
+    )
+    with pytest.raises(SimulatedCrash):
+        save(make_saver(tmp_path, payload, files=FaultyFiles(fail_at=fail_at)), 5)
+    assert start(tmp_path, payload) is None
+    assert not (tmp_path / "ckpt-5.tfpreempt").exists()
+    (tmp_path / "ckpt-5.index").write_bytes(b"by the user's own manager.save()")
+    make_saver(tmp_path, payload).start()
+    (candidate,) = restore.find_candidates(str(tmp_path), pytest.fail)
+    assert candidate.kind.value == "foreign"
+
+
+def test_what_the_user_saves_over_a_commit_that_lost_its_marker_is_theirs(tmp_path):
+    save(make_saver(tmp_path, FlatPayload(str(tmp_path))), 1)
+    marker = tmp_path / "ckpt-1.tfpreempt" / "COMMITTED"
+    marked = marker.stat().st_mtime
+    marker.unlink()
+    assert restore.find_candidates(str(tmp_path), lambda text: None) == []
+    (tmp_path / "ckpt-1.index").write_bytes(b"by the user's own manager.save()")
+    os.utime(tmp_path / "ckpt-1.index", (marked + 10, marked + 10))
+    (candidate,) = restore.find_candidates(str(tmp_path), pytest.fail)
+    assert candidate.kind.value == "foreign"
 
 
 def test_nothing_is_deleted_where_the_state_file_cannot_be_read(three, monkeypatch):

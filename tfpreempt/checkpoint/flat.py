@@ -3,9 +3,11 @@
 TensorFlow writes `ckpt-5.index` and its data files under their final names, so a save
 that died half-way can't be told from a finished one by looking. Hence the intent: a
 file `ckpt-5.tfpreempt-intent`, durable before TensorFlow starts to write, removed after
-the marker. What has an intent and no marker is half-written and ignored, unless its
-index is still the one that was there before (then the save never began). What has
-neither intent nor marker was saved by the user's own `manager.save()`: a foreign one.
+the marker. (A save_fn's is written when its files are whole, before the sidecar.) What
+has an intent and no marker is half-written and ignored, unless its index is still the
+one that was there before (then the save never began). What has neither intent nor
+sidecar was saved by the user's own `manager.save()`: a foreign one. A sidecar without
+intent and marker is that of a commit which lost its marker.
 
 On a disk only: `failure.check_directory` refuses URLs for this form, because the
 sidecar of an older save under the same name can't be replaced there at once.
@@ -113,6 +115,8 @@ def publish(
     )
     manifest = commit.seal(files, clock, staged, contents, roots, draft)
     files.sync_dir(base)  # TensorFlow's files
+    if not reading.is_there(prefix + layout.INTENT_SUFFIX):
+        declare(files, staging, prefix)  # a save_fn's: whole, and so not half-written
     _make_room(files, prefix)
     files.rename(staging, layout.sidecar(prefix))
     files.sync_dir(base)
@@ -174,8 +178,11 @@ def settle(files: Files, directory: str) -> None:
 
 def _close(files: Files, prefix: str) -> None:
     retention.delete_staging(files, _temporary(prefix))
-    marker = os.path.join(layout.sidecar(prefix), layout.MARKER)
-    if is_half_written(prefix) and not reading.is_there(marker):
+    holder = layout.sidecar(prefix)
+    has_marker = reading.is_there(os.path.join(holder, layout.MARKER))
+    if reading.is_dir(holder) and not has_marker:
+        retention.delete(files, catalog.at(prefix))  # a witness without an intent
+    if is_half_written(prefix) and not has_marker:
         _write(files, prefix, half=_stamp(prefix))
     else:
         files.remove(prefix + layout.INTENT_SUFFIX)

@@ -63,11 +63,12 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
 
 
 def is_overwritten(entry: Entry) -> bool:
-    """Whether the user's manager wrote a flat checkpoint anew after our marker.
+    """Whether the user's manager wrote a flat checkpoint anew after our commit.
 
     The time alone doesn't tell: copying a directory gives all files new times.
     """
-    if entry.kind is not Kind.FLAT or not entry.is_committed or entry.prefix is None:
+    is_no_commit = entry.condition is Condition.NOT_COMMITTED
+    if entry.kind is not Kind.FLAT or is_no_commit or entry.prefix is None:
         return False
     index, manifest = entry.path + INDEX, entry.manifest
     files = manifest.files if manifest else ()
