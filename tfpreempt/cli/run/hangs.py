@@ -47,9 +47,9 @@ class Life:
     sign: Sign | None = None
     _beat: int = -1
     _heard: float = 0.0  # the newest beat: the process runs
-    _since: float = 0.0  # the newest boundary, or change of stage
-    _moved: float = 0.0  # the newest boundary
-    _first: float = 0.0  # the longest of the first steps took so long
+    _at: Sign | None = None  # of the newest boundary, or change of stage
+    _since: float = 0.0  # that was
+    _first: float = 0.0  # the longest of the first steps, and what was before them
     _times: collections.deque[float] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_KEPT)
     )
@@ -62,21 +62,20 @@ class Life:
             beat: its number.
             sign: says how far the worker is.
         """
-        before, self.sign = self.sign, sign
+        self.sign = sign
         if beat != self._beat:
             self._beat, self._heard = beat, now
-        if sign != before:
-            self._since = now
-        moved = 0 if before is None else sign.boundaries - before.boundaries
-        if before is not None and moved == 0:
+        at = self._at
+        if at and (at.boundaries, at.stage) == (sign.boundaries, sign.stage):
             return
-        seconds, self._moved = (now - self._moved) / max(1, moved), now
-        if before is None or before.stage is Stage.APART:
+        seconds, self._at, self._since = now - self._since, sign, now
+        if at is None:
             return
-        if before.stage is Stage.FIRST:
+        steps = sign.step - at.step  # none in a validation: it tells nothing of them
+        if at.stage is Stage.FIRST or not at.boundaries:
             self._first = max(self._first, seconds)
-        elif sign.step - before.step == moved:  # else a validation was between
-            self._times.append(seconds)
+        elif at.stage is Stage.STEPS and steps > 0:
+            self._times.append(seconds / steps)
 
     @property
     def is_apart(self) -> bool:
