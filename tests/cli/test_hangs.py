@@ -20,13 +20,30 @@ from tfpreempt.core.life import VARIABLE, Sign, Stage
 pytestmark = pytest.mark.timeout(60)
 
 HOUR = 3600.0
+_ROOT = str(Path(__file__).parents[2])
+# `step()` is a boundary. What a program does besides is its matter.
+WORKER = f"""
+sys.path.insert(0, {_ROOT!r})
+import threading
+from tfpreempt.core import life
+file = os.environ[life.VARIABLE]
+steps, stage = 0, life.Stage.STEPS
+life.tell(lambda: life.Sign(pid=os.getpid(), boundaries=steps, step=steps, stage=stage))
+def step():
+    global steps
+    steps += 1
+def read_data():
+    never = threading.Lock()
+    never.acquire()
+    never.acquire()
+"""
 
 
 def sign(
     boundaries: int = 0, *, step: int | None = None, stage: Stage = Stage.STEPS
 ) -> Sign:
     step = boundaries if step is None else step
-    return Sign(pid=1, boundaries=boundaries, step=step, stage=stage)
+    return Sign(pid=os.getpid(), boundaries=boundaries, step=step, stage=stage)
 
 
 class Worker:
@@ -187,6 +204,11 @@ def test_what_takes_long_is_over_when_it_is_over() -> None:
 # --- of all workers ------------------------------------------------------------------
 
 
+def a_process() -> subprocess.Popen[bytes]:
+    """Waits until it is killed."""
+    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1)
+
+
 class Told:
     """A watch over workers whose signs the test gives."""
 
@@ -233,13 +255,49 @@ def test_others_may_wait_for_one_that_takes_long() -> None:
 
 def test_a_process_that_is_stopped_takes_no_time_for_anything() -> None:
     told = Told(1)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as process:
+    with a_process() as process:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         told.tell(0, dataclasses.replace(sign(5, stage=Stage.APART), pid=process.pid))
         assert told.look(0.5) == 5.0
         assert told.look(1.0) == 4.0
         process.kill()
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+def test_what_a_process_told_that_has_ended_is_forgotten(stage: Stage) -> None:
+    """As in `sh -c "train && export"`: nothing is known of what goes on now."""
+    told = Told(1)
+    with a_process() as process:
+        mine = dataclasses.replace(sign(5, stage=stage), pid=process.pid)
+        told.tell(0, mine)
+        told.look(0.5)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert told.look(0.5) is None  # nobody has waited for it yet
+        told.tell(0, mine)
+    assert told.look(0.5) is None
+    told.tell(0, sign(5))
+    assert told.look(0.5) == 5.0
+
+
+def test_the_stacks_of_a_process_outlive_it() -> None:
+    watch = Watch(5.0, 1)
+    watch.begin()
+    environment = {**os.environ, **watch.to_environment(0)}
+    program = "import os, sys, signal\n" + WORKER + "read_data()"
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
+        wait_until(lambda: watch.look(1000.0, [0]) is not None, "a sign")
+
+        def is_shown() -> bool:
+            watch.ask_for_stacks([0])
+            return "in read_data" in watch.stacks()[0]
+
+        wait_until(is_shown, "the stacks")
+        process.kill()
+    watch.look(1001.0, [0])
+    assert "in read_data" in watch.stacks()[0]
+    watch.close()
 
 
 def test_who_waits_for_one_that_hangs_is_in_nobody_s_way() -> None:
@@ -276,22 +334,6 @@ def test_a_restart_knows_nothing_of_the_start_before() -> None:
 
 # --- under the supervisor, with workers that are no TensorFlow ----------------------
 
-_ROOT = str(Path(__file__).parents[2])
-# `step()` is a boundary. What a program does besides is its matter.
-WORKER = f"""
-sys.path.insert(0, {_ROOT!r})
-import threading
-from tfpreempt.core import life
-steps, stage = 0, life.Stage.STEPS
-life.tell(lambda: life.Sign(pid=os.getpid(), boundaries=steps, step=steps, stage=stage))
-def step():
-    global steps
-    steps += 1
-def read_data():
-    never = threading.Lock()
-    never.acquire()
-    never.acquire()
-"""
 OPTIONS = ("--hang-timeout", "2", "--failure-grace", "0.5", "--workers", "2")
 
 
@@ -306,7 +348,7 @@ def test_a_stuck_loader_is_shown_and_started_again(supervised: Run) -> None:
     )
     code, _, err = supervised.run(program, *OPTIONS)
     assert code == 0
-    assert re.search(r"worker 1 at step 1, behind the others: no boundary for \d s", err)
+    assert re.search(r"worker 1 at step 1, behind the others: no boundary for \d ", err)
     assert "in read_data" in err
     assert "hang: restarting" in err
     assert "preemptions: 0, failures: 1" in err
@@ -324,7 +366,7 @@ def test_a_worker_that_is_stopped_is_said_to_be(supervised: Run) -> None:
     program = WORKER + (
         "if restart: sys.exit()\n"
         "step()\n"
-        f"while not os.path.getsize(os.environ[{VARIABLE!r}]): pass\n"
+        "while not os.path.getsize(file): pass\n"
         "tell(f'ready-{me}')\n"
         "threading.Event().wait()"
     )

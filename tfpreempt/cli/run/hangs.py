@@ -146,6 +146,7 @@ class Watch:
         for file in self._files:
             file.clear()
         self._lives = [Life(self._timeout) for _ in self._files]
+        self._asked = []
 
     def look(self, now: float, running: Sequence[int]) -> float | None:
         """Looks at those that run.
@@ -155,18 +156,25 @@ class Watch:
         with a machine or a job that is suspended, does not count.
 
         Returns:
-            When the first of them will have had its time; None where that is open.
+            When the first of them will have had its time; None where that is open, or
+            they were asked for their stacks.
         """
         self._now += min(now - self._looked, _MOST_BETWEEN)
         self._looked = now
-        if not self._files or not running:
+        if not self._files or not running or self._asked:
             return None
         for worker in running:
-            if told := self._files[worker].read():
-                beat, sign = told
-                if sign.stage in _TAKEN_BACK and _state(sign.pid).startswith("T"):
-                    sign = dataclasses.replace(sign, stage=Stage.STEPS)
-                self._lives[worker].see(self._now, beat, sign)
+            if not (told := self._files[worker].read()):
+                continue
+            beat, sign = told
+            state = _state(sign.pid)
+            if not state:  # another program may follow in the same shell
+                self._files[worker].clear()
+                self._lives[worker] = Life(self._timeout)
+                continue
+            if sign.stage in _TAKEN_BACK and state.startswith("T"):
+                sign = dataclasses.replace(sign, stage=Stage.STEPS)
+            self._lives[worker].see(self._now, beat, sign)
         lives = [self._lives[worker] for worker in running]
         awaited = [life for life in lives if life.is_apart] or lives
         due = min(life.since + life.limit for life in awaited)
@@ -183,7 +191,7 @@ class Watch:
         ahead = max(sign.boundaries for sign in signs.values())
         hangs = []
         for worker, sign in signs.items():
-            life = self._lives[worker]
+            life, state = self._lives[worker], _state(sign.pid)
             hangs.append(
                 Hang(
                     worker=worker,
@@ -191,11 +199,12 @@ class Watch:
                     is_behind=sign.boundaries < ahead,
                     stage=sign.stage,
                     seconds=self._now - life.since,
-                    state=_state(sign.pid),
+                    state=state or "has ended",
                 )
             )
-            with contextlib.suppress(OSError):  # it has just ended
-                os.kill(sign.pid, STACKS_SIGNAL)
+            if state:
+                with contextlib.suppress(OSError):  # it has just ended
+                    os.kill(sign.pid, STACKS_SIGNAL)
         self._asked = list(signs)
         return hangs
 
@@ -213,5 +222,6 @@ def _state(pid: int) -> str:
     """Of a process; empty where it has ended."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-        return status.partition("State:")[2].partition("\n")[0].strip()
+        state = status.partition("State:")[2].partition("\n")[0].strip()
+        return "" if state.startswith(("Z", "X")) else state
     return ""
