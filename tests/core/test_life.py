@@ -70,8 +70,12 @@ def test_the_last_sign_is_that_of_the_end(file: LifeFile) -> None:
 def test_a_process_writes_its_stacks_though_main_is_stuck(file: LifeFile) -> None:
     with start(file, "wait_for_data()") as process:
         wait_until(lambda: file.read() is not None, "a sign")
-        process.send_signal(STACKS_SIGNAL)
-        wait_until(lambda: "in wait_for_data" in file.stacks(), "the stacks")
+
+        def is_shown() -> bool:
+            process.send_signal(STACKS_SIGNAL)
+            return "in wait_for_data" in file.stacks()
+
+        wait_until(is_shown, "the stacks")
         assert newest(file).boundaries == 5
 
 

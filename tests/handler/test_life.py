@@ -9,7 +9,7 @@ from typing import IO
 import pytest
 
 from tests.handler.program import Program, wait_until
-from tfpreempt.core.life import STACKS_SIGNAL, LifeFile, Sign, Stage
+from tfpreempt.core.life import STACKS_SIGNAL, VARIABLE, LifeFile, Sign, Stage
 from tfpreempt.handler import session
 from tfpreempt.states.registered import State
 
@@ -118,6 +118,7 @@ def test_the_supervisor_reads_it_and_gets_the_stacks(
         monkeypatch.setenv(name, value)
     assert file.read() is None
     with program.handler() as handler:
+        assert VARIABLE not in os.environ  # a child is another process
         wait_until(lambda: file.read() is not None)
         for _ in range(3):
             handler.run(program.step)
@@ -146,4 +147,4 @@ def test_a_file_that_is_gone_is_told(
     monkeypatch.setenv(name, value)
     with program.handler():
         pass
-    assert "--hang-timeout does not watch this worker" in caplog.text
+    assert "--hang-timeout watches none of this machine" in caplog.text

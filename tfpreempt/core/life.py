@@ -61,17 +61,24 @@ class Sign:
 def tell(sign: Callable[[], Sign]) -> None:
     """Tells it from now on, where a file was lent, until the process ends.
 
+    The file is this process's from then on: its children are not told of it.
+
     Args:
         sign: how far this process is; called by a thread.
     """
-    path = os.environ.get(VARIABLE)
+    path = os.environ.pop(VARIABLE, None)
     if not path:
         return
     try:
         record = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         stacks = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     except OSError as error:
-        log.warning("tfpreempt: --hang-timeout does not watch this worker: %s", error)
+        log.warning(
+            "tfpreempt: this worker cannot tell its supervisor how far it is, so "
+            "--hang-timeout watches none of this machine: %s. Let the workers run as "
+            "the supervisor's user, in its PID namespace",
+            error,
+        )
         return
     faulthandler.register(STACKS_SIGNAL, stacks)
 
