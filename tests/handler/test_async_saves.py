@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program, wait_until
+from tests.handler.test_life import opened_once_apart
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle_writer
 from tfpreempt.checkpoint.payload import Permit
@@ -129,6 +130,17 @@ def test_one_that_comes_due_meanwhile_begins_when_it_is_over(
         steps(program, handler, 8)
         assert commits(program)[0] == (3, "periodic")
     assert commits(program) == [(3, "periodic"), (6, "periodic"), (8, "finished")]
+
+
+def test_who_waits_for_it_at_the_end_does_not_hang(
+    program: Program, disk: Gate
+) -> None:
+    handler = program.handler(save_every=3)
+    steps(program, handler, 3)
+    handler.save_checkpoint_if_preempted()
+    assert disk.reached.wait(LIMIT)
+    with opened_once_apart(disk.opened):
+        handler.close()
 
 
 def test_close_waits_for_it(program: Program, disk: Gate) -> None:

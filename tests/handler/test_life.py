@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 import pytest
 
-from tests.handler.program import Program, wait_until
+from tests.handler.program import Button, Program, wait_until
+from tests.handler.test_mirror import Stuck
 from tfpreempt.core.life import STACKS_SIGNAL, VARIABLE, LifeFile, Sign, Stage
 from tfpreempt.handler import session
+from tfpreempt.notice.source import OnNotice
 from tfpreempt.states.registered import State
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
@@ -73,6 +78,121 @@ def test_what_may_take_as_long_as_it_takes(program: Program) -> None:
         assert handler.run(sign).stage is Stage.STEPS
     assert Stage.APART in noting.seen
     assert Stage.STEPS not in noting.seen
+
+
+@contextlib.contextmanager
+def opened_once_apart(opened: threading.Event) -> Iterator[None]:
+    """It is set once main may take as long as it takes."""
+
+    def work() -> None:
+        try:
+            wait_until(lambda: sign().stage is Stage.APART)
+            seen.append(True)
+        finally:
+            opened.set()
+
+    seen: list[bool] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    thread.join()
+    assert seen
+
+
+def test_the_copy_is_waited_for_as_long_as_that_takes(program: Program) -> None:
+    store = Stuck()
+    with program.handler(remote_checkpoint_dir=store) as handler:
+        for _ in range(3):
+            handler.run(program.step)
+        handler.save()
+        assert sign().stage is Stage.STEPS
+        with opened_once_apart(store.opened):
+            assert handler.wait_for_mirror()
+        assert sign().stage is Stage.STEPS
+
+
+def test_the_end_of_one_handler_takes_as_long_as_it_takes_beside_another(
+    program: Program, tmp_path: Path
+) -> None:
+    store, other = Stuck(), Program(tmp_path / "other")
+    with other.handler() as beside:
+        handler = program.handler(remote_checkpoint_dir=store)
+        for _ in range(3):
+            beside.run(other.step)
+            handler.run(program.step)
+        handler.save()
+        with opened_once_apart(store.opened):
+            handler.close()
+
+
+def test_main_is_watched_while_another_thread_waits_for_the_copy(
+    program: Program,
+) -> None:
+    store = Stuck()
+    with program.handler(remote_checkpoint_dir=store) as handler:
+        for _ in range(3):
+            handler.run(program.step)
+        handler.save()
+        tries: list[bool] = []
+
+        def work() -> None:
+            while not store.opened.is_set():
+                tries.append(handler.wait_for_mirror(0.01))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        seen = set()
+        while len(tries) < 5:
+            seen.add(sign().stage)
+        store.opened.set()
+        thread.join()
+    assert seen == {Stage.STEPS}
+
+
+def test_another_handler_may_be_made_as_long_as_that_takes(
+    program: Program, tmp_path: Path
+) -> None:
+    seen = []
+
+    class Starting(Button):
+        def start(self, on_notice: OnNotice) -> None:
+            seen.append(sign().stage)
+            super().start(on_notice)
+
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(program.step)
+        config = {"sources": [Starting]}
+        with Program(tmp_path / "other").handler(config=config):
+            assert seen == [Stage.APART]
+            assert sign().stage is Stage.STEPS
+
+
+def test_first_steps_are_those_of_who_steps(program: Program, tmp_path: Path) -> None:
+    with program.handler() as idle, idle.watch_preemption_scope():
+        other = Program(tmp_path / "other")
+        with other.handler() as handler:
+            stages = [handler.run(sign).stage for _ in range(4)]
+    assert stages == [Stage.FIRST] * 2 + [Stage.STEPS] * 2
+
+
+def test_a_boundary_ahead_of_the_first_step_is_not_its_end(program: Program) -> None:
+    stages = []
+    with program.handler() as handler:
+        for _ in range(4):
+            handler.save_checkpoint_if_preempted()
+            stages.append(sign().stage)
+            program.step()
+    assert stages == [Stage.FIRST] * 2 + [Stage.STEPS] * 2
+
+
+def test_who_counts_no_steps_may_trace_in_each_scope(program: Program) -> None:
+    stages = []
+    with program.handler() as handler:
+        for _ in range(4):
+            with handler.watch_preemption_scope():
+                stages.append(sign().stage)
+    assert stages == [Stage.APART] + [Stage.FIRST] * 3
 
 
 def test_the_second_handler_of_a_process_has_first_steps_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from tests.handler.program import Program
 from tests.keras.small_fit import BATCHES, machine
 from tfpreempt.core.life import Stage
 from tfpreempt.handler import session
@@ -45,3 +46,20 @@ def test_validation_and_callbacks_take_as_long_as_they_take(line: str) -> None:
     steps = [Stage.FIRST] * 2 + [Stage.STEPS] * (2 * BATCHES - 2)
     assert seen["step"] == steps
     assert set(seen["validation"]) == set(seen["callback"]) == {Stage.APART}
+
+
+def test_the_beginning_of_a_fit_takes_as_long_as_it_takes_beside_a_handler() -> None:
+    seen = []
+
+    def note(epoch: int, logs: object = None) -> None:
+        here = session.current()
+        assert here is not None
+        seen.append(here.sign().stage)
+
+    with machine("keras") as made:
+        loop = Program(made.directory / "loop")
+        with loop.handler() as handler:
+            for _ in range(3):
+                handler.run(loop.step)
+            made.fit(None, made.callback(on_epoch_begin=note), epochs=1)
+    assert seen == [Stage.APART]

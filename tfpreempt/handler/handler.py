@@ -117,7 +117,7 @@ class PreemptionCheckpointHandler:
         self._save_steps = every if isinstance(every, int) else None
         self._session = find_session(cluster_resolver, save_timeout)
         self._gate = self._session.gate
-        with protected_start(config):
+        with protected_start(config), self._session.unwatched():
             self._member = admit(
                 self._session,
                 given,
@@ -239,22 +239,17 @@ class PreemptionCheckpointHandler:
         if not member.is_closed:
             session.boundary()
 
-    @contextlib.contextmanager
-    def without_hang_timeout(self) -> Iterator[None]:
+    def without_hang_timeout(self) -> contextlib.AbstractContextManager[None]:
         """What is done inside may take as long as it takes, such as an evaluation.
 
         `tfpreempt run --hang-timeout` takes a worker for hung that comes to no boundary
         in its time. Workers of the same machine that wait for this one don't hang
         either. It does nothing else, and nothing where that is not watched.
 
-        Yields:
-            Nothing.
+        Returns:
+            A context manager, to be entered once.
         """
-        self._session.unwatched += 1
-        try:
-            yield
-        finally:
-            self._session.unwatched -= 1
+        return self._session.unwatched()
 
     @property
     def total_run_calls(self) -> int:

@@ -106,7 +106,8 @@ class Session:
         self._admitted = 0
         self._heard: Notice | None = None  # the newest of the members' own
         self.heard_at = -math.inf  # when that came
-        self.unwatched = 0  # contexts of the program that may take long
+        self._unwatched = 0  # contexts that may take as long as they take
+        self._traces = 0  # the newest interval that is one of a member's first
         self._runtime = Runtime(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
@@ -278,6 +279,8 @@ class Session:
             self.gate.started -= 1
             raise
         self.look(stages)
+        if member.runs < _TRACED:
+            self._traces = self.gate.started
         if member.runs == 1:
             member.commits.saver.try_states()  # all is there: a step was made
             self.pace.begin(self.gate.started)
@@ -372,6 +375,10 @@ class Session:
             log.info("tfpreempt: %s did not come to its end", member.amid)
             self.give_up(member)
             return
+        with self.unwatched():
+            self._close(member, limit)
+
+    def _close(self, member: Member, limit: float | None) -> None:
         self.arm(member)
         failure = None
         if not self.exit.detached:
@@ -512,21 +519,31 @@ class Session:
         """How far this process is; any thread.
 
         In a fit only steps are watched: what is between them is an evaluation, or the
-        callbacks' own.
+        callbacks' own. The first steps trace and compile; who counts no steps, but
+        scopes, may do so in all of them.
         """
         gate, armed = self.gate, [each for each in self.members if each.is_armed]
         main = self.coordinator.state.main
-        is_between = any(each.amid for each in armed) and not gate.busy
+        is_between = any(each.amid for each in self.members) and not gate.busy
         is_saving = self.coordinator.is_saving or main not in _TRAINS
         stage = Stage.STEPS
         if main in WAITS:
             stage = Stage.WAITS
-        elif not (armed and gate.started) or is_between or is_saving or self.unwatched:
+        elif not (armed and gate.started) or is_between or is_saving or self._unwatched:
             stage = Stage.APART
-        elif any(each.runs < _TRACED for each in armed):
+        elif self._traces == gate.started or not any(each.runs for each in armed):
             stage = Stage.FIRST
         step = sum(each.step for each in armed)
         return Sign(pid=os.getpid(), boundaries=gate.started, step=step, stage=stage)
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """What is done inside may take as long as it takes, and is no hang."""
+        self._unwatched += 1
+        try:
+            yield
+        finally:
+            self._unwatched -= 1
 
     # --- without a notice ------------------------------------------------------------
 
@@ -630,7 +647,8 @@ class Session:
         Returns:
             Whether none is under way.
         """
-        return self._collective.wait(seconds)
+        with self._main_unwatched():
+            return self._collective.wait(seconds)
 
     def wait_for_mirror(self, member: Member, seconds: float | None) -> bool:
         """Waits until every save that was begun is copied; any thread.
@@ -643,11 +661,17 @@ class Session:
             Whether the newest commit is copied.
         """
         start = self._clock.monotonic()
-        if not self._collective.wait(seconds):
+        if not self.wait_for_save(seconds):
             return False
         if seconds is not None:
             seconds = max(0.0, seconds - (self._clock.monotonic() - start))
-        return member.commits.wait_for_mirror(seconds)
+        with self._main_unwatched():
+            return member.commits.wait_for_mirror(seconds)
+
+    def _main_unwatched(self) -> contextlib.AbstractContextManager[None]:
+        """Where another thread waits, main may hang beside it."""
+        is_main = threading.current_thread() is threading.main_thread()
+        return self.unwatched() if is_main else contextlib.nullcontext()
 
     def _save_each(self, seconds: float, mine: weakref.ref[Member]) -> None:
         """On the chief: asks all for a commit every so many seconds, while it is open.

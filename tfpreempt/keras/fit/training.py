@@ -96,7 +96,7 @@ class Training:
         every = options.save_freq
         self._session = find_session(resolver, options.save_timeout)
         config = TerminationConfig.accept(options.termination_config)
-        with protected_start(config):
+        with protected_start(config), self._session.unwatched():
             self.member = admit(
                 self._session,
                 self._state.checkpoint,
