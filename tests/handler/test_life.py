@@ -244,11 +244,20 @@ def test_the_supervisor_reads_it_and_gets_the_stacks(
             handler.run(program.step)
         wait_until(lambda: (file.read() or (0, None))[1] == sign())
 
+        is_there = threading.Event()
+
         def wait_for_data() -> None:
+            is_there.wait()
+
+        def step() -> None:
+            # The newest thread is written first, and a hundred at most: other tests
+            # of this process may have left that many.
+            threading.Thread(target=wait_for_data, daemon=True).start()
             os.kill(os.getpid(), STACKS_SIGNAL)
             wait_until(lambda: "wait_for_data" in file.stacks())
+            is_there.set()
 
-        handler.run(wait_for_data)
+        handler.run(step)
         assert sign().pid == os.getpid()
     file.clear()
     wait_until(lambda: (file.read() or (0, None))[1] == sign())
