@@ -121,6 +121,7 @@ def test_a_strategy_made_after_the_handler(here: Place) -> None:
     sent = cluster[0].send(signal.SIGTERM)
     notice = cluster.wait_record("notice", source="signal:SIGTERM")
     assert notice["wall"] - sent < SEEN
+    cluster.wait_record("decision")
     here.release()
     cluster.expect(RESTART)
     assert records(here.checkpoints, "commit")[-1]["step"] == 4
@@ -135,6 +136,7 @@ def test_inside_a_long_op(here: Place, tf_config: bool) -> None:
     sent = cluster[0].send(signal.SIGTERM)
     notice = cluster.wait_record("notice", source="signal:SIGTERM")
     assert notice["wall"] - sent < SEEN
+    cluster.wait_record("decision")
     here.release()
     cluster.expect(RESTART)
     assert not cluster[0].lines("passed")
@@ -165,7 +167,7 @@ def test_workers_of_uneven_length(here: Place, longer: int, is_notified: bool) -
     cluster[1 - longer].wait_line("trained")
     if is_notified:
         cluster[1 - longer].send(signal.SIGTERM)
-        cluster.wait_record("notice", worker=1 - longer)
+        cluster.wait_record("decision")
     assert [worker.code for worker in cluster] == [None, None]
     assert [worker.lines("closed") for worker in cluster] == [[], []]
     here.release()
