@@ -60,6 +60,7 @@ def test_a_long_grace_period_has_two_commits(
         cluster[victim].send(signal.SIGTERM)
     for victim in victims:
         cluster.wait_record("notice", worker=victim)
+    cluster.wait_record("decision")
     here.release()
     cluster.expect(RESTART, RESTART)
     early, late = records(here.checkpoints, "commit")
@@ -87,6 +88,7 @@ def test_all_notified_without_grace(here: Place, reference: Reference) -> None:
         worker.send(signal.SIGTERM)
     for index in range(2):
         first.wait_record("notice", worker=index)
+    first.wait_record("decision")
     here.release()
     first.expect(RESTART, RESTART)
     assert [r["step"] for r in records(here.checkpoints, "commit")] == [6]
