@@ -8,8 +8,10 @@ trial's number.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
+import logging
 import random
 import time
 import traceback
@@ -103,6 +105,16 @@ class Campaign:
             **{name: dict(sorted(found.items())) for name, found in counts.items()},
             "seconds": round(sum(line["seconds"] for line in lines)),
         }
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Without the warnings, which are right where faults are made on purpose."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 class Record:

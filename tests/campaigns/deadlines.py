@@ -45,10 +45,8 @@ def prepare() -> Iterator[Trial]:
         with place(zygote) if where == "memory" else on_disk(zygote) as here:
             return {"where": where} | notice(here, rng)
 
-    try:
+    with contextlib.closing(zygote):
         yield trial
-    finally:
-        zygote.close()
 
 
 @contextlib.contextmanager

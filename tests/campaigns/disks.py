@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
-import logging
 import os
 import pathlib
 import random
@@ -15,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from tests.campaigns.campaign import Campaign, Facts, Trial
+from tests.campaigns.campaign import Campaign, Facts, Trial, silent
 from tests.checkpoint.fakes import (
     FlatPayload,
     Later,
@@ -365,12 +364,8 @@ def trial(rng: random.Random) -> Facts:
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
     """Without the warnings, which are right here."""
-    logging.disable(logging.CRITICAL)
-    try:
-        with faulty_disk.watching():
-            yield trial
-    finally:
-        logging.disable(logging.NOTSET)
+    with silent(), faulty_disk.watching():
+        yield trial
 
 
 CAMPAIGN = Campaign(

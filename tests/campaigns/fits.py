@@ -40,10 +40,8 @@ def prepare() -> Iterator[Trial]:
             "interruptions": interruptions,
         }
 
-    try:
+    with contextlib.closing(zygote):
         yield trial
-    finally:
-        zygote.close()
 
 
 CAMPAIGN = Campaign(

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import io
 import json
-import logging
 import os
 import random
 import re
@@ -26,7 +25,7 @@ from typing import Any
 import click
 import numpy as np
 
-from tests.campaigns.campaign import Campaign, Facts, Trial
+from tests.campaigns.campaign import Campaign, Facts, Trial, silent
 from tests.checkpoint.remote_commits import FILES, manifest_of
 from tfpreempt import errors
 from tfpreempt.checkpoint import (
@@ -673,13 +672,12 @@ def attempt(target: Target, data: bytes, place: Path) -> bool:
 @contextlib.contextmanager
 def measured() -> Iterator[None]:
     """Memory is, and nothing is logged: there are thousands of warnings."""
-    logging.disable(logging.CRITICAL)
     tracemalloc.start()
     try:
-        yield
+        with silent():
+            yield
     finally:
         tracemalloc.stop()
-        logging.disable(logging.NOTSET)
 
 
 @contextlib.contextmanager

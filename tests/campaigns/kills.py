@@ -268,10 +268,8 @@ def prepare() -> Iterator[Trial]:
             **collections.Counter(whens),
         }
 
-    try:
+    with contextlib.closing(zygote):
         yield trial
-    finally:
-        zygote.close()
 
 
 CAMPAIGN = Campaign(

@@ -199,10 +199,8 @@ def prepare() -> Iterator[Trial]:
             **run.counted,
         }
 
-    try:
+    with contextlib.closing(zygote):
         yield trial
-    finally:
-        zygote.close()
 
 
 CAMPAIGN = Campaign(

@@ -237,10 +237,8 @@ def prepare() -> Iterator[Trial]:
         crashes = restarts * (LOOKS + 1)
         return {"job": job.name, "crashes": crashes, "with a restart": restarts}
 
-    try:
+    with contextlib.closing(zygote):
         yield trial
-    finally:
-        zygote.close()
 
 
 CAMPAIGN = Campaign(

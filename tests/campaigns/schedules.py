@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
 from collections.abc import Iterator
 
-from tests.campaigns.campaign import Campaign, Facts, Trial
+from tests.campaigns.campaign import Campaign, Facts, Trial, silent
 from tests.cluster.schedules import draw
 from tests.cluster.test_schedules import run
 
@@ -17,11 +16,8 @@ EACH = 500
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
     """Without the warnings, which are right here: there are thousands of them."""
-    logging.disable(logging.CRITICAL)
-    try:
+    with silent():
         yield trial
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def trial(rng: random.Random) -> Facts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import pathlib
 import random
@@ -16,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from tests.campaigns import clouds
-from tests.campaigns.campaign import Campaign, Facts, Trial
+from tests.campaigns.campaign import Campaign, Facts, Trial, silent
 from tests.campaigns.clouds import Cloud, Link, Weather
 from tests.checkpoint.fakes import OwnPayload, make_saver, names
 from tfpreempt import errors
@@ -393,12 +392,8 @@ def prepare() -> Iterator[Trial]:
             check_process(others, before[0])
             return facts
 
-    logging.disable(logging.CRITICAL)
-    try:
-        with clouds.small():
-            yield alone
-    finally:
-        logging.disable(logging.NOTSET)
+    with silent(), clouds.small():
+        yield alone
 
 
 CAMPAIGN = Campaign(

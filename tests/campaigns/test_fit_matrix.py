@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.multiprocess.fits import DATA, LINES, POINTS, Fit, assert_exact
 from tests.multiprocess.harness import Zygote, place
 
 pytestmark = pytest.mark.campaign
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    """The process that forks workers."""
-    process = Zygote()
-    try:
-        yield process
-    finally:
-        process.close()
 
 
 @pytest.mark.parametrize("point", POINTS)
