@@ -38,4 +38,9 @@ CAMPAIGN = Campaign(
     short=1,
     mark="slow",
     prepare=prepare,
+    fixed=(
+        "A worker that was many steps from the boundary of a periodic save that had "
+        "failed, or was asynchronous, answered no notice before it came there, and was "
+        "taken for dead (`cluster/test_schedules.py`).",
+    ),
 )

@@ -80,6 +80,10 @@ LARGE: dict[str, tuple[Cluster, set[str]]] = {
         Cluster(lengths=(1,), notices=(P, F), save_failures=1),
         BAD,
     ),
+    "periodic, uneven, save fails": (
+        Cluster(lengths=(1, 2), notices=(P, F), save_failures=1, **FREE),
+        BAD,
+    ),
     "three workers": (Cluster(workers=3, lengths=(1,)), GOOD),
     "three, two late notices": (
         Cluster(workers=3, lengths=(1,), notices=(F, F), notices_to=(0, 1)),

@@ -131,6 +131,25 @@ def test_notices_at_all_workers_at_once_are_one():
     assert len(report.markers) == 1
 
 
+def test_who_is_far_from_a_save_that_was_dropped_still_answers_a_notice():
+    """Nobody waits for its count until it has come to the boundary of that save."""
+    report = run(
+        Schedule(
+            lengths=(100, 100),
+            collectives=False,
+            collective_save=False,
+            step_ms=((1, 1), (200, 200)),
+            save_timeout_ms=5000,
+            faults=(
+                AskToSave(worker=0, at_step=99),
+                FailSave(worker=0, at_step=99),
+                Preempt(worker=1, at_ms=2000, grace_seconds=60),
+            ),
+        )
+    )
+    assert outcomes(report) == {Outcome.FINISHED}
+
+
 def test_workers_a_hundred_steps_apart_save_at_one_boundary():
     preempt = Preempt(worker=0, at_step=150, grace_seconds=0)
     schedule = Schedule(

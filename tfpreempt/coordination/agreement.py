@@ -36,7 +36,8 @@ from tfpreempt.core.events import Outcome
 Moved = tuple[State, tuple[Action, ...]]
 Row = Callable[[Settings, State, Any], Moved]
 
-REAL = frozenset({NoticeKind.FINAL, NoticeKind.TRAIN_ON, NoticeKind.PERIODIC})
+PREEMPTION = frozenset({NoticeKind.FINAL, NoticeKind.TRAIN_ON})
+REAL = PREEMPTION | {NoticeKind.PERIODIC}
 STANDING = frozenset({Main.WAITING, Main.FINISHING})
 
 set_ = dataclasses.replace
@@ -135,8 +136,23 @@ def commit_read(settings: Settings, state: State, event: ev.CommitRead) -> Moved
     state = set_(state, watch=Watch.OVER, commit=event.kind)
     if state.main is Main.AWAITING:
         return outcome_known(settings, state)
-    if state.main is Main.TRAINING and event.kind is CommitKind.TRAIN_ON:
+    if state.main is not Main.TRAINING:
+        return state, ()
+    if event.kind is CommitKind.TRAIN_ON:
         return next_round(state)  # counted as done without this worker's share
+    if was_dropped(state):  # the others have gone on: they may ask for a count there
+        return state, (ev.Get(Key.NOTICE, state.round + 1),)
+    return state, ()
+
+
+def notice_ahead(settings: Settings, state: State, event: ev.NoticeRead) -> Moved:
+    """A machine goes away while main is on its way to a save that was dropped.
+
+    The boundary of that one may be far, and nobody waits so long for a count.
+    """
+    is_ahead = event.round > state.round and event.kind in PREEMPTION
+    if is_ahead and state.main is Main.TRAINING:
+        return next_round(state)
     return state, ()
 
 
@@ -293,7 +309,7 @@ def step_failed(settings: Settings, state: State, event: ev.StepFailed) -> Moved
 
     A periodic round tells nobody to.
     """
-    if state.notice not in REAL - {NoticeKind.PERIODIC}:
+    if state.notice not in PREEMPTION:
         state, actions = detached(settings, state, ev.Detached())
         return state, (*actions, ev.Raise())
     told: tuple[Action, ...] = ()
@@ -445,7 +461,7 @@ def behind(state: State, round: int, kind: NoticeKind) -> tuple[Action, ...]:
 WAITS = (*STANDING, Main.COLLECTING, Main.AWAITING, Main.LEAVING)
 
 WATCH: dict[type, dict[Watch, Row]] = {
-    ev.NoticeRead: {Watch.LISTENING: notice_read},
+    ev.NoticeRead: {Watch.LISTENING: notice_read, Watch.OVER: notice_ahead},
     ev.CounterRead: {Watch.COUNTING: counter_read},
     ev.OwnCount: {Watch.PUBLISHING: own_count},
     ev.DecisionRead: {Watch.DECIDING: decision_read},
@@ -470,4 +486,10 @@ ANY: dict[type, Row] = {
     ev.LocalNotice: local_notice,
     ev.NoticeExists: notice_exists,
 }
-MAY_COME_LATE = (ev.DonesRead, ev.ByeSaid, ev.ByesRead, ev.DeadlinePassed)
+MAY_COME_LATE = (
+    ev.NoticeRead,
+    ev.DonesRead,
+    ev.ByeSaid,
+    ev.ByesRead,
+    ev.DeadlinePassed,
+)

@@ -15,6 +15,7 @@ from typing import Any
 
 from tfpreempt.coordination import agreement, keys
 from tfpreempt.coordination import events as ev
+from tfpreempt.coordination.agreement import PREEMPTION
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.coordination.events import Key, Main, NoticeKind, Tombstone, Watch
 from tfpreempt.coordination.gate import Gate
@@ -26,7 +27,6 @@ from tfpreempt.core.events import Decision, Event, Fault, Notice, Outcome
 
 log = logging.getLogger(__name__)
 
-PREEMPTION = frozenset({NoticeKind.FINAL, NoticeKind.TRAIN_ON})
 PATIENCE = 10  # save_timeouts that a save with others may take, no deadline being told
 FOREVER = 3600.0  # a wait without a deadline is a chain of such waits
 
@@ -245,6 +245,8 @@ class Coordinator:
         with self._changed:
             self.lost_because = self.lost_because or reason
             match key:
+                case Key.NOTICE if round != self.state.round:
+                    self.feed(ev.NoticeRead(round, value))  # main is not there yet
                 case Key.NOTICE:
                     is_mine = extra.get("worker") == self.settings.worker
                     is_periodic = value is NoticeKind.PERIODIC

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.coordination import keys
-from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
+from tfpreempt.coordination.agreement import PREEMPTION
+from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
 from tfpreempt.coordination.gathering import Gathering
 from tfpreempt.coordination.runtime import Runtime, answer

@@ -22,8 +22,8 @@ from typing import Any
 
 from tfpreempt.checkpoint.layout import is_same
 from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.agreement import WAITS
-from tfpreempt.coordination.coordinator import PREEMPTION, Coordinator
+from tfpreempt.coordination.agreement import PREEMPTION, WAITS
+from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.coordination.store import KeyValueStore
