@@ -36,13 +36,15 @@ held = [open(f"{journal}/worker-{i}.jsonl", "a") for i in range(2)]
 told, restart = [], 0
 signal.signal(signal.SIGTERM, lambda *_: told.append(restart))
 for step in range(10):
-    print(f"[worker-0] step {step}, restart {restart}", flush=True)
+    print(f"[worker-0] step {step}, restart {restart}, loss 1", flush=True)
     while step in waits and len(told) <= restart:
         signal.sigtimedwait([], 0.01)
     restart += step in waits
 sys.exit(told != list(range(len(waits))))
 """
 
+
+FIRST_STEP = "print('step 0, restart 0, loss 1', flush=True)"
 
 # A worker whose other thread writes into the same pipe, without a pause.
 WORKER_WITH_TWO_WRITERS = """
@@ -55,7 +57,7 @@ def write():
 
 threading.Thread(target=write, daemon=True).start()
 for step in range(1000):
-    print_step(step, 0)
+    print_step(step, 0, 1.0)
 """
 
 
@@ -114,7 +116,7 @@ def test_a_job_in_which_nothing_moves_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfpreempt.cli.demo.job._STALL_SECONDS", 0.5)
-    program = "import time; print('step 0, restart 0', flush=True); time.sleep(60)"
+    program = f"{FIRST_STEP}; import time; time.sleep(60)"
     began = time.monotonic()
     with pytest.raises(DemoFailedError, match=r"No step .* for 0\.5 s.*/logs"):
         train(tmp_path, [sys.executable, "-c", program], ())
@@ -131,7 +133,7 @@ def test_a_job_that_is_left_is_ended(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("click.echo", interrupted)
-    program = "import time; print('step 0, restart 0', flush=True); time.sleep(60)"
+    program = f"{FIRST_STEP}; import time; time.sleep(60)"
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, [sys.executable, "-c", program], ())
@@ -162,7 +164,7 @@ def test_repeated_and_missing_steps_are_lost(
 def test_a_step_is_found_whatever_else_the_worker_writes() -> None:
     command = [sys.executable, "-u", "-c", WORKER_WITH_TWO_WRITERS]
     printed = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert [int(step) for step, _ in STEP.findall(printed.stdout)] == [*range(1000)]
+    assert [int(step) for step, *_ in STEP.findall(printed.stdout)] == [*range(1000)]
 
 
 def notice(incarnation: int, worker: int, wall: float) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def test_one_bit_is_a_difference_and_faults_name_what_was_promised(
     for folder in folders:
         (folder / "logs").mkdir(parents=True)
         log = "=== starts ===\nnoise\n" + "".join(
-            f"step {step}, restart 0\n" for step in range(3)
+            f"step {step}, restart 0, loss 1\n" for step in range(3)
         )
         (folder / "logs" / "worker-0.log").write_bytes(b"\xff" + log.encode())
         (folder / "accuracy-0.txt").write_text("0.9")

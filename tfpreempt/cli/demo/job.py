@@ -26,20 +26,20 @@ _GAP = 20  # steps between two preemptions: who is started again trains before t
 _LAST = 0.8  # share of the steps after which nobody is preempted: a notice needs time
 _SHOWN_STEPS = 100
 _STALL_SECONDS = 120.0  # importing TensorFlow on a busy machine takes tens of seconds
-STEP = re.compile(r"step (\d+), restart (\d+)$", re.MULTILINE)
+STEP = re.compile(r"step (\d+), restart (\d+), loss (\S+)$", re.MULTILINE)
 
 
 class DemoFailedError(TfpreemptError, RuntimeError):
     """A job of the demo did not come to its end."""
 
 
-def print_step(step: int, restart: int) -> None:
+def print_step(step: int, restart: int, loss: float) -> None:
     """Prints a step that was trained, as `STEP` finds it again.
 
     In one write: `print` of an unbuffered Python makes two, and what another thread
     writes into the same pipe may come in between.
     """
-    sys.stdout.write(f"step {step}, restart {restart}\n")
+    sys.stdout.write(f"step {step}, restart {restart}, loss {loss:.4g}\n")
     sys.stdout.flush()
 
 

@@ -61,7 +61,7 @@ def assess(folders: Sequence[Path], workers: int, steps: int) -> Result:
     files = [job / f"weights-{i}.bin" for job in folders for i in indexes]
     logs = [first / "logs" / f"worker-{i}.log" for i in indexes]
     texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
-    trained = [[int(step) for step, _ in STEP.findall(text)] for text in texts]
+    trained = [[int(step) for step, *_ in STEP.findall(text)] for text in texts]
     journal = read_journal(journal_directory(first / "checkpoints"))
     seconds = notice_to_commit(journal)
     return Result(

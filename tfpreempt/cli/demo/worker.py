@@ -30,7 +30,7 @@ CHECKPOINTS = os.environ["TFPREEMPT_CHECKPOINT_DIR"]  # `tfpreempt run` hands it
 TRAIN_IMAGES = 1437  # of 1797; the rest is for the final accuracy
 
 Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
-Tell = Callable[[int], None]
+Tell = Callable[[int, float], None]  # a step that was trained, and its loss
 
 
 def load_digits() -> tuple[Pair, Pair]:
@@ -83,18 +83,17 @@ def train_by_loop(
         resolver, tf.train.Checkpoint(model=model), CHECKPOINTS
     )
 
-    def step_function(step: int) -> None:
+    def step_function(step: int) -> float:
         drawn = np.random.default_rng([seed, step])
         rows = drawn.choice(len(labels), workers * BATCH)[worker::workers]
-        update(tf.constant(images[rows]), tf.constant(labels[rows]))
+        return float(update(tf.constant(images[rows]), tf.constant(labels[rows])))
 
     with handler:
         # 2. The handler knows how many steps are done, over all restarts.
         for step in range(handler.total_run_calls, steps):
             # 3. Each step goes through `run()`; the batch is fetched inside, from the
             #    step alone, so that the place in the data can't be lost.
-            handler.run(step_function, step)
-            tell(step)
+            tell(step, handler.run(step_function, step))
     return model
 
 
@@ -110,7 +109,7 @@ def train_by_fit(
     images = images.shuffle(TRAIN_IMAGES, seed=seed).repeat()
     steps_told = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: tell(
-            int(model.optimizer.iterations.numpy()) - 1
+            int(model.optimizer.iterations.numpy()) - 1, logs["loss"]
         )
     )
     # 1. The callback restores the newest commit, commits on a notice and leaves.
@@ -154,8 +153,8 @@ def main(out: Path, way: str, steps: int, seed: int) -> None:
     worker = strategy.cluster_resolver.task_id or 0
     restart = tfpreempt.num_restarts()
 
-    def tell(step: int) -> None:
-        print_step(step, restart)
+    def tell(step: int, loss: float) -> None:
+        print_step(step, restart, loss)
 
     train = train_by_fit if way == "fit" else train_by_loop
     save_result(out, worker, train(strategy, steps, seed, tell))
