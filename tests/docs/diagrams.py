@@ -1,12 +1,12 @@
-"""Draws the state diagrams of docs/agreement.md from the agreement's table.
+"""Draws the state diagrams of the docs from the tables that the code runs by.
 
-    python -m tests.docs.diagrams       writes them into the page
+    python -m tests.docs.diagrams       writes docs/img/*.svg, and docs/agreement.md
 
-One worker of two is walked through all that the table lets it do, whatever the store
-and the other worker answer: `tests/cluster` searches what real clusters do, here every
-answer is taken for possible. An arrow is a change of a role's state, with the events
-that cause it. An event that leads to one state from four or more is a line of text
-below instead.
+For those of the agreement one worker of two is walked through all that the table lets
+it do, whatever the store and the other worker answer: `tests/cluster` searches what
+real clusters do, here every answer is taken for possible. An arrow is a change of a
+role's state, with the events that cause it. An event that leads to one state from four
+or more is a line of text below instead. That of a fit is the table of its phases.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.docs import chart
 from tfpreempt.coordination import agreement
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.events import Action, Key, Main, State, Watch
+from tfpreempt.keras.fit import phases
 
-PAGE = Path(__file__).parents[2] / "docs/agreement.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "agreement.md"
 ROLES: dict[str, type[Watch] | type[Main]] = {"watch": Watch, "main": Main}
 MANY = 4
 
@@ -149,34 +152,57 @@ def happenings(stage: Stage) -> Iterator[ev.Event]:
     yield ev.Detached()
 
 
-def draw(role: str, found: set[Arrow]) -> str:
-    """One role's diagram, and the lines below it."""
-    mine = [arrow for arrow in found if arrow.role == role]
+def said(role: str, found: set[Arrow]) -> dict[str, tuple[list[str], str]]:
+    """Events that lead to one state from many: these, and that state."""
     by_event = defaultdict(list)
-    for arrow in mine:
-        by_event[arrow.event].append(arrow)
-    said = {
+    for arrow in found:
+        if arrow.role == role:
+            by_event[arrow.event].append(arrow)
+    return {
         event: (sorted({a.source for a in each}), each[0].target)
         for event, each in by_event.items()
         if len(each) >= MANY and len({a.target for a in each}) == 1
     }
-    labels = defaultdict(set)
-    for arrow in mine:
-        if arrow.event not in said:
-            labels[arrow.source, arrow.target].add(arrow.event)
-    order = {state.name: place for place, state in enumerate(ROLES[role])}
-    ways = sorted(labels, key=lambda way: (order[way[0]], order[way[1]]))
-    first = next(iter(ROLES[role])).name
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
-    for source, target in ways:
-        events = ", ".join(sorted(labels[source, target]))
-        lines.append(f"    {source} --> {target} : {events}")
-    lines += ["```", ""]
-    for event, (sources, target) in sorted(said.items()):
-        others = set(order) - {target}
+
+
+def draw(role: str, found: set[Arrow]) -> str:
+    """One role's diagram."""
+    states = [state.name for state in ROLES[role]]
+    in_text = said(role, found)
+    drawn = [
+        (arrow.source, arrow.target, arrow.event)
+        for arrow in found
+        if arrow.role == role and arrow.event not in in_text
+    ]
+    return chart.svg(f"The states of {role}", states, drawn)
+
+
+def tell(role: str, found: set[Arrow]) -> str:
+    """What stands below a role's diagram."""
+    states = {state.name for state in ROLES[role]}
+    lines = [f"![The states of {role}](img/agreement-{role}.svg)", ""]
+    for event, (sources, target) in sorted(said(role, found).items()):
+        others = states - {target}
         where = "any other state" if others <= {*sources, "ENDED"} else _listed(sources)
         lines.append(f"- *{event}* leads from {where} to `{target}`.")
     return "\n".join(lines)
+
+
+def draw_fit() -> str:
+    """The phases of a fit."""
+    drawn = [
+        (phase.name, following.name, event.value)
+        for phase, row in phases.TABLE.items()
+        for event, following in row.items()
+    ]
+    return chart.svg("The phases of a fit", [each.name for each in phases.Phase], drawn)
+
+
+def drawings() -> dict[str, str]:
+    """All of them, by the path of the file under docs/."""
+    found = arrows()
+    of_roles = {f"img/agreement-{role}.svg": draw(role, found) for role in ROLES}
+    return {**of_roles, "img/fit-phases.svg": draw_fit()}
 
 
 def _listed(names: list[str]) -> str:
@@ -184,7 +210,7 @@ def _listed(names: list[str]) -> str:
 
 
 def section(role: str) -> re.Pattern[str]:
-    """Where the page has a role's diagram."""
+    """Where the page has a role's diagram and the lines below it."""
     begin = f"<!-- {role}: drawn by tests/docs/diagrams.py -->\n"
     return re.compile(f"(?<={begin}).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -192,9 +218,10 @@ def section(role: str) -> re.Pattern[str]:
 def main() -> None:
     text, found = PAGE.read_text(encoding="utf-8"), arrows()
     for role in ROLES:
-        drawn = draw(role, found)
-        text = section(role).sub(f"{drawn}\n", text, count=1)
+        text = section(role).sub(f"{tell(role, found)}\n", text, count=1)
     PAGE.write_text(text, encoding="utf-8")
+    for path, drawing in drawings().items():
+        (DOCS / path).write_text(drawing, encoding="utf-8")
 
 
 if __name__ == "__main__":

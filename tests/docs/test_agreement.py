@@ -1,4 +1,4 @@
-"""docs/agreement.md is what the table is."""
+"""docs/agreement.md is what the table is, and so are the drawings."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ import re
 
 import pytest
 
-from tests.docs import diagrams
+from tests.docs import chart, diagrams
 from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
 
 PAGE = diagrams.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_the_diagrams_are_drawn_from_the_table() -> None:
+def test_the_diagrams_are_drawn_from_the_tables() -> None:
+    again = "draw them again: python -m tests.docs.diagrams"
     arrows = diagrams.arrows()
     for role in diagrams.ROLES:
-        (drawn,) = diagrams.section(role).findall(PAGE)
-        assert drawn.strip() == diagrams.draw(role, arrows)
+        (told,) = diagrams.section(role).findall(PAGE)
+        assert told.strip() == diagrams.tell(role, arrows), again
+    for path, drawing in diagrams.drawings().items():
+        assert (diagrams.DOCS / path).read_text("utf-8") == drawing, again
+
+
+def test_every_transition_is_in_its_row() -> None:
+    ways = [("A", "B", "x"), ("A", "C", "x"), ("A", "B", "y"), ("B", "A", "x")]
+    found = chart.rows("ABC", ways)
+    assert found == [("A", "x", ["B", "C"]), ("A", "y", ["B"]), ("B", "x", ["A"])]
+    drawing = chart.svg("Three", "ABC", ways)
+    assert drawing.count("v8z") == len(ways)  # arrowheads
 
 
 def test_every_state_has_its_words() -> None:
