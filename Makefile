@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-from-constraints
-EXTRAS := tensorflow,demo,test,dev,legacy-keras,bench
+EXTRAS := tensorflow,demo,test,dev,legacy-keras,bench,docs
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST    := not tensorflow and not multiprocess and not slow and not campaign and not bench
 REGULAR := not campaign and not bench
 
-.PHONY: help demo test test-fast lint types wheel matrix bench bench-long performance campaign clean
+.PHONY: help demo test test-fast lint types docs wheel matrix bench bench-long performance campaign clean
 
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-fast  the tests that need no TensorFlow (half a minute)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
+	@echo "make docs       the documentation, in build/site/; warnings are errors"
 	@echo "make wheel      builds what is published, in dist/, and checks it"
 	@echo "make matrix     the versions of TensorFlow, Keras and Python, as a table"
 	@echo "make bench      measurements against what others have, as JSON lines (half an hour)"
@@ -64,6 +65,9 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 wheel: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[publish]'

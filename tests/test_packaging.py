@@ -19,7 +19,6 @@ import tfpreempt
 
 ROOT = Path(__file__).parents[1]
 UNPINNED_EXTRAS = {
-    "docs",  # no make target installs it yet
     *("tensorflow-cpu", "tensorflow-tpu"),  # the same files as tensorflow
     "orbit",  # asks for another TensorFlow than the pinned one
 }

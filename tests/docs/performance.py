@@ -31,7 +31,7 @@ form of the same work. All figures are those of `make bench`, which prints them 
 lines; sides that are compared take turns in one run. A cell has the median and the
 95th percentile, a ratio is that of the medians (of pairs: the median over neighbouring
 rounds, which suffers less from other programs), and a bar is the largest value that is
-good. The rows with their samples are under [performance/](performance), and this page
+good. The rows with their samples are under `docs/performance/`, and this page
 is made of them by `make performance`, which measures anew.
 """
 

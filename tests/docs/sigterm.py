@@ -28,9 +28,9 @@ PAGE = ROOT / "docs/follow-one-sigterm.md"
 HEAD = """\
 # Follow one SIGTERM
 
-Two workers train in a custom loop, as in [README.md](../README.md). The first, which is
-the chief and hosts the store of keys, gets SIGTERM in the midst of a step, while the
-other waits for its part in it. This is what it calls until its process ends:
+Two workers train in a custom loop, as in the [quick start](quick-start.md). The first,
+which is the chief and hosts the store of keys, gets SIGTERM in the midst of a step,
+while the other waits for its part in it. This is what it calls until its process ends:
 {functions} functions in {files} files, on {threads} threads, each named where it is
 called first; `core/`, on which all rooms stand, is left out. An item is a thread and a
 room, and begins with what its first function says of itself.

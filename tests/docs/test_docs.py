@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tfpreempt
+from tests.docs.pages import blocks, read
 from tfpreempt.platforms.detect import VARIANTS
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def test_decisions_are_numbered_in_a_row() -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-PLATFORMS = (ROOT / "docs/platforms.md").read_text(encoding="utf-8")
+PLATFORMS = read("platforms/index.md")
 
 
 def test_every_variant_has_its_row() -> None:
@@ -66,10 +67,8 @@ def test_every_name_of_a_platform_is_listed() -> None:
 
 
 def test_the_configs_of_the_platforms_can_be_made() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PLATFORMS, re.S)
-    blocks = [block for block in blocks if "config = " in block]
-    assert len(blocks) == 3
-    for block in blocks:
+    pages = "platforms/index.md", "platforms/slurm.md", "platforms/others.md"
+    for (block,) in map(blocks, pages):
         names: dict[str, object] = {"tfpreempt": tfpreempt}
         exec(block, names)
         config = names["config"]

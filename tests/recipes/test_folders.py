@@ -42,8 +42,8 @@ def test_the_page_links_each_file_and_none_that_is_gone(name: str) -> None:
 
 
 def test_platforms_links_every_recipe() -> None:
-    platforms = (ROOT / "docs/platforms.md").read_text(encoding="utf-8")
-    linked = set(re.findall(r"\]\(recipes/(\w+)\.md\)", platforms))
+    platforms = (ROOT / "docs/platforms/index.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(\.\./recipes/(\w+)\.md\)", platforms))
     assert set(NAMES) <= linked
     assert set(NAMES) <= {path.stem for path in RECIPES.glob("*.md")}
 

@@ -779,7 +779,7 @@ class Session:
             log.warning(
                 "tfpreempt: children of this process were killed: %s. If they read "
                 "data, the step that waits for these hangs or fails. Have the signal "
-                "sent to the main process alone (docs/platforms.md)",
+                "sent to the main process alone (docs/platforms/signals.md)",
                 killed,
             )
             self.members.record(Fault(where="children", error=f"killed: {killed}"))

@@ -45,7 +45,7 @@ class PreemptionCallback:
 
     On a termination notice all workers commit the same step and leave with the code
     that makes their platform start them again; the next start goes on at the next
-    batch, bit for bit as if nothing had happened. docs/keras.md says what is exact.
+    batch, bit for bit as if nothing had happened. docs/fit/data.md says what is exact.
 
     It may stand anywhere among the callbacks and serve several fits, one after another.
 

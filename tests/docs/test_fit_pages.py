@@ -1,4 +1,4 @@
-"""What docs/keras.md says: its programs run, and the package has its messages."""
+"""What the pages of docs/fit say: programs run, and the package has the messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import ROOT, blocks, read
 from tests.multiprocess.harness import Place
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-WORKERS = "# workers.py\n"
+# One program: each page goes on with the model and the data of the first.
+PAGES = (
+    "fit/index.md",
+    "fit/what-comes-back.md",
+    "fit/data.md",
+    "fit/callbacks.md",
+    "fit/several-fits.md",
+    "migrating/backup-and-restore.md",
+    "index.md",
+)
+WORKERS = "fit/many-workers.md"
 
 
 def run(command: list[str], directory: Path) -> str:
@@ -39,14 +47,13 @@ def run(command: list[str], directory: Path) -> str:
 
 @pytest.mark.tensorflow
 def test_the_examples_run_one_after_the_other(here: Place) -> None:
-    blocks = [block for block in BLOCKS if not block.startswith(WORKERS)]
-    assert len(blocks) == len(BLOCKS) - 1
+    program = [block for page in PAGES for block in blocks(page)]
     shown = [
         'assert counter.get_state()["last"] is not None',
         "assert seen.samples == 2 * 2048",
     ]
     page = here.path / "page.py"
-    page.write_text("\n".join([*blocks, *shown]), encoding="utf-8")
+    page.write_text("\n".join([*program, *shown]), encoding="utf-8")
     for said in (
         "epochs in the history: 40",
         "this fit was complete after 40 epochs; nothing is left to train",
@@ -59,17 +66,16 @@ def test_the_examples_run_one_after_the_other(here: Place) -> None:
 @pytest.mark.multiprocess
 @pytest.mark.tensorflow
 def test_two_workers(tmp_path: Path) -> None:
-    (program,) = [block for block in BLOCKS if block.startswith(WORKERS)]
+    (program,) = blocks(WORKERS)
     (tmp_path / "workers.py").write_text(program, encoding="utf-8")
-    found = re.findall(r"^(tfpreempt run .*workers\.py)$", PAGE, re.MULTILINE)
+    found = blocks(WORKERS, "bash")
     run(found[0].split(), tmp_path)
     assert list((tmp_path / "ckpt-keras-2").glob("*/COMMITTED"))
 
 
 def messages() -> list[str]:
     """The texts in the first columns of the tables of errors and log lines."""
-    tables = PAGE.partition("\n## Errors\n")[2]
-    rows = re.findall(r"^\| (`.*?) \|", tables, re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?) \|", read("fit/messages.md"), re.MULTILINE)
     return [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
 
 

@@ -1,0 +1,53 @@
+"""What mkdocs.yml cannot say: patterns in the nav, links to the source.
+
+A hook of MkDocs (`hooks:` there). A page may link to a file of the package, as GitHub
+shows it; the site gets a copy of each file that is linked to.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+_TO_SOURCE = re.compile(r"\]\((?:\.\./)+(?=tfpreempt/)")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Puts the pages that a pattern of the nav matches in its place."""
+    config.nav = filled(config.nav, Path(config.docs_dir))
+
+
+def filled(nav: Any, docs: Path) -> Any:
+    """The nav without patterns."""
+    if isinstance(nav, dict):
+        return {title: filled(part, docs) for title, part in nav.items()}
+    if not isinstance(nav, list):
+        return nav
+    pages: list[Any] = []
+    for part in nav:
+        if isinstance(part, str) and "*" in part:
+            pages += [f"{p.relative_to(docs)}" for p in sorted(docs.glob(part))]
+        else:
+            pages.append(filled(part, docs))
+    return pages
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Adds the package's source."""
+    for path in sorted((ROOT / "tfpreempt").rglob("*.py")):
+        place = f"source/{path.relative_to(ROOT)}"
+        files.append(File.generated(config, place, abs_src_path=str(path)))
+
+
+def on_page_markdown(
+    markdown: str, page: Page, config: MkDocsConfig, files: Files
+) -> str:
+    """Leads links to the package's source to the copies."""
+    depth = len(PurePosixPath(page.file.src_uri).parts) - 1
+    return _TO_SOURCE.sub(f"]({'../' * depth}source/", markdown)

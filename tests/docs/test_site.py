@@ -1,0 +1,66 @@
+"""The site is built of the pages without a warning, and without what lies elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tfpreempt
+from tests.docs.pages import PAGES, ROOT, read
+from tests.docs.site import filled
+
+# Shown as `tfpreempt.<name>`, or the other name of a room.
+OTHERWISE = {
+    "keras.data",
+    *(f"states.{name}" for name in ("State", "load_state", "num_restarts")),
+    *(f"states.{name}" for name in ("save_all_states", "save_state")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_site_is_built_and_stands_alone(tmp_path: Path) -> None:
+    """Links, anchors, pages that are in no menu and docstrings: all are warnings."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 80
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r'<(?:script|img|link)[^>]* (?:src|href)="http[^"]+', text)
+        assert loaded == [], page
+        # A list that has no empty line before it is taken for text.
+        assert re.findall(r"^(?:[-*] |1\. |\|)", text, re.MULTILINE) == [], page
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = "".join(read(page) for page in PAGES if page.startswith("reference/"))
+    named = set(
+        re.findall(r"^::: tfpreempt\.(\w+(?:\.\w+)?)$", reference, re.MULTILINE)
+    )
+    public = {name for name in tfpreempt.__all__ if name not in tfpreempt._SUBMODULES}
+    assert public - named == {"TfpreemptError", "__version__"}
+    for room in ("data", "keras", "states"):
+        source = (ROOT / f"tfpreempt/{room}/__init__.py").read_text(encoding="utf-8")
+        names = ast.literal_eval(
+            source.partition("__all__ = ")[2].partition("]")[0] + "]"
+        )
+        assert {f"{room}.{name}" for name in names} - named <= OTHERWISE
+
+
+def test_a_pattern_stands_for_its_pages(tmp_path: Path) -> None:
+    for name in ("b.md", "a.md"):
+        (tmp_path / name).touch()
+    nav = [{"Home": "index.md"}, {"More": ["x.md", "*.md", "none*.md"]}]
+    pages = ["x.md", "a.md", "b.md"]
+    assert filled(nav, tmp_path) == [{"Home": "index.md"}, {"More": pages}]
