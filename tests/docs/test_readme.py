@@ -11,16 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import ROOT, blocks
 from tests.multiprocess.harness import RESTART, Place, Zygote
 
-ROOT = Path(__file__).parents[2]
+START = "quick-start.md"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def block(language: str, containing: str = "") -> str:
-    """The one code block of a language that has a text in it."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
-    (found,) = (each for each in blocks if containing in each)
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+
+
+def block(containing: str) -> str:
+    """The one program that has a text in it."""
+    (found,) = (each for each in BLOCKS if containing in each)
     return str(found)
 
 
@@ -28,6 +31,17 @@ def environment() -> dict[str, str]:
     """As a user's shell has it: `python` and `tfpreempt` are on the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def test_it_is_read_in_a_few_minutes() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_quick_start_has_the_same_programs() -> None:
+    assert blocks(START) == BLOCKS
+    commands = re.findall(r"^```bash\n(.*?)^```$", README, re.M | re.S)
+    assert commands
+    assert all(each in blocks(START, "bash")[-1] for each in commands)
 
 
 def test_linked_files_exist() -> None:
@@ -45,7 +59,7 @@ def test_make_targets_exist() -> None:
 def write(directory: Path, name: str, containing: str) -> Path:
     """Writes an example into a file there."""
     file = directory / name
-    file.write_text(block("python", containing), encoding="utf-8")
+    file.write_text(block(containing), encoding="utf-8")
     return file
 
 
@@ -94,7 +108,7 @@ def test_fit_example_commits_on_sigterm_and_goes_on(
 def test_supervisor_example_runs_as_it_stands(tmp_path: Path) -> None:
     write(tmp_path, "train.py", "PreemptionCheckpointHandler")
     done = subprocess.run(
-        ["bash", "-c", block("bash")],
+        ["bash", "-c", blocks(START, "bash")[-1]],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
