@@ -89,7 +89,10 @@ def row(kind: str, phase: str, calls: Sequence[Call]) -> dict[str, Any]:
 
 
 def trace(kind: str, phase: str, package: Path, root: Path) -> list[Call]:
-    """The first worker's calls in one phase; what still runs after it is killed."""
+    """The first worker's calls in one phase; what still runs after it is killed.
+
+    Without those of the thread that tells how far it is: it stands beside the way.
+    """
     with contextlib.ExitStack() as stack:
         processes = []
         addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
@@ -115,4 +118,5 @@ def trace(kind: str, phase: str, package: Path, root: Path) -> list[Call]:
     if code != CODES[phase]:
         logs = [(root / f"{phase}-log-{i}").read_text()[-2000:] for i in range(WORKERS)]
         raise RuntimeError(f"{phase} of {kind} left with {code}: {logs}")
-    return read(root / f"{phase}-trace-0")
+    calls = read(root / f"{phase}-trace-0")
+    return [call for call in calls if call.name != "tfpreempt-now"]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 NEED_NO_TENSORFLOW = {
     "test_interval.py",
     "test_memory_agreement.py",
+    "test_now.py",
     "test_pace.py",
     "test_protected_processes.py",
     "test_saving.py",

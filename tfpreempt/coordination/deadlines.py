@@ -85,10 +85,12 @@ class Deadlines:
 
     @property
     def since_notice(self) -> float | None:
-        """Seconds since the notice that is served, wherever it came; None without."""
-        if self.noticed_at is None:
-            return None
-        return self.clock.monotonic() - self.noticed_at
+        """Seconds since the notice that is served, wherever it came; None without.
+
+        Any thread.
+        """
+        at = self.noticed_at
+        return None if at is None else self.clock.monotonic() - at
 
     def shorten(self, received_at: float, grace: float | None) -> bool:
         """Takes an earlier deadline; a later one changes nothing.

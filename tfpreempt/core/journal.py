@@ -185,30 +185,40 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
     return record if is_record else None
 
 
-def _open(path: Path) -> int:
-    """Opens for appending; a line torn by an earlier writer gets its line end.
+def open_file(path: Path, flags: int) -> int:
+    """Opens a regular file in a journal's directory; made with O_CREAT, it has a name.
 
     Links are not followed: they may lead to somebody else's file. A pipe or a device is
     not waited for.
+
+    Args:
+        path: of the file.
+        flags: for `os.open`.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
     """
     for each in (path.parent, path):
         if each.is_symlink():
             raise OSError(errno.ELOOP, "Links are not followed", str(each))
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | flags)
+    safe = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | safe)
     try:
-        descriptor = os.open(
-            path.name,
-            os.O_RDWR | os.O_APPEND | os.O_CREAT | flags,
-            0o644,
-            dir_fd=folder,
-        )
-        os.fsync(folder)  # or lines that are synced are lost with the file's name
+        descriptor = os.open(path.name, flags | safe, 0o644, dir_fd=folder)
+        if flags & os.O_CREAT:
+            os.fsync(folder)  # or lines that are synced are lost with the file's name
     finally:
         os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return descriptor
+
+
+def _open(path: Path) -> int:
+    """Opens for appending; a line torn by an earlier writer gets its line end."""
+    descriptor = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", str(path))
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             os.write(descriptor, b"\n")

@@ -4,6 +4,7 @@ handler          PreemptionCheckpointHandler: what a custom training loop holds
 admission        how a handler, or a fit, becomes a member: its start, its sources
 start            what all workers agree on first: one storage, one commit to restore
 member           one handler, or fit: its steps, its journal; and the open ones
+now              how far a member is, told every few seconds for who looks on
 pace             how long a step takes, whatever is evaluated between two of them
 commits          what a member saves, restores and has copied
 protection       notices while no handler listens: before the first, after the last

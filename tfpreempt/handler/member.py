@@ -6,16 +6,19 @@ import contextlib
 import dataclasses
 import logging
 import os
+import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.coordination.deadlines import Deadlines
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored
 from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.core.restarts import num_restarts
 from tfpreempt.handler.commits import Commits
+from tfpreempt.handler.now import Doing, Now, Telling, now_path
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.config import TerminationConfig
 
@@ -76,10 +79,13 @@ class Member:
     is_closed: bool = False
 
     def __post_init__(self) -> None:
+        self._clock = SystemClock()
+        self._telling: Telling | None = None  # while it takes part
         self._journal = Journal(
             journal_directory(self.commits.directory),
             self.commits.cluster.worker,
-            incarnation=os.environ.get("TFPREEMPT_INCARNATION", self.commits.token),
+            self._clock,
+            os.environ.get("TFPREEMPT_INCARNATION", self.commits.token),
         )
         self.record = self._journal.record  # an event; any thread
         weakref.finalize(self, self.watcher.close)
@@ -150,6 +156,44 @@ class Member:
         self.base = 0 if adopted is None else adopted.step or 0
         world = self.commits.cluster.world
         self.record(Restored(path=None, step=self.base, sequence=0, world_size=world))
+
+    # --- how far it is ---------------------------------------------------------------
+
+    def tell_now(self, doing: Callable[[], Doing]) -> None:
+        """Tells how far it is from now on, until it is closed, or dropped.
+
+        Args:
+            doing: what it is at; any thread.
+        """
+        mine = weakref.ref(self)
+
+        def look() -> Now | None:
+            member = mine()
+            return None if member is None else member._now(doing())
+
+        path = now_path(self._journal.path.parent, self.commits.cluster.worker)
+        self._telling = Telling(path, self._clock, look)
+
+    def _now(self, doing: Doing) -> Now:
+        """How far it is, but for what takes two looks; any thread."""
+        wall, since, told = (
+            self._clock.wall(),
+            self.deadlines.since_notice,
+            self.deadlines.told,
+        )
+        left = None if told is None else told - self._clock.monotonic()
+        return Now(
+            at=wall,
+            worker=self.commits.cluster.worker,
+            world=self.commits.cluster.world,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            doing=doing,
+            step=self.step,
+            noticed_at=None if since is None else wall - since,
+            deadline=None if left is None else wall + left,
+            upload=self.commits.mirror_status,
+        )
 
     # --- a save ----------------------------------------------------------------------
 
@@ -234,6 +278,8 @@ class Member:
         self.is_closed = True
         self.stop_at = -1
         self.watcher.close()
+        if self._telling is not None:
+            self._telling.stop()
         if self.commits.snapshots is not None:
             self.commits.snapshots.close()
         if self.commits.mirror is not None:

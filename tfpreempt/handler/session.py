@@ -22,7 +22,7 @@ from typing import Any
 
 from tfpreempt.checkpoint.layout import is_same
 from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.agreement import PREEMPTION, WAITS
+from tfpreempt.coordination.agreement import PREEMPTION, STANDING, WAITS
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
@@ -46,6 +46,7 @@ from tfpreempt.handler.data_errors import is_of_data
 from tfpreempt.handler.exit import ExitPath, tell_peers
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.member import Member, Members
+from tfpreempt.handler.now import Doing
 from tfpreempt.handler.pace import Pace
 from tfpreempt.handler.process_end import (
     exit_hard,
@@ -77,6 +78,8 @@ _TRACED = 2
 
 _TRAINS = (ev.Main.TRAINING, ev.Main.DETACHED)
 """Who is detached by an error, and hangs on its way out, is ended by nobody else."""
+
+_STANDS = (*STANDING, ev.Main.LEAVING)
 
 
 class Session:
@@ -218,6 +221,8 @@ class Session:
             member.watcher.rearm()
             self.members.kept.add(member)
             member.commits.load_random_state()
+            # Not before: a thread that looks at it must not be the one that drops it.
+            member.tell_now(self.doing)
 
     def part(self, member: Member) -> None:
         """A member takes part no more."""
@@ -535,6 +540,13 @@ class Session:
             stage = Stage.FIRST
         step = sum(each.step for each in armed)
         return Sign(pid=os.getpid(), boundaries=gate.started, step=step, stage=stage)
+
+    def doing(self) -> Doing:
+        """What this process is at; any thread."""
+        main = self.coordinator.state.main
+        if self.coordinator.is_saving or main not in (*_TRAINS, *_STANDS):
+            return Doing.SAVING
+        return Doing.WAITING if main in _STANDS else Doing.TRAINING
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:

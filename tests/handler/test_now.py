@@ -1,0 +1,231 @@
+"""What a worker says of itself for who looks on: when, where, and where not."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import wait_until
+from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.handler import now
+from tfpreempt.handler.now import Doing, Now, StepRate, Telling, now_path, read_now
+from tfpreempt.testing.clock import FakeClock
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Worker:
+    """One that tells of itself, and what it would say."""
+
+    def __init__(self, journal: Path) -> None:
+        self.path = now_path(journal, 0)
+        self.clock = FakeClock()
+        self.looks = 0
+        self.says: Now | None = Now(
+            at=1e9, worker=0, world=1, host="h", pid=1, doing=Doing.TRAINING, step=1
+        )
+
+    def look(self) -> Now | None:
+        self.looks += 1
+        return self.says
+
+    def say(self, **values: object) -> None:
+        assert self.says is not None
+        self.says = dataclasses.replace(self.says, **values)  # type: ignore[arg-type]  # its fields
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        told = Telling(self.path, self.clock, self.look)
+        try:
+            yield
+        finally:
+            told.stop()
+
+    def wait_looks(self, count: int = 3) -> None:
+        end = self.looks + count
+        wait_until(lambda: self.looks >= end, "looks")
+
+    def wait_step(self, step: int) -> None:
+        def is_told() -> bool:
+            told = read_now(self.path)
+            return told is not None and told.step == step
+
+        wait_until(is_told, f"step {step}")
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    monkeypatch.setattr(now, "_LOOKS_EVERY", 0.002)
+    return Worker(tmp_path)
+
+
+def test_it_is_told_every_few_seconds_and_not_at_each_look(worker: Worker) -> None:
+    with worker.telling():
+        worker.wait_step(1)
+        worker.say(step=2)
+        worker.wait_looks()
+        told = read_now(worker.path)
+        assert told is not None
+        assert (told.step, told.stepped_at) == (1, told.at)
+        worker.clock.advance(now.TOLD_EVERY)
+        worker.wait_step(2)
+
+
+@pytest.mark.parametrize(
+    "change", [{"doing": Doing.SAVING}, {"noticed_at": 1e9}, {"deadline": 1e9}], ids=str
+)
+def test_a_change_of_what_it_does_is_told_at_once(
+    worker: Worker, change: dict[str, object]
+) -> None:
+    with worker.telling():
+        worker.wait_step(1)
+        worker.say(step=2, **change)
+        worker.wait_step(2)
+
+
+def test_all_of_it_comes_back(worker: Worker) -> None:
+    upload = MirrorStatus(uri="gs://bucket/run", newest=3, sent_bytes=7, fault="503 é")
+    worker.say(noticed_at=1.5, deadline=2.5, upload=upload, host="h" * 200)
+    with worker.telling():
+        worker.wait_step(1)
+    worker.say(stepped_at=1e9)
+    assert read_now(worker.path) == worker.says
+
+
+def test_less_leaves_nothing_of_more(worker: Worker) -> None:
+    worker.say(host="h" * 200)
+    with worker.telling():
+        worker.wait_step(1)
+        worker.say(host="h", doing=Doing.WAITING, step=2)
+        worker.wait_step(2)
+    assert len(worker.path.read_bytes().splitlines()) == 1
+
+
+def test_the_directory_can_be_removed_and_is_not_made_again(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with worker.telling():
+        worker.wait_step(1)
+        shutil.rmtree(worker.path.parent)
+        worker.path.parent.mkdir()
+        for _ in range(3):
+            worker.clock.advance(now.TOLD_EVERY)
+            worker.wait_looks()
+    assert list(worker.path.parent.iterdir()) == []
+    assert caplog.text.count("Training goes on") == 1
+    assert str(worker.path) in caplog.text
+
+
+def test_a_full_disk_is_told_once_and_what_has_room_again_is_written(
+    worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: bytes, at: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    with worker.telling():
+        worker.wait_step(1)
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "pwrite", full)
+            for _ in range(3):
+                worker.clock.advance(now.TOLD_EVERY)
+                worker.wait_looks()
+        worker.say(step=2)
+        worker.clock.advance(now.TOLD_EVERY)
+        worker.wait_step(2)
+    assert [each.levelno for each in caplog.records] == [logging.WARNING]
+    assert "No space left" in caplog.text
+
+
+def test_a_link_is_not_followed(worker: Worker, tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    others.write_text("theirs")
+    worker.path.symlink_to(others)
+    with worker.telling():
+        worker.wait_looks()
+    assert others.read_text() == "theirs"
+    assert read_now(worker.path) is None
+
+
+def test_who_is_gone_is_told_of_no_more(worker: Worker) -> None:
+    with worker.telling():
+        worker.wait_step(1)
+        worker.says = None
+        worker.wait_looks(1)
+        looks = worker.looks
+    assert worker.looks == looks
+
+
+@pytest.mark.parametrize("cut", [0, 1, 9, 40, -2])
+def test_half_of_it_is_nothing(worker: Worker, cut: int) -> None:
+    with worker.telling():
+        worker.wait_step(1)
+    worker.path.write_bytes(worker.path.read_bytes()[:cut])
+    assert read_now(worker.path) is None
+
+
+def test_one_digit_of_another_is_nothing(worker: Worker) -> None:
+    with worker.telling():
+        worker.wait_step(1)
+    whole = worker.path.read_bytes()
+    worker.path.write_bytes(whole.replace(b'"step": 1', b'"step": 7'))
+    assert read_now(worker.path) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"step": "7"},
+        {"at": math.nan},
+        {"deadline": math.inf},
+        {"host": None},
+        {"doing": "sleeping"},
+        {"upload": {"uri": 3}},
+        {"upload": {"uri": "gs://b/r", "sent_bytes": "3"}},
+        {"upload": []},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_what_no_worker_says_is_nothing(
+    worker: Worker, values: dict[str, object]
+) -> None:
+    assert worker.says is not None
+    text = json.dumps(dataclasses.asdict(worker.says) | values).encode()
+    worker.path.write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))
+    assert read_now(worker.path) is None
+
+
+class TestStepRate:
+    def test_steps_of_the_last_minute(self) -> None:
+        rate = StepRate()
+        assert rate.see(0.0, 5) is None
+        for second in range(1, 200):
+            slow = rate.see(float(second), 5 + second)
+        assert slow == pytest.approx(1.0)
+        for second in range(200, 262):
+            fast = rate.see(float(second), 204 + 10 * (second - 199))
+        assert fast == pytest.approx(10.0)
+
+    def test_long_steps(self) -> None:
+        rate = StepRate()
+        seen = [rate.see(float(second), second // 90) for second in range(1, 400)]
+        assert seen[88] is None  # none was seen to end yet
+        assert seen[-1] == pytest.approx(1 / 90)
+
+    def test_it_sinks_while_no_step_comes(self) -> None:
+        rate = StepRate()
+        for second in range(10):
+            rate.see(float(second), second)
+        assert rate.see(10.0, 9) == pytest.approx(1.0)
+        assert rate.see(19.0, 9) == pytest.approx(10 / 19)
+        assert (rate.see(100.0, 9) or 1.0) < 0.05

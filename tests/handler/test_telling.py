@@ -1,0 +1,119 @@
+"""What a handler tells of itself for who looks on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.handler.program import Program, wait_until
+from tfpreempt.core.journal import journal_directory
+from tfpreempt.handler import now
+from tfpreempt.handler.now import Doing, Now, now_path, read_now
+from tfpreempt.states.registered import State
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(now, "_LOOKS_EVERY", 0.01)
+    monkeypatch.setattr(now, "TOLD_EVERY", 0.01)
+
+
+def told(program: Program) -> Now | None:
+    return read_now(now_path(journal_directory(program.directory), 0))
+
+
+def wait_told(program: Program, doing: Doing, step: int) -> Now:
+    def is_told() -> bool:
+        newest = told(program)
+        return newest is not None and (newest.doing, newest.step) == (doing, step)
+
+    wait_until(is_told)
+    newest = told(program)
+    assert newest is not None
+    return newest
+
+
+def tells() -> bool:
+    """Whether a thread is there that does."""
+    return "tfpreempt-now" in [each.name for each in threading.enumerate()]
+
+
+class Watched(State):
+    """Waits in its save until that is told."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__("watched")
+        self.program = program
+        self.is_awaited = False
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        if self.is_awaited:
+            wait_told(self.program, Doing.SAVING, 2)
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        pass
+
+
+def test_from_the_start_to_the_end(program: Program) -> None:
+    watched = Watched(program)
+    with program.handler(config={"grace_period": 100.0}) as handler:
+        assert told(program) is None
+        handler.run(program.step)
+        first = wait_told(program, Doing.TRAINING, 1)
+        assert (first.worker, first.world, first.noticed_at) == (0, 1, None)
+        handler.run(program.step)
+        assert wait_told(program, Doing.TRAINING, 2).at > first.at
+        watched.is_awaited = True
+        handler.save()
+        watched.is_awaited = False
+        program.button.press()
+
+        def is_noticed() -> bool:
+            newest = told(program)
+            return newest is not None and newest.noticed_at is not None
+
+        wait_until(is_noticed)
+        noticed = told(program)
+        assert noticed is not None
+        assert noticed.noticed_at is not None
+        assert noticed.deadline is not None
+        assert noticed.deadline - noticed.noticed_at == pytest.approx(100.0, abs=0.1)
+    newest = told(program)
+    assert newest is not None
+    assert newest.step == 2
+
+
+def test_a_closed_handler_tells_nothing_more(program: Program) -> None:
+    with program.handler() as handler:
+        handler.run(program.step)
+        wait_told(program, Doing.TRAINING, 1)
+    wait_until(lambda: not tells())
+
+
+def test_nobody_looks_at_a_handler_that_may_be_dropped(program: Program) -> None:
+    handler = program.handler()
+    assert not tells()  # or the signals might not be put back here
+    del handler
+
+
+def test_a_copy_that_is_made(program: Program, tmp_path: Path) -> None:
+    copy = (tmp_path / "copy").as_uri()
+    with program.handler(remote_checkpoint_dir=copy) as handler:
+        handler.run(program.step)
+        handler.save()
+        assert handler.wait_for_mirror(20)
+
+        def is_told() -> bool:
+            newest = told(program)
+            return (
+                newest is not None
+                and newest.upload is not None
+                and newest.upload.mirrored == 1
+            )
+
+        wait_until(is_told)
