@@ -5,6 +5,7 @@ doctor/   `tfpreempt doctor`: would a preemption lose work here?
 inspect/  `tfpreempt inspect` and `verify`: which checkpoints lie here, are they whole?
 notify/   `tfpreempt notify`: fakes a notice for a running job
 run/      `tfpreempt run`: training under supervision, through preemptions
+status/   `tfpreempt status`: what is a running job at?
 signals   signals that are waited for instead of handled
 sizes     sizes and seconds: as people read them, and write them in an option
 """
@@ -21,6 +22,7 @@ import tfpreempt
 # The line is repeated here so that the help imports no command.
 _COMMANDS = {
     "run": ("run", "Run training under supervision, through preemptions."),
+    "status": ("status", "Show what a running job is at, from anywhere."),
     "demo": ("demo", "Watch a small model survive real preemptions."),
     "doctor": ("doctor", "Look whether a preemption would lose work here."),
     "inspect": ("inspect", "List the checkpoints in a directory or a bucket."),

@@ -1,0 +1,438 @@
+"""`tfpreempt status`: what is said of a run, by journals that these tests write."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.cli import main
+from tfpreempt.cli.status import command
+from tfpreempt.cli.status.follow import Follower
+from tfpreempt.cli.status.picture import SILENT_AFTER, Picture, State
+from tfpreempt.cli.status.text import age_text, one_line
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.events import Commit, Exit, Notice, Outcome, Restored
+from tfpreempt.core.journal import Journal, JsonLines
+from tfpreempt.handler.now import Doing, Now, _pack, now_path
+from tfpreempt.testing.clock import FakeClock
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Run:
+    """A run whose processes are this test."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.journal = directory / "journal"
+        self.journal.mkdir(parents=True)
+        self.clock = FakeClock()
+        self.follower = Follower(self.journal)
+
+    def look(self, later: float = 0.0) -> Picture:
+        self.clock.advance(later)
+        return self.follower.look(self.clock.wall())
+
+    def states(self, later: float = 0.0) -> list[State]:
+        return [each.state for each in self.look(later).workers]
+
+    def restored(self, worker: int, step: int = 0, incarnation: str = "a") -> None:
+        path = None if step == 0 else f"/ckpt/{step}"
+        event = Restored(path=path, step=step, sequence=1, world_size=2)
+        self.record(worker, event, incarnation)
+
+    def record(self, worker: int, event: Any, incarnation: str = "a") -> None:
+        self.clock.advance(0.01)
+        journal = Journal(self.journal, worker, self.clock, incarnation)
+        journal.record(event)
+        journal.close()
+
+    def commit(self, step: int) -> None:
+        path = f"/ckpt/{step}"
+        numbers = {"sequence": step, "world_size": 2, "save_seconds": 1.0, "bytes": 9}
+        self.record(0, Commit(step=step, path=path, because="periodic", **numbers))
+
+    def left(self, worker: int, outcome: Outcome, step: int, code: int) -> None:
+        self.record(worker, Exit(outcome=outcome, code=code, step=step))
+
+    def notice(self, worker: int, grace: float | None) -> None:
+        received = self.clock.monotonic()
+        self.record(
+            worker,
+            Notice(
+                source="signal:SIGTERM",
+                worker=worker,
+                grace_seconds=grace,
+                received_at=received,
+            ),
+        )
+
+    def says(self, worker: int, step: int, **more: Any) -> None:
+        self.clock.advance(0.01)
+        values = {"world": 2, "host": f"host-{worker}", "pid": 100 + worker}
+        values |= {"doing": Doing.TRAINING, "steps_per_second": 2.5} | more
+        values = {"at": self.clock.wall()} | values
+        now = Now(worker=worker, step=step, **values)
+        now_path(self.journal, worker).write_bytes(_pack(now))
+
+    def supervisor(self, event: str, task: str = "", **values: Any) -> None:
+        self.clock.advance(0.01)
+        name = f"supervisor-{task}.jsonl" if task else "supervisor.jsonl"
+        journal = JsonLines(self.journal / name, self.clock)
+        journal.append({"event": event, "supervisor": "s", **values})
+        journal.close()
+
+    def started(self, event: str = "started", workers: int = 2, **more: Any) -> None:
+        self.supervisor(event, workers=workers, incarnation="a", **more)
+
+    def ended(self, worker: int, returncode: int) -> None:
+        self.supervisor("worker_ended", worker=worker, returncode=returncode)
+
+    def decided(self, cause: str, *, is_used_up: bool = False) -> None:
+        self.supervisor("budget", cause=cause, is_used_up=is_used_up)
+
+    def quits(self, cause: str, code: int) -> None:
+        self.supervisor("left", cause=cause, code=code)
+
+    def status(self, *options: str, place: Path | None = None) -> Result:
+        arguments = ["status", str(place or self.directory), *options]
+        return CliRunner().invoke(main, arguments, env={"COLUMNS": "160"})
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    made = Run(tmp_path / "ckpt")
+    monkeypatch.setattr(SystemClock, "wall", lambda: made.clock.wall())
+    monkeypatch.setattr(command, "LOOKS_AGAIN", 0.0)
+    return made
+
+
+@pytest.fixture
+def training(run: Run) -> Run:
+    """Two workers under a supervisor, at step 10."""
+    run.started()
+    for worker in range(2):
+        run.restored(worker)
+        run.says(worker, 10)
+    return run
+
+
+def test_a_start_until_the_workers_are_heard(run: Run) -> None:
+    run.started()
+    assert run.states(5) == [State.STARTING] * 2
+    run.restored(0, step=4)
+    picture = run.look()
+    assert [each.state for each in picture.workers] == [State.STARTING] * 2
+    assert [each.step for each in picture.workers] == [4, None]
+    assert picture.is_fine
+
+
+def test_steps_of_all_and_the_newest_commit(training: Run) -> None:
+    training.commit(8)
+    training.says(1, 9, doing=Doing.SAVING)
+    picture = training.look(30 - 0.5)
+    assert [each.state for each in picture.workers] == [State.TRAINING, State.SAVING]
+    assert picture.step == 9
+    assert (picture.commits, picture.commit_step) == (1, 8)
+    assert picture.committed_at is not None
+    assert picture.at - picture.committed_at == pytest.approx(29.51)
+
+
+def test_who_is_not_heard_any_more_is_silent(training: Run) -> None:
+    training.clock.advance(SILENT_AFTER)
+    training.says(0, 99)
+    picture = training.look(1)
+    assert [each.state for each in picture.workers] == [State.TRAINING, State.SILENT]
+    assert not picture.is_fine
+    assert "nothing heard for 31 s, since 20" in training.status().output
+
+
+@pytest.mark.parametrize("ahead", [-1000.0, 1000.0])
+def test_the_clock_of_another_machine(training: Run, ahead: float) -> None:
+    def says(step: int) -> None:
+        for worker in range(2):
+            training.says(worker, step, at=training.clock.wall() + ahead)
+
+    training.supervisor("started", workers=2, wall=training.clock.wall() + ahead)
+    says(11)
+    training.look()
+    says(12)
+    assert training.states() == [State.TRAINING] * 2
+    assert training.states(SILENT_AFTER + 1) == [State.SILENT] * 2
+    says(13)
+    assert training.states() == [State.TRAINING] * 2
+
+
+def test_a_notice_and_the_time_that_it_leaves(training: Run) -> None:
+    training.notice(1, grace=30.0)
+    noticed = training.look(10).noticed
+    assert noticed is not None
+    assert noticed.worker == 1
+    assert one_line(training.look()).startswith("NOTICE on worker 1: 20 s left | step")
+    told = training.clock.wall()
+    for worker in range(2):  # the other has heard of it, and the step is over
+        training.says(
+            worker, 12, doing=Doing.SAVING, noticed_at=told, deadline=told + 9
+        )
+    assert "9 s left | saving | step 12" in one_line(training.look())
+    training.says(1, 13)
+    training.says(0, 13)  # served, and the process stays
+    assert training.look().noticed is None
+
+
+def test_a_notice_of_which_nobody_knows_the_end(training: Run) -> None:
+    training.notice(0, grace=None)
+    assert "nobody says how long" in one_line(training.look())
+
+
+def test_who_has_left_is_down_and_is_started_again(training: Run) -> None:
+    for worker in range(2):
+        training.left(worker, Outcome.COMMITTED, 12, 143)
+    training.ended(0, 143)
+    training.ended(1, 143)
+    training.decided("preemption")
+    picture = training.look()
+    assert [each.state for each in picture.workers] == [State.DOWN] * 2
+    assert [each.why for each in picture.workers] == [
+        "committed at step 12, exit code 143"
+    ] * 2
+    assert picture.is_fine
+    assert not training.look(1000).is_fine  # its supervisor has gone
+    training.started("restarted")
+    picture = training.look()
+    assert [each.state for each in picture.workers] == [State.STARTING] * 2
+    assert picture.restarts == {"preemption": 1}
+
+
+def test_restarts_by_what_they_were_for(training: Run) -> None:
+    for cause in ("failure", "preemption", "preemption", "hang"):
+        training.decided(cause)
+        training.started("restarted")
+    training.quits("stopped", 143)
+    training.started()
+    training.started()  # of the one before nothing was heard
+    assert training.look().restarts == {
+        "failure": 1,
+        "preemption": 2,
+        "hang": 1,
+        "stopped": 1,
+        "lost": 1,
+    }
+
+
+def test_a_stop_in_the_pause_is_no_restart(training: Run) -> None:
+    training.decided("failure")
+    training.quits("stopped", 143)
+    assert training.look().restarts == {}
+
+
+def test_a_killed_worker_is_named_by_its_signal(training: Run) -> None:
+    training.ended(1, -9)
+    picture = training.look()
+    assert [each.state for each in picture.workers] == [State.TRAINING, State.DOWN]
+    assert picture.workers[1].why == "killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "said", "status"),
+    [
+        ("finished", 0, "training is finished", 0),
+        ("failure", 1, "the failure budget is used up", 1),
+        ("stopped", 143, "to be started again", 1),
+    ],
+)
+def test_how_a_job_ended(
+    training: Run, cause: str, code: int, said: str, status: int
+) -> None:
+    for worker in range(2):
+        training.ended(worker, code)
+    training.quits(cause, code)
+    training.clock.advance(1e6)
+    result = training.status()
+    assert said in result.output
+    assert result.exit_code == status
+
+
+def test_without_a_supervisor(run: Run) -> None:
+    for incarnation in ("a", "b", "c"):
+        for worker in range(2):
+            run.restored(worker, incarnation=incarnation)
+            run.says(worker, 5)
+            if incarnation == "a":
+                run.left(worker, Outcome.COMMITTED, 5, 143)
+    picture = run.look()
+    assert [each.state for each in picture.workers] == [State.TRAINING] * 2
+    assert picture.restarts == {"preemption": 1, "failure": 1}  # b left no word
+    for worker in range(2):
+        run.record(worker, Exit(outcome=Outcome.FINISHED, code=0, step=9), "c")
+    picture = run.look(20)
+    assert [each.state for each in picture.workers] == [State.FINISHED] * 2
+    assert picture.is_fine
+    assert picture.ended == "finished at step 9, exit code 0"
+
+
+def test_who_leaves_and_still_copies_is_not_down_yet(run: Run) -> None:
+    run.restored(0)
+    run.left(0, Outcome.COMMITTED, 5, 143)
+    run.says(0, 5, world=1, doing=Doing.SAVING)
+    assert run.states() == [State.SAVING]
+    assert run.states(later=15) == [State.DOWN]
+
+
+def test_a_run_that_is_smaller_than_before(run: Run) -> None:
+    for worker in range(4):
+        run.restored(worker)
+        run.says(worker, 5, world=4)
+    run.restored(0, incarnation="b")
+    run.says(0, 5, world=1)
+    assert [each.worker for each in run.look().workers] == [0]
+
+
+def test_a_supervisor_on_each_machine(run: Run) -> None:
+    for index in range(2):
+        task = f"worker-{index}"
+        run.supervisor("started", task, workers=1, first_worker=index + 1)
+    run.supervisor("started", "chief-0", workers=1, first_worker=0)
+    run.supervisor("started", "evaluator-0", workers=1, first_worker=None)
+    run.supervisor("worker_ended", "worker-1", worker=0, returncode=1)
+    picture = run.look()
+    assert [each.worker for each in picture.workers] == [0, 1, 2]
+    assert [each.state for each in picture.workers][1:] == [State.STARTING, State.DOWN]
+    own = Follower(run.journal, {2}, "supervisor-worker-1.jsonl")
+    assert [each.worker for each in own.look(run.clock.wall()).workers] == [2]
+
+
+def test_a_supervisor_of_before_says_nothing_of_a_start_without_one(
+    training: Run,
+) -> None:
+    for worker in range(2):
+        training.ended(worker, 0)
+    training.quits("finished", 0)
+    for worker in range(2):
+        training.restored(worker, 10, incarnation="b")
+        training.says(worker, 11)
+    picture = training.look()
+    assert [each.state for each in picture.workers] == [State.TRAINING] * 2
+    assert picture.ended == ""
+
+
+def test_a_run_that_stands_still(training: Run) -> None:
+    since = training.clock.wall()
+    training.clock.advance(299.5)
+    for worker in range(2):
+        training.says(worker, 10, stepped_at=since - worker)
+    assert "| no step for 5 min 0 s |" in one_line(training.look())
+    assert "no step for 5 min 1 s" in training.status().output
+    training.says(0, 11, stepped_at=training.clock.wall())
+    assert "no step" not in one_line(training.look())
+
+
+def test_an_upload(training: Run) -> None:
+    upload = MirrorStatus(
+        uri="gs://bucket/run",
+        newest=8,
+        mirrored=6,
+        uploading=8,
+        sent_bytes=3 << 20,
+        total_bytes=12 << 20,
+        fault="503",
+    )
+    training.says(0, 10, upload=upload)
+    said = "uploads 8: 3 MiB of 12 MiB (failing: 503)"
+    assert said in one_line(training.look())
+    assert said.capitalize()[:8] + said[8:] in training.status().output
+    upload = dataclasses.replace(upload, uploading=None, fault=None)
+    training.says(0, 10, upload=upload)
+    assert one_line(training.look()).endswith("uploaded 6")
+
+
+def test_the_line_of_a_quiet_run(training: Run) -> None:
+    training.commit(8)
+    training.decided("preemption")
+    training.started("restarted")
+    for worker in range(2):
+        training.says(worker, 1234)
+    assert one_line(training.look(59.9)) == (
+        "silent | step 1234 | committed 8, 1 min 0 s ago | restarts: 1 preemption"
+    )
+    for worker in range(2):
+        training.says(worker, 1240 + worker)
+    assert one_line(training.look()) == (
+        "step 1240 | 2.5 steps/s | committed 8, 1 min 0 s ago | restarts: 1 preemption"
+    )
+
+
+def test_json(training: Run) -> None:
+    training.says(0, 11, upload=MirrorStatus(uri="gs://bucket/run"))
+    result = training.status("--json")
+    told = json.loads(result.output)
+    assert (result.exit_code, told["is_fine"]) == (0, True)
+    assert [each["state"] for each in told["workers"]] == ["training", "training"]
+    assert told["workers"][0]["upload"]["uri"] == "gs://bucket/run"
+    assert told["workers"][1]["pid"] == 101
+
+
+def test_the_journal_itself_may_be_named(training: Run) -> None:
+    assert training.status(place=training.journal).exit_code == 0
+
+
+def test_where_nothing_is_told(run: Run, tmp_path: Path) -> None:
+    result = run.status()
+    assert result.exit_code == 2
+    assert "no worker has begun there" in result.output
+    result = run.status(place=tmp_path / "typo")
+    assert result.exit_code == 2
+    assert "Expected the checkpoint directory" in result.output
+
+
+def test_journals_are_read_on_as_they_grow(training: Run) -> None:
+    path = training.journal / "worker-0.jsonl"
+    training.look()
+    with path.open("ab") as file:
+        file.write(b'{"wall": 5, "event": "comm')
+    assert training.look().commits == 0
+    with path.open("ab") as file:
+        file.write(b'it", "step": 3}\n')
+    assert training.look().commits == 1
+    assert training.look().commits == 1
+    text = path.read_bytes()
+    path.unlink()
+    path.write_bytes(text + text)  # another file in its place
+    assert training.look().commits == 2
+
+
+def test_what_is_no_record_is_passed_over(training: Run) -> None:
+    for path in training.journal.glob("*.jsonl"):
+        with path.open("ab") as file:
+            for event in ("restored", "notice", "commit", "exit", "started", "budget"):
+                file.write(json.dumps({"wall": 2e9, "event": event}).encode() + b"\n")
+                wrong = {"step": "x", "outcome": 7, "cause": [], "workers": None}
+                file.write(json.dumps({"wall": 1, "event": event} | wrong).encode())
+                file.write(b"\n")
+            file.write(b'[1]\n{"wall": NaN}\nnoise\xff\n')
+    assert training.states() == [State.TRAINING] * 2
+
+
+def test_no_text_of_others_moves_the_cursor(training: Run) -> None:
+    training.says(0, 10, host="\x1b[2Jhost")
+    assert "\x1b[2J" not in training.status().output
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0 s"),
+        (59.4, "59 s"),
+        (60, "1 min 0 s"),
+        (3725, "1 h 2 min"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_lengths_of_time(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text

@@ -1,0 +1,87 @@
+"""The command `tfpreempt status`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from tfpreempt.cli.status.follow import Follower
+from tfpreempt.cli.status.picture import State
+from tfpreempt.cli.status.text import table, to_json
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.journal import journal_directory
+from tfpreempt.handler.now import TOLD_EVERY
+from tfpreempt.storage import paths
+
+LOOKS_AGAIN = TOLD_EVERY + 2
+"""Seconds, where a worker seems silent: the clock of its machine may be another."""
+
+
+@click.command()
+@click.argument("place", metavar="DIR|URL")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
+def status(place: str, as_json: bool) -> None:
+    """Show what a running job is at, from any machine that sees its directory.
+
+    DIR is the checkpoint directory, or the journal in it. The journal of a URL such as
+    gs://bucket/run is in $TFPREEMPT_JOURNAL_DIR, or in ./tfpreempt-journal. Nothing is
+    changed, and no worker is asked: each tells every five seconds how far it is.
+
+    \b
+    starting  no step was begun yet
+    training  so it is also in an evaluation, or in callbacks of a fit
+    saving    and training waits for it
+    waiting   at the end of a step, for the other workers
+    silent    nothing was heard of it for 30 s: it is stopped, or its machine has gone
+    down      its process has ended, or left to be started again
+    finished  its training is over
+
+    Beside these: that no step has come for a minute or longer, the time that a notice
+    leaves, the newest commit and its age, restarts by what they were for, and the
+    upload to an object store. Ages are as exact as the clocks of the machines agree; a
+    worker that seems silent gets seven seconds more.
+
+    \b
+    Exit status:
+      0  it goes on, is about to be started again, or training is finished
+      1  it has ended otherwise, or a worker is silent
+      2  DIR is none, or nothing is told there
+
+    --json: an object with at, is_fine (exit status 0), ended (how; "" while it goes
+    on), commits, commit_step, committed_at, restarts (by reason), restarts_by, and
+    workers: a list of objects with worker, state, since, why, step, steps_per_second,
+    stepped_at, noticed_at, deadline, host, pid and upload (as handler.mirror_status).
+    Times are seconds since 1970; null where unknown.
+    """
+    follower = Follower(_journal(place))
+    try:
+        picture = follower.look(SystemClock.wall())
+        if any(each.state is State.SILENT for each in picture.workers):
+            threading.Event().wait(LOOKS_AGAIN)
+            picture = follower.look(SystemClock.wall())
+    except OSError as error:
+        raise click.UsageError(
+            f"{place!r} has no journal that can be read ({error.strerror}). Expected "
+            "the checkpoint directory of a run, or the journal in it."
+        ) from error
+    if not picture.workers:
+        raise click.UsageError(
+            f"Nothing is told in {place!r}: no worker has begun there. Expected the "
+            "checkpoint directory of a run, or the journal in it."
+        )
+    if as_json:
+        click.echo(json.dumps(to_json(picture), indent=1))
+    else:
+        Console(highlight=False).print(table(picture))
+    raise SystemExit(0 if picture.is_fine else 1)
+
+
+def _journal(place: str) -> Path:
+    """The directory of the journal that is meant."""
+    path = Path(place)
+    is_journal = not paths.is_url(place) and any(path.glob("*.jsonl"))
+    return path if is_journal else journal_directory(place)

@@ -1,0 +1,172 @@
+"""A picture of a run as metrics for Prometheus: scraped, or in a file.
+
+prometheus_client is an extra, and imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfpreempt.cli.status.picture import Picture, State
+from tfpreempt.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+_ADDRESS = re.compile(r"(?:(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:]+)):)?(?P<port>\d{1,5})")
+_REASONS = ("preemption", "failure", "hang")  # there from the start, for rate()
+
+_OF_WORKERS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
+    "step": ("Steps that the worker has made.", lambda w: w.step),
+    "steps_per_second": ("Of the last minute.", lambda w: w.steps_per_second),
+    "last_step_timestamp_seconds": (
+        "When the worker came to that step.",
+        lambda w: w.stepped_at,
+    ),
+    "heard_timestamp_seconds": (
+        "When the worker was heard of last, or ended.",
+        lambda w: w.since,
+    ),
+    "notice_timestamp_seconds": (
+        "When the notice came that the worker serves.",
+        lambda w: w.noticed_at,
+    ),
+    "notice_deadline_timestamp_seconds": (
+        "When the worker's machine goes away.",
+        lambda w: w.deadline,
+    ),
+}
+_OF_UPLOADS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
+    "uploaded_step": ("Newest commit in the object store.", lambda u: u.mirrored),
+    "upload_pending_commits": ("Commits that wait, or are sent.", lambda u: u.pending),
+    "upload_sent_bytes": ("Sent of the commit under way.", lambda u: u.sent_bytes),
+    "upload_size_bytes": ("Size of the commit under way.", lambda u: u.total_bytes),
+}
+
+
+class _Run:
+    """What is known of a run, collected when it is asked for."""
+
+    def __init__(self, name: str, look: Callable[[], Picture]) -> None:
+        self._name = name
+        self._look = look
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of this moment."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"tfpreempt_{name}", text, labels=["run", *labels])
+
+        def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+            labels = ("run", *labels)
+            return CounterMetricFamily(f"tfpreempt_{name}", text, labels=labels)
+
+        picture = self._look()
+        for name, (text, value) in _OF_WORKERS.items():
+            family = gauge(name, text, "worker")
+            for worker in picture.workers:
+                if (number := value(worker)) is not None:
+                    family.add_metric([self._name, str(worker.worker)], number)
+            yield family
+        states = gauge("worker_state", "1 for the state it is in.", "worker", "state")
+        for worker in picture.workers:
+            for state in State:
+                labels = [self._name, str(worker.worker), state.value]
+                states.add_metric(labels, float(worker.state is state))
+        yield states
+        commits = counter("commits", "Commits of the run.")
+        commits.add_metric([self._name], picture.commits)
+        yield commits
+        if picture.committed_at is not None and picture.commit_step is not None:
+            newest = gauge("last_commit_timestamp_seconds", "When the newest was made.")
+            newest.add_metric([self._name], picture.committed_at)
+            yield newest
+            step = gauge("last_commit_step", "Of the newest commit.")
+            step.add_metric([self._name], picture.commit_step)
+            yield step
+        restarts = counter("restarts", "Restarts, by what they were for.", "reason")
+        for reason in sorted({*_REASONS, *picture.restarts}):
+            count = picture.restarts.get(reason, 0)
+            restarts.add_metric([self._name, reason], count)
+        yield restarts
+        if (upload := picture.upload) is not None:
+            for name, (text, value) in _OF_UPLOADS.items():
+                if (number := value(upload)) is not None:
+                    family = gauge(name, text)
+                    family.add_metric([self._name], number)
+                    yield family
+            faults = counter("upload_faults", "Tries to upload that went wrong.")
+            faults.add_metric([self._name], upload.faults)
+            yield faults
+
+
+def registry(name: str, look: Callable[[], Picture]) -> CollectorRegistry:
+    """The metrics of a run.
+
+    Args:
+        name: of the run; the label `run` of each metric, so that those of several runs
+            of one machine differ.
+        look: what it is at now; any thread.
+
+    Raises:
+        ConfigurationError: prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry
+    except ImportError as error:
+        raise ConfigurationError(
+            "--metrics-port and --metrics-file need prometheus_client, which is not "
+            "installed: pip install 'tfpreempt[metrics]'"
+        ) from error
+    made = CollectorRegistry()
+    made.register(_Run(name, look))
+    return made
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """The host and port of `PORT`, `HOST:PORT` or `[IPv6]:PORT`; None if it is none."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match["port"]) < 1 << 16:
+        return None
+    return match["v6"] or match["host"] or "0.0.0.0", int(match["port"])
+
+
+@contextlib.contextmanager
+def served(host: str, port: int, metrics: CollectorRegistry) -> Iterator[None]:
+    """Serves them at http://host:port/metrics, by threads of its own.
+
+    Raises:
+        ConfigurationError: the port cannot be had.
+    """
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(port, host, metrics)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--metrics-port cannot listen on {host}, port {port} ({error.strerror}). "
+            "Choose another port, or end what has it."
+        ) from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def write(path: Path, metrics: CollectorRegistry) -> None:
+    """Writes them to a file, whole: a reader finds those of before, or these.
+
+    Raises:
+        OSError: they cannot be.
+    """
+    from prometheus_client import write_to_textfile
+
+    write_to_textfile(str(path), metrics)

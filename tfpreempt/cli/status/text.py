@@ -1,0 +1,168 @@
+"""A picture of a run for people, in a table or in one line; and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.cli.sizes import size_text
+from tfpreempt.cli.status.picture import Picture, State, Worker
+
+_STYLES = {
+    State.TRAINING: "green",
+    State.FINISHED: "green",
+    State.SILENT: "red",
+    State.DOWN: "yellow",
+}
+_LONG_STEP = 60.0  # seconds without a step that are worth a word
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def age_text(seconds: float) -> str:
+    """A length of time for people, such as 34 s or 2 h 5 min."""
+    left, words = max(0, round(seconds)), []
+    for unit, name in _UNITS:
+        if left >= unit:
+            words.append(f"{left // unit} {name}")
+            left %= unit
+    return " ".join([*words, f"{left} s"][:2])
+
+
+def one_line(picture: Picture) -> str:
+    """What matters most in one line, the most urgent first."""
+    return " | ".join(_parts(picture))
+
+
+def table(picture: Picture) -> RenderableType:
+    """A line for each worker, and what concerns all of them."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column("worker", justify="right", no_wrap=True)
+    shown.add_column("state", no_wrap=True)
+    shown.add_column("step", justify="right", no_wrap=True)
+    shown.add_column("steps/s", justify="right", no_wrap=True)
+    shown.add_column("process", overflow="fold")
+    shown.add_column("")
+    for each in picture.workers:
+        process = "" if each.host is None else f"{_plain(each.host)}:{each.pid}"
+        shown.add_row(
+            str(each.worker),
+            f"[{_STYLES.get(each.state, 'cyan')}]{each.state}[/]",
+            "" if each.step is None else str(each.step),
+            _rate(each.steps_per_second),
+            escape(process),
+            escape(_remark(picture, each)),
+        )
+    below = [line[:1].upper() + line[1:] for line in _below(picture)]
+    return Group(shown, *(Text(line) for line in below))
+
+
+def to_json(picture: Picture) -> dict[str, Any]:
+    """The picture as values that JSON has."""
+    return {**dataclasses.asdict(picture), "is_fine": picture.is_fine}
+
+
+def _parts(picture: Picture) -> Iterable[str]:
+    if (noticed := picture.noticed) is not None:
+        yield f"NOTICE on worker {noticed.worker}: {_time_left(picture, noticed)}"
+    states = [each.state for each in picture.workers]
+    if set(states) == {State.TRAINING}:
+        yield f"step {picture.step}"
+    else:
+        for state in dict.fromkeys(states):
+            who = [str(w.worker) for w in picture.workers if w.state is state]
+            whom = "" if len(who) == len(states) else f" {','.join(who)}"
+            yield f"{state}{whom}"
+        if picture.step is not None:
+            yield f"step {picture.step}"
+    rates = [w.steps_per_second for w in picture.workers if w.steps_per_second]
+    if rates:
+        yield f"{_rate(min(rates))} steps/s"
+    if still := _still(picture.at, picture.stepped_at):
+        yield still
+    yield from _of_all(picture)
+
+
+def _below(picture: Picture) -> Iterable[str]:
+    if picture.ended:
+        yield f"ended: {_plain(picture.ended)}"
+    yield from _of_all(picture)
+
+
+def _of_all(picture: Picture) -> Iterable[str]:
+    if picture.committed_at is None:
+        yield "no commit yet"
+    else:
+        age = age_text(picture.at - picture.committed_at)
+        yield f"committed {picture.commit_step}, {age} ago"
+    if picture.restarts:
+        yield _restarts(picture.restarts)
+    if picture.upload is not None:
+        yield _upload(picture.upload)
+
+
+def _restarts(restarts: Mapping[str, int]) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(restarts.items()))
+    return f"restarts: {kinds}"
+
+
+def _upload(upload: MirrorStatus) -> str:
+    if upload.uploading is not None:
+        sent, total = size_text(upload.sent_bytes), size_text(upload.total_bytes)
+        text = f"uploads {upload.uploading}: {sent} of {total}"
+    elif upload.mirrored is not None:
+        text = f"uploaded {upload.mirrored}"
+    else:
+        text = "nothing uploaded yet"
+    return text + (f" (failing: {_plain(upload.fault)})" if upload.fault else "")
+
+
+def _remark(picture: Picture, worker: Worker) -> str:
+    """What is to be said of one worker beside its step."""
+    if worker.why:
+        text = _plain(worker.why)
+        return text if worker.since is None else f"{text}, {_clock(worker.since)}"
+    said = []
+    if worker.noticed_at is not None:
+        said.append(f"noticed: {_time_left(picture, worker)}")
+    if worker.state is State.SILENT and worker.since is not None:
+        age = age_text(picture.at - worker.since)
+        said.append(f"nothing heard for {age}, since {_clock(worker.since)}")
+    elif worker.state is State.STARTING and worker.since is not None:
+        said.append(f"for {age_text(picture.at - worker.since)}")
+    elif still := _still(picture.at, worker.stepped_at):
+        said.append(still)
+    return "; ".join(said)
+
+
+def _still(at: float, stepped_at: float | None) -> str:
+    """That no step has come for long; empty where one has."""
+    seconds = 0.0 if stepped_at is None else at - stepped_at
+    return f"no step for {age_text(seconds)}" if seconds > _LONG_STEP else ""
+
+
+def _time_left(picture: Picture, worker: Worker) -> str:
+    if worker.deadline is None:
+        return "nobody says how long it leaves"
+    return f"{age_text(worker.deadline - picture.at)} left"
+
+
+def _clock(wall: float) -> str:
+    local = datetime.datetime.fromtimestamp(wall, datetime.timezone.utc).astimezone()
+    return local.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _rate(per_second: float | None) -> str:
+    return "" if per_second is None else f"{per_second:.3g}"
+
+
+def _plain(text: str) -> str:
+    """Text of others, unable to move a terminal's cursor."""
+    return text if text.isprintable() else ascii(text)[1:-1]
