@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.multiprocess.conftest import Reference
 from tests.multiprocess.harness import (
@@ -19,51 +25,124 @@ from tests.multiprocess.harness import (
     wait_until,
     worker_environment,
 )
+from tests.ports import free_ports
+from tfpreempt.cli.status.follow import Follower
+from tfpreempt.cli.status.picture import Picture
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.journal import journal_directory
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
 
 
-def test_two_preemptions_under_the_supervisor(
-    here: Place, reference: Reference
-) -> None:
-    """H: two preemptions under the real supervisor, and the undisturbed run's bytes."""
-    here.hold()
+@contextlib.contextmanager
+def supervised(
+    here: Place, *options: str, program: tuple[str, ...]
+) -> Iterator[tuple[subprocess.Popen[bytes], list[Worker]]]:
+    """A supervisor of two workers; its output is in supervisor.log."""
     logs = here.path / "logs"
-    program = [sys.executable, str(PROGRAMS / "train.py"), str(here.checkpoints)]
-    command = [sys.executable, "-m", "tfpreempt", "run", "--workers", "2"]
+    command = [sys.executable, "-m", "tfpreempt", "run", "--workers", "2", *options]
     command += ["--checkpoint-dir", str(here.checkpoints), "--log-dir", str(logs), "--"]
-    command += [*program, "--strategy", "mwms", "--hold-at", "3", "8"]
-    output = here.path / "supervisor.log"
+    command += [sys.executable, str(PROGRAMS / "train.py"), str(here.checkpoints)]
     workers = [
         Worker(0, logs / f"worker-{i}.log", here.path / "never") for i in range(2)
     ]
-    with output.open("wb") as out:
+    with (here.path / "supervisor.log").open("wb") as out:
         supervisor = subprocess.Popen(
-            command,
+            [*command, "--strategy", "mwms", *program],
             stdout=out,
             stderr=out,
             env=worker_environment(here.path),
             cwd=here.path,
         )
     try:
-        for count, victim in enumerate([1, 0], start=1):
+        yield supervisor, workers
+    finally:
+        supervisor.terminate()
+        supervisor.wait(LIMIT)
+
+
+def scraped(port: int) -> dict[str, float]:
+    """Values by the metric's name and its labels, but for the run's."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as got:
+        text = got.read().decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for each in family.samples:
+            labels = [value for name, value in each.labels.items() if name != "run"]
+            found[" ".join([each.name, *labels])] = each.value
+    return found
+
+
+def status(here: Place) -> tuple[int, dict[str, Any]]:
+    """What another process says of the run."""
+    command = [sys.executable, "-m", "tfpreempt", "status", "--json"]
+    ended = subprocess.run(
+        [*command, str(here.checkpoints)],
+        stdout=subprocess.PIPE,
+        env=worker_environment(here.path),
+        timeout=LIMIT,
+    )
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def test_two_preemptions_under_the_supervisor(
+    here: Place, reference: Reference
+) -> None:
+    """H: two preemptions under the real supervisor, and the undisturbed run's bytes.
+
+    It is looked at from outside before, under and after the first one.
+    """
+    here.hold()
+    [port] = free_ports(1)
+    follower = Follower(journal_directory(here.checkpoints))
+
+    def wait_seen(step: int, *, is_noticed: bool) -> None:
+        """Until all workers tell so."""
+
+        def is_seen(picture: Picture) -> bool:
+            return all(
+                (each.step, each.noticed_at is not None) == (step, is_noticed)
+                for each in picture.workers
+            )
+
+        look = SystemClock.wall
+        wait_until(lambda: is_seen(follower.look(look())), f"step {step} to be seen")
+
+    # A notice that comes in the round of a snapshot is the others' after that.
+    options = ("--snapshots", "off", "--metrics-port", f"127.0.0.1:{port}")
+    held = ("--hold-at", "3", "8")
+    with supervised(here, *options, program=held) as (supervisor, workers):
+        for count, (victim, step) in enumerate([(1, 3), (0, 8)], start=1):
             for worker in workers:
                 worker.wait_line("holding", count)
+            wait_seen(step, is_noticed=False)
             os.kill(int(workers[victim].lines("pid")[-1][0]), signal.SIGTERM)
             wait_until(
                 lambda: len(records(here.checkpoints, "notice")) >= count,  # noqa: B023
                 "a notice",
             )
+            wait_seen(step, is_noticed=True)
+            if count == 2:
+                found = scraped(port)
             here.release()
             if count == 1:
                 wait_until(lambda: len(records(here.checkpoints, "commit")), "a commit")
                 here.hold()
+        output = here.path / "supervisor.log"
         assert supervisor.wait(LIMIT) == 0, output.read_text()
-    finally:
-        supervisor.terminate()
-        supervisor.wait(LIMIT)
     said = output.read_text()
     assert "preemptions: 2, failures: 0" in said
     commits = [(r["step"], r["because"]) for r in records(here.checkpoints, "commit")]
     assert commits == [(4, "preemption"), (9, "preemption"), (12, "finished")]
     assert [worker.result() for worker in workers] == reference("mwms", 2)
+    # As it was under the second notice.
+    assert found["tfpreempt_restarts_total preemption"] == 1
+    assert found["tfpreempt_commits_total"] == 1
+    assert found["tfpreempt_last_commit_step"] == 4
+    assert found["tfpreempt_step 0"] == found["tfpreempt_step 1"] == 8
+    assert found["tfpreempt_worker_state training 0"] == 1
+    assert found["tfpreempt_notice_timestamp_seconds 1"] > 0
+    code, told = status(here)
+    assert (code, told["ended"]) == (0, "training is finished, exit code 0")
+    assert (told["commits"], told["restarts"]) == (3, {"preemption": 2})
+    assert [(w["state"], w["step"]) for w in told["workers"]] == [("finished", 12)] * 2

@@ -7,6 +7,7 @@ console     what goes to the console, by threads that hold up nobody else
 guard       ends the workers that a supervisor leaves behind when it is killed itself
 hangs       whether the workers get on, by their signs of life
 launch      becomes a worker's command
+live        the live view: a line on the terminal, and metrics
 logs        the workers' log files: one per worker over all restarts
 memory      memory for the workers' snapshots: lent for a run
 options     what `tfpreempt run` was asked to do, and what the workers are told of it

@@ -15,7 +15,8 @@ from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Limits
 from tfpreempt.cli.run.supervisor import supervise
 from tfpreempt.cli.sizes import Seconds, Size
-from tfpreempt.core.cluster import given_task
+from tfpreempt.cli.status.metrics import parse_address
+from tfpreempt.core.cluster import cluster_from_environment, given_task
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths
@@ -48,6 +49,24 @@ class HangTimeout(Seconds):
         if value in words:
             return words[value]
         return super().convert(value, param, ctx)
+
+
+class Address(click.ParamType[tuple[str, int]]):
+    """Where to listen: a port, of all addresses or of one."""
+
+    name = "[host:]port"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        found = value if isinstance(value, tuple) else parse_address(str(value))
+        if found is None:
+            self.fail(
+                f"{value!r} is no port. Write it like 9464, 127.0.0.1:9464 or "
+                "[::1]:9464.",
+                param,
+            )
+        return found
 
 
 _LIMITS = Limits()
@@ -164,6 +183,16 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
     "as steps take, and 2 minutes at least. The start, saves and the evaluations of a "
     "fit may take longer.",
 )  # fmt: skip
+@click.option(
+    "--metrics-port", "metrics_address", metavar="[HOST:]PORT", type=Address(),
+    help="Serve metrics for Prometheus at http://HOST:PORT/metrics. Without HOST at "
+    "all addresses of this machine, as exporters do: Prometheus asks from another one.",
+)  # fmt: skip
+@click.option(
+    "--metrics-file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the same metrics to FILE every 10 s, for node_exporter's textfile "
+    "collector, which reads names that end in .prom. It stays there after the end.",
+)  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
     command: tuple[str, ...],
@@ -179,6 +208,8 @@ def run(
     standby_imports: tuple[str, ...],
     snapshots: int,
     hang_timeout: float | None,
+    metrics_address: tuple[str, int] | None,
+    metrics_file: Path | None,
     **limits: Any,
 ) -> None:
     """Run COMMAND as a cluster of local workers, through preemptions and failures.
@@ -190,6 +221,9 @@ def run(
     other end but 0 is a failure: the others are ended, all are restarted from the last
     commit. On SIGTERM or SIGINT the workers commit, and the supervisor leaves with
     their restart code, so that the platform starts the run again.
+
+    On a terminal one line below all else says how far the run is; `tfpreempt status`
+    says it elsewhere.
     """
     try:
         given = given_task(os.environ)
@@ -225,11 +259,22 @@ def run(
             standby_imports=standby_imports,
             snapshots=snapshots,
             hang_timeout=hang_timeout,
+            first_worker=_first_worker(),
+            metrics_address=metrics_address,
+            metrics_file=metrics_file,
         )
         code = supervise(options)
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
     raise SystemExit(code)
+
+
+def _first_worker() -> int | None:
+    """Its index in the cluster; None where this machine's task does not train."""
+    try:
+        return cluster_from_environment(os.environ).worker
+    except ConfigurationError:
+        return None
 
 
 def _check_command(command: tuple[str, ...]) -> None:

@@ -15,7 +15,53 @@ _BATCH_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20  # what is longer is shown in parts
 _STALL_SECONDS = 0.5  # without a byte shown
 _LAST_SECONDS = 5.0  # for a slow one, at the end
+_ERASE = b"\r\x1b[2K"  # the line that the cursor is in
 _LEFT_OUT = b"\n(tfpreempt: the console stands still; what is missing is in the log)\n"
+
+
+class StatusLine:
+    """One line below all that is printed on a terminal. Any thread.
+
+    Args:
+        stream: the terminal, unbuffered.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._text = b""
+        self._is_shown = False
+        self._is_at_start = True  # what was printed last ended its line
+        self._lock = threading.Lock()  # held while the terminal is written to
+
+    def show(self, text: str) -> None:
+        """Takes the place of the one before; empty shows none."""
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            return  # it is gone
+        cut = text if len(text) < columns else f"{text[: max(0, columns - 4)]}..."
+        encoded = cut.encode(errors="backslashreplace")
+        with self._lock:
+            if encoded != self._text:
+                self._text = encoded
+                self._write(self._stream, b"")
+
+    def print(self, stream: IO[bytes], data: bytes) -> None:
+        """Prints above it.
+
+        Args:
+            stream: where to; the same terminal.
+            data: text, in pieces that need not be whole lines.
+        """
+        with self._lock:
+            self._write(stream, data)
+
+    def _write(self, stream: IO[bytes], data: bytes) -> None:
+        before = _ERASE if self._is_shown else b""
+        if data:
+            self._is_at_start = data.endswith(b"\n")
+        self._is_shown = bool(self._text) and self._is_at_start
+        _write(stream, before + data + (self._text if self._is_shown else b""))
 
 
 class Console:
@@ -29,11 +75,15 @@ class Console:
         stream: where to, unbuffered, as a thread that stands still in the buffer of
             sys.stdout could hold up the interpreter's end; when it is gone (a closed
             pipe) the printing ends in silence.
+        line: stays below what is printed, where that is a terminal.
     """
 
-    def __init__(self, prefix: str, stream: IO[bytes]) -> None:
+    def __init__(
+        self, prefix: str, stream: IO[bytes], line: StatusLine | None = None
+    ) -> None:
         self._prefix = prefix.encode()
         self._stream = stream
+        self._line = line
         self._torn = b""
         self._waiting = bytearray()
         self._shown = 0  # bytes so far
@@ -100,19 +150,29 @@ class Console:
                 data = bytes(self._waiting[:_BATCH_BYTES])
             if not data:
                 return
-            self._print(data)
+            if self._line is None:
+                _write(self._stream, data)
+            else:
+                self._line.print(self._stream, data)
             with self._changed:
                 del self._waiting[: len(data)]
                 self._shown += len(data)
                 self._is_stalled = False
                 self._changed.notify_all()
 
-    def _print(self, data: bytes) -> None:
-        try:
-            while data and (count := self._stream.write(data)):
-                data = data[count:]
-        except (OSError, ValueError):
-            pass  # training goes on without anyone looking
+
+def _write(stream: IO[bytes], data: bytes) -> None:
+    try:
+        while data and (count := stream.write(data)):
+            data = data[count:]
+    except (OSError, ValueError):
+        pass  # training goes on without anyone looking
+
+
+def status_line(stream: IO[bytes]) -> StatusLine | None:
+    """Where there may be one; None on what is no terminal that can erase a line."""
+    is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return StatusLine(stream) if is_terminal else None
 
 
 def unbuffered(stream: TextIO | None) -> IO[bytes]:

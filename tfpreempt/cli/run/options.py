@@ -38,6 +38,10 @@ class RunOptions:
         memory: what each worker has for them; None for none.
         hang_timeout: seconds that a boundary may take, or `hangs.AUTO`; None: as long
             as it takes.
+        first_worker: index in the cluster of the first of them; None where TF_CONFIG
+            names a task that does not train.
+        metrics_address: host and port, where metrics are served; None: nowhere.
+        metrics_file: that metrics are written to; None: none.
     """
 
     command: tuple[str, ...]
@@ -57,6 +61,9 @@ class RunOptions:
     snapshots: int = 0
     memory: LentMemory | None = None
     hang_timeout: float | None = None
+    first_worker: int | None = 0
+    metrics_address: tuple[str, int] | None = None
+    metrics_file: Path | None = None
 
     def label(self, worker: int) -> str:
         """What a worker is called in files and on the console."""

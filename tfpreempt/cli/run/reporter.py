@@ -43,6 +43,7 @@ class Reporter:
     console: Console
     _incarnation: str = ""
     _has_told_loss: bool = False
+    _has_told_metrics_loss: bool = False
 
     def started(
         self,
@@ -50,6 +51,7 @@ class Reporter:
         restart: int,
         pids: Sequence[int | None],
         from_standby: Sequence[int] = (),
+        first_worker: int | None = 0,
     ) -> None:
         """All workers were started, for the first time or again.
 
@@ -58,11 +60,12 @@ class Reporter:
             restart: how many came before.
             pids: of the workers; None where one could not be started.
             from_standby: the workers for which a process has waited.
+            first_worker: index in the cluster of the first; None where it has none.
         """
         self._incarnation = incarnation
         count, event = len(pids), "restarted" if restart else "started"
         told: dict[str, Any] = {"incarnation": incarnation, "restart": restart}
-        told |= {"workers": count, "pids": list(pids)}
+        told |= {"workers": count, "pids": list(pids), "first_worker": first_worker}
         standby = ""
         if from_standby:
             told["from_standby"] = list(from_standby)
@@ -199,6 +202,13 @@ class Reporter:
                 f"cannot write the log {log}: {error}. Training goes on, and what the "
                 "workers write is left out until there is room."
             )
+
+    def metrics_lost(self, path: Path, error: OSError) -> None:
+        """The metrics' file cannot be written; the first time is told."""
+        if not self._has_told_metrics_loss:
+            self._has_told_metrics_loss = True
+            self._add("metrics_lost", file=str(path), error=str(error))
+            self._say(f"cannot write the metrics to {path}: {error}. Training goes on")
 
     def close(self) -> None:
         """Ends the journal, and the printing once all is shown."""

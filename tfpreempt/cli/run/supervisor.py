@@ -17,9 +17,9 @@ from typing import Any
 
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.home import Home
-from tfpreempt.cli.run import memory, policy
+from tfpreempt.cli.run import live, memory, policy
 from tfpreempt.cli.run.cluster import claimed_ports
-from tfpreempt.cli.run.console import Console, unbuffered
+from tfpreempt.cli.run.console import Console, status_line, unbuffered
 from tfpreempt.cli.run.hangs import Watch
 from tfpreempt.cli.run.launch import HELD
 from tfpreempt.cli.run.logs import WorkerLog, pumped
@@ -43,21 +43,24 @@ def supervise(options: RunOptions) -> int:
         The exit code for the platform.
 
     Raises:
-        ConfigurationError: a log file cannot be written, or there are not enough ports,
-            or not the memory that was asked for.
+        ConfigurationError: a log file or the metrics cannot be written, or there are
+            not enough ports, or not the memory that was asked for.
     """
     clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose caller may ignore it
     with held_signals(*HELD) as wait, contextlib.ExitStack() as ends:
         lent = ends.enter_context(memory.lent(options.snapshots, options.workers))
         options = dataclasses.replace(options, memory=lent)
-        console = Console("", unbuffered(sys.__stderr__))
+        stderr, stdout = unbuffered(sys.__stderr__), unbuffered(sys.__stdout__)
+        line = status_line(stderr)
+        console = Console("", stderr, line)
         journal = JsonLines(options.journal_path, clock)
         reporter = Reporter(journal, name, console)
         ends.callback(reporter.close)
         echo = None
         if options.has_echo:
-            echo = Console(f"[{options.label(0)}] ", unbuffered(sys.__stdout__))
+            beside = line if stdout.isatty() else None
+            echo = Console(f"[{options.label(0)}] ", stdout, beside)
             ends.callback(echo.close)
         logs = [
             WorkerLog(
@@ -78,6 +81,7 @@ def supervise(options: RunOptions) -> int:
         ends.callback(standbys.close)
         watch = Watch(options.hang_timeout, options.workers)
         ends.callback(watch.close)
+        ends.enter_context(live.shown(options, clock, line, reporter.metrics_lost))
         supervisor = Supervisor(
             options, reporter, logs, fleet, standbys, watch, wait, clock
         )
@@ -172,7 +176,7 @@ class Supervisor:
                 except OSError as error:
                     log.say(f"{options.label(worker)} cannot be started: {error}")
             pids.append(pid)
-        self.reporter.started(name, restart, pids, from_standby)
+        self.reporter.started(name, restart, pids, from_standby, options.first_worker)
         self.standbys.begin(now, environments)
         self.seen = Situation(
             now=now, workers=options.workers, started_at=now, spent=self.seen.spent

@@ -1,0 +1,310 @@
+"""The live view of `tfpreempt run`: a line on a terminal, and metrics."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import struct
+import termios
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cli.conftest import Run, wait_until
+from tests.ports import free_ports
+from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.cli.run.console import Console, StatusLine, status_line
+from tfpreempt.cli.status import metrics
+from tfpreempt.cli.status.metrics import parse_address
+from tfpreempt.cli.status.picture import Picture, State, Worker
+
+pytestmark = pytest.mark.timeout(60)
+
+ERASE = b"\r\x1b[2K"
+
+Samples = dict[tuple[str, ...], float]
+
+
+def samples(text: str) -> Samples:
+    """Values by the metric's name and its labels in their order, but for the run's."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for each in family.samples:
+            labels = {k: v for k, v in each.labels.items() if k != "run"}
+            found[(each.name, *labels.values())] = each.value
+    return found
+
+
+def measured(picture: Picture) -> Samples:
+    return samples(generate_latest(metrics.registry("r", lambda: picture)).decode())
+
+
+# --- metrics --------------------------------------------------------------------------
+
+
+def test_what_a_run_is_at_in_numbers() -> None:
+    upload = MirrorStatus(
+        uri="gs://b/r", mirrored=4, pending=1, sent_bytes=3, total_bytes=7, faults=2
+    )
+    workers = [
+        Worker(
+            worker=0,
+            state=State.SAVING,
+            since=1e9,
+            step=12,
+            steps_per_second=2.5,
+            stepped_at=998.0,
+            noticed_at=999.0,
+            deadline=1030.5,
+            upload=upload,
+        ),
+        Worker(worker=1, state=State.STARTING),
+    ]
+    found = measured(
+        Picture(
+            at=1000.0,
+            workers=workers,
+            commits=3,
+            commit_step=8,
+            committed_at=990.0,
+            restarts={"preemption": 2, "stopped": 1},
+        )
+    )
+    states = {key: value for key, value in found.items() if "worker_state" in key[0]}
+    assert {key for key, value in states.items() if value} == {
+        ("tfpreempt_worker_state", "saving", "0"),
+        ("tfpreempt_worker_state", "starting", "1"),
+    }
+    assert {key: value for key, value in found.items() if key not in states} == {
+        ("tfpreempt_step", "0"): 12,
+        ("tfpreempt_steps_per_second", "0"): 2.5,
+        ("tfpreempt_last_step_timestamp_seconds", "0"): 998.0,
+        ("tfpreempt_heard_timestamp_seconds", "0"): 1e9,
+        ("tfpreempt_notice_timestamp_seconds", "0"): 999.0,
+        ("tfpreempt_notice_deadline_timestamp_seconds", "0"): 1030.5,
+        ("tfpreempt_commits_total",): 3,
+        ("tfpreempt_last_commit_timestamp_seconds",): 990.0,
+        ("tfpreempt_last_commit_step",): 8,
+        ("tfpreempt_restarts_total", "preemption"): 2,
+        ("tfpreempt_restarts_total", "stopped"): 1,
+        ("tfpreempt_restarts_total", "failure"): 0,
+        ("tfpreempt_restarts_total", "hang"): 0,
+        ("tfpreempt_uploaded_step",): 4,
+        ("tfpreempt_upload_pending_commits",): 1,
+        ("tfpreempt_upload_sent_bytes",): 3,
+        ("tfpreempt_upload_size_bytes",): 7,
+        ("tfpreempt_upload_faults_total",): 2,
+    }
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    found = measured(Picture(at=1.0, workers=[]))
+    assert {key[0] for key in found} == {
+        "tfpreempt_commits_total",
+        "tfpreempt_restarts_total",
+    }
+
+
+def test_runs_of_one_machine_have_other_labels() -> None:
+    """Else node_exporter takes none of them."""
+    picture = Picture(at=1.0, workers=[])
+    texts = [
+        generate_latest(metrics.registry(name, lambda: picture)).decode()
+        for name in ("/ckpt/a", "/ckpt/b")
+    ]
+    lines = [
+        line for text in texts for line in text.splitlines() if not line.startswith("#")
+    ]
+    keys = [line.rpartition(" ")[0] for line in lines]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9464", ("0.0.0.0", 9464)),
+        ("127.0.0.1:9464", ("127.0.0.1", 9464)),
+        ("[::1]:9464", ("::1", 9464)),
+        ("", None),
+        ("0", None),
+        ("70000", None),
+        ("here:", None),
+        ("::1:80", None),
+    ],
+)
+def test_where_metrics_are_served(text: str, address: tuple[str, int] | None) -> None:
+    assert parse_address(text) == address
+
+
+WAITS = """
+if restart == 0:
+    sys.exit(143)
+until_told()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_is_scraped_and_written_to_a_file(supervised: Run) -> None:
+    [port] = free_ports(1)
+    options = ["--metrics-port", f"127.0.0.1:{port}", "--metrics-file", "run.prom"]
+    supervised.start(WAITS, "--workers", "2", *options)
+    supervised.wait_told("ready-0-1")
+    file = supervised.directory / "run.prom"
+    assert file.exists()  # from the start on
+    url = f"http://127.0.0.1:{port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+        assert answer.headers["Content-Type"].startswith("text/plain")
+    found = samples(text)
+    assert found["tfpreempt_restarts_total", "preemption"] == 1
+    assert found["tfpreempt_worker_state", "starting", "1"] == 1
+    assert f'run="{supervised.directory}/ckpt"' in text
+    supervised.signal(signal.SIGTERM)
+    assert supervised.finish()[0] == 143
+    found = samples(file.read_text())  # as it ended
+    assert found["tfpreempt_worker_state", "down", "0"] == 1
+    assert list(supervised.directory.glob("run.prom*")) == [file]
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_refused(supervised: Run) -> None:
+    [port] = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        code, _, err = supervised.run("", "--metrics-port", f"127.0.0.1:{port}")
+    assert code == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in err
+
+
+@pytest.mark.slow
+def test_a_file_that_cannot_be_written_is_refused(supervised: Run) -> None:
+    code, _, err = supervised.run("", "--metrics-file", "nowhere/run.prom")
+    assert code == 2
+    assert "Cannot write --metrics-file 'nowhere/run.prom'" in err
+
+
+@pytest.mark.slow
+def test_a_file_that_cannot_be_written_later_ends_nothing(supervised: Run) -> None:
+    program = "import shutil; shutil.rmtree('metrics')"
+    (supervised.directory / "metrics").mkdir()
+    code, _, err = supervised.run(program, "--metrics-file", "metrics/run.prom")
+    assert code == 0
+    assert err.count("cannot write the metrics to metrics/run.prom") == 1
+
+
+# --- the line -------------------------------------------------------------------------
+
+
+class Terminal:
+    """Two descriptors of a terminal, and what was written to it."""
+
+    def __init__(self, columns: int) -> None:
+        self.ours, self.theirs = os.openpty()
+        fcntl.ioctl(
+            self.theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0)
+        )
+        self.stream = os.fdopen(self.theirs, "wb", buffering=0)
+        os.set_blocking(self.ours, False)
+        self.written = b""
+
+    def read(self) -> bytes:
+        while True:
+            try:
+                self.written += os.read(self.ours, 1 << 16)
+            except (BlockingIOError, OSError):
+                return self.written
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self.ours)
+
+
+@pytest.fixture
+def make_terminal(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Callable[[int], Terminal]:
+    monkeypatch.setenv("TERM", "xterm")
+
+    def make(columns: int = 80) -> Terminal:
+        made = Terminal(columns)
+        request.addfinalizer(made.close)
+        return made
+
+    return make
+
+
+def test_output_is_printed_above_the_line(
+    make_terminal: Callable[..., Terminal],
+) -> None:
+    terminal = make_terminal()
+    line = status_line(terminal.stream)
+    assert line is not None
+    consoles = [Console(prefix, terminal.stream, line) for prefix in ("", "[w] ")]
+    line.show("step 1")
+    for each in consoles:
+        each.feed(b"said\n")
+        each.flush()
+    line.show("step 2")
+    line.show("step 2")
+    line.show("")
+    for each in consoles:
+        each.close()
+    assert terminal.read() == (
+        b"step 1"
+        + (ERASE + b"said\r\nstep 1")
+        + (ERASE + b"[w] said\r\nstep 1")
+        + (ERASE + b"step 2")
+        + ERASE
+    )
+
+
+def test_nothing_is_drawn_within_a_line_of_others(
+    make_terminal: Callable[..., Terminal],
+) -> None:
+    terminal = make_terminal()
+    line = StatusLine(terminal.stream)
+    line.show("step 1")
+    line.print(terminal.stream, b"half a ")
+    line.show("step 2")
+    line.print(terminal.stream, b"line\n")
+    assert terminal.read() == b"step 1" + ERASE + b"half a line\r\nstep 2"
+
+
+def test_a_long_line_is_cut(make_terminal: Callable[..., Terminal]) -> None:
+    terminal = make_terminal(20)
+    StatusLine(terminal.stream).show("x" * 20)
+    assert terminal.read() == b"x" * 16 + b"..."
+
+
+def test_a_pipe_and_a_dumb_terminal_get_none(
+    make_terminal: Callable[..., Terminal],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    with (tmp_path / "file").open("wb", buffering=0) as file:
+        assert status_line(file) is None
+    monkeypatch.setenv("TERM", "dumb")
+    assert status_line(make_terminal().stream) is None
+
+
+@pytest.mark.slow
+def test_a_run_on_a_terminal(
+    supervised: Run, make_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = make_terminal(200)
+    name = os.ttyname(terminal.stream.fileno())
+    wrapper = ["sh", "-c", f'exec "$@" >{name} 2>{name}', "sh"]
+    supervised.start("until_told()", environment={"TERM": "xterm"}, wrapper=wrapper)
+    supervised.wait_told("ready-0-0")
+    wait_until(lambda: b"starting | no commit yet" in terminal.read(), "the line")
+    supervised.signal(signal.SIGTERM)
+    code, out, err = supervised.finish()
+    assert (code, out, err) == (143, "", "")
+    said = terminal.read().decode()
+    assert "tfpreempt: SIGTERM: waiting" in said
+    assert ERASE.decode() in said.rpartition("no commit yet")[2]  # the line has gone

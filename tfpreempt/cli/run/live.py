@@ -1,0 +1,126 @@
+"""The live view of a run: a line on a terminal, and metrics; by threads of its own.
+
+What it shows is what `tfpreempt status` finds, in the same files: nobody asks a worker,
+and neither training nor the supervisor waits for anything here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfpreempt.cli.run.console import StatusLine
+from tfpreempt.cli.run.options import RunOptions
+from tfpreempt.cli.status import metrics
+from tfpreempt.cli.status.follow import Follower
+from tfpreempt.cli.status.picture import Picture
+from tfpreempt.core.clock import Clock
+from tfpreempt.core.threads import OwnedThread
+from tfpreempt.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+_LOOKS_EVERY = 1.0
+_WRITES_EVERY = 10.0
+_JOIN_SECONDS = 5.0  # for a disk that hangs
+
+
+@contextlib.contextmanager
+def shown(
+    options: RunOptions,
+    clock: Clock,
+    line: StatusLine | None,
+    lost: Callable[[Path, OSError], None],
+) -> Iterator[None]:
+    """A context in which what is known of the run is shown, served and written.
+
+    Args:
+        options: of the run; its journal's directory exists, if it can.
+        clock: for the ages of things.
+        line: on the terminal; None where there is none.
+        lost: told the metrics' file and the error, whenever it cannot be written.
+
+    Raises:
+        ConfigurationError: the metrics cannot be served or written.
+    """
+    first = options.first_worker
+    mine = () if first is None else range(first, first + options.workers)
+    follower = Follower(options.journal_dir, mine, options.journal_path.name)
+
+    def look() -> Picture:
+        try:
+            return follower.look(clock.wall())
+        except OSError:
+            return Picture(at=clock.wall(), workers=())
+
+    with contextlib.ExitStack() as ends:
+        if options.metrics_address is not None or options.metrics_file is not None:
+            name = options.checkpoint_dir or str(options.journal_dir)
+            collected = metrics.registry(name, look)
+            if options.metrics_address is not None:
+                host, port = options.metrics_address
+                ends.enter_context(metrics.served(host, port, collected))
+            if options.metrics_file is not None:
+                ends.enter_context(_written(options.metrics_file, collected, lost))
+        if line is not None:
+            ends.enter_context(_drawn(line, look))
+        yield
+
+
+@contextlib.contextmanager
+def _written(
+    path: Path, collected: CollectorRegistry, lost: Callable[[Path, OSError], None]
+) -> Iterator[None]:
+    """Writes them to the file again and again, and once more at the end."""
+    try:
+        metrics.write(path, collected)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Cannot write --metrics-file {str(path)!r} ({error.strerror}). Name a "
+            "file in a directory that exists and can be written."
+        ) from error
+
+    def write() -> None:
+        try:
+            metrics.write(path, collected)
+        except OSError as error:
+            lost(path, error)
+
+    with _repeated("tfpreempt-metrics", _WRITES_EVERY, write):
+        yield
+
+
+@contextlib.contextmanager
+def _drawn(line: StatusLine, look: Callable[[], Picture]) -> Iterator[None]:
+    """Shows it in a line that goes at the end."""
+    from tfpreempt.cli.status.text import one_line
+
+    def draw() -> None:
+        picture = look()
+        if picture.workers:
+            line.show(one_line(picture))
+
+    with _repeated("tfpreempt-line", _LOOKS_EVERY, draw):
+        yield
+    line.show("")
+
+
+@contextlib.contextmanager
+def _repeated(name: str, seconds: float, do: Callable[[], None]) -> Iterator[None]:
+    """Does something in a thread every so often, and once more at the end."""
+
+    def run() -> None:
+        while not thread.stop_event.wait(seconds):
+            do()
+        do()
+
+    thread = OwnedThread(name, run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.stop_event.set()
+        thread.join(_JOIN_SECONDS)
