@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import pty
@@ -13,6 +14,7 @@ import pytest
 from tests.checkpoint.fakes import (
     FlatPayload,
     FunctionPayload,
+    Later,
     OwnPayload,
     Words,
     make_saver,
@@ -20,6 +22,7 @@ from tests.checkpoint.fakes import (
 )
 from tfpreempt import errors
 from tfpreempt.checkpoint import pointer, restore
+from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.core import progress
 from tfpreempt.storage import reading
 from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash, damage
@@ -85,6 +88,59 @@ def test_a_commit_without_its_marker_is_lost_and_stays(three, gone):
     assert steps(three) == [40, 20, 30, 10]
 
 
+def test_so_is_one_that_was_staged_in_its_place(tmp_path):
+    """As in a bucket; what is left of a save that died there goes."""
+    save(make_saver(tmp_path, OwnPayload()), 40)
+    commit = (tmp_path / "40").rename(tmp_path / "commit-run-40")
+    state_file = tmp_path / "checkpoint"
+    state_file.write_text(state_file.read_text().replace("40/", "commit-run-40/"))
+    (commit / "COMMITTED").unlink()
+    make_saver(tmp_path, OwnPayload(), clock=Later()).start()
+    assert (commit / "ckpt.index").exists()
+    lost = []
+    assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append) is None
+    assert len(lost) == 1
+    state_file.unlink()
+    make_saver(tmp_path, OwnPayload(), clock=Later()).start()
+    assert not commit.exists()
+
+
+def test_so_is_one_of_states_alone(tmp_path):
+    """TensorFlow's state file cannot name it."""
+    registry = StateRegistry()
+    word = Words("word", registry=registry)
+    for step in (1, 2, 3):
+        save(make_saver(tmp_path, registry=registry), step)
+    assert not (tmp_path / "1").exists()
+    (tmp_path / "3" / "COMMITTED").unlink()
+    saver = make_saver(tmp_path, registry=registry)
+    saver.start()
+    lost = []
+    assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append).step == 2
+    [problem] = lost
+    assert f"remove {str(tmp_path / '3')!r}." in problem
+    assert (tmp_path / "3" / "states" / "word.state").exists()
+    del word
+
+
+def test_so_is_one_of_a_save_fn_that_writes_no_files_of_tensorflow(tmp_path):
+    class Folders(FunctionPayload):
+        def write(self, save, prepare, *args, **kwargs):
+            folder = tmp_path / f"model-{save.step}"
+            folder.mkdir()
+            (folder / "weights").write_bytes(b"weights")
+            prepare()
+            return dataclasses.replace(save, prefix=str(folder))
+
+    saver = make_saver(tmp_path, Folders(str(tmp_path)), random_state=Words("r"))
+    for step in (1, 2):
+        save(saver, step)
+    (tmp_path / "model-2.tfpreempt" / "COMMITTED").unlink()
+    lost = []
+    assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append).step == 1
+    assert len(lost) == 1
+
+
 def test_a_commit_that_is_marked_while_others_look_is_not_lost(three, monkeypatch):
     marker = three / "20" / "COMMITTED"
     data, named = marker.read_bytes(), pointer.named
@@ -123,18 +179,23 @@ def start(directory, payload):
     return found[0].step if found else None
 
 
-def test_a_deletion_of_the_only_commit_that_is_cut_short_is_no_loss(tmp_path):
+@pytest.mark.parametrize("make_payload", [OwnPayload, lambda: None])
+def test_a_deletion_of_the_only_commit_that_is_cut_short_is_no_loss(
+    tmp_path, make_payload
+):
     directory = tmp_path / "run"
-    save(make_saver(directory, OwnPayload()), 10)
+    word = Words("word", registry=(registry := StateRegistry()))
+    save(make_saver(directory, make_payload(), registry=registry), 10)
 
     def delete(files):
-        saver = make_saver(directory, OwnPayload(), files=files)
+        saver = make_saver(directory, make_payload(), files=files)
         saver.delete(saver.commit_of(str(directory / "10")))
 
     found = [
-        start(each, OwnPayload())
+        start(each, make_payload())
         for each in crash_in_every_operation(directory, delete)
     ]
+    del word
     assert set(found) == {10, None}
     assert not (directory / "10").exists()
     assert not (directory / "checkpoint").exists()

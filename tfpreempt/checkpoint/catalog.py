@@ -317,10 +317,13 @@ def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
     marker = os.path.join(store.uri, entry.control(layout.MARKER))
     is_flat = entry.kind is Kind.FLAT
     prefix = entry.path if is_flat else os.path.join(entry.path, layout.PAYLOAD)
+    what_else = ""
+    if reading.is_there(prefix + ".index"):
+        what_else = f", or restore {prefix!r} with tf.train.Checkpoint"
     return damaged(
         entry,
         f"{marker!r} is missing, though this was a commit; remove "
-        f"{os.path.dirname(marker)!r}, or restore {prefix!r} with tf.train.Checkpoint.",
+        f"{os.path.dirname(marker)!r}{what_else}.",
     )
 
 
@@ -328,17 +331,25 @@ def _has_witness(entry: Entry) -> bool:
     """Whether it was committed, although it has no marker.
 
     TensorFlow's state file names one of our own form only while its marker is there,
-    and a flat one has its intent until then.
+    and what it cannot name has a witness as long; a flat one has its intent until then.
     """
     root = entry.store.uri
     if entry.kind is Kind.FLAT:
         has_intent = reading.is_there(entry.path + layout.INTENT_SUFFIX)
-        may_be = not has_intent and reading.is_file(entry.path + ".index")
+        may_be = not has_intent and has_payload(entry.path)
     else:
-        may_be = pointer.is_listed(root, f"{entry.name}/{layout.PAYLOAD}")
+        witness = os.path.join(root, entry.control(layout.WITNESS))
+        may_be = reading.is_there(witness) or pointer.is_listed(
+            root, f"{entry.name}/{layout.PAYLOAD}"
+        )
     if not may_be or entry.manifest is not None:
         return may_be
     return any(map(layout.is_part, reading.names(os.path.join(root, entry.holder))))
+
+
+def has_payload(prefix: str) -> bool:
+    """Whether there is anything beside the sidecar of a flat checkpoint."""
+    return reading.is_there(prefix + ".index") or reading.is_there(prefix)
 
 
 def _ours(entries: Iterable[Entry]) -> list[Entry]:

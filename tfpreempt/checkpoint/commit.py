@@ -11,7 +11,8 @@ The steps, on the chief, after all workers are known to be done:
     2. write and sync the manifest
     3. rename the staging directory to its place; sync the checkpoint directory
     4. write, sync and rename the marker; sync               <- committed from here on
-    5. point TensorFlow's `checkpoint` file at it            (a failure is a warning)
+    5. point TensorFlow's `checkpoint` file at it, or, where that cannot name it, put a
+       witness beside the marker                             (a failure is a warning)
     6. delete what retention no longer wants                 (a failure is a warning)
 
 In a directory that is a URL the files were staged in their place, and an object is
@@ -166,6 +167,11 @@ def finish(
     """Points the state file at the newest commit and applies retention."""
     kept, dropped = retention.plan(entries, max_to_keep, damaged)
     point(files, directory, kept, dropped)
+    for entry in kept:
+        path = os.path.join(entry.path, layout.WITNESS)
+        cannot_be_named = entry.manifest is not None and entry.manifest.prefix is None
+        if cannot_be_named and not reading.is_there(path):
+            fence.publish(files, path, b"")
     for entry in dropped:
         if not is_pinned(entry.path):
             retention.delete(files, entry)

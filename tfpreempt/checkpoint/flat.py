@@ -149,11 +149,11 @@ def sweep(files: Files, directory: str) -> None:
         OSError: as the file system says.
     """
     for entry in catalog.scan(directory):
-        if entry.kind is catalog.Kind.FLAT and not _is_there(entry.path):
+        if entry.kind is catalog.Kind.FLAT and not catalog.has_payload(entry.path):
             retention.delete(files, entry)
     for prefix in intents(directory):
         with _left_over(prefix) as is_left:
-            if is_left and not _is_there(prefix):
+            if is_left and not catalog.has_payload(prefix):
                 files.remove(prefix + layout.INTENT_SUFFIX)
 
 
@@ -239,10 +239,6 @@ def intents(directory: str) -> list[str]:
         for name in reading.names(directory)
         if name.endswith(suffix) and name != suffix
     ]
-
-
-def _is_there(prefix: str) -> bool:
-    return reading.is_there(prefix + ".index") or reading.is_there(prefix)
 
 
 def _stamp(prefix: str) -> list[int] | None:

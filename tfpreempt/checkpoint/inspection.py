@@ -233,7 +233,7 @@ def _extra_files(entry: Entry) -> tuple[str, ...]:
     """A remark about files that the manifest doesn't name."""
     assert entry.manifest is not None
     known = {entry.object(file.name) for file in entry.manifest.files}
-    control = (layout.MANIFEST, layout.MARKER, layout.METADATA)
+    control = (layout.MANIFEST, layout.MARKER, layout.METADATA, layout.WITNESS)
     known.update(entry.control(name) for name in control)
     names = itertools.islice(entry.store.list(entry.control("")), _MAX_NAMES)
     extra = [name for name in names if name not in known]

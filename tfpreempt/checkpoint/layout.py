@@ -11,6 +11,7 @@ Own form, in `<dir>`:
         MANIFEST.json               every file above with its size and crc32c
         COMMITTED                   the marker; it alone makes this a checkpoint
         .metadata.json              what a user noted about it with a handle, later
+        .was-committed              in a commit that TensorFlow's state file cannot name
     .tfpreempt-staging/<attempt>/   the same before the commit
     .tfpreempt-staging/<attempt>.claim  locked by who writes there
     .tfpreempt-staging/<attempt>.parts/0001/  TensorFlow's data files that a worker has
@@ -44,6 +45,7 @@ from tfpreempt.storage import paths
 MANIFEST = "MANIFEST.json"
 MARKER = "COMMITTED"
 METADATA = ".metadata.json"
+WITNESS = ".was-committed"
 STAGING = ".tfpreempt-staging"
 TOKEN = ".tfpreempt-directory"
 LEASE = ".tfpreempt-lease"

@@ -1,8 +1,9 @@
 """Deletes what is no longer wanted, and nothing that tfpreempt didn't write.
 
 From a commit only the files that its manifest names are deleted, and the directories
-that are empty. What TensorFlow's state file says of it goes first, because that is a
-witness of the commit; then the marker; and the manifest last, before its own directory.
+that are empty. What TensorFlow's state file says of it goes first, or its own witness,
+because that says that there was a commit; then the marker; and the manifest last,
+before its own directory.
 So a deletion that is cut short leaves something that is no commit and that the next
 start can finish.
 
@@ -56,6 +57,10 @@ def delete(files: Files, entry: Entry) -> None:
         return  # not ours, or somebody else was quicker
     if entry.kind is Kind.OWN:
         pointer.unlist(files, entry.store.uri, f"{entry.name}/{layout.PAYLOAD}")
+        witness = os.path.join(holder, layout.WITNESS)
+        if reading.is_there(witness):
+            files.remove(witness)
+            files.sync_dir(holder)
     files.remove(os.path.join(holder, layout.MARKER))
     files.sync_dir(holder)
     folders = {holder}
@@ -180,7 +185,7 @@ def _staged(directory: str) -> dict[str, list[str]]:
             name.startswith(layout.IN_PLACE)
             and layout.COMMIT.fullmatch(name)
             and reading.is_real_dir(path)
-            and not reading.is_there(os.path.join(path, layout.MARKER))
+            and catalog.at(path).condition is Condition.NOT_COMMITTED
             and all(map(layout.SAVED.fullmatch, reading.tree(path)))
         ):
             found[path] = [path]
