@@ -29,9 +29,15 @@ STEPS = (1, 2, 3)  # of the commits in each place; what they hold is values(step
 PAGE = 4096
 LARGE = 1 << 16  # bytes from which on our own reader and writer are used, not 32 MiB
 MANIFEST, MARKER, POINTER = "MANIFEST.json", "COMMITTED", "checkpoint"
-DISK, BUCKET = "disk", "bucket"  # what a place has: a checkpoint directory, its copies
-_OF_COMMIT = re.compile(rf"({DISK}|{BUCKET})/(?:(?:ckpt-)?([123])[./]|states/)")
+WITNESS = ".was-committed"
+# What a place has: a checkpoint directory, its copies, and snapshots of its worker.
+DISK, BUCKET, MEMORY = "disk", "bucket", "memory"
+_OF_COMMIT = re.compile(
+    rf"({DISK}|{BUCKET}|{MEMORY}/[^/]+)/(?:(?:ckpt-)?([123])(?!\d)|states/)"
+)
 _USUAL = ("tfpreempt: goes on at", "tfpreempt: fetching")  # warnings that are none
+_ADVICE = re.compile(r"[Pp]ut the (files|objects) back")
+_FOOTER = 48  # bytes at the end of an index, some of which mean nothing
 
 Files = dict[str, bytes]
 """Files below a directory, by name."""
@@ -52,6 +58,8 @@ def damage(directory: Path, rng: random.Random) -> str:
     name = rng.choice(rng.choice([names, controls or names]))
     path = directory / name
     edits = [flip, truncate, delete, zero, grow, garble]
+    if _OF_COMMIT.match(name):
+        edits.append(remove)
     if name.endswith((MANIFEST, MARKER)):
         edits.append(edit)
     kind = rng.choice([*edits, swap])
@@ -77,6 +85,18 @@ def truncate(path: Path, rng: random.Random) -> None:
 
 def delete(path: Path, rng: random.Random) -> None:
     path.unlink()
+
+
+def remove(path: Path, rng: random.Random) -> None:
+    """All of a commit, as somebody does by hand."""
+    root = next(each for each in path.parents if each.name in (DISK, BUCKET, MEMORY))
+    root = root.parent
+    of = place_of(path.relative_to(root).as_posix())
+    for name in read(root):
+        if place_of(name) == of:
+            (root / name).unlink()
+            with contextlib.suppress(OSError):  # others are in it
+                os.removedirs((root / name).parent)
 
 
 def zero(path: Path, rng: random.Random) -> None:
@@ -153,12 +173,12 @@ def values(step: int) -> dict[str, Any]:
 class Program:
     """A process that was just started: variables, large and small, and a State."""
 
-    def __init__(self, *, has_copies: bool) -> None:
+    def __init__(self, form: Form) -> None:
         import tensorflow as tf
 
         from tfpreempt.states import JsonState
 
-        self.has_copies = has_copies
+        self.form = form
         self.variables = {name: tf.Variable(v) for name, v in values(0).items()}
         self.checkpoint = tf.train.Checkpoint(**self.variables)
         self.state = JsonState("state", 0)
@@ -196,12 +216,19 @@ class Program:
         from tests.handler.program import Button
         from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
 
-        bucket = (directory / BUCKET).as_uri() if self.has_copies else None
+        def save() -> str:
+            prefix = directory / DISK / f"ckpt-{int(self.variables['small'])}"
+            return str(self.checkpoint.write(prefix))
+
+        bucket = (directory / BUCKET).as_uri() if self.form.has_copies else None
+        save_fn = save if self.form.has_function else None
         return PreemptionCheckpointHandler(
             None,
             manager or self.checkpoint,
             directory / DISK,
-            TerminationConfig(exit_fn=int, signals=(), sources=[Button]),
+            TerminationConfig(
+                exit_fn=int, save_fn=save_fn, signals=(), sources=[Button]
+            ),
             max_to_keep=None,
             remote_checkpoint_dir=bucket,
         )
@@ -214,6 +241,7 @@ class Form:
     Attributes:
         name: of the form.
         is_managed: a CheckpointManager writes them.
+        has_function: a save_fn does.
         has_copies: they are copied to a place for objects.
         has_disk: what is written stays on the disk too.
         is_foreign: tfpreempt has no part in writing them.
@@ -221,6 +249,7 @@ class Form:
 
     name: str
     is_managed: bool = False
+    has_function: bool = False
     has_copies: bool = False
     has_disk: bool = True
     is_foreign: bool = False
@@ -269,11 +298,52 @@ class Form:
         from tfpreempt.handler import session
 
         with session.new_process():
-            program = Program(has_copies=self.has_copies)
+            program = Program(self)
             try:
                 yield program
             finally:
                 program.state.unregister()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SnapshotForm(Form):
+    """A commit, and two snapshots that go on from it, in memory that was lent."""
+
+    def write(self, directory: Path) -> None:
+        from tfpreempt.checkpoint import lease
+
+        (directory / MEMORY).mkdir(parents=True)
+        with self._process() as program, self._lent(directory):
+            handler = program.handler(directory)
+            program.assign(STEPS[0])
+            handler.run(int)
+            handler.save()
+            commits = handler._member.commits
+            for step in STEPS[1:]:
+                program.assign(step)
+                assert commits.take_snapshot(step, f"round-{step}")
+                commits.snapshots.go_on(0.0, 0.0, step)
+                assert commits.snapshots.wait(60.0)
+            lease.release_all()  # the process is killed: no close() clears the memory
+
+    def start(self, directory: Path) -> int:
+        from tfpreempt.core.memory import LentMemory
+        from tfpreempt.handler.snapshots import directory_for
+
+        memory = directory / MEMORY
+        named = directory_for(
+            LentMemory(directory=str(memory), bytes=0), str(directory / DISK), 0
+        )
+        for each in memory.iterdir():  # it was copied with its checkpoint directory
+            each.rename(named)
+        with self._lent(directory):
+            return super().start(directory)
+
+    def _lent(self, directory: Path) -> contextlib.AbstractContextManager[Any]:
+        from tfpreempt.core.memory import LentMemory
+
+        lent = LentMemory(directory=str(directory / MEMORY), bytes=1 << 30)
+        return mock.patch.dict(os.environ, lent.to_environment())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -339,9 +409,11 @@ class StatesForm(Form):
 FORMS = (
     Form(name="own"),
     Form(name="flat", is_managed=True),
+    Form(name="save_fn", has_function=True),
     Form(name="foreign", is_foreign=True),
     Form(name="remote", has_copies=True, has_disk=False),
     Form(name="disk and remote", has_copies=True),
+    SnapshotForm(name="snapshots"),
     StatesForm(name="states"),
     StatesForm(name="state file", has_file=True),
 )
@@ -358,6 +430,12 @@ def read(directory: Path) -> Files:
     }
 
 
+def place_of(name: str) -> tuple[int, str] | None:
+    """The step and the place of the commit that a file is of."""
+    match = _OF_COMMIT.match(name)
+    return (int(match[2] or STEPS[-1]), match[1]) if match else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Left:
     """What is left of what was committed: steps.
@@ -366,32 +444,47 @@ class Left:
         whole: every byte of a copy of it is as it was.
         possible: those, and what may be found whole: nothing but its marker is gone,
             or it has none, and TensorFlow's own sums are what there is.
-        known: what can be seen to have been a commit: it has a marker, or TensorFlow's
-            state file, as it was, names it.
+        hidden: those of TensorFlow's own whose damage shows only when all is read.
+        known: what can be seen to have been a commit: it has a marker, or it has none
+            and a witness: TensorFlow's state file, as it was, names it, or its own.
+        durable: those of them that were more than a snapshot.
     """
 
     whole: set[int]
     possible: set[int]
+    hidden: set[int]
     known: set[int]
+    durable: set[int]
 
 
 def left(form: Form, before: Files, after: Files) -> Left:
     """Judges by the bytes alone."""
     copies: dict[tuple[int, str], set[str]] = collections.defaultdict(set)
     for name in before:
-        if match := _OF_COMMIT.match(name):
-            copies[int(match[2] or STEPS[-1]), match[1]].add(name)
-    found = Left(whole=set(), possible=set(), known=set())
+        if of := place_of(name):
+            copies[of].add(name)
+    found = Left(whole=set(), possible=set(), hidden=set(), known=set(), durable=set())
     for (step, place), names in copies.items():
+        witnesses = {name for name in names if name.endswith(WITNESS)}
+        names -= witnesses
         changed = {name for name in names if after.get(name) != before[name]}
         markers = {name for name in names if is_marker(form, name)} or names
         has_marker = not form.is_foreign and not markers.isdisjoint(after)
+        is_told = not witnesses.isdisjoint(after) or is_listed(place, before, after)
         if not changed:
             found.whole.add(step)
         if changed <= markers or form.is_foreign:
             found.possible.add(step)
-        if has_marker or (place == DISK and is_told(before, after)):
+        if form.is_foreign and has_hidden(names, before, after):
+            found.hidden.add(step)
+        if has_marker or (is_told and not names.isdisjoint(after)):
             found.known.add(step)
+            if not place.startswith(MEMORY):
+                found.durable.add(step)
+    if is_of_unknown_rank(form, before, after):
+        found.whole.discard(2)
+        found.whole.discard(3)
+        found.possible.update({2, 3})
     return found
 
 
@@ -400,10 +493,29 @@ def is_marker(form: Form, name: str) -> bool:
     return name.endswith(".index") if form.is_foreign else Path(name).name == MARKER
 
 
-def is_told(before: Files, after: Files) -> bool:
-    """Whether the state file names what was committed on the disk."""
-    pointer = f"{DISK}/{POINTER}"
+def is_listed(place: str, before: Files, after: Files) -> bool:
+    """Whether a place has a state file, and it names what was committed there."""
+    pointer = f"{place}/{POINTER}"
     return before.get(pointer) == after.get(pointer) is not None
+
+
+def has_hidden(names: set[str], before: Files, after: Files) -> bool:
+    """Whether an index is sound, be it that of another checkpoint, and there are as
+    many bytes as it says."""
+    sound = [
+        each[:-_FOOTER] for name, each in before.items() if name.endswith(".index")
+    ]
+    [index] = [name for name in names if name.endswith(".index")]
+    return after.get(index, b"")[:-_FOOTER] in sound and all(
+        len(after.get(name, b"")) >= len(before[name]) for name in names - {index}
+    )
+
+
+def is_of_unknown_rank(form: Form, before: Files, after: Files) -> bool:
+    """Whether it may not be known of snapshots what they go on from."""
+    manifest = f"{DISK}/{STEPS[0]}/{MANIFEST}"
+    is_changed = manifest in after and before[manifest] != after[manifest]
+    return isinstance(form, SnapshotForm) and is_changed
 
 
 def judge(form: Form, there: Left, outcome: int | Exception, said: str) -> str:
@@ -414,19 +526,33 @@ def judge(form: Form, there: Left, outcome: int | Exception, said: str) -> str:
     if isinstance(outcome, Exception):
         if not isinstance(outcome, errors.CheckpointError):
             raise outcome
-        # What TensorFlow alone wrote shows some damage only when it is read.
-        may_refuse = not newest or (form.is_foreign and newest < STEPS[-1])
-        assert may_refuse, f"step {newest} is whole, and it was refused: {outcome}"
+        hidden = [step for step in there.hidden if step > newest]
+        assert hidden or not newest, f"step {newest} is whole; refused: {outcome}"
+        assert hidden or there.durable, f"nothing was there; refused: {outcome}"
+        # Of what TensorFlow wrote, the one that was tried is the reason.
+        since = [{step for step in there.known if step >= tried} for tried in hidden]
+        told = named(f"{outcome}\n{said}")
+        assert any(lost <= told for lost in since or [there.durable]), (
+            f"{told} of {there} are in: {outcome}"
+        )
+        assert _ADVICE.search(str(outcome)), f"nothing says what to do: {outcome}"
         return "refused"
     if outcome != newest:
         is_right = outcome > newest and outcome in there.possible
         assert is_right, f"restored {outcome}; the newest whole one is {newest}"
-    lost = [step for step in there.known if step > outcome]
-    assert said or not lost, f"{outcome} was restored, and nothing is said of {lost}"
+    lost = {step for step in there.known if step > outcome}
+    silent = lost - named(said)
+    assert not silent, f"{outcome} was restored, and nothing is said of {silent}"
     if not outcome:
-        assert not lost, f"a fresh start, though {lost} had been committed"
+        assert not there.durable, f"a fresh start, though there was {there.durable}"
         return "nothing was there"
     return "restored" if outcome == STEPS[-1] else "restored an older one"
+
+
+def named(text: str) -> set[int]:
+    """The steps whose commits a text names, by a path."""
+    found = (place_of(text[match.start() :]) for match in _OF_COMMIT.finditer(text))
+    return {of[0] for of in found if of}
 
 
 class Ears(logging.Handler):

@@ -21,7 +21,7 @@ from tests.checkpoint.fakes import (
     save,
 )
 from tfpreempt import errors
-from tfpreempt.checkpoint import pointer, restore
+from tfpreempt.checkpoint import bundle_table, pointer, restore
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.core import progress
 from tfpreempt.storage import reading
@@ -328,6 +328,43 @@ def test_data_without_their_index_are_lost_if_they_were_the_newest(tmp_path):
     lost = []
     assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append) is None
     assert ["ckpt-2.index" in each for each in lost] == [True]
+
+
+def test_so_are_others_while_an_older_one_is_there(tmp_path):
+    """A manager deletes the oldest first."""
+    names = [f"ckpt-{step}" for step in (1, 2, 3)]
+    for name in names:
+        (tmp_path / f"{name}.index").write_bytes(bundle_table.to_bytes({b"": b""}))
+        (tmp_path / f"{name}.data-00000-of-00001").write_bytes(b"")
+    kept = pointer.Pointer(latest=names[-1], paths=tuple(names))
+    (tmp_path / "checkpoint").write_bytes(pointer.to_bytes(kept))
+    (tmp_path / "ckpt-2.index").unlink()
+    (tmp_path / "ckpt-3.index").write_bytes(b"cut sho")
+    lost = []
+    restore.newest_verified(str(tmp_path), pytest.fail, lost.append)
+    assert any("ckpt-2.index" in each for each in lost)
+    (tmp_path / "ckpt-1.index").unlink()
+    lost.clear()
+    restore.newest_verified(str(tmp_path), pytest.fail, lost.append)
+    assert not any("ckpt-2.index" in each for each in lost)
+
+
+def test_what_shows_only_in_the_restore_is_told_with_what_to_do(tmp_path):
+    class Damaged(OwnPayload):
+        def restore(self, prefix, with_data=True):
+            raise errors.CheckpointDamagedError(f"{prefix} has another checksum.")
+
+    prefix = tmp_path / "ckpt-1"
+    index = bundle_table.to_bytes({b"": b""})
+    prefix.with_suffix(".index").write_bytes(index)
+    prefix.with_suffix(".data-00000-of-00001").write_bytes(b"")
+    loader = make_saver(tmp_path, Damaged()).loader
+    with pytest.raises(errors.CheckpointDamagedError) as raised:
+        loader.restore(loader.newest())
+    assert str(raised.value) == (
+        f"{prefix} has another checksum. Put the files back from a copy; or, to go on "
+        f"from an older checkpoint, move '{prefix}' away"
+    )
 
 
 def test_a_file_that_is_a_link_is_not_restored_from(three):

@@ -132,7 +132,7 @@ def test_a_commit_of_that_step_or_a_later_one_is_restored(
     assert again.events("restored")[-1]["tier"] == "disk"
 
 
-@pytest.mark.parametrize("how", ["garbled", "cut", "gone"])
+@pytest.mark.parametrize("how", ["garbled", "cut", "gone", "unmarked"])
 def test_a_damaged_one_is_passed_over_for_the_disk(
     start: Make, memory: LentMemory, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
@@ -142,20 +142,25 @@ def test_a_damaged_one_is_passed_over_for_the_disk(
     handler.save()
     train_until(program, handler, lambda: newest(memory) > 1)
     again = start()
-    for each in snapshots(memory):
+    damaged = snapshots(memory)
+    for each in damaged:
         [path] = each.glob("ckpt.data-*")
         data = path.read_bytes()
         if how == "garbled":
             path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         elif how == "cut":
             path.write_bytes(data[:-1])
-        else:
+        elif how == "gone":
             path.unlink()
+        else:
+            (each / "COMMITTED").unlink()
     handler = again.handler()
     assert handler.total_run_calls == 1
     assert again.variable.numpy().tolist() == [2.0, 3.0]
     assert again.events("restored")[-1]["tier"] == "disk"
-    assert "this snapshot is passed over" in caplog.text
+    said = "this snapshot is passed over"
+    told = "\n".join(each for each in caplog.messages if each.endswith(said))
+    assert all(str(each) in told for each in damaged)
 
 
 def test_where_no_commit_is_whole_a_snapshot_is(

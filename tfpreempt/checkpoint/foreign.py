@@ -143,7 +143,7 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
         size, crc = checksum.of_file(prefix + INDEX)
         modified = reading.stat(prefix + INDEX).modified_ns / 1e9
     except FileNotFoundError as error:
-        return damaged(entry, f"{error}") if _was_newest(directory, name) else None
+        return damaged(entry, f"{error}") if _is_missed(directory, name) else None
     except OSError as error:
         return damaged(entry, f"{prefix + INDEX!r} cannot be read: {error}")
     return dataclasses.replace(
@@ -155,14 +155,24 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
     )
 
 
-def _was_newest(directory: str, name: str) -> bool:
-    """Whether the state file calls it the newest, and there are data files of it.
+def _is_missed(directory: str, name: str) -> bool:
+    """Whether the state file names what lacks its index, and its data are there.
 
-    Of others that lack their index, a manager's deletion may have been cut short.
+    A manager deletes the oldest first, and that may have been cut short: then it is not
+    the newest, and no older one is there.
     """
     try:
-        is_newest = pointer.named(directory)[:1] == [name]
+        listed = pointer.named(directory)
     except OSError:  # `_prefixes` told, or raised
         return False
+    if name not in listed:
+        return False
+    newest, *by_age = listed
+    older = by_age[: by_age.index(name)] if name in by_age else []
+    may_be_deleted = name != newest and not any(
+        reading.is_there(os.path.join(directory, each + INDEX)) for each in older
+    )
     data = f"{name}.data-"
-    return is_newest and any(n.startswith(data) for n in reading.names(directory))
+    return not may_be_deleted and any(
+        each.startswith(data) for each in reading.names(directory)
+    )

@@ -128,6 +128,8 @@ class CheckpointLoader:
             What was restored; step 0 where a foreign writer didn't say.
 
         Raises:
+            CheckpointDamagedError: of one without a manifest, which shows some damage
+                only now.
             CheckpointMismatchError: another model's checkpoint; nothing was assigned.
                 Or another number of workers wrote it, and a State has no rule for that.
             ConfigurationError: the workers of now cannot share the data equally.
@@ -140,7 +142,13 @@ class CheckpointLoader:
         if candidate.prefix is not None:
             # TensorFlow's own files have the positions of the chief's iterators.
             is_mine = manifest is None or (cluster.is_chief and not resized)
-            self.payload.restore(candidate.prefix, with_data=is_mine)
+            try:
+                self.payload.restore(candidate.prefix, with_data=is_mine)
+            except errors.CheckpointDamagedError as error:
+                raise errors.CheckpointDamagedError(
+                    f"{str(error).rstrip('.')}. Put the files back from a copy; or, to "
+                    f"go on from an older checkpoint, move {candidate.path!r} away"
+                ) from error
         if manifest is not None:
             for state in self.payload.states:
                 read_own(candidate, state, cluster)

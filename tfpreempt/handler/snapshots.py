@@ -25,7 +25,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, retention
-from tfpreempt.checkpoint.catalog import Entry, Kind
+from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.manifest import Manifest
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.checkpoint.saver import CheckpointSaver
@@ -123,15 +123,10 @@ class Snapshots:
 
         What cannot be read is none: there is the disk.
         """
-        try:
-            found = catalog.scan(self.saver.directory)
-        except OSError as error:
-            log.warning("tfpreempt: snapshots cannot be read: %s", error)
-            return []
         world = self.saver.loader.cluster.world
         return [
             each
-            for each in found
+            for each in self._scan()
             if each.is_committed
             and each.kind is Kind.OWN
             and each.manifest is not None
@@ -139,12 +134,22 @@ class Snapshots:
             and each.manifest.world_size == world
         ]
 
+    def _scan(self) -> list[Entry]:
+        try:
+            return catalog.scan(self.saver.directory)
+        except OSError as error:
+            log.warning("tfpreempt: snapshots cannot be read: %s", error)
+            return []
+
     def lacks(self, attempts: Collection[str]) -> list[str]:
-        """Which of these snapshots this worker has not, or not whole.
+        """Which of these snapshots this worker has not, or not whole; tells of damage.
 
         Args:
             attempts: their names, equal on all workers.
         """
+        for each in self._scan():
+            if each.condition is Condition.DAMAGED:
+                _tell_of_damage(each.problems[0])
         missing = set(attempts)
         for each in self.find():
             if attempt_of(each) not in missing:
@@ -153,8 +158,7 @@ class Snapshots:
                 self.saver.loader.check(each)
                 missing.remove(attempt_of(each))
             except errors.CheckpointError as error:
-                text = str(error).rstrip(".")
-                log.warning("tfpreempt: %s; this snapshot is passed over", text)
+                _tell_of_damage(str(error))
         return sorted(missing)
 
     def keep_states(self, restored: Entry) -> Entry:
@@ -425,6 +429,11 @@ class Snapshots:
                 shutil.rmtree(states)
         except OSError as error:
             log.info("tfpreempt: snapshots could not be removed: %s", error)
+
+
+def _tell_of_damage(problem: str) -> None:
+    text = problem.rstrip(".")
+    log.warning("tfpreempt: %s; this snapshot is passed over", text)
 
 
 def _size(captured: Staged) -> int:
