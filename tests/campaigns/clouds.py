@@ -196,6 +196,11 @@ class Link(FakeServer):
     def environment(self) -> dict[str, str]:
         return self._cloud.environment(self.url)
 
+    @property
+    def failed(self) -> int:
+        """How many requests have met a trouble that is more than a delay."""
+        return self.met.total() - self.met["late"]
+
     def answer(self, request: Request) -> Reply:
         reply = self._cloud.answer(request)
         if request.method not in ("GET", "HEAD"):

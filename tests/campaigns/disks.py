@@ -29,7 +29,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.payload import Permit, Staged
+from tfpreempt.checkpoint.payload import Payload, Permit, Staged
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.core.clock import Clock
@@ -100,6 +100,25 @@ class Flat(FlatPayload):
     restore = Own.restore
 
 
+class Function(FlatPayload):
+    """As a save_fn: whole before tfpreempt hears of it, and deleted by nobody."""
+
+    def write(
+        self, save: Staged, prepare: Callable[..., None], *_: Any, **__: Any
+    ) -> Staged:
+        stem = save.attempt.replace("run", "ckpt")
+        for name in reversed(names("ckpt")):
+            path = pathlib.Path(self.directory, name.replace("ckpt", stem))
+            path.write_bytes(said_in(save.attempt, name))
+        prepare()
+        return dataclasses.replace(save, prefix=os.path.join(self.directory, stem))
+
+    def committed(self) -> None:
+        """It keeps all."""
+
+    restore = Own.restore
+
+
 class Disk(Protocol):
     """What a run is told of where it is.
 
@@ -124,7 +143,7 @@ class Run:
 
     Args:
         disk: with the directory.
-        is_flat: whether a manager writes there, which keeps one.
+        form: "own"; "flat": a manager writes there, which keeps one; "save_fn".
         max_to_keep: in the own form.
         has_lease: whether each process holds the lease of the directory.
 
@@ -136,21 +155,21 @@ class Run:
         self,
         disk: Disk,
         *,
-        is_flat: bool,
+        form: str,
         max_to_keep: int | None = 2,
         has_lease: bool = False,
     ) -> None:
         self._disk = disk
         self._directory = os.path.join(disk.root, "run")
-        self._is_flat = is_flat
-        self._max_to_keep = None if is_flat else max_to_keep
+        self._form = form
+        self._max_to_keep = max_to_keep if form == "own" else None
         self._has_lease = has_lease
         self._attempts = 0
         self._reported = -1  # the newest that a save said is a commit
         self._step = 0
         self._saver: CheckpointSaver | None = None
         self._lease: Lease | None = None
-        self.facts: Facts = {"form": "flat" if is_flat else "own"}
+        self.facts: Facts = {"form": form}
 
     # --- what a program does ---------------------------------------------------------
 
@@ -187,7 +206,7 @@ class Run:
         self._word.text = said_in(attempt, "word").decode()
         commit = None
         with self._ours("save"):
-            if not is_async:
+            if self._form == "save_fn" or not is_async:
                 staged = saver.stage(self._step, attempt)
                 commit = saver.commit(staged, "save", [0])
             else:
@@ -201,6 +220,22 @@ class Run:
             self._reported = number
             self._count("commits")
 
+    def delete(self, rng: random.Random) -> None:
+        """A commit goes, as by `handler.delete_checkpoint`; or the disk leaves some."""
+        with self._disk.sound():
+            found = [e for e in catalog.scan(self._directory) if e.is_committed]
+        if self._saver is None or self._form != "own" or not found:
+            return
+        entry = found.pop(rng.randrange(len(found)))
+        self._reported = max(map(self._number, found), default=-1)
+        with self._ours("delete"):
+            there = self._saver.commit_of(entry.path)
+            assert there is not None
+            self._saver.delete(there)
+            with self._disk.sound():
+                assert not os.path.exists(entry.path)
+            self._count("deletions")
+
     def finish(self) -> None:
         """On a sound disk one more start and save leave nothing behind."""
         self.start(Later())
@@ -208,7 +243,7 @@ class Run:
         assert self._reported == self._attempts - 1
         self._leave()
         found = catalog.scan(self._directory)
-        keep = 1 if self._is_flat else self._max_to_keep
+        keep = 1 if self._form == "flat" else self._max_to_keep
         assert all(each.is_committed for each in found), found
         assert keep is None or len(found) <= keep, [each.path for each in found]
         known = {"checkpoint", ".tfpreempt-directory"}
@@ -216,7 +251,7 @@ class Run:
             known |= {each.holder, *_files(each)}
         left = set(os.listdir(self._directory)) - known
         left -= {name for name in left if is_empty(os.path.join(self._directory, name))}
-        if self._is_flat:  # a manager's files are not ours to delete
+        if self._form != "own":  # files that others wrote are not ours to delete
             left -= {name for name in left if HALF.fullmatch(name)}
         assert not left, left
 
@@ -226,10 +261,14 @@ class Run:
         """A process on a sound disk finds the newest commit, or a newer whole one."""
         with self._disk.sound():
             for each in catalog.scan(self._directory):
-                is_pruned = self._is_flat and not os.path.exists(f"{each.path}.index")
+                is_pruned = not (
+                    self._form == "own" or os.path.exists(each.path + ".index")
+                )
                 if each.is_committed and not is_pruned:
                     self._check_bytes(each)
-            found = make_saver(self._directory).loader.newest()
+            lost: list[str] = []
+            found = make_saver(self._directory).loader.newest(str, lost.append)
+            assert not lost, lost
             assert self._number(found) >= self._reported, (
                 f"{found and found.path} of attempt {self._number(found)}; attempt "
                 f"{self._reported} was reported"
@@ -241,7 +280,7 @@ class Run:
             attempt = _attempt(entry)
             files = _files(entry)
             stem = os.path.basename(entry.prefix or "")
-            inside = f"{entry.holder}/" if self._is_flat else ""
+            inside = "" if self._form == "own" else f"{entry.holder}/"
             wanted = {stem + name.removeprefix("ckpt"): name for name in names("ckpt")}
             wanted[f"{inside}states/word.state"] = "word"
             assert files == set(wanted), f"{entry.path} has {files}"
@@ -266,8 +305,13 @@ class Run:
         registry = StateRegistry()
         self._word = Words("word", registry=registry)
         self._lease = Lease() if self._has_lease else None
-        payload = Flat(self._directory) if self._is_flat else Own()
-        if self._is_flat:
+        payload: Payload
+        if self._form == "own":
+            payload = Own()
+        elif self._form == "save_fn":
+            payload = Function(self._directory)
+        else:
+            payload = Flat(self._directory)
             payload.kept = self._flat_prefixes()
         with self._disk.sound():
             saver = make_saver(
@@ -338,7 +382,7 @@ def trial(rng: random.Random) -> Facts:
     with tempfile.TemporaryDirectory() as root, faulty_disk.disk(root) as disk:
         run = Run(
             disk,
-            is_flat=rng.random() < 0.4,
+            form=rng.choices(["own", "flat", "save_fn"], [5, 3, 2])[0],
             max_to_keep=rng.choice([1, 1, 2, 3, None]),
             has_lease=rng.random() < 0.5,
         )
@@ -348,10 +392,13 @@ def trial(rng: random.Random) -> Facts:
         for _ in range(ACTIONS):
             if rng.random() < 0.6:
                 disk.begin(drawn_fault(rng))
-            if rng.random() < 0.8:
-                run.save(is_async=rng.random() < 0.5)
-            else:
-                run.start()
+            match rng.choices(["save", "start", "delete"], [15, 4, 2])[0]:
+                case "save":
+                    run.save(is_async=rng.random() < 0.5)
+                case "start":
+                    run.start()
+                case "delete":
+                    run.delete(rng)
             run.check()
             if rng.random() < 0.7:
                 disk.mend()
@@ -372,9 +419,11 @@ CAMPAIGN = Campaign(
     name="disks",
     promise=(
         "A full disk, a used up quota, a read-only remount, EIO, ESTALE, ETIMEDOUT and "
-        "too many open files, at random operations of saves, prunings and starts, "
+        "too many open files, at random operations of saves, prunings, deletions and "
+        "starts, "
         "once, in a row or for good: each save is a commit or an error that says what "
-        "to do; the newest commit that was reported, or a newer whole one, is found."
+        "to do; the newest commit that was reported, or a newer whole one, is found, "
+        "and none is said to be lost."
     ),
     trials=20_000,
     short=40,

@@ -207,6 +207,11 @@ class Machine:
         shown = self._world.shown().get(folder)
         return shown == self._world.committed[folder]
 
+    @property
+    def has_commit(self) -> bool:
+        """Whether there is one on its disk."""
+        return any(each.is_committed for each in catalog.scan(self.directory))
+
     def die(self) -> None:
         """Of power: nothing that it says is heard any more."""
         self.link.down()
@@ -271,12 +276,19 @@ def trial(rng: random.Random, cloud: Cloud) -> Facts:
             facts["commits"] += 1
 
         def start() -> None:
+            before = here.link.failed
             try:
                 here.start(keep)
+            except errors.CheckpointError as error:
+                refused = error
+            else:
                 facts["starts"] += 1
-            except errors.CheckpointError:
-                assert here.link.met, "refused without any trouble"
-                facts["starts refused"] += 1
+                return
+            assert here.link.failed > before, f"refused without trouble: {refused}"
+            assert not here.has_commit, f"refused with a commit here: {refused}"
+            is_damage = isinstance(refused, errors.CheckpointDamagedError)
+            assert is_damage or "; make it reachable, or " in str(refused), refused
+            facts["starts refused"] += 1
 
         here = machine()
         for _ in range(ACTIONS):

@@ -103,6 +103,18 @@ def test_a_commit_that_cannot_be_looked_at_is_not_passed_over_in_silence(
     assert (found is not None and found.step == 2) or "2" in said[0]
 
 
+def test_nor_is_it_said_to_be_gone_already(tmp_path: Path, failing: Failing) -> None:
+    """Where it was to be deleted, its copy in a bucket was, and it stayed."""
+    saver = make_saver(tmp_path, OwnPayload())
+    save(saver, 1)
+    (tmp_path / "1" / "COMMITTED").write_bytes(b"what nobody can read")
+    with pytest.raises(errors.CheckpointDamagedError, match="nothing was deleted"):
+        saver.commit_of(str(tmp_path / "1"))
+    failing(tmp_path, "listdir")
+    with pytest.raises(errors.SaveError, match="use another disk"):
+        saver.commit_of(str(tmp_path / "1"))
+
+
 def test_what_cannot_be_read_for_a_moment_ranks_below_what_is_saved_then(
     tmp_path: Path, broken: Any
 ) -> None:
@@ -215,7 +227,7 @@ def test_one_operation_that_fails_anywhere(
         for first in itertools.count():
             (root := tmp_path / f"{first}").mkdir()
             with faulty_disk.disk(str(root)) as disk:
-                run = Run(disk, is_flat=form == "flat", max_to_keep=2, has_lease=True)
+                run = Run(disk, form=form, max_to_keep=2, has_lease=True)
                 for act in (run.start, run.save, run.save):
                     act()
                 fault = Fault(number=errno.EIO, first=first, count=1, is_late=False)
@@ -266,7 +278,7 @@ for ail in (full, without_inodes, read_only):
     for left in range(1 if ail is read_only else 16):
         sh(f"mount -t tmpfs -o size=256k,nr_inodes=64 none {place}")
         disk = Mounted(place)
-        run = Run(disk, is_flat=form == "flat", max_to_keep=1, has_lease=True)
+        run = Run(disk, form=form, max_to_keep=1, has_lease=True)
         for act in (run.start, run.save, run.check):
             act()
         ail(place, left)

@@ -492,13 +492,26 @@ class CheckpointSaver:
     # --- deleting --------------------------------------------------------------------
 
     def commit_of(self, place: str) -> Entry | None:
-        """The commit in this directory that a path, or a remote folder's URI, means."""
+        """The commit in this directory that a path, or a remote folder's URI, means.
+
+        Raises:
+            CheckpointDamagedError: it cannot be read as one.
+            SaveError: the disk.
+        """
         name = place.rstrip("/").rpartition("/")[2]
-        for entry in catalog.scan(self.directory):
+        with failure.translated("look at the checkpoints", self.directory):
+            found = catalog.scan(self.directory)
+        for entry in found:
             is_twin = name == catalog.folder_name(entry.step or 0, entry.token)
             is_meant = is_twin or os.path.abspath(place) == os.path.abspath(entry.path)
             if entry.is_committed and is_meant:
                 return entry
+            if entry.condition is Condition.DAMAGED and is_meant:
+                raise errors.CheckpointDamagedError(
+                    f"{entry.path!r} cannot be read, so nothing was deleted: "
+                    f"{entry.problems[0].rstrip('.')}; check the directory and the "
+                    "disk, or remove it by hand"
+                )
         return None
 
     def may_hold(self, place: str) -> bool:

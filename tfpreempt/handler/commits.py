@@ -291,7 +291,7 @@ class Commits:
         if entry is not None and entry.kind is catalog.Kind.FLAT:
             raise errors.ConfigurationError(
                 f"{checkpoint!r} belongs to a CheckpointManager, whose max_to_keep "
-                "says what goes; delete it by the manager's own means"
+                "says what goes, or to a save_fn; delete it by their own means"
             )
         is_known = entry is not None or self.saver.may_hold(checkpoint.path)
         if self.mirror is not None:
