@@ -41,9 +41,13 @@ from tfpreempt.checkpoint import (
     state_file,
 )
 from tfpreempt.checkpoint.manifest import from_json, to_json
+from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.remote.destination import PROGRESS
 from tfpreempt.checkpoint.remote.download import download
 from tfpreempt.checkpoint.remote.place import StorePlace
+from tfpreempt.checkpoint.shares import DenseTensor
 from tfpreempt.checkpoint.verification import faults
+from tfpreempt.checkpoint.worker_parts import WorkerParts
 from tfpreempt.cli import main as command
 from tfpreempt.coordination import keys, rendezvous
 from tfpreempt.coordination.events import (
@@ -71,7 +75,8 @@ from tfpreempt.storage.opening import local_path, split
 from tfpreempt.testing.storage import FaultyStore
 
 EACH = 200  # inputs of a trial
-SLOWEST = 2.0  # seconds for an input of a few KiB, on a busy machine
+SLOWEST = 2.0  # seconds of work for an input of a few KiB
+LONGEST = 60.0  # seconds that it may take on a busy machine: nothing is waited for
 LARGEST = 8 << 20  # bytes at once, and as many times an input's own size:
 TIMES = 200
 
@@ -112,6 +117,9 @@ MANIFEST = to_json(manifest_of(FILES, metadata={"saved_at": 1.5, "attempt": "a-1
 MARKER = catalog.marker_bytes(MANIFEST, 3)
 
 
+CONTROL = {layout.MANIFEST: MANIFEST, layout.MARKER: MARKER}
+
+
 def commit(manifest: bytes, marker: bytes, place: Path) -> None:
     """A commit in a store; of a manifest that its marker vouches for."""
     control = {layout.MANIFEST: manifest, layout.MARKER: marker}
@@ -130,6 +138,17 @@ def vouched(manifest: bytes, place: Path) -> None:
     except errors.CheckpointDamagedError:
         sequence = 1
     commit(manifest, catalog.marker_bytes(manifest, sequence), place)
+
+
+def go_on(data: bytes, place: Path) -> None:
+    """A download that was cut short, and its record."""
+    store = store_of({f"7/{name}": each for name, each in (CONTROL | FILES).items()})
+    copy = place / "copy"
+    written(data, copy / PROGRESS)
+    for name, each in FILES.items():
+        written(each[: len(each) // 2], copy / name)
+    download(catalog.read(catalog.unread(store, "7")), str(copy))
+    assert all((copy / name).read_bytes() == each for name, each in FILES.items())
 
 
 def read_pointer(data: bytes, place: Path) -> None:
@@ -219,6 +238,39 @@ def parts_of(value: Any) -> bytes:
     buffer = io.BytesIO()
     encoding.write_parts(buffer, header, arrays)
     return buffer.getvalue()
+
+
+def share_in(place: Path, worker: int) -> tuple[WorkerParts, Staged]:
+    """A save of which two workers write a share each."""
+    save = Staged(
+        step=3,
+        attempt="a-1",
+        directory=str(place / "a-1"),
+        started_at=0.0,
+        number=3,
+        tensors=TENSORS,
+        is_dealt=True,
+    )
+    return WorkerParts(worker=worker, world=2, files=LocalFiles()), save
+
+
+def read_share(data: bytes, place: Path) -> None:
+    """What a peer says of its share, as the chief takes it."""
+    peer, save = share_in(place, 1)
+    peer.write_own(save)
+    written(data, Path(layout.parts_directory(save.directory, 1), "part.json"))
+    chief, _ = share_in(place, 0)
+    own = chief.write_own(save)
+    parts = chief.others(dataclasses.replace(save, parts=own), [0, 1])
+    held = sum(each.data.nbytes for part in [*own, *parts] for each in part.stretches)
+    assert held == sum(each.data.nbytes for each in TENSORS)
+
+
+def own_share() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        peer, save = share_in(Path(directory), 1)
+        peer.write_own(save)
+        return Path(layout.parts_directory(save.directory, 1), "part.json").read_bytes()
 
 
 def read_index(data: bytes, place: Path) -> None:
@@ -348,6 +400,17 @@ TREE = {
     "upcomingMaintenance": MAINTENANCE,
     "shutdownDetails": {"stopState": "PENDING_STOP"},
 }
+TENSORS = [
+    DenseTensor(
+        name=name,
+        dtype=1,
+        shape=shape,
+        data=np.arange(np.prod(shape), dtype=np.float32).view(np.uint8),
+        can_be_cut=True,
+        is_replicated=True,
+    )
+    for name, shape in (("a", (40,)), ("b", (20, 2)), ("c", (70,)))
+]
 ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.array("x"), "c": np.ones(2, bool)}
 
 TARGETS = (
@@ -424,6 +487,16 @@ TARGETS = (
         name="state in a file of its own",
         read=read_state_file,
         seeds=[own_file(7)],
+    ),
+    Target(name="share of a worker", read=read_share, seeds=[own_share()]),
+    Target(
+        name="record of a download",
+        read=go_on,
+        seeds=[
+            b"\n".join(
+                as_json(*([name, 0, len(each), 5] for name, each in FILES.items()))
+            )
+        ],
     ),
     Target(name="index", read=read_index, seeds=[bundle_table.to_bytes(INDEX)]),
     Target(
@@ -516,6 +589,10 @@ KEPT: Sequence[tuple[str, bytes]] = (
     ("key: count", b'{"count": 1e999, "final": true}'),
     ("key: decision", b'{"boundary": 1e999}'),
     ("key: commit", b'{"kind": "exit", "save_seconds": "x"}'),
+    (
+        "share of a worker",
+        own_share().replace(b'["b", 0, null]', b'["b", [[]], null]'),
+    ),
     ("keys of a start", b"\0\0"),
     ("keys of a start", b'{"step": 3}\0{}\0{"problems": null}'),
     ("keys of a start", b'{"ok": true}\0{"x": "X: x"}\0[]'),
@@ -656,15 +733,17 @@ def changed(target: Target, rng: random.Random) -> bytes:
 def attempt(target: Target, data: bytes, place: Path) -> bool:
     """Reads it once; whether it was refused. Raises what is not ours."""
     tracemalloc.reset_peak()
-    before, began = tracemalloc.get_traced_memory()[0], time.process_time()
+    before, since = tracemalloc.get_traced_memory()[0], time.monotonic()
+    began = time.process_time()
     try:
         target.read(data, place)
         is_refused = False
     except errors.TfpreemptError:
         is_refused = True
-    took = time.process_time() - began
+    took, waited = time.process_time() - began, time.monotonic() - since
     peak = tracemalloc.get_traced_memory()[1] - before
     assert took < SLOWEST, f"{took:.1f} s for {len(data)} bytes"
+    assert waited < LONGEST, f"{waited:.1f} s for {len(data)} bytes"
     assert peak < LARGEST + TIMES * len(data), f"{peak} bytes for {len(data)}"
     return is_refused
 

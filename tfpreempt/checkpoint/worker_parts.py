@@ -277,12 +277,13 @@ def _fitting(
                 raise _UnfitError(f"its {what}: {told[what]}, here {expected[what]}")
         by_name = {each.name: each for each in shared}
         parts = [_part(folder, each, by_name) for each in told["files"]]
+        covered = _covered(each for part in parts for each in part.stretches)
     except (
         *(OSError, ValueError, KeyError, TypeError, AttributeError),
         *(OverflowError, RecursionError),
     ) as error:
         raise _UnfitError(f"{type(error).__name__}: {error}") from error
-    if _covered(each for part in parts for each in part.stretches) != _covered(share):
+    if covered != _covered(share):
         raise _UnfitError("it has other rows")
     return parts
 
