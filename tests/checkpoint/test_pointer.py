@@ -64,6 +64,14 @@ def test_what_is_deleted_is_taken_out(tmp_path):
 
 
 @pytest.mark.timeout(10)
+@pytest.mark.parametrize("escape", ["q", "?", "x", "x4", "8", "400", "777", "\n"])
+@pytest.mark.filterwarnings("error")
+def test_a_line_with_an_escape_that_nobody_writes_says_nothing(tmp_path, escape):
+    text = f'model_checkpoint_path: "c"\nall_model_checkpoint_paths: "c\\{escape}"\n'
+    (tmp_path / "checkpoint").write_text(text)
+    assert pointer.read(str(tmp_path)) == Pointer(latest="c")
+
+
 def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "checkpoint")
     with pytest.raises(OSError, match="Not a regular file"):

@@ -7,7 +7,6 @@ double quotes with C escapes (tensorflow/python/training/checkpoint_state.proto)
 from __future__ import annotations
 
 import codecs
-import contextlib
 import dataclasses
 import os
 import re
@@ -17,7 +16,11 @@ from tfpreempt.checkpoint import fence, layout
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files
 
-_LINE = re.compile(r'^\s*(\w+)\s*:\s*(?:"((?:[^"\\]|\\.)*)"|(\S+))\s*$')
+# An escape that Python does not know, or of more than a byte, is one that nobody wrote.
+_ESCAPE = r"""\\(?:[\\'"abfnrtv]|x[0-9A-Fa-f]{2}|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7]))"""
+_LINE = re.compile(
+    rf"""^\s*(\w+)\s*:\s*(?:"((?:[^"\\]|{_ESCAPE})*)"|([^\s"]\S*))\s*$"""
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +51,10 @@ def read(directory: str) -> Pointer | None:
     for line in text.splitlines():
         if match := _LINE.match(line):
             name, quoted, bare = match.groups()
-            with contextlib.suppress(ValueError):  # an escape that is none
-                if quoted is not None:
-                    data = quoted.encode("utf-8", "surrogateescape")
-                    bare = os.fsdecode(codecs.escape_decode(data)[0])
-                fields.setdefault(name, []).append(bare)
+            if quoted is not None:
+                data = quoted.encode("utf-8", "surrogateescape")
+                bare = os.fsdecode(codecs.escape_decode(data)[0])
+            fields.setdefault(name, []).append(bare)
     latest = fields.get("model_checkpoint_path", [""])[0]
     if not latest:
         return None

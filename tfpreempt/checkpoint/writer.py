@@ -481,8 +481,10 @@ class _ManagedPayload(_Tracked):
     def committed(self) -> None:
         if self.by.checkpoints:
             self._record_state()
+            kept = len(self.by.checkpoints)
             self.by._sweep()
-            self._record_state()
+            if len(self.by.checkpoints) < kept:
+                self._record_state()
 
     def _record_state(self) -> None:
         """What the manager does, who syncs nothing: after a loss of power its state may

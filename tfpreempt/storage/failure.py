@@ -113,8 +113,9 @@ def check_directory(
         is_file = reading.is_file(path)
         if not is_file and is_url:
             files_for(path).make_dirs(path)
-        elif not is_file:
+        elif not is_file and not reading.is_dir(path):
             make_lasting_dirs(files_for(path), path)
+        elif not is_file:
             with contextlib.suppress(OSError):  # somebody may just have made it
                 sync_name(files_for(path), path)
     except OSError as error:
