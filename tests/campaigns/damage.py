@@ -632,11 +632,12 @@ CAMPAIGN = Campaign(
     name="damage",
     promise=(
         "Bits flipped, files cut, deleted, swapped, zeroed, grown and garbled, "
-        "manifests and markers edited, in the own and the flat form, in TensorFlow's "
-        "own checkpoints, in copies and in States: a start restores the newest commit "
-        "of which all is as it was, all of it, and says what it passed over; or it is "
-        "refused, and has assigned nothing. It begins anew where nothing is left that "
-        "says there was a commit."
+        "manifests and markers edited, commits removed by hand, in the own and the "
+        "flat form, in a save_fn's and in TensorFlow's own checkpoints, in copies, in "
+        "snapshots and in States: a start restores the newest commit of which all is "
+        "as it was, all of it, and names each that it passed over; or, where none is, "
+        "it is refused, says what to do, and has assigned nothing. It begins anew "
+        "where nothing is left that says there was a commit."
     ),
     trials=10_000,
     short=100,
@@ -650,5 +651,10 @@ CAMPAIGN = Campaign(
         "bucket and the disk empty, a training began anew with no more than a warning "
         "(`checkpoint/test_restore.py`, `handler/test_mirror.py`, "
         "`states/test_states_remote.py`).",
+        "A marker that was gone of States alone, a snapshot with a damaged manifest or "
+        "marker, and a manager's checkpoint without its index were passed over without "
+        "a word; and damage that TensorFlow finds only in the restore was refused "
+        "without one on what to do (`checkpoint/test_restore.py`, "
+        "`handler/test_snapshots.py`).",
     ),
 )

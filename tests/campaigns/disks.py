@@ -451,5 +451,8 @@ CAMPAIGN = Campaign(
         "fails_at_a_folder_is_finished_by_the_next_start`, "
         "`checkpoint/test_bad_disk.py::test_an_intent_that_could_not_be_written_leaves_"
         "nothing`).",
+        "A commit that could not be read for a moment was said to be deleted already, "
+        "and its copy was, by who deletes it (`checkpoint/test_bad_disk.py::test_nor_is"
+        "_it_said_to_be_gone_already`).",
     ],
 )

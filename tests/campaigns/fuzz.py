@@ -797,5 +797,7 @@ CAMPAIGN = Campaign(
         "and other types than those that are written came out as Python's own errors: "
         "of journals, leases, TF_CONFIG, places, options, keys of peers, and times "
         "that a service tells (`campaigns/test_fuzz.py`).",
+        "Rows that are no numbers, in what a worker says of its share, failed the "
+        "chief's save (`campaigns/test_fuzz.py`).",
     ),
 )
