@@ -494,9 +494,12 @@ def is_marker(form: Form, name: str) -> bool:
 
 
 def is_listed(place: str, before: Files, after: Files) -> bool:
-    """Whether a place has a state file, and it names what was committed there."""
+    """Whether a place has a state file that names what was committed there.
+
+    That of a bucket is for others only: a copy without a marker is on its way.
+    """
     pointer = f"{place}/{POINTER}"
-    return before.get(pointer) == after.get(pointer) is not None
+    return place != BUCKET and before.get(pointer) == after.get(pointer) is not None
 
 
 def has_hidden(names: set[str], before: Files, after: Files) -> bool:
