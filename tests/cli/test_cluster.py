@@ -78,7 +78,7 @@ def test_what_a_local_worker_is_told() -> None:
     assert json.loads(told.pop("TF_CONFIG"))["task"]["index"] == 0
     assert told == {
         "PATH": "/bin",
-        "TFPREEMPT_SUPERVISED": "1",
+        "TFPREEMPT_SUPERVISED": "ab-2",
         "TFPREEMPT_NUM_RESTARTS": "2",
         "TFPREEMPT_INCARNATION": "ab-2",
         "TFPREEMPT_CHECKPOINT_DIR": "/c",

@@ -69,6 +69,7 @@ class Staged:
         tensors: those that were captured, and are not written yet; where the workers
             write a share each, all of them, until the commit.
         is_dealt: whether the workers write a share each of those that all hold.
+        capture_seconds: for which training waited, to have it captured.
         share_seconds: that this worker took to write its share, where it `is_dealt`.
         parts: data files that are on the disk, and in no index yet.
         sums: size and crc32c of files that are on the disk already, by path.
@@ -84,6 +85,7 @@ class Staged:
     permit: Permit | None = None
     tensors: Sequence[DenseTensor] = ()
     is_dealt: bool = False
+    capture_seconds: float = 0.0
     share_seconds: float = 0.0
     parts: Sequence[Part] = ()
     sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)

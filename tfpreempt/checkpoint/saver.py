@@ -217,7 +217,8 @@ class CheckpointSaver:
             finally:  # the others wait for this worker there, also where it failed
                 sync_states(self.loader.registry.in_order())
             self._write_states(directory)
-        return save
+        took = self.clock.monotonic() - save.started_at
+        return dataclasses.replace(save, capture_seconds=took)
 
     def write(self, captured: Staged) -> Staged:
         """Writes what was captured: from here on it is durable. Any thread.
@@ -460,14 +461,16 @@ class CheckpointSaver:
                     self.loader.damaged,
                     lambda each: copies is not None and copies.is_pinned(each),
                 )
+        save_seconds = self.clock.monotonic() - staged.started_at
         return events.Commit(
             step=manifest.step,
             path=path,
             sequence=manifest.sequence,
             world_size=manifest.world_size,
-            save_seconds=self.clock.monotonic() - staged.started_at,
+            save_seconds=save_seconds,
             bytes=manifest.bytes,
             because=manifest.because,
+            blocked_seconds=staged.capture_seconds if staged.is_async else save_seconds,
         )
 
     def _keep_shards(self, directory: str, workers: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The frozen values that travel the path: notice, decision, commit, exit, restored.
+"""The frozen values that travel the path, from notice to commit, exit and restored.
 
 Times named `_at` are monotonic seconds of the process that made the value; they are
 never compared between processes. The journal adds wall time when it records a value.
@@ -7,6 +7,7 @@ never compared between processes. The journal adds wall time when it records a v
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from tfpreempt.core.python import StrEnum
 
@@ -63,6 +64,8 @@ class Commit:
         because: "preemption", "periodic" or "save".
         notice_to_commit_seconds: of a preemption, from the first notice on any worker.
         step_seconds: the mean of this process's steps so far; None while unknown.
+        blocked_seconds: of `save_seconds`, for how long training stood still; less than
+            all where the save was asynchronous.
     """
 
     step: int
@@ -74,6 +77,7 @@ class Commit:
     because: str
     notice_to_commit_seconds: float | None = None
     step_seconds: float | None = None
+    blocked_seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,9 @@ class Restored:
         world_size: number of workers that it is of.
         skipped: what was found damaged on the way.
         tier: where it was: "memory", "disk" or "bucket"; None without one.
+        seconds: that the start took: to agree with the others, to fetch and to read.
+        process_seconds: since this process began; None where the system does not say.
+        start: what the supervisor calls this start of the workers; None without one.
     """
 
     path: str | None
@@ -105,6 +112,33 @@ class Restored:
     world_size: int
     skipped: tuple[str, ...] = ()
     tier: str | None = None
+    seconds: float | None = None
+    process_seconds: float | None = None
+    start: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStep:
+    """The first step of this process is made: it traced its function, the others train.
+
+    Attributes:
+        step: the number of steps that are made now.
+    """
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """What a fit has logged at the end of an epoch.
+
+    Attributes:
+        step: the number of steps that are made.
+        values: such as "loss" and "val_loss".
+    """
+
+    step: int
+    values: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,4 +149,4 @@ class Fault:
     error: str
 
 
-Event = Notice | Decision | Commit | Exit | Restored | Fault
+Event = Notice | Decision | Commit | Exit | Restored | FirstStep | Metrics | Fault

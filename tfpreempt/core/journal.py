@@ -162,17 +162,46 @@ def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
         OSError: a file of the journal cannot be read.
     """
     records: list[dict[str, Any]] = []
-    for path in filter(Path.is_file, sorted(Path(directory).glob("*.jsonl"))):
-        skipped = 0
-        for line in path.read_bytes().splitlines():
-            record = parse_record(line)
-            if record is not None:
-                records.append(record)
-            elif line.strip():
-                skipped += 1
-        if skipped:
-            _log.warning("Skipped %d damaged line(s) of the journal %s.", skipped, path)
+    for file in read_files(directory):
+        records += file.records
+        if file.damaged:
+            text = "Skipped %d damaged line(s) of the journal %s."
+            _log.warning(text, file.damaged, file.path)
     return sorted(records, key=lambda record: float(record["wall"]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JournalFile:
+    """What one file of a journal holds.
+
+    Attributes:
+        path: of the file.
+        records: in the order in which they were written.
+        damaged: lines that are not a whole record.
+    """
+
+    path: Path
+    records: tuple[dict[str, Any], ...]
+    damaged: int
+
+
+def read_files(directory: str | os.PathLike[str]) -> list[JournalFile]:
+    """The files of a run's journal, one of each worker and supervisor.
+
+    Args:
+        directory: see `read_journal`.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    files = []
+    for path in filter(Path.is_file, sorted(Path(directory).glob("*.jsonl"))):
+        lines = [line for line in path.read_bytes().splitlines() if line.strip()]
+        parsed = [parse_record(line) for line in lines]
+        whole = tuple(record for record in parsed if record is not None)
+        damaged = len(lines) - len(whole)
+        files.append(JournalFile(path=path, records=whole, damaged=damaged))
+    return files
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,7 @@ def admit(
         CheckpointDamagedError: there are commits, and none is whole.
         WorkersDisagreeError: workers differ.
     """
+    began = time.monotonic()
     counter = attach_counters(checkpoint)
     cluster, connected = session.cluster, connection()
     own = getattr(checkpoint, "directory", checkpoint_dir)
@@ -144,6 +146,7 @@ def admit(
         amid=amid,
         async_save=async_save,
         is_alive=is_alive,
+        start_seconds=time.monotonic() - began,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.coordination.deadlines import Deadlines
-from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.clock import SystemClock, process_seconds
 from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored
 from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.core.restarts import num_restarts
@@ -41,6 +41,7 @@ class Member:
             "model.fit"; empty where it is whole there.
         async_save: whether periodic saves are asynchronous, where they can be.
         is_alive: whether boundaries are still to come; any thread.
+        start_seconds: that it took to agree on what to restore, and to fetch that.
 
     Attributes:
         runs: steps that came back in this process.
@@ -67,6 +68,7 @@ class Member:
     amid: str = ""
     async_save: bool = False
     is_alive: Callable[[], bool] = lambda: True
+    start_seconds: float = 0.0
     runs: int = 0
     stop_at: int = 0
     base: int = 0
@@ -129,8 +131,9 @@ class Member:
         Raises:
             CheckpointMismatchError: another model's checkpoint; nothing was assigned.
         """
+        began = self._clock.monotonic()
         restored = self.commits.restore(named_states=named_states)
-        self.record(restored)
+        self._record_start(restored, self.start_seconds + self._clock.monotonic() - began)
         if restored.path is not None:
             # Not a fault, but what whoever looks at a restarted run asks first.
             log.warning(
@@ -155,7 +158,17 @@ class Member:
         adopted, self.commits.candidate = self.commits.candidate, None
         self.base = 0 if adopted is None else adopted.step or 0
         world = self.commits.cluster.world
-        self.record(Restored(path=None, step=self.base, sequence=0, world_size=world))
+        adopted_as = Restored(path=None, step=self.base, sequence=0, world_size=world)
+        self._record_start(adopted_as, self.start_seconds)
+
+    def _record_start(self, restored: Restored, seconds: float) -> None:
+        told = dataclasses.replace(
+            restored,
+            seconds=seconds,
+            process_seconds=process_seconds(),
+            start=os.environ.get("TFPREEMPT_SUPERVISED"),
+        )
+        self.record(told)
 
     # --- how far it is ---------------------------------------------------------------
 

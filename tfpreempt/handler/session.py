@@ -32,7 +32,7 @@ from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster, read_cluster
 from tfpreempt.core.deadline import needed_seconds, until_end
-from tfpreempt.core.events import Commit, Fault, Notice, Outcome
+from tfpreempt.core.events import Commit, Fault, FirstStep, Notice, Outcome
 from tfpreempt.core.life import Sign, Stage, tell
 from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
@@ -288,6 +288,7 @@ class Session:
             self._traces = self.gate.started
         if member.runs == 1:
             member.commits.saver.try_states()  # all is there: a step was made
+            member.record(FirstStep(step=member.step))
             self.pace.begin(self.gate.started)
         elif member.runs == 3:
             self._warn_of_long_steps(member)

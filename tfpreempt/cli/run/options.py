@@ -87,10 +87,11 @@ class RunOptions:
         """The environment of one worker.
 
         Where TF_CONFIG is given it stays, and the workers get no incarnation: the
-        supervisors of the other machines have other names for theirs.
+        supervisors of the other machines have other names for theirs. What this one
+        calls the start goes into their journals.
         """
         told = {
-            "TFPREEMPT_SUPERVISED": "1",
+            "TFPREEMPT_SUPERVISED": incarnation,
             "TFPREEMPT_NUM_RESTARTS": str(restart),
             "TFPREEMPT_JOURNAL_DIR": str(self.journal_dir),
         }

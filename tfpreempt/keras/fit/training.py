@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.core.events import Metrics
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
@@ -334,6 +335,10 @@ class Training:
             self._others.wake("on_epoch_end", epoch, logs)
         self._phase = phases.after(self._phase, Event.EPOCH_END)
         self.member.saved_at = None  # a commit of the last step lacks its validation
+        if self._session.cluster.is_chief:
+            kept = {name: plan.plain(each) for name, each in (logs or {}).items()}
+            numbers = {n: each for n, each in kept.items() if isinstance(each, float)}
+            self.member.record(Metrics(step=self.member.step, values=numbers))
 
     def _check_trained(self, epoch: int) -> None:
         is_first = self._plan.beginning is Phase.START and self.member.runs == 0

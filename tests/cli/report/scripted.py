@@ -1,0 +1,210 @@
+"""A run that is made up: the journals that it would leave, and the truth about it.
+
+All workers do the same at the same time, each on a machine of its own or all on one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from tfpreempt.cli.report.goodput import Badput
+from tfpreempt.core.events import (
+    Commit,
+    Decision,
+    Event,
+    Exit,
+    FirstStep,
+    Metrics,
+    Notice,
+    Outcome,
+    Restored,
+)
+
+STEP = 0.5
+"""Seconds of a step."""
+
+
+@dataclasses.dataclass
+class Scripted:
+    """Tells a run from beginning to end; each method lets its time pass.
+
+    Attributes:
+        workers: how many.
+        is_supervised: whether a supervisor starts them.
+        wall: what the wall clock shows at the beginning.
+        jumps: when the wall clock is set, and by how much; in seconds of the run.
+        skew: how much each worker's wall clock is ahead.
+        truth: seconds of each class, of all workers; "good" for the steps kept.
+        lines: of each file.
+    """
+
+    workers: int = 2
+    is_supervised: bool = True
+    wall: float = 1_800_000_000.0
+    jumps: tuple[tuple[float, float], ...] = ()
+    skew: tuple[float, ...] = (0.0,) * 8
+    truth: Counter[Any] = dataclasses.field(default_factory=Counter)
+    lines: dict[str, list[str]] = dataclasses.field(
+        default_factory=lambda: defaultdict(list)
+    )
+    now: float = 0.0
+    step: int = 0
+    saved: int = 0
+    starts: int = 0
+    _began: float = 0.0
+    _unsaved: float = 0.0  # seconds of steps since the newest commit
+
+    # --- what happens ----------------------------------------------------------------
+
+    def start(
+        self,
+        starting: float = 8.0,
+        restoring: float = 2.0,
+        tracing: float = 3.0,
+        tier: str | None = "disk",
+    ) -> None:
+        """All workers are started, restore the newest commit and make a step."""
+        self._began, name = self.now, f"ab-{self.starts}"
+        self.truth["good"] -= self._unsaved * self.workers
+        self.truth[Badput.WASTED_PROGRESS] += self._unsaved * self.workers
+        self._unsaved = 0.0
+        event = "restarted" if self.starts else "started"
+        self._supervisor(event, incarnation=name, workers=self.workers)
+        self.starts += 1
+        self._pass(starting, Badput.TRAINING_PREP)
+        self._pass(restoring, Badput.RESTORE)
+        self.step = self.saved
+        path = f"/ckpt/{self.saved}" if self.saved else None
+        self._record(
+            Restored(
+                path=path,
+                step=self.step,
+                sequence=1,
+                world_size=self.workers,
+                tier=tier if path else None,
+                seconds=restoring,
+                process_seconds=starting + restoring,
+                start=name if self.is_supervised else None,
+            )
+        )
+        self._pass(tracing, Badput.PROGRAM_STARTUP)
+        self.step += 1
+        self._record(FirstStep(step=self.step))
+
+    def train(self, steps: int) -> None:
+        """So many steps."""
+        self.step += steps
+        self._unsaved += steps * STEP
+        self._pass(steps * STEP, "good")
+
+    def log(self, **values: float) -> None:
+        """The chief's fit has logged something."""
+        self._record(Metrics(step=self.step, values=values), workers=[0])
+
+    def save(
+        self,
+        seconds: float = 1.0,
+        because: str = "periodic",
+        size: int = 1000,
+        told: float | None = None,
+        beside: int = 0,
+    ) -> None:
+        """A commit; training stands still for it, and goes on beside it for steps."""
+        self._pass(seconds, Badput.SAVE)
+        self.saved, self._unsaved = self.step, 0.0
+        step = self.step
+        self.train(beside)
+        self._record(
+            Commit(
+                step=step,
+                path=f"/ckpt/{step}",
+                sequence=1,
+                world_size=self.workers,
+                save_seconds=seconds + beside * STEP,
+                bytes=size,
+                because=because,
+                notice_to_commit_seconds=told,
+                step_seconds=STEP,
+                blocked_seconds=seconds,
+            ),
+            workers=[0],
+        )
+
+    def preempt(self, worker: int = 0, steps: int = 1, save: float = 1.0) -> None:
+        """A notice to one worker; all commit together and leave."""
+        notice = Notice(
+            source="signal:SIGTERM",
+            worker=worker,
+            grace_seconds=30.0,
+            received_at=self.now,
+        )
+        self._record(notice, workers=[worker])
+        self._record(Decision(round=1, boundary=7))
+        self.train(steps)
+        self.save(save, "preemption", told=save + steps * STEP)
+        self._leave(Outcome.COMMITTED, 143, "preemption")
+
+    def finish(self, save: float = 1.0) -> None:
+        """Training is over."""
+        self.save(save, "finished")
+        self._leave(Outcome.FINISHED, 0, "finished")
+        self._supervisor("left", cause="finished", code=0)
+
+    def kill(self) -> None:
+        """SIGKILL to all: nobody writes anything any more."""
+        self._end(137, "failure")
+
+    def down(self, seconds: float = 20.0) -> None:
+        """No process."""
+        self._pass(seconds, Badput.RECOVERY)
+
+    # --- what is read ----------------------------------------------------------------
+
+    def write(self, directory: Path) -> Path:
+        """Writes the journals; returns the directory."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, lines in self.lines.items():
+            text = "".join(f"{line}\n" for line in lines)
+            (directory / name).write_text(text, encoding="utf-8")
+        return directory
+
+    # --- within ----------------------------------------------------------------------
+
+    def _leave(self, outcome: Outcome, code: int, cause: str) -> None:
+        self._record(Exit(outcome=outcome, code=code, step=self.step))
+        if self.is_supervised:
+            self._pass(1.0, Badput.OTHER)
+        self._end(code, cause)
+
+    def _end(self, code: int, cause: str) -> None:
+        name = f"ab-{self.starts - 1}"
+        for worker in range(self.workers):
+            self._supervisor("worker_ended", incarnation=name, worker=worker, code=code)
+        self._supervisor("budget", cause=cause)
+
+    def _pass(self, seconds: float, what: Any) -> None:
+        self.now += seconds
+        self.truth[what] += seconds * self.workers
+
+    def _supervisor(self, event: str, **values: Any) -> None:
+        if self.is_supervised:
+            told = {"event": event, "supervisor": "ab", **values}
+            self._add("supervisor.jsonl", 0, told)
+
+    def _record(self, event: Event, workers: list[int] | None = None) -> None:
+        for worker in range(self.workers) if workers is None else workers:
+            name = f"ab-{self.starts - 1}"
+            told = {"worker": worker, "incarnation": name}
+            told |= {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
+            self._add(f"worker-{worker}.jsonl", worker, told)
+
+    def _add(self, file: str, worker: int, values: dict[str, Any]) -> None:
+        jumped = sum(by for at, by in self.jumps if self.now >= at)
+        wall = self.wall + self.now + jumped + self.skew[worker]
+        monotonic = 5000.0 + self.now
+        times = {"wall": wall, "monotonic": monotonic}
+        self.lines[file].append(json.dumps({**times, **values}))

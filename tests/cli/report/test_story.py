@@ -1,0 +1,355 @@
+"""The story is true: of scripted journals, to the hundredth that is promised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cli.report.scripted import STEP, Scripted
+from tfpreempt.cli.report.goodput import Badput
+from tfpreempt.cli.report.lives import Phase
+from tfpreempt.cli.report.records import take_records
+from tfpreempt.cli.report.story import Story, make_story
+from tfpreempt.core.journal import JournalFile, parse_record, read_files
+
+
+def tell(run: Scripted) -> Story:
+    files = [
+        JournalFile(
+            path=Path(name),
+            records=tuple(json.loads(line) for line in lines),
+            damaged=0,
+        )
+        for name, lines in run.lines.items()
+    ]
+    story = make_story(*take_records(files))
+    assert story is not None
+    return story
+
+
+def check_account(run: Scripted, story: Story) -> None:
+    """Each class is right to one per cent of the whole."""
+    total = sum(run.truth.values())
+    told: dict[Any, float] = {"good": story.account.good, **story.account.bad}
+    assert story.account.total == pytest.approx(total, rel=0.01)
+    for kind, seconds in told.items():
+        assert seconds == pytest.approx(run.truth[kind], abs=0.01 * total), kind
+
+
+def one_of_each() -> Scripted:
+    """A preemption, a kill after a periodic commit, a kill before any, and the end."""
+    run = Scripted()
+    run.start()
+    run.train(100)
+    run.preempt()
+    run.down()
+    run.start()
+    run.train(60)
+    run.save(2.0, beside=5)
+    run.train(40)
+    run.kill()
+    run.down(10.0)
+    run.start(tier="bucket")
+    run.train(30)
+    run.kill()
+    run.down(5.0)
+    run.start()
+    run.train(100)
+    run.finish()
+    return run
+
+
+def test_the_time_of_a_run_is_told_by_its_classes() -> None:
+    run = one_of_each()
+    story = tell(run)
+    check_account(run, story)
+    assert story.outcome == "finished"
+    assert story.warnings == ()
+    assert story.step == run.step
+    assert story.bytes_written == 3000
+
+
+def test_what_interruptions_cost() -> None:
+    story = tell(one_of_each())
+    preempted, late, early = story.interruptions
+    assert preempted.cause == "preemption"
+    assert preempted.sources == ("worker 0: signal:SIGTERM",)
+    assert preempted.steps_lost == 0
+    assert preempted.saved_step == preempted.restored_step == preempted.step == 102
+    assert preempted.notice_to_commit_seconds == 1.5
+    assert preempted.down_seconds == pytest.approx(20.0)
+    # The last step, the save, leaving, down, and a start to its first step.
+    assert preempted.away_seconds == pytest.approx(0.5 + 1 + 1 + 20 + 8 + 2 + 3)
+
+    assert (late.cause, late.is_estimated, late.tier) == ("failure", True, "bucket")
+    assert late.steps_lost == pytest.approx(45, abs=1)
+    assert (early.restored_step, early.is_estimated) == (late.restored_step, True)
+    assert early.steps_lost == pytest.approx(31, abs=1)
+
+
+def test_every_moment_of_a_worker_has_its_phase() -> None:
+    story = tell(one_of_each())
+    for worker in story.workers:
+        pairs = zip(worker.spans, worker.spans[1:], strict=False)
+        assert all(one.end == pytest.approx(two.begin) for one, two in pairs)
+        phases = [span.phase for span in worker.spans[:8]]
+        assert phases == [
+            Phase.STARTING,
+            Phase.RESTORING,
+            Phase.TRACING,
+            Phase.TRAINING,
+            Phase.NOTICED,
+            Phase.SAVING,
+            Phase.LEAVING,
+            Phase.DOWN,
+        ]
+
+
+def test_a_run_without_a_supervisor_is_told_as_well() -> None:
+    run = Scripted(is_supervised=False)
+    run.start()
+    run.train(80)
+    run.preempt(worker=1)
+    run.down()
+    run.start()
+    run.train(80)
+    run.finish()
+    story = tell(run)
+    check_account(run, story)
+    assert story.outcome == "finished"
+    assert [each.cause for each in story.interruptions] == ["preemption"]
+
+
+def test_an_end_that_nobody_recorded_is_said_to_be_unknown() -> None:
+    run = Scripted(is_supervised=False)
+    run.start()
+    run.train(80)
+    run.save()
+    run.train(20)
+    run.kill()
+    run.down()
+    run.start()
+    run.train(10)
+    run.finish()
+    story = tell(run)
+    assert "worker 0: no record says when 1 process(es) ended; 30.0 s" in " ".join(
+        story.warnings
+    )
+    assert story.account.bad[Badput.OTHER] == pytest.approx(2 * 30.0)
+    assert [each.cause for each in story.interruptions] == ["killed"]
+
+
+def test_a_clock_that_is_set_changes_no_duration() -> None:
+    run = one_of_each()
+    jumping = Scripted(jumps=((60.0, 3600.0), (150.0, -7200.0)))
+    for name in vars(run):
+        if name not in ("jumps", "lines"):
+            setattr(jumping, name, getattr(run, name))
+    for name, lines in run.lines.items():
+        for line in lines:
+            record = json.loads(line)
+            at = record["monotonic"] - 5000.0
+            record["wall"] += sum(by for when, by in jumping.jumps if at >= when)
+            jumping.lines[name].append(json.dumps(record))
+    story = tell(jumping)
+    check_account(run, story)
+    [warning] = story.warnings
+    assert "the wall clock was off by" in warning
+    assert "supervisor.jsonl" in warning
+
+
+def test_a_worker_whose_clock_differs_is_named() -> None:
+    run = Scripted(is_supervised=False, skew=(0.0, 40.0))
+    run.start()
+    run.train(100)
+    run.preempt()
+    run.down()
+    run.start()
+    run.train(10)
+    run.finish()
+    story = tell(run)
+    [warning] = story.warnings
+    assert warning.startswith("worker 1 left +40.0 s from the commit")
+    check_account(run, story)
+
+
+def test_a_machine_behind_the_one_before_it_is_moved_and_named() -> None:
+    run = Scripted(is_supervised=False, jumps=((85.0, -500.0),))
+    run.start()
+    run.train(100)
+    run.preempt()
+    run.down()
+    run.start()
+    run.train(100)
+    run.finish()
+    story = tell(run)
+    assert [w.split(":")[0] for w in story.warnings] == ["worker 0", "worker 1"]
+    assert "wall clocks differ" in story.warnings[0]
+    assert story.account.good == pytest.approx(run.truth["good"])
+
+
+def test_what_went_wrong_and_what_was_logged_is_told() -> None:
+    run = Scripted(workers=1)
+    run.start()
+    run.train(9)
+    run.log(loss=0.5, note=float("nan"))
+    run.train(10)
+    run.log(loss=0.25)
+    run.finish()
+    story = tell(run)
+    assert [point[1:] for point in story.metrics["loss"]] == [(10, 0.5), (20, 0.25)]
+    assert "note" not in story.metrics
+
+
+def test_a_run_that_goes_on_has_lost_nothing() -> None:
+    run = Scripted()
+    run.start()
+    run.train(100)
+    run.save()
+    story = tell(run)
+    assert story.outcome == "running"
+    assert story.interruptions == ()
+    assert story.account.bad[Badput.WASTED_PROGRESS] == 0
+    check_account(run, story)
+
+
+def test_a_run_that_begins_anew_has_lost_all() -> None:
+    run = Scripted()
+    run.start()
+    run.train(100)
+    run.kill()
+    run.down()
+    run.start()
+    run.train(10)
+    run.finish()
+    story = tell(run)
+    check_account(run, story)
+    [interruption] = story.interruptions
+    assert interruption.restored_step == 0
+    assert interruption.saved_step is None
+
+
+def test_a_start_that_died_before_it_had_a_journal_is_a_start() -> None:
+    run = Scripted(workers=1)
+    run.start()
+    run.train(10)
+    run.preempt()
+    run.starts += 1
+    run._supervisor("restarted", incarnation="ab-1", workers=1)
+    run._pass(4.0, Badput.TRAINING_PREP)
+    run.kill()
+    run.start()
+    run.train(10)
+    run.finish()
+    story = tell(run)
+    check_account(run, story)
+    assert [each.cause for each in story.interruptions] == ["preemption", "failure"]
+
+
+def test_two_fits_of_a_process_are_one_start() -> None:
+    run = Scripted(workers=1, is_supervised=False)
+    run.start()
+    run.train(10)
+    run.finish()
+    begun = run.now
+    run.start(starting=1.0, restoring=1.0)
+    raw = json.loads(run.lines["worker-0.jsonl"][-2])
+    assert raw["event"] == "restored"
+    raw["process_seconds"] = run.now  # since the process began
+    run.lines["worker-0.jsonl"][-2] = json.dumps(raw)
+    run.train(10)
+    run.finish()
+    story = tell(run)
+    assert story.warnings == ()
+    spans = [s for s in story.workers[0].spans if s.begin >= story.begin + begun - 1e-6]
+    assert spans[0].phase is Phase.STARTING
+    check_account(run, story)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["preempt", "kill"]),
+            st.integers(1, 300),
+            st.lists(
+                st.tuples(st.integers(1, 200), st.floats(0, 3), st.integers(0, 20)),
+                max_size=3,
+            ),
+            st.floats(0.1, 60),
+            st.floats(0.1, 60),
+        ),
+        max_size=6,
+    ),
+    st.booleans(),
+    st.integers(1, 4),
+)
+def test_any_run_is_told_to_the_hundredth(
+    lives: list[Any], has_jump: bool, workers: int
+) -> None:
+    jumps = ((50.0, 900.0),) if has_jump else ()
+    run = Scripted(workers=workers, jumps=jumps)
+    for how, steps, saves, starting, down in lives:
+        run.start(starting=starting)
+        run.train(steps)
+        for more, blocked, beside in saves:
+            run.save(blocked, beside=beside)
+            run.train(more)
+        getattr(run, how)()
+        run.down(down)
+    run.start()
+    run.train(50)
+    run.finish()
+    story = tell(run)
+    check_account(run, story)
+    assert story.step == run.step
+    assert len(story.interruptions) == len(lives)
+
+
+def test_a_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    one_of_each().write(tmp_path)
+    path = tmp_path / "worker-1.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    story = make_story(*take_records(read_files(tmp_path)))
+    assert story is not None
+    [warning] = story.warnings
+    assert warning.startswith("worker-1.jsonl: 1 line(s) are damaged")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_journal_breaks_the_story(data: st.DataObject) -> None:
+    """What others wrote is read, or left out with a warning; never an error."""
+    files = []
+    for name, lines in one_of_each().lines.items():
+        records = [json.loads(line) for line in lines]
+        kept = data.draw(st.lists(st.sampled_from(records), max_size=12))
+        for record in kept:
+            key = data.draw(st.sampled_from(sorted(record)))
+            changed = {**record, key: data.draw(VALUES)}
+            parsed = parse_record(json.dumps(changed).encode())
+            if parsed is not None:
+                records.append(parsed)
+        order = data.draw(st.permutations(records[-20:]))
+        chosen = tuple(order)
+        files.append(JournalFile(path=Path(name), records=chosen, damaged=0))
+    make_story(*take_records(files))
+
+
+def test_step_seconds_are_those_of_the_script() -> None:
+    assert tell(one_of_each()).step_seconds == STEP

@@ -1,0 +1,143 @@
+"""What the story takes of a journal's records, checked: they are read from files."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tfpreempt.core.journal import JournalFile
+
+_LARGEST = 1e15
+"""Larger numbers than that are no times, steps or bytes."""
+
+_FIELDS: dict[str, dict[str, str]] = {
+    "started": {"supervisor": "text", "incarnation": "text", "workers": "count"},
+    "restarted": {"supervisor": "text", "incarnation": "text", "workers": "count"},
+    "worker_ended": {"incarnation": "text", "worker": "count", "code": "number"},
+    "budget": {"cause": "text"},
+    "hang": {"incarnation": "text", "workers": "objects"},
+    "left": {"cause": "text", "code": "number"},
+    "restored": {
+        "step": "count",
+        "path": "text?",
+        "tier": "text?",
+        "seconds": "seconds?",
+        "process_seconds": "seconds?",
+        "start": "text?",
+    },
+    "firststep": {"step": "count"},
+    "metrics": {"step": "count", "values": "object"},
+    "notice": {"source": "text", "grace_seconds": "number?", "received_at": "number"},
+    "decision": {},
+    "commit": {
+        "step": "count",
+        "save_seconds": "seconds",
+        "bytes": "count",
+        "because": "text",
+        "notice_to_commit_seconds": "seconds?",
+        "step_seconds": "seconds?",
+        "blocked_seconds": "seconds?",
+    },
+    "exit": {"outcome": "text", "step": "count", "code": "number?"},
+    "fault": {"where": "text", "error": "text"},
+}
+_OF_A_WORKER = {"worker": "count", "incarnation": "text"}
+_OF_A_SUPERVISOR = {"supervisor": "text"}
+_BY_SUPERVISORS = {"started", "restarted", "worker_ended", "budget", "hang", "left"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One record that the story is told by.
+
+    Attributes:
+        event: what happened.
+        wall: seconds since the epoch, by the writer's clock.
+        monotonic: seconds of the writer's machine.
+        file: name of the file.
+        values: the others, each of the kind that is expected; None where it is missing
+            and may be.
+    """
+
+    event: str
+    wall: float
+    monotonic: float
+    file: str
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    @property
+    def supervisor(self) -> str | None:
+        """Who wrote it, if it was a supervisor."""
+        return self.values.get("supervisor")
+
+
+def take_records(files: Iterable[JournalFile]) -> tuple[list[Record], list[str]]:
+    """The records of all files, each file's in its order, and what is wrong with them.
+
+    Events of other names are passed over: newer versions may have more.
+    """
+    records, warnings = [], []
+    for file in files:
+        misfits = 0
+        for raw in file.records:
+            if str(raw.get("event")) not in _FIELDS:
+                continue
+            record = _take(raw, file.path.name)
+            if record is None:
+                misfits += 1
+            else:
+                records.append(record)
+        if bad := file.damaged + misfits:
+            warnings.append(
+                f"{file.path.name}: {bad} line(s) are damaged, as the end of a file is "
+                "after a kill; they are left out"
+            )
+    return records, warnings
+
+
+def _take(raw: Mapping[str, Any], file: str) -> Record | None:
+    """The record; None where a value is not of its kind."""
+    event = raw["event"]
+    fields = _FIELDS[event]
+    fields |= _OF_A_SUPERVISOR if event in _BY_SUPERVISORS else _OF_A_WORKER
+    values = {name: raw.get(name) for name in fields}
+    times = {"wall": "number", "monotonic": "number"}
+    if not all(_is(raw.get(name), kind) for name, kind in (fields | times).items()):
+        return None
+    return Record(
+        event=event,
+        wall=float(raw["wall"]),
+        monotonic=float(raw["monotonic"]),
+        file=file,
+        values=values,
+    )
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind.endswith("?"):
+        return value is None or _is(value, kind[:-1])
+    match kind:
+        case "text":
+            return isinstance(value, str)
+        case "object":
+            return isinstance(value, dict)
+        case "objects":
+            return isinstance(value, list) and all(isinstance(e, dict) for e in value)
+        case "count":
+            return type(value) is int and 0 <= value <= _LARGEST
+        case "seconds":
+            return is_number(value) and value >= 0
+        case _:
+            return is_number(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number of a size that can be computed with."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= _LARGEST and math.isfinite(value)

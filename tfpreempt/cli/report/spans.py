@@ -1,0 +1,128 @@
+"""A life's phases: what a worker did in each moment of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from tfpreempt.cli.report.lives import TRAINS, Event, Life, Phase, Span
+
+
+def make_spans(life: Life, commits: Sequence[Event]) -> list[Span]:
+    """The spans of a life, one after another, from its beginning to its end.
+
+    Args:
+        life: of any worker.
+        commits: those of the chief, who alone records them: others wait as long.
+    """
+    spans = _phases(life)
+    ended = life.exit
+    for commit in commits:
+        window = _blocked(commit)
+        is_own = commit.record["worker"] == life.worker
+        if not is_own and ended is not None and _is_last(commit, ended):
+            # Made by all at once: the end is known by this worker's own clock.
+            took = window[1] - window[0]
+            window = ended.at - took, ended.at
+        spans = _paint(spans, *window, Phase.SAVING, over=TRAINS)
+    return spans
+
+
+def trained(spans: Iterable[Span], until: float | None = None) -> float:
+    """Seconds of training in these spans, lost or not, up to a time."""
+    return sum(
+        max(0.0, (each.end if until is None else min(each.end, until)) - each.begin)
+        for each in spans
+        if each.phase in (*TRAINS, Phase.LOST)
+    )
+
+
+def lose(spans: Sequence[Span], begin: float) -> list[Span]:
+    """The same, with all training from a time on lost."""
+    end = max((each.end for each in spans), default=begin)
+    return _paint(spans, begin, end, Phase.LOST, over=TRAINS)
+
+
+def _phases(life: Life) -> list[Span]:
+    """Its phases without saves."""
+    changes = [(life.begin, Phase.STARTING)]
+    decided = None
+    for event in life.events:
+        record = event.record
+        now = changes[-1][1]
+        match record.event:
+            case "restored":
+                began = max(life.begin, event.at - (record["seconds"] or 0.0))
+                begins = Phase.TRACING if _is_traced(life) else Phase.TRAINING
+                changes += [(began, Phase.RESTORING), (event.at, begins)]
+            case "firststep":
+                changes.append((event.at, Phase.TRAINING))
+            case "notice" if now is Phase.TRAINING:
+                changes.append((event.at, Phase.NOTICED))
+            case "decision":
+                decided = event.at
+            case "commit" if record["because"] == "preemption":
+                # With a long grace training goes on after it.
+                is_last = life.exit is not None and _is_last(event, life.exit)
+                after = Phase.LEAVING if is_last else Phase.TRAINING
+                changes.append((event.at, after))
+            case "exit":
+                is_told = record["outcome"] != "finished" and now is Phase.TRAINING
+                if is_told and decided is not None:  # by another worker
+                    changes.append((max(changes[-1][0], decided), Phase.NOTICED))
+                if changes[-1][1] is not Phase.LEAVING:
+                    changes.append((event.at, Phase.LEAVING))
+    ends = [at for at, _ in changes[1:]] + [life.end]
+    return [
+        Span(phase=phase, begin=begin, end=end)
+        for (begin, phase), end in zip(changes, ends, strict=True)
+        if end > begin
+    ]
+
+
+def _is_traced(life: Life) -> bool:
+    """Whether its first step is told apart; it is not, where that was the only one."""
+    base = 0 if life.restored is None else life.restored.record["step"]
+    made = [each.record["step"] > base for each in life.of("commit", "exit", "metrics")]
+    return bool(life.of("firststep")) or not any(made)
+
+
+def _blocked(commit: Event) -> tuple[float, float]:
+    """From when to when training stood still for a commit, on the chief."""
+    took = commit.record["save_seconds"]
+    blocked = commit.record["blocked_seconds"]
+    began = commit.at - took
+    return began, began + (took if blocked is None else blocked)
+
+
+def _is_last(commit: Event, ended: Event) -> bool:
+    """Whether a worker left with this commit."""
+    record = commit.record
+    return bool(
+        record["because"] == "preemption"
+        and ended.record["outcome"] == "committed"
+        and ended.record["step"] == record["step"]
+    )
+
+
+def _paint(
+    spans: Iterable[Span],
+    begin: float,
+    end: float,
+    phase: Phase,
+    *,
+    over: Collection[Phase],
+) -> list[Span]:
+    """The spans, with one phase in place of others from one time to another."""
+    painted = []
+    for span in spans:
+        inside = max(begin, span.begin), min(end, span.end)
+        if span.phase not in over or inside[0] >= inside[1]:
+            painted.append(span)
+            continue
+        cut = [
+            (span.phase, span.begin, inside[0]),
+            (phase, *inside),
+            (span.phase, inside[1], span.end),
+        ]
+        painted += [Span(phase=p, begin=b, end=e) for p, b, e in cut if e > b]
+    return painted

@@ -1,0 +1,526 @@
+"""The story of a run: what happened, when, and what it cost. No I/O, no clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from tfpreempt.cli.report.goodput import Account, make_account
+from tfpreempt.cli.report.lives import Event, Life, Lives, Phase, Span, make_lives
+from tfpreempt.cli.report.records import Record, is_number
+from tfpreempt.cli.report.spans import lose, make_spans, trained
+
+_SKEW_SECONDS = 5.0
+"""Workers leave with a commit within less than that of one another."""
+
+_INSTANT = 1e-6
+"""Seconds by which sums of times may differ."""
+
+Point = tuple[float, float, float]
+"""Of a curve: seconds since the epoch, step, value."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One worker's time.
+
+    Attributes:
+        index: of the worker.
+        spans: one after another; what lies between two of them is not of this run.
+    """
+
+    index: int
+    spans: tuple[Span, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """A commit; times in seconds, `at` since the epoch."""
+
+    at: float
+    step: int
+    because: str
+    bytes: int
+    save_seconds: float
+    blocked_seconds: float
+    notice_to_commit_seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """A worker went on from a commit, or a snapshot.
+
+    Attributes:
+        at: seconds since the epoch at which it was done.
+        worker: which one.
+        step: that it goes on from.
+        tier: "memory", "disk" or "bucket"; None where nobody said.
+        seconds: it took, with agreeing on it; None where nobody said.
+    """
+
+    at: float
+    worker: int
+    step: int
+    tier: str | None
+    seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """Training ended before it was over; as its first worker saw it.
+
+    Attributes:
+        at: of the notice, or of the end where there was none; since the epoch.
+        cause: "preemption", "failure", "hang", or what else a supervisor says;
+            "killed" where nobody says anything.
+        sources: of the notices, such as "worker 1: signal:SIGTERM".
+        step: that it came to; the least that is known where `is_estimated`.
+        is_estimated: whether no record says how far it came.
+        saved_step: of the commit that was made for it; None: there was none.
+        notice_to_commit_seconds: of that commit.
+        restored_step: that the next start went on from; None: there was none.
+        tier: see `Restore`.
+        steps_lost: that had to be made again; None while nothing was restored.
+        down_seconds: without a process; None where there was no next start.
+        away_seconds: from `at` until it trained again; None if it did not.
+    """
+
+    at: float
+    cause: str
+    sources: tuple[str, ...]
+    step: int
+    is_estimated: bool
+    saved_step: int | None
+    notice_to_commit_seconds: float | None
+    restored_step: int | None
+    tier: str | None
+    steps_lost: int | None
+    down_seconds: float | None
+    away_seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """A run.
+
+    Attributes:
+        begin: of the first process; seconds since the epoch.
+        end: of the last one, or of the newest record.
+        outcome: "finished", "interrupted", or "running" where no record says.
+        step: that it has come to.
+        step_seconds: the mean of its steps; None where unknown.
+        workers: in the order of their indices.
+        interruptions: in their order.
+        commits: likewise.
+        restores: likewise.
+        metrics: curves by name.
+        faults: what went wrong and was survived, by "where: error", and how often.
+        account: where the time went.
+        warnings: why some of this may be wrong, or is missing.
+    """
+
+    begin: float
+    end: float
+    outcome: str
+    step: int
+    step_seconds: float | None
+    workers: tuple[Worker, ...]
+    interruptions: tuple[Interruption, ...]
+    commits: tuple[Commit, ...]
+    restores: tuple[Restore, ...]
+    metrics: Mapping[str, tuple[Point, ...]]
+    faults: Mapping[str, int]
+    account: Account
+    warnings: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the first process to the end of the last one."""
+        return self.end - self.begin
+
+    @property
+    def steps_lost(self) -> int:
+        """In all interruptions."""
+        return sum(each.steps_lost or 0 for each in self.interruptions)
+
+    @property
+    def bytes_written(self) -> int:
+        """Of all commits."""
+        return sum(each.bytes for each in self.commits)
+
+
+def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story | None:
+    """Tells the story of a run; None where no process has left a record.
+
+    Args:
+        records: those of each file in the order in which they were written.
+        warnings: of whoever read them.
+    """
+    lives = make_lives(records)
+    if not lives.of_worker:
+        return None
+    events = sorted(
+        (e for mine in lives.of_worker.values() for life in mine for e in life.events),
+        key=lambda event: event.at,
+    )
+    commits = [each for each in events if each.record.event == "commit"]
+    of_worker = {
+        index: _stretched(mine, events, commits)
+        for index, mine in lives.of_worker.items()
+    }
+    every = [life for mine in of_worker.values() for life in mine]
+    workers = tuple(
+        Worker(index=index, spans=tuple(_spans(mine, commits)))
+        for index, mine in of_worker.items()
+    )
+    lead = of_worker[min(of_worker)]
+    restores = [
+        Restore(
+            at=each.at,
+            worker=each.record["worker"],
+            step=each.record["step"],
+            tier=each.record["tier"],
+            seconds=each.record["seconds"],
+        )
+        for each in events
+        if each.record.event == "restored" and each.record["path"] is not None
+    ]
+    told = [
+        *warnings,
+        *lives.warnings,
+        *_missing(lives, workers),
+        *_skew(every, commits),
+    ]
+    return Story(
+        begin=min(life.begin for life in every),
+        end=max(life.end for life in every),
+        outcome=_outcome(lead[-1]),
+        step=_reached(lead[-1], commits, lead[-1].begin)[0],
+        step_seconds=_step_seconds(commits),
+        workers=workers,
+        interruptions=tuple(_interruptions(lives, lead, workers[0].spans, commits)),
+        commits=tuple(_commit(each) for each in commits),
+        restores=tuple(restores),
+        metrics=_metrics(events),
+        faults=_faults(events),
+        account=make_account(span for each in workers for span in each.spans),
+        warnings=tuple(told),
+    )
+
+
+# --- time ----------------------------------------------------------------------------
+
+
+def _stretched(
+    lives: Sequence[Life], events: Sequence[Event], commits: Sequence[Event]
+) -> list[Life]:
+    """Lives of which no record tells the end last as long as is known of.
+
+    All workers have part in a commit, which the chief alone records; and they train as
+    long as any does.
+    """
+    stretched = []
+    for number, life in enumerate(lives):
+        if not _has_end(life):
+            is_last = number + 1 == len(lives)
+            limit = math.inf if is_last else lives[number + 1].begin
+            known = [e.at for e in (events if is_last else commits) if e.at <= limit]
+            life = dataclasses.replace(life, end=max([life.end, *known[-1:]]))
+        stretched.append(life)
+    return stretched
+
+
+def _spans(lives: Sequence[Life], commits: Sequence[Event]) -> list[Span]:
+    """All spans of a worker, with those between its lives."""
+    spans: list[Span] = []
+    for number, life in enumerate(lives):
+        mine = make_spans(life, _during(commits, life))
+        kept = _kept(lives, number, commits)
+        if kept is not None and (at := _reached_at(life, mine, kept, commits)):
+            mine = lose(mine, at)
+        spans += mine
+        if number + 1 < len(lives) and not life.is_finished:
+            end, begin = life.end, lives[number + 1].begin
+            phase = Phase.DOWN if _has_end(life) else Phase.UNKNOWN
+            if begin > end:
+                spans.append(Span(phase=phase, begin=end, end=begin))
+    return spans
+
+
+def _has_end(life: Life) -> bool:
+    """Whether a record says when it ended."""
+    return life.code is not None or life.exit is not None
+
+
+def _during(commits: Sequence[Event], life: Life) -> list[Event]:
+    """The commits that were made in a life: by it, or meanwhile by the chief.
+
+    Where clocks differ, steps tell those of another life.
+    """
+    first = 0 if life.restored is None else life.restored.record["step"]
+    last = math.inf if life.exit is None else life.exit.record["step"]
+    return [
+        each
+        for each in commits
+        if life.begin <= each.at <= life.end + _INSTANT
+        and first <= each.record["step"] <= last
+    ]
+
+
+def _kept(lives: Sequence[Life], number: int, commits: Sequence[Event]) -> int | None:
+    """The step up to which the run has kept what a life made; None for all of it.
+
+    That is what later lives went on from; after the last one, the newest commit.
+    """
+    steps = []
+    if lives[number].is_finished:
+        return None
+    for later in lives[number + 1 :]:
+        if later.restored is not None:
+            steps.append(later.restored.record["step"])
+        if later.is_finished:
+            break
+    else:
+        last = lives[-1]
+        if last.is_over and (made := _during(commits, last) or _before(commits, last)):
+            steps.append(made[-1].record["step"])
+    return min(steps, default=None)
+
+
+def _before(commits: Sequence[Event], life: Life) -> list[Event]:
+    return [each for each in commits if each.at < life.begin]
+
+
+def _milestones(life: Life, commits: Sequence[Event]) -> list[tuple[float, int]]:
+    """When it is known to have been at which step, in the order of both."""
+    found: list[tuple[float, int]] = []
+    if life.restored is not None:
+        found.append((life.restored.at, life.restored.record["step"]))
+    found += [(e.at, e.record["step"]) for e in life.of("firststep", "metrics", "exit")]
+    for each in _during(commits, life):
+        found.append((each.at - each.record["save_seconds"], each.record["step"]))
+    row: list[tuple[float, int]] = []
+    for at, step in sorted(found):
+        if not row or step >= row[-1][1]:
+            row.append((at, step))
+    return row
+
+
+def _reached_at(
+    life: Life, spans: Sequence[Span], step: int, commits: Sequence[Event]
+) -> float | None:
+    """When a life came to a step; None: it made none after it, as far as is known."""
+    row = _milestones(life, commits)
+    if not row:
+        return None
+    if step < row[0][1]:
+        return life.begin  # it went further back than where this one began
+    at, known = [each for each in row if each[1] <= step][-1]
+    later = [each for each in row if each[1] > step]
+    if later:
+        until, more = later[0]
+        share = (step - known) / (more - known)
+        return _after(spans, at, share * (trained(spans, until) - trained(spans, at)))
+    if life.exit is not None:
+        return None
+    if step == known:
+        return at  # a kill: all that came after the newest commit
+    seconds = _step_seconds(commits)
+    return _after(spans, at, (step - known) * seconds) if seconds else None
+
+
+def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
+    """When so many seconds were trained since a time."""
+    for span in spans:
+        inside = trained([span]) - trained([span], begin)
+        if inside and inside >= seconds:
+            return max(begin, span.begin) + seconds
+        seconds -= inside
+    return math.inf
+
+
+def _step_seconds(commits: Sequence[Event]) -> float | None:
+    """The newest mean that is known."""
+    known = [e.record["step_seconds"] for e in commits if e.record["step_seconds"]]
+    return known[-1] if known else None
+
+
+def _reached(life: Life, commits: Sequence[Event], after: float) -> tuple[int, bool]:
+    """The step that a life came to, and whether that is estimated."""
+    row = _milestones(life, commits)
+    step = row[-1][1] if row else 0
+    is_known = life.exit is not None or not life.is_over or not life.of("firststep")
+    return step, not is_known
+
+
+# --- what happened -------------------------------------------------------------------
+
+
+def _interruptions(
+    lives: Lives,
+    lead: Sequence[Life],
+    spans: Sequence[Span],
+    commits: Sequence[Event],
+) -> list[Interruption]:
+    """The ends of the first worker's lives that were not the end of training."""
+    found = []
+    for number, life in enumerate(lead):
+        if life.is_finished or not life.is_over:
+            continue
+        later = lead[number + 1 :]
+        notices = _notices(lives, life)
+        at = min((each.at for each in notices), default=life.end)
+        made = [
+            e for e in _during(commits, life) if e.record["because"] == "preemption"
+        ]
+        saved = made[-1].record if made else None
+        restored = next((each.restored for each in later if each.restored), None)
+        step, is_estimated = _reached(life, commits, at)
+        lost = None
+        if restored is not None:
+            back = restored.record["step"]
+            step = max(step, back)
+            if is_estimated:
+                step += _steps_after(life, spans, commits, step)
+            lost = step - back
+        down = [s for s in spans if s.phase is Phase.DOWN and s.begin >= life.end]
+        again = [s.begin for s in spans if s.phase in _BACK and s.begin > life.end]
+        found.append(
+            Interruption(
+                at=at,
+                cause=_cause(lives, life),
+                sources=tuple(
+                    f"worker {each.record['worker']}: {each.record['source']}"
+                    for each in notices
+                ),
+                step=step,
+                is_estimated=is_estimated,
+                saved_step=None if saved is None else saved["step"],
+                notice_to_commit_seconds=(
+                    None if saved is None else saved["notice_to_commit_seconds"]
+                ),
+                restored_step=None if restored is None else restored.record["step"],
+                tier=None if restored is None else restored.record["tier"],
+                steps_lost=lost,
+                down_seconds=down[0].seconds if later and down else None,
+                away_seconds=again[0] - at if again else None,
+            )
+        )
+    return found
+
+
+_BACK = (Phase.TRAINING, Phase.NOTICED, Phase.LOST)
+
+
+def _steps_after(
+    life: Life, spans: Sequence[Span], commits: Sequence[Event], step: int
+) -> int:
+    """How many steps a killed life made after the last that is known; a guess."""
+    seconds, row = _step_seconds(commits), _milestones(life, commits)
+    if not seconds or not row:
+        return 0
+    made = trained(spans, life.end) - trained(spans, row[-1][0])
+    return max(0, round(made / seconds) - (step - row[-1][1]))
+
+
+def _notices(lives: Lives, life: Life) -> list[Event]:
+    """The notices that any worker has heard of in the time of a life."""
+    found = [
+        event
+        for mine in lives.of_worker.values()
+        for other in mine
+        for event in other.of("notice")
+        if life.begin <= event.at <= life.end
+    ]
+    return sorted(found, key=lambda event: event.at)
+
+
+def _cause(lives: Lives, life: Life) -> str:
+    told = lives.causes.get(life.start)
+    if told is not None:
+        return told
+    return "killed" if life.exit is None else "preemption"
+
+
+def _outcome(last: Life) -> str:
+    if last.is_finished:
+        return "finished"
+    return "interrupted" if last.is_over else "running"
+
+
+def _commit(event: Event) -> Commit:
+    record = event.record
+    blocked = record["blocked_seconds"]
+    return Commit(
+        at=event.at,
+        step=record["step"],
+        because=record["because"],
+        bytes=record["bytes"],
+        save_seconds=record["save_seconds"],
+        blocked_seconds=record["save_seconds"] if blocked is None else blocked,
+        notice_to_commit_seconds=record["notice_to_commit_seconds"],
+    )
+
+
+def _metrics(events: Sequence[Event]) -> dict[str, tuple[Point, ...]]:
+    curves: dict[str, list[Point]] = {}
+    for event in events:
+        if event.record.event == "metrics":
+            for name, value in event.record["values"].items():
+                if is_number(value):
+                    point = (event.at, float(event.record["step"]), float(value))
+                    curves.setdefault(name, []).append(point)
+    return {name: tuple(points) for name, points in curves.items()}
+
+
+def _faults(events: Sequence[Event]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for event in events:
+        if event.record.event == "fault":
+            text = f"{event.record['where']}: {event.record['error']}"
+            counts[text] = counts.get(text, 0) + 1
+    return counts
+
+
+# --- what may be wrong ---------------------------------------------------------------
+
+
+def _missing(lives: Lives, workers: Sequence[Worker]) -> list[str]:
+    found = []
+    if 0 not in lives.of_worker:
+        found.append(
+            "there is no journal of worker 0, which records the commits: saves and "
+            "lost steps are not known"
+        )
+    for worker in workers:
+        gaps = [s.seconds for s in worker.spans if s.phase is Phase.UNKNOWN]
+        if gaps:
+            found.append(
+                f"worker {worker.index}: no record says when {len(gaps)} process(es) "
+                f"ended; {sum(gaps):.1f} s are counted as OTHER"
+            )
+    return found
+
+
+def _skew(lives: Sequence[Life], commits: Sequence[Event]) -> list[str]:
+    """Workers that left with a commit at another time than the chief made it."""
+    largest: dict[int, float] = {}
+    for life in lives:
+        if life.exit is None or life.exit.record["outcome"] != "committed":
+            continue
+        exit_at, step = life.exit.at, life.exit.record["step"]
+        apart = [
+            exit_at - each.at
+            for each in commits
+            if each.record["step"] == step and each.record["because"] == "preemption"
+        ]
+        if apart:
+            least = min(apart, key=abs)
+            if abs(least) > max(_SKEW_SECONDS, abs(largest.get(life.worker, 0.0))):
+                largest[life.worker] = least
+    return [
+        f"worker {worker} left {seconds:+.1f} s from the commit that it left with: its "
+        "clock differs from worker 0's, and so does its place on the time line"
+        for worker, seconds in largest.items()
+    ]
