@@ -403,6 +403,7 @@ WITHOUT_TENSORFLOW = (
     "tfpreempt.cli.doctor.command",
     "tfpreempt.cli.inspect.command",
     "tfpreempt.cli.notify.command",
+    "tfpreempt.cli.report.command",
     "tfpreempt.keras.fit.phases",
     "tfpreempt.keras.fit.plan",
 )

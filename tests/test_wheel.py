@@ -49,7 +49,7 @@ def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: Path) -> None:
     expected = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "tfpreempt").rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
+        if path.suffix in (".py", ".html") or path.name == "py.typed"
     }
     assert names == expected
 

@@ -4,6 +4,7 @@ demo/     `tfpreempt demo`: a small model survives real preemptions
 doctor/   `tfpreempt doctor`: would a preemption lose work here?
 inspect/  `tfpreempt inspect` and `verify`: which checkpoints lie here, are they whole?
 notify/   `tfpreempt notify`: fakes a notice for a running job
+report/   `tfpreempt report`: the story of a run, from its journals
 run/      `tfpreempt run`: training under supervision, through preemptions
 status/   `tfpreempt status`: what is a running job at?
 signals   signals that are waited for instead of handled
@@ -27,6 +28,7 @@ _COMMANDS = {
     "doctor": ("doctor", "Look whether a preemption would lose work here."),
     "inspect": ("inspect", "List the checkpoints in a directory or a bucket."),
     "verify": ("inspect", "Read every byte of the checkpoints, and compare."),
+    "report": ("report", "Tell the story of a run: where the time went."),
     "notify": ("notify", "Fake a notice for a running job, to rehearse one."),
 }
 

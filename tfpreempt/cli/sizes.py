@@ -21,6 +21,19 @@ def size_text(count: float) -> str:
     return f"{count:.3g} TiB"
 
 
+def seconds_text(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.2g} ms"
+    if seconds < 99.5:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s"
+
+
 class Size(click.ParamType[int]):
     """A number of bytes, such as 1GiB; a letter alone is as in `du -h`: G is GiB."""
 

@@ -78,7 +78,7 @@ def test_what_interruptions_cost() -> None:
     story = tell(one_of_each())
     preempted, late, early = story.interruptions
     assert preempted.cause == "preemption"
-    assert preempted.sources == ("worker 0: signal:SIGTERM",)
+    assert preempted.sources == {"signal:SIGTERM": (0,)}
     assert preempted.steps_lost == 0
     assert preempted.saved_step == preempted.restored_step == preempted.step == 102
     assert preempted.notice_to_commit_seconds == 1.5

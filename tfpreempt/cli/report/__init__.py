@@ -7,7 +7,7 @@ spans       a life's phases: what a worker did in each moment of it
 goodput     where the time went, in the words of Google's ml-goodput-measurement
 story       the run as a whole: interruptions, commits, restores, metrics
 scalars     curves from TensorBoard's event files
-table       the story on a terminal
+view        how a story looks: tables for people, an object for programs
 plots       its plots, as SVG whose colours follow the page
-page        its page, one file
+page        its page: one file, without a script
 """

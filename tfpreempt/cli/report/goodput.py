@@ -16,24 +16,42 @@ from tfpreempt.cli.report.lives import Phase, Span
 class Badput(enum.Enum):
     """A class of badput, by the name that it has there."""
 
-    TRAINING_PREP = "before the handler: imports, devices, the model, the data"
-    RESTORE = "agreeing on a checkpoint, fetching and reading it"
-    PROGRAM_STARTUP = "the first step of each process, which traces and compiles"
-    SAVE = "training stood still for a save"
-    WASTED_PROGRESS = "steps that were lost and had to be made again"
-    RECOVERY = "no process: until the run was started again"
-    OTHER = "leaving after the last step, and what no record explains"
+    TRAINING_PREP = "TRAINING_PREP"
+    RESTORE = "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"
+    PROGRAM_STARTUP = "PROGRAM_STARTUP"
+    SAVE = "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"
+    WASTED_PROGRESS = "WASTED_PROGRESS_FROM_DISRUPTION"
+    RECOVERY = "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
+    OTHER = "OTHER"
 
 
-WORDS = {
-    Badput.TRAINING_PREP: "TRAINING_PREP",
-    Badput.RESTORE: "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME",
-    Badput.PROGRAM_STARTUP: "PROGRAM_STARTUP",
-    Badput.SAVE: "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME",
-    Badput.WASTED_PROGRESS: "WASTED_PROGRESS_FROM_DISRUPTION",
-    Badput.RECOVERY: "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
-    Badput.OTHER: "OTHER",
+PLAINLY = {
+    Badput.TRAINING_PREP: "start of a process",
+    Badput.RESTORE: "restoring",
+    Badput.PROGRAM_STARTUP: "first steps, tracing",
+    Badput.SAVE: "waiting for saves",
+    Badput.WASTED_PROGRESS: "steps that were lost",
+    Badput.RECOVERY: "down",
+    Badput.OTHER: "leaving, and unknown",
 }
+"""What people read, short."""
+
+MEANINGS = {
+    Badput.TRAINING_PREP: "from the start of a process until its handler is made, or "
+    "its fit begins: imports, devices, the model, the data",
+    Badput.RESTORE: "agreeing with the other workers on a checkpoint, fetching it and "
+    "reading it",
+    Badput.PROGRAM_STARTUP: "the first step of each process, which traces and "
+    "compiles, and what the program does before it",
+    Badput.SAVE: "training stood still for a save; what is written beside training "
+    "does not count",
+    Badput.WASTED_PROGRESS: "steps that no later start went on from, so that they had "
+    "to be made again",
+    Badput.RECOVERY: "no process, until the run was started again",
+    Badput.OTHER: "between the last commit and the end of a process, and what no "
+    "record explains",
+}
+"""The same, exactly."""
 
 CLASS_OF = {
     Phase.STARTING: Badput.TRAINING_PREP,
@@ -69,6 +87,10 @@ class Account:
     def goodput(self) -> float | None:
         """The share of good time; None where there was no time."""
         return self.good / self.total if self.total else None
+
+    def share(self, seconds: float) -> str:
+        """A part of all seconds, for people."""
+        return f"{seconds / self.total:.1%}" if self.total else "-"
 
 
 def make_account(spans: Iterable[Span]) -> Account:

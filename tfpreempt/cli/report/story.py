@@ -74,7 +74,7 @@ class Interruption:
         at: of the notice, or of the end where there was none; since the epoch.
         cause: "preemption", "failure", "hang", or what else a supervisor says;
             "killed" where nobody says anything.
-        sources: of the notices, such as "worker 1: signal:SIGTERM".
+        sources: of the notices, such as "signal:SIGTERM", with the workers that heard.
         step: that it came to; the least that is known where `is_estimated`.
         is_estimated: whether no record says how far it came.
         saved_step: of the commit that was made for it; None: there was none.
@@ -88,7 +88,7 @@ class Interruption:
 
     at: float
     cause: str
-    sources: tuple[str, ...]
+    sources: Mapping[str, tuple[int, ...]]
     step: int
     is_estimated: bool
     saved_step: int | None
@@ -138,6 +138,20 @@ class Story:
     def seconds(self) -> float:
         """From the first process to the end of the last one."""
         return self.end - self.begin
+
+    @property
+    def durations(self) -> dict[str, list[float]]:
+        """Seconds of what is measured each time, by what it is."""
+        to_commit = [each.notice_to_commit_seconds for each in self.commits]
+        away = [each.away_seconds for each in self.interruptions]
+        restores = [each.seconds for each in self.restores]
+        return {
+            "notice to commit": [each for each in to_commit if each is not None],
+            "save": [each.save_seconds for each in self.commits],
+            "training stood still": [each.blocked_seconds for each in self.commits],
+            "restore": [each for each in restores if each is not None],
+            "away": [each for each in away if each is not None],
+        }
 
     @property
     def steps_lost(self) -> int:
@@ -390,10 +404,7 @@ def _interruptions(
             Interruption(
                 at=at,
                 cause=_cause(lives, life),
-                sources=tuple(
-                    f"worker {each.record['worker']}: {each.record['source']}"
-                    for each in notices
-                ),
+                sources=_sources(notices),
                 step=step,
                 is_estimated=is_estimated,
                 saved_step=None if saved is None else saved["step"],
@@ -434,6 +445,13 @@ def _notices(lives: Lives, life: Life) -> list[Event]:
         if life.begin <= event.at <= life.end
     ]
     return sorted(found, key=lambda event: event.at)
+
+
+def _sources(notices: Sequence[Event]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, set[int]] = {}
+    for each in notices:
+        found.setdefault(each.record["source"], set()).add(each.record["worker"])
+    return {source: tuple(sorted(workers)) for source, workers in found.items()}
 
 
 def _cause(lives: Lives, life: Life) -> str:

@@ -1,0 +1,145 @@
+"""`tfpreempt report`: what it finds, what it prints, what it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tensorboardX import SummaryWriter
+
+from tests.cli.report.test_page import a_run
+from tfpreempt.cli import main
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A checkpoint directory with a journal."""
+    a_run().write(tmp_path / "run" / "journal")
+    return tmp_path / "run"
+
+
+def call(*arguments: str | Path, width: int = 80) -> Result:
+    told: Sequence[str] = [str(each) for each in arguments]
+    return CliRunner().invoke(main, ["report", *told], env={"COLUMNS": str(width)})
+
+
+def test_the_tables_for_people(run: Path) -> None:
+    done = call(run)
+    assert done.exit_code == 0
+    assert "finished at step 286" in done.stdout
+    assert "50 step(s) lost" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [
+        "down",
+        "105.0",
+        "14.0%",
+        "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
+    ] in lines
+    assert any(line[:1] == ["2"] and "failure" in line for line in lines)
+    assert (
+        "9 commit(s), 8.79 KiB; restores: 3 from bucket, 3 from memory" in done.stdout
+    )
+    assert "warning: supervisor.jsonl, worker-0.jsonl" in done.stderr
+
+
+def test_the_journals_own_directory_can_be_named(run: Path) -> None:
+    assert call(run / "journal").stdout == call(run).stdout
+
+
+def test_json_has_all_of_it(run: Path) -> None:
+    done = call(run, "--json")
+    told = json.loads(done.stdout)
+    assert told["outcome"] == "finished"
+    assert told["goodput"] == pytest.approx(425 / 749, abs=0.01)
+    assert [each["cause"] for each in told["interruptions"]] == [
+        "preemption",
+        "failure",
+    ]
+    assert told["interruptions"][0]["sources"] == {"signal:SIGTERM": [1]}
+    assert [each["index"] for each in told["workers"]] == [0, 1, 2]
+    assert told["durations"]["notice to commit"]["count"] == 1
+    assert len(told["metrics"]["loss"]) == 8
+    assert len(told["warnings"]) == 1
+
+
+def test_the_page_is_one_file(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    done = call(run, "--html", page)
+    assert done.exit_code == 0, done.stderr
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert sorted(tmp_path.iterdir()) == [page, run]
+
+
+def test_curves_of_tensorboard_are_read(run: Path, tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path / "logs" / "train")) as writer:
+        for step in range(5):
+            writer.add_scalar("epoch_loss", 1 / (step + 1), step, 1_800_000_000 + step)
+    told = json.loads(call(run, "--json", "--tensorboard", tmp_path / "logs").stdout)
+    points = told["metrics"]["train/epoch_loss"]
+    assert points[1] == [1_800_000_001, 1, 0.5]
+    assert "loss" in told["metrics"]
+
+
+def test_an_event_file_that_was_cut_off_is_read_as_far_as_it_goes(
+    run: Path, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs"
+    with SummaryWriter(str(logs)) as writer:
+        for step in range(5):
+            writer.add_scalar("loss_of_batch", float(step), step)
+    [path] = logs.iterdir()
+    path.write_bytes(path.read_bytes()[:-5])
+    told = json.loads(call(run, "--json", "--tensorboard", logs).stdout)
+    assert len(told["metrics"]["loss_of_batch"]) == 4
+    assert "not read to its end (it ends within a record)" in told["warnings"][-1]
+
+
+def test_a_directory_without_event_files_is_refused(run: Path, tmp_path: Path) -> None:
+    done = call(run, "--tensorboard", run)
+    assert done.exit_code == 2
+    assert "there are no event files below it" in done.stderr
+
+
+def test_the_journal_of_a_bucket_is_where_it_was_written(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(run / "journal"))
+    assert call("gs://bucket/run").stdout == call(run).stdout
+    monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(run / "nothing"))
+    done = call("gs://bucket/run")
+    assert done.exit_code == 2
+    assert "is on the machines that trained" in done.stderr
+
+
+def test_where_no_journal_is_it_says_where_it_looked(tmp_path: Path) -> None:
+    done = call(tmp_path)
+    assert done.exit_code == 2
+    assert f"in {tmp_path}/journal nor in {tmp_path}" in done.stderr.replace("\n", "")
+
+
+def test_a_journal_of_nobody_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "worker-0.jsonl").write_text('{"wall": 1.0, "event": "other"}\n')
+    done = call(tmp_path)
+    assert done.exit_code == 2
+    assert "tells of no worker" in done.stderr
+
+
+def test_a_page_that_cannot_be_written_is_refused(run: Path) -> None:
+    done = call(run, "--html", run / "missing" / "report.html")
+    assert done.exit_code == 2
+    assert "missing/report.html" in done.stderr
+
+
+def test_what_a_journal_says_moves_no_cursor(run: Path) -> None:
+    path = run / "journal" / "worker-0.jsonl"
+    path.write_text(path.read_text().replace("signal:SIGTERM", "\\u001b[2J"))
+    text = (run / "journal" / "worker-1.jsonl").read_text()
+    (run / "journal" / "worker-1.jsonl").write_text(
+        text.replace("signal:SIGTERM", "\\u001b[2J")
+    )
+    done = call(run, width=160)
+    assert "\x1b[2J" not in done.output
+    assert "\\x1b[2J (1)" in done.output

@@ -1,0 +1,163 @@
+"""The page in a browser: every plot is drawn, every switch works, nothing errors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+
+from tests.cli.report.scripted import Scripted
+from tfpreempt.cli.report.page import make_page
+from tfpreempt.cli.report.records import take_records
+from tfpreempt.cli.report.story import make_story
+from tfpreempt.core.journal import read_files
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+def a_run(workers: int = 3) -> Scripted:
+    """Preempted, killed, and finished, with a metric whose name is hostile."""
+    run = Scripted(workers=workers, jumps=((100.0, 50.0), (120.0, -50.0)))
+    run.start()
+    for epoch in range(6):
+        run.train(25)
+        run.log(loss=3.0 / (epoch + 1), **{"<b>$\\frac$</b>": float(epoch)})
+        run.save(0.6, beside=2)
+    run.preempt(worker=1)
+    run.down(25.0)
+    run.start(tier="bucket")
+    run.train(30)
+    run.log(loss=0.45)
+    run.save(1.2)
+    run.train(50)
+    run.kill()
+    run.down(10.0)
+    run.start(tier="memory")
+    run.train(90)
+    run.log(loss=0.3)
+    run.finish()
+    return run
+
+
+def page_of(run: Scripted, directory: Path, place: str = "/runs/<digits>") -> str:
+    run.write(directory)
+    story = make_story(*take_records(read_files(directory)))
+    assert story is not None
+    return make_page(story, place)
+
+
+def test_the_page_has_no_script_and_asks_for_nothing(tmp_path: Path) -> None:
+    page = page_of(a_run(), tmp_path)
+    assert "<script" not in page
+    assert not [each for each in ("src=", "@import", "url(http") if each in page]
+    assert "<b>$" not in page
+    assert "/runs/&lt;digits&gt;" in page
+
+
+def test_a_run_of_nothing_has_a_page(tmp_path: Path) -> None:
+    run = Scripted(workers=1)
+    run.start()
+    assert "running at step 1" in page_of(run, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    """Debian's Chromium, which asks the network for nothing."""
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("needs Debian's packages chromium and chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "hide-scrollbars"):
+        options.add_argument(f"--{argument}")
+    options.add_argument("--disable-dev-shm-usage")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(executable_path=DRIVER)
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+def shown(browser: webdriver.Chrome, selector: str) -> list[bool]:
+    """Which elements can be seen, and have an area."""
+    script = """
+        return [...document.querySelectorAll(arguments[0])].map(each => {
+            const box = each.getBoundingClientRect();
+            return each.checkVisibility() && box.width > 0 && box.height > 0;
+        });
+    """
+    return list(browser.execute_script(script, selector))
+
+
+def fill(browser: webdriver.Chrome, selector: str) -> str:
+    script = "return getComputedStyle(document.querySelector(arguments[0])).fill"
+    return str(browser.execute_script(script, selector))
+
+
+@pytest.mark.slow
+def test_the_page_works_in_a_browser(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(page_of(a_run(), tmp_path / "journal"), encoding="utf-8")
+    browser.set_window_size(1280, 1000)
+    browser.get(path.as_uri())
+
+    def click(selector: str) -> None:
+        element = browser.find_element(By.CSS_SELECTOR, selector)
+        browser.execute_script("arguments[0].scrollIntoView()", element)
+        element.click()
+
+    for section in ("goodput", "timeline", "durations"):
+        assert shown(browser, f"#{section} svg") == [True], section
+    assert shown(browser, "#warnings li") == [True]
+    # Each worker's bars are there, in the colour of the phase, with what they are.
+    bars = browser.find_elements(By.CSS_SELECTOR, "#timeline g[id*='span-'] title")
+    told = [each.get_attribute("textContent") for each in bars]
+    assert "worker 2, lost: 25 s" in told
+    assert all(shown(browser, "#timeline g[id*='span-']"))
+
+    # Curves over time, then over steps.
+    assert shown(browser, "#metrics svg") == [True, False] * 2
+    click("label:has(#by-step)")
+    assert shown(browser, "#metrics svg") == [False, True] * 2
+
+    # One interruption is open; the other opens by a click.
+    assert shown(browser, "#interruptions details > div") == [True, False]
+    click("#interruptions details:nth-of-type(2) summary")
+    assert shown(browser, "#interruptions details > div") == [True, True]
+    click("#commits summary")
+    assert all(shown(browser, "#commits tbody tr"))
+
+    # Light and dark: the page and the plots.
+    colours = set()
+    for theme in ("light", "dark"):
+        click(f"label:has(#{theme})")
+        body = browser.find_element(By.TAG_NAME, "body")
+        background = body.value_of_css_property("background-color")
+        colours.add((background, fill(browser, "#timeline svg text")))
+        keep(browser, theme)
+    assert len({one for one, _ in colours}) == len({two for _, two in colours}) == 2
+
+    # On a telephone only what is wide scrolls, in its own box.
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True},
+    )
+    width = browser.execute_script("return document.documentElement.scrollWidth")
+    assert width <= 390
+    keep(browser, "narrow")
+    assert browser.get_log("browser") == []
+
+
+def keep(browser: webdriver.Chrome, name: str) -> None:
+    """Keeps a picture of the whole page in $TFPREEMPT_SCREENSHOTS, to be looked at."""
+    if folder := os.environ.get("TFPREEMPT_SCREENSHOTS"):
+        import base64
+
+        shot = browser.execute_cdp_cmd(
+            "Page.captureScreenshot", {"captureBeyondViewport": True}
+        )
+        Path(folder, f"{name}.png").write_bytes(base64.b64decode(shot["data"]))

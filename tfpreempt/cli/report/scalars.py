@@ -1,0 +1,106 @@
+"""Curves from TensorBoard's event files, read without TensorFlow.
+
+A file is a row of frames: the length of a record and its checksum, the record and its
+checksum. A record is a protocol buffer, which tensorboardX knows.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfpreempt.cli.report.story import Point
+from tfpreempt.errors import ConfigurationError
+
+_HEAD = struct.Struct("<QI")
+_SUM_BYTES = 4
+_LARGEST = 1 << 30
+_FLOATS = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8"}  # by TensorFlow's number of the type
+
+
+def read_scalars(logdir: Path) -> tuple[dict[str, tuple[Point, ...]], list[str]]:
+    """All scalars below a directory, and what could not be read.
+
+    Args:
+        logdir: as TensorBoard takes it; a curve is named by its folder and its tag.
+
+    Raises:
+        ConfigurationError: there is none, or tensorboardX is not installed.
+    """
+    paths = sorted(logdir.rglob("*tfevents*"))
+    if not paths:
+        raise ConfigurationError(
+            f"--tensorboard {str(logdir)!r}: there are no event files below it. Name "
+            "the log_dir of the TensorBoard callback, or of the tf.summary writer."
+        )
+    curves: dict[str, list[Point]] = defaultdict(list)
+    warnings = []
+    for path in paths:
+        folder = os.path.relpath(path.parent, logdir)
+        prefix = "" if folder == os.curdir else f"{folder}/"
+        try:
+            for tag, point in _scalars(path):
+                curves[prefix + tag].append(point)
+        except (OSError, ValueError) as error:
+            warnings.append(f"{path.name}: not read to its end ({error})")
+    return {name: tuple(sorted(curves[name])) for name in sorted(curves)}, warnings
+
+
+def _scalars(path: Path) -> Iterator[tuple[str, Point]]:
+    try:
+        from tensorboardX.proto.event_pb2 import Event
+    except ImportError as error:
+        raise ConfigurationError(
+            "--tensorboard needs tensorboardX, which reads the files without "
+            "TensorFlow. Install it with: pip install 'tfpreempt[report]'"
+        ) from error
+    from google.protobuf.message import DecodeError
+
+    for data in _frames(path):
+        try:
+            event = Event.FromString(data)
+        except DecodeError as error:
+            raise ValueError(str(error)) from error
+        for value in event.summary.value:
+            number = _number(value)
+            if number is not None and np.isfinite(number):
+                yield value.tag, (event.wall_time, float(event.step), number)
+
+
+def _frames(path: Path) -> Iterator[bytes]:
+    """The records; raises ValueError where the file ends within one."""
+    with open(path, "rb") as file:
+        while head := file.read(_HEAD.size):
+            if len(head) < _HEAD.size:
+                raise ValueError("it ends within a record")
+            size, _ = _HEAD.unpack(head)
+            if size > _LARGEST:
+                raise ValueError(f"a record of {size} bytes")
+            data = file.read(size)
+            if len(data) < size or len(file.read(_SUM_BYTES)) < _SUM_BYTES:
+                raise ValueError("it ends within a record")
+            yield data
+
+
+def _number(value: Any) -> float | None:
+    """The scalar of a summary's value; None where it is something else."""
+    if value.HasField("simple_value"):
+        return float(value.simple_value)
+    if not value.HasField("tensor"):
+        return None
+    tensor = value.tensor
+    if tensor.tensor_shape.dim:
+        return None
+    for numbers in (tensor.float_val, tensor.double_val, tensor.int64_val):
+        if len(numbers) == 1:
+            return float(numbers[0])
+    kind = _FLOATS.get(tensor.dtype)
+    if kind and len(tensor.tensor_content) == np.dtype(kind).itemsize:
+        return float(np.frombuffer(tensor.tensor_content, kind)[0])
+    return None
