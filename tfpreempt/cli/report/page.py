@@ -12,7 +12,7 @@ from tfpreempt.cli.report.story import Interruption, Story
 from tfpreempt.cli.sizes import seconds_text, size_text
 from tfpreempt.errors import ConfigurationError
 
-_ZOOMED = 24
+_ZOOMED = 12
 """Interruptions of which a timeline of their own is drawn."""
 
 _CURVES = 24

@@ -27,6 +27,7 @@ from tfpreempt.cli.sizes import seconds_text
 WORKERS = 32
 """Workers of which a timeline is drawn."""
 
+_SEEN = 1500  # parts of a timeline's width that can be told apart
 _POINTS = 1500  # of a curve
 _INCHES = 9.0
 _LANE = 0.34  # inches of a worker
@@ -85,9 +86,11 @@ def timeline(story: Story, begin: float, end: float) -> str:
         for row, worker in enumerate(workers):
             for phase, spans in _by_phase(worker, begin, end).items():
                 name = f"span-{row}-{phase.value}"
-                times = [(axis.at(s.begin), s.seconds / axis.unit) for s in spans]
                 axes.broken_barh(
-                    times,
+                    [
+                        (axis.at(first), (last - first) / axis.unit)
+                        for first, last in _merged(spans, (end - begin) / _SEEN)
+                    ],
                     (row - 0.38, 0.76),
                     facecolors=_COLOURS[phase.value],
                     edgecolor="none",
@@ -148,6 +151,8 @@ def curve(story: Story, name: str, points: Sequence[Point], *, by_step: bool) ->
     else:
         x, at = (times - axis.begin) / axis.unit, [axis.at(each) for each in marks]
         label = f"{axis.name} since the run began"
+    cuts = np.searchsorted(times, marks)  # nothing was logged between the two
+    x, values = (np.insert(each, cuts, np.nan) for each in (x, values))
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(2.3)
         few = "o" if len(x) < 80 else ""
@@ -194,14 +199,28 @@ def _figure(inches: float) -> tuple[Figure, Axes]:
 
 
 def _by_phase(worker: Worker, begin: float, end: float) -> dict[Phase, list[Span]]:
-    """A worker's spans from one time to another, cut off there."""
-    found: dict[Phase, list[Span]] = {}
+    """A worker's spans from one time to another, cut off there; phases in order."""
+    found: dict[Phase, list[Span]] = {phase: [] for phase in Phase}
     for span in worker.spans:
-        first, last = max(begin, span.begin), min(end, span.end)
-        if first < last:
+        if span.begin < end and span.end > begin:
+            first, last = max(begin, span.begin), min(end, span.end)
             cut = dataclasses.replace(span, begin=first, end=last)
-            found.setdefault(span.phase, []).append(cut)
-    return found
+            found[span.phase].append(cut)
+    return {phase: spans for phase, spans in found.items() if spans}
+
+
+def _merged(spans: Sequence[Span], gap: float) -> list[tuple[float, float]]:
+    """Where a phase begins and ends, without gaps that cannot be seen.
+
+    What is in such a gap is drawn over it, if its phase comes later in their order.
+    """
+    merged: list[tuple[float, float]] = []
+    for span in spans:
+        if merged and span.begin - merged[-1][1] < gap:
+            merged[-1] = merged[-1][0], span.end
+        else:
+            merged.append((span.begin, span.end))
+    return merged
 
 
 def _to_svg(figure: Figure, titles: Mapping[str, str] | None = None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
 
 from tfpreempt.cli.report.goodput import Account, make_account
@@ -13,6 +15,8 @@ from tfpreempt.cli.report.spans import lose, make_spans, trained
 
 _SKEW_SECONDS = 5.0
 """Workers leave with a commit within less than that of one another."""
+
+_at, _begin = operator.attrgetter("at"), operator.attrgetter("begin")
 
 _INSTANT = 1e-6
 """Seconds by which sums of times may differ."""
@@ -210,10 +214,12 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
         begin=min(life.begin for life in every),
         end=max(life.end for life in every),
         outcome=_outcome(lead[-1]),
-        step=_reached(lead[-1], commits, lead[-1].begin)[0],
+        step=_reached(lead[-1], commits)[0],
         step_seconds=_step_seconds(commits),
         workers=workers,
-        interruptions=tuple(_interruptions(lives, lead, workers[0].spans, commits)),
+        interruptions=tuple(
+            _interruptions(lives.causes, lead, workers[0].spans, events, commits)
+        ),
         commits=tuple(_commit(each) for each in commits),
         restores=tuple(restores),
         metrics=_metrics(events),
@@ -248,10 +254,11 @@ def _stretched(
 def _spans(lives: Sequence[Life], commits: Sequence[Event]) -> list[Span]:
     """All spans of a worker, with those between its lives."""
     spans: list[Span] = []
+    kept = _kept(lives, commits)
     for number, life in enumerate(lives):
         mine = make_spans(life, _during(commits, life))
-        kept = _kept(lives, number, commits)
-        if kept is not None and (at := _reached_at(life, mine, kept, commits)):
+        step = kept[number]
+        if step is not None and (at := _reached_at(life, mine, step, commits)):
             mine = lose(mine, at)
         spans += mine
         if number + 1 < len(lives) and not life.is_finished:
@@ -276,34 +283,36 @@ def _during(commits: Sequence[Event], life: Life) -> list[Event]:
     last = math.inf if life.exit is None else life.exit.record["step"]
     return [
         each
-        for each in commits
-        if life.begin <= each.at <= life.end + _INSTANT
-        and first <= each.record["step"] <= last
+        for each in _between(commits, life.begin, life.end + _INSTANT)
+        if first <= each.record["step"] <= last
     ]
 
 
-def _kept(lives: Sequence[Life], number: int, commits: Sequence[Event]) -> int | None:
-    """The step up to which the run has kept what a life made; None for all of it.
+def _between(events: Sequence[Event], begin: float, end: float) -> Sequence[Event]:
+    """The events of a time; all are in their order."""
+    first = bisect.bisect_left(events, begin, key=_at)
+    return events[first : bisect.bisect_right(events, end, key=_at)]
 
-    That is what later lives went on from; after the last one, the newest commit.
+
+def _kept(lives: Sequence[Life], commits: Sequence[Event]) -> list[int | None]:
+    """For each life, the step up to which the run has kept it; None for all of it.
+
+    That is what later lives went on from, and after the last one the newest commit.
+    What was finished is kept, whatever was begun after it.
     """
-    steps = []
-    if lives[number].is_finished:
-        return None
-    for later in lives[number + 1 :]:
-        if later.restored is not None:
-            steps.append(later.restored.record["step"])
-        if later.is_finished:
-            break
-    else:
-        last = lives[-1]
-        if last.is_over and (made := _during(commits, last) or _before(commits, last)):
-            steps.append(made[-1].record["step"])
-    return min(steps, default=None)
-
-
-def _before(commits: Sequence[Event], life: Life) -> list[Event]:
-    return [each for each in commits if each.at < life.begin]
+    kept: list[int | None] = []
+    limit: int | None = None
+    last = lives[-1]
+    if last.is_over and (made := _between(commits, -math.inf, last.end + _INSTANT)):
+        limit = made[-1].record["step"]
+    for life in reversed(lives):
+        if life.is_finished:
+            limit = None
+        kept.append(limit)
+        if life.restored is not None:
+            step = life.restored.record["step"]
+            limit = step if limit is None else min(limit, step)
+    return kept[::-1]
 
 
 def _milestones(life: Life, commits: Sequence[Event]) -> list[tuple[float, int]]:
@@ -356,11 +365,11 @@ def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
 
 def _step_seconds(commits: Sequence[Event]) -> float | None:
     """The newest mean that is known."""
-    known = [e.record["step_seconds"] for e in commits if e.record["step_seconds"]]
-    return known[-1] if known else None
+    known = (each.record["step_seconds"] for each in reversed(commits))
+    return next((seconds for seconds in known if seconds), None)
 
 
-def _reached(life: Life, commits: Sequence[Event], after: float) -> tuple[int, bool]:
+def _reached(life: Life, commits: Sequence[Event]) -> tuple[int, bool]:
     """The step that a life came to, and whether that is estimated."""
     row = _milestones(life, commits)
     step = row[-1][1] if row else 0
@@ -372,38 +381,42 @@ def _reached(life: Life, commits: Sequence[Event], after: float) -> tuple[int, b
 
 
 def _interruptions(
-    lives: Lives,
+    causes: Mapping[str, str],
     lead: Sequence[Life],
     spans: Sequence[Span],
+    events: Sequence[Event],
     commits: Sequence[Event],
 ) -> list[Interruption]:
     """The ends of the first worker's lives that were not the end of training."""
     found = []
+    heard = [each for each in events if each.record.event == "notice"]
     for number, life in enumerate(lead):
         if life.is_finished or not life.is_over:
             continue
         later = lead[number + 1 :]
-        notices = _notices(lives, life)
+        notices = _between(heard, life.begin, life.end)
         at = min((each.at for each in notices), default=life.end)
         made = [
             e for e in _during(commits, life) if e.record["because"] == "preemption"
         ]
         saved = made[-1].record if made else None
         restored = next((each.restored for each in later if each.restored), None)
-        step, is_estimated = _reached(life, commits, at)
+        end = bisect.bisect_left(spans, life.end, key=_begin)
+        mine = spans[bisect.bisect_left(spans, life.begin, key=_begin) : end]
+        step, is_estimated = _reached(life, commits)
         lost = None
         if restored is not None:
             back = restored.record["step"]
             step = max(step, back)
             if is_estimated:
-                step += _steps_after(life, spans, commits, step)
+                step += _steps_after(life, mine, commits, step)
             lost = step - back
-        down = [s for s in spans if s.phase is Phase.DOWN and s.begin >= life.end]
-        again = [s.begin for s in spans if s.phase in _BACK and s.begin > life.end]
+        down = later[0].begin - life.end if later and _has_end(life) else None
+        again = next((s.begin for s in spans[end:] if s.phase in _BACK), None)
         found.append(
             Interruption(
                 at=at,
-                cause=_cause(lives, life),
+                cause=_cause(causes, life),
                 sources=_sources(notices),
                 step=step,
                 is_estimated=is_estimated,
@@ -414,8 +427,8 @@ def _interruptions(
                 restored_step=None if restored is None else restored.record["step"],
                 tier=None if restored is None else restored.record["tier"],
                 steps_lost=lost,
-                down_seconds=down[0].seconds if later and down else None,
-                away_seconds=again[0] - at if again else None,
+                down_seconds=down,
+                away_seconds=None if again is None else again - at,
             )
         )
     return found
@@ -435,18 +448,6 @@ def _steps_after(
     return max(0, round(made / seconds) - (step - row[-1][1]))
 
 
-def _notices(lives: Lives, life: Life) -> list[Event]:
-    """The notices that any worker has heard of in the time of a life."""
-    found = [
-        event
-        for mine in lives.of_worker.values()
-        for other in mine
-        for event in other.of("notice")
-        if life.begin <= event.at <= life.end
-    ]
-    return sorted(found, key=lambda event: event.at)
-
-
 def _sources(notices: Sequence[Event]) -> dict[str, tuple[int, ...]]:
     found: dict[str, set[int]] = {}
     for each in notices:
@@ -454,8 +455,8 @@ def _sources(notices: Sequence[Event]) -> dict[str, tuple[int, ...]]:
     return {source: tuple(sorted(workers)) for source, workers in found.items()}
 
 
-def _cause(lives: Lives, life: Life) -> str:
-    told = lives.causes.get(life.start)
+def _cause(causes: Mapping[str, str], life: Life) -> str:
+    told = causes.get(life.start)
     if told is not None:
         return told
     return "killed" if life.exit is None else "preemption"
@@ -523,16 +524,16 @@ def _missing(lives: Lives, workers: Sequence[Worker]) -> list[str]:
 
 def _skew(lives: Sequence[Life], commits: Sequence[Event]) -> list[str]:
     """Workers that left with a commit at another time than the chief made it."""
+    made: dict[int, list[float]] = {}
+    for each in commits:
+        if each.record["because"] == "preemption":
+            made.setdefault(each.record["step"], []).append(each.at)
     largest: dict[int, float] = {}
     for life in lives:
         if life.exit is None or life.exit.record["outcome"] != "committed":
             continue
         exit_at, step = life.exit.at, life.exit.record["step"]
-        apart = [
-            exit_at - each.at
-            for each in commits
-            if each.record["step"] == step and each.record["because"] == "preemption"
-        ]
+        apart = [exit_at - at for at in made.get(step, ())]
         if apart:
             least = min(apart, key=abs)
             if abs(least) > max(_SKEW_SECONDS, abs(largest.get(life.worker, 0.0))):
