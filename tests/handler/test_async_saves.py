@@ -88,6 +88,8 @@ def test_training_goes_on_while_a_save_is_written(program: Program, disk: Gate) 
     disk.opened.set()
     wait_until(lambda: commits(program))
     assert commits(program) == [(3, "periodic")]
+    [told] = program.events("commit")
+    assert 0 < told["blocked_seconds"] < told["save_seconds"]
     found = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(program.directory)))
     value = found.get_tensor("variable/.ATTRIBUTES/VARIABLE_VALUE")
     assert value.tolist() == [4.0, 5.0]

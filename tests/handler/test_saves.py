@@ -398,3 +398,17 @@ def test_a_handler_that_trained_on_after_its_exit_does_not(program: Program) -> 
     with pytest.raises(errors.ConfigurationError, match="is open in"):
         program.handler()
     first.close()
+
+
+def test_the_journal_says_what_a_report_needs(program: Program) -> None:
+    """How long a start took, when the first step was made, what a save held up."""
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(program.step)
+        handler.save()
+    [restored], [first] = program.events("restored"), program.events("firststep")
+    assert 0 < restored["seconds"] < restored["process_seconds"]
+    assert restored["start"] is None
+    assert first["step"] == 1
+    saved = program.events("commit")[0]
+    assert saved["blocked_seconds"] == saved["save_seconds"] > 0

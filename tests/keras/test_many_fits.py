@@ -476,6 +476,17 @@ def test_a_fit_that_starts_afresh_says_so(on: Machine, line: str) -> None:
 
 
 @LINES
+def test_what_an_epoch_has_logged_is_in_the_journal(on: Machine, line: str) -> None:
+    """And where a start stands: `tfpreempt report` draws it."""
+    on.run(lambda: on.fit(ours=on.preemption(), epochs=2, **HELD_OUT))
+    records = read_journal(journal_directory(on.checkpoints))
+    told = [each for each in records if each["event"] == "metrics"]
+    assert [each["step"] for each in told] == [6, 12]
+    assert all({"loss", "val_loss"} <= each["values"].keys() for each in told)
+    assert [r["step"] for r in records if r["event"] == "firststep"] == [1]
+
+
+@LINES
 @pytest.mark.parametrize(("grace", "is_warned"), [(0.05, True), (30.0, False)])
 def test_steps_that_outlast_the_grace_are_told_of_beforehand(
     on: Machine,

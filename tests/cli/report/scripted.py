@@ -55,7 +55,6 @@ class Scripted:
     step: int = 0
     saved: int = 0
     starts: int = 0
-    _began: float = 0.0
     _unsaved: float = 0.0  # seconds of steps since the newest commit
 
     # --- what happens ----------------------------------------------------------------
@@ -68,7 +67,7 @@ class Scripted:
         tier: str | None = "disk",
     ) -> None:
         """All workers are started, restore the newest commit and make a step."""
-        self._began, name = self.now, f"ab-{self.starts}"
+        name = f"ab-{self.starts}"
         self.truth["good"] -= self._unsaved * self.workers
         self.truth[Badput.WASTED_PROGRESS] += self._unsaved * self.workers
         self._unsaved = 0.0
@@ -94,6 +93,14 @@ class Scripted:
         self._pass(tracing, Badput.PROGRAM_STARTUP)
         self.step += 1
         self._record(FirstStep(step=self.step))
+
+    def die_early(self, seconds: float) -> None:
+        """A start that is killed before it had a handler."""
+        name = f"ab-{self.starts}"
+        self._supervisor("restarted", incarnation=name, workers=self.workers)
+        self.starts += 1
+        self._pass(seconds, Badput.TRAINING_PREP)
+        self.kill()
 
     def train(self, steps: int) -> None:
         """So many steps."""
@@ -208,3 +215,27 @@ class Scripted:
         monotonic = 5000.0 + self.now
         times = {"wall": wall, "monotonic": monotonic}
         self.lines[file].append(json.dumps({**times, **values}))
+
+
+def a_run(workers: int = 3) -> Scripted:
+    """Preempted, killed, and finished, with a metric whose name is hostile."""
+    run = Scripted(workers=workers, jumps=((100.0, 50.0), (120.0, -50.0)))
+    run.start()
+    for epoch in range(6):
+        run.train(25)
+        run.log(loss=3.0 / (epoch + 1), **{"<b>$\\frac$</b>": float(epoch)})
+        run.save(0.6, beside=2)
+    run.preempt(worker=1)
+    run.down(25.0)
+    run.start(tier="bucket")
+    run.train(30)
+    run.log(loss=0.45)
+    run.save(1.2)
+    run.train(50)
+    run.kill()
+    run.down(10.0)
+    run.start(tier="memory")
+    run.train(90)
+    run.log(loss=0.3)
+    run.finish()
+    return run

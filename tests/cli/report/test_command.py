@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tensorboardX import SummaryWriter
 
-from tests.cli.report.test_page import a_run
+from tests.cli.report.scripted import a_run
 from tfpreempt.cli import main
 
 

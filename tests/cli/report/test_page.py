@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,37 +12,13 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from tests.cli.report.scripted import Scripted
+from tests.cli.report.scripted import Scripted, a_run
 from tfpreempt.cli.report.page import make_page
 from tfpreempt.cli.report.records import take_records
 from tfpreempt.cli.report.story import make_story
 from tfpreempt.core.journal import read_files
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-
-
-def a_run(workers: int = 3) -> Scripted:
-    """Preempted, killed, and finished, with a metric whose name is hostile."""
-    run = Scripted(workers=workers, jumps=((100.0, 50.0), (120.0, -50.0)))
-    run.start()
-    for epoch in range(6):
-        run.train(25)
-        run.log(loss=3.0 / (epoch + 1), **{"<b>$\\frac$</b>": float(epoch)})
-        run.save(0.6, beside=2)
-    run.preempt(worker=1)
-    run.down(25.0)
-    run.start(tier="bucket")
-    run.train(30)
-    run.log(loss=0.45)
-    run.save(1.2)
-    run.train(50)
-    run.kill()
-    run.down(10.0)
-    run.start(tier="memory")
-    run.train(90)
-    run.log(loss=0.3)
-    run.finish()
-    return run
 
 
 def page_of(run: Scripted, directory: Path, place: str = "/runs/<digits>") -> str:
@@ -155,8 +132,6 @@ def test_the_page_works_in_a_browser(browser: webdriver.Chrome, tmp_path: Path) 
 def keep(browser: webdriver.Chrome, name: str) -> None:
     """Keeps a picture of the whole page in $TFPREEMPT_SCREENSHOTS, to be looked at."""
     if folder := os.environ.get("TFPREEMPT_SCREENSHOTS"):
-        import base64
-
         shot = browser.execute_cdp_cmd(
             "Page.captureScreenshot", {"captureBeyondViewport": True}
         )

@@ -239,10 +239,7 @@ def test_a_start_that_died_before_it_had_a_journal_is_a_start() -> None:
     run.start()
     run.train(10)
     run.preempt()
-    run.starts += 1
-    run._supervisor("restarted", incarnation="ab-1", workers=1)
-    run._pass(4.0, Badput.TRAINING_PREP)
-    run.kill()
+    run.die_early(4.0)
     run.start()
     run.train(10)
     run.finish()
