@@ -43,6 +43,17 @@ def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
     return path
 
 
+def find_journal(place: str) -> Path:
+    """Where the journal lies that somebody names, by itself or by its run.
+
+    Args:
+        place: the checkpoint directory of a run, its URL, or a journal's own directory.
+    """
+    path = Path(place)
+    is_journal = "://" not in place and any(path.glob("*.jsonl"))
+    return path if is_journal else journal_directory(place)
+
+
 @functools.cache
 def _say_where(url: str, path: Path) -> None:
     """Once for each place."""

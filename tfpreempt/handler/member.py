@@ -133,7 +133,8 @@ class Member:
         """
         began = self._clock.monotonic()
         restored = self.commits.restore(named_states=named_states)
-        self._record_start(restored, self.start_seconds + self._clock.monotonic() - began)
+        took = self.start_seconds + self._clock.monotonic() - began
+        self._record_start(restored, took)
         if restored.path is not None:
             # Not a fault, but what whoever looks at a restarted run asks first.
             log.warning(

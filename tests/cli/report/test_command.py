@@ -117,7 +117,7 @@ def test_the_journal_of_a_bucket_is_where_it_was_written(
 def test_where_no_journal_is_it_says_where_it_looked(tmp_path: Path) -> None:
     done = call(tmp_path)
     assert done.exit_code == 2
-    assert f"in {tmp_path}/journal nor in {tmp_path}" in done.stderr.replace("\n", "")
+    assert f"no *.jsonl in {tmp_path}/journal." in done.stderr.replace("\n", "")
 
 
 def test_a_journal_of_nobody_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tfpreempt.cli.report.records import take_records
 from tfpreempt.cli.report.scalars import read_scalars
 from tfpreempt.cli.report.story import Story, make_story
 from tfpreempt.cli.report.view import plain, show, to_json
-from tfpreempt.core.journal import journal_directory, read_files
+from tfpreempt.core.journal import find_journal, read_files
 from tfpreempt.errors import TfpreemptError
 
 
@@ -87,16 +87,13 @@ def _read(place: str, tensorboard: Path | None) -> Story:
 
 def _find(place: str) -> Path:
     """The journal's directory."""
-    beside = journal_directory(place)
-    tried = [beside] if "://" in place else [beside, Path(place)]
-    for each in tried:
-        if any(each.glob("*.jsonl")):
-            return each
-    where = " nor in ".join(str(each) for each in tried)
+    found = find_journal(place)
+    if any(found.glob("*.jsonl")):
+        return found
     hint = (
         "The journal of a bucket's run is on the machines that trained: bring it here, "
         "and name its directory or set TFPREEMPT_JOURNAL_DIR to it."
         if "://" in place
         else "Name the checkpoint directory of a run, or the directory of its journal."
     )
-    raise click.UsageError(f"{place!r} has no journal: no *.jsonl in {where}. {hint}")
+    raise click.UsageError(f"{place!r} has no journal: no *.jsonl in {found}. {hint}")

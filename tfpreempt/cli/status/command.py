@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -13,9 +12,8 @@ from tfpreempt.cli.status.follow import Follower
 from tfpreempt.cli.status.picture import State
 from tfpreempt.cli.status.text import table, to_json
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.core.journal import journal_directory
+from tfpreempt.core.journal import find_journal
 from tfpreempt.handler.now import TOLD_EVERY
-from tfpreempt.storage import paths
 
 LOOKS_AGAIN = TOLD_EVERY + 2
 """Seconds, where a worker seems silent: the clock of its machine may be another."""
@@ -57,7 +55,7 @@ def status(place: str, as_json: bool) -> None:
     stepped_at, noticed_at, deadline, host, pid and upload (as handler.mirror_status).
     Times are seconds since 1970; null where unknown.
     """
-    follower = Follower(_journal(place))
+    follower = Follower(find_journal(place))
     try:
         picture = follower.look(SystemClock.wall())
         if any(each.state is State.SILENT for each in picture.workers):
@@ -78,10 +76,3 @@ def status(place: str, as_json: bool) -> None:
     else:
         Console(highlight=False).print(table(picture))
     raise SystemExit(0 if picture.is_fine else 1)
-
-
-def _journal(place: str) -> Path:
-    """The directory of the journal that is meant."""
-    path = Path(place)
-    is_journal = not paths.is_url(place) and any(path.glob("*.jsonl"))
-    return path if is_journal else journal_directory(place)
