@@ -261,6 +261,56 @@ def test_who_waits_for_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     assert stages[-1] is Stage.WAITS
 
 
+class Saving(FakeMember):
+    """Its periodic saves are waited for by training; tells that one has begun."""
+
+    saves_async = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_saving = threading.Event()
+
+    def stage(self, name: str) -> Staged:
+        self.is_saving.set()
+        return super().stage(name)
+
+
+def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A notice comes while the chief waits for the part of one that is a step behind.
+
+    Told to stop at the boundary of that save, the other would wait there for the chief.
+    """
+    monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
+    store, members = MemoryStore(), [Saving(), Saving()]
+    workers = [
+        session.Session(Cluster(worker=i, jobs=(("worker", 2),)), store, "0", 2.0)
+        for i in range(2)
+    ]
+    for worker, member in zip(workers, members, strict=True):
+        worker.open(member)
+        boundary(worker)
+
+    def save_and_step(index: int) -> None:
+        boundary(workers[index])
+        workers[index].save_at_boundary(members[index], session.PLAIN)
+        boundary(workers[index])
+
+    chief = threading.Thread(target=save_and_step, args=[0], daemon=True)
+    chief.start()
+    assert members[0].is_saving.wait(LIMIT)
+    notify(workers[1])
+    for _ in range(int(LIMIT / 0.001)):
+        if workers[1].coordinator.state.decision is not None:
+            break
+        threading.Event().wait(0.001)
+    save_and_step(1)
+    chief.join(LIMIT)
+    commits = [call for call in members[0].calls if call.startswith("commit")]
+    assert commits == ["commit periodic [0, 1]", "commit preemption [0, 1]"]
+
+
 def test_all_open_handlers_are_saved(current: session.Session) -> None:
     """FACTS 2.6: a handler that was closed or dropped is not asked; the others are."""
     first, second, closed = FakeMember(), FakeMember(), FakeMember()
