@@ -183,7 +183,71 @@ def test_a_wait_ends_at_the_deadline(store):
         threading.Event().wait(0.001)
     alone.boundary(1)
     assert alone.coordinator.wait() == ev.Leave(Outcome.LOST)
-    assert "worker(s) [0]" in alone.coordinator.lost_because
+    why = alone.coordinator.lost_because
+    assert why == "waited 0 s in vain for worker 0 in the agreement on a step"
+
+
+def test_who_waits_in_vain_says_for_whom_how_long_and_in_what(store):
+    """The part of one is missing; the other two wait in different phases."""
+    members = [Member(store, i) for i in range(3)]
+    stand(members, 1, 1, 1)
+    members[0].notice(grace=1.5)
+    together(Member.decision, members)
+    for member in members:
+        member.boundary(1)
+        assert isinstance(member.coordinator.wait(SOON), ev.Save)
+    for member in members[1:]:
+        member.coordinator.feed(ev.Saved(True))
+    assert members[1].coordinator.wait(SOON) == ev.Leave(Outcome.LOST)
+    why = members[1].coordinator.lost_because
+    assert "in vain for worker 0 in the save (all parts, then the commit)" in why
+
+
+def test_who_is_dead_is_named_with_the_phase(store):
+    members = [Member(store, i) for i in range(2)]  # of three; the third never came
+    store.dead_workers = lambda: frozenset({2})
+    stand(members, 1, 1)
+    members[1].notice(grace=600)
+    together(Member.decision, members)
+    for member in members:
+        why = member.coordinator.lost_because
+        assert why.startswith("worker 2 is missing in the agreement on a step: ")
+
+
+def test_a_save_with_others_that_the_chief_has_given_up_is_ended(store, monkeypatch):
+    """It hung in what the chief did not do any more, for ten such waits."""
+    alarms = []
+    monkeypatch.setattr(Runtime, "at", lambda self, when, call: alarms.append(call))
+    member = Member(store, 1)
+    member.notice()
+    store.insert("tfpreempt/0/1/decision", keys.encode(ev.Decided(1)))
+    assert member.decision() == 1
+    member.boundary(1)
+    assert isinstance(member.coordinator.wait(SOON), ev.Save)
+    said = keys.encode(CommitKind.NONE, {"reason": "worker 0: no memory"})
+    store.insert("tfpreempt/0/1/commit", said)
+    while member.coordinator.state.commit is None:
+        threading.Event().wait(0.001)
+    for ring in list(alarms):
+        ring()
+    assert member.overran.is_set()
+    assert member.coordinator.lost_because == "worker 0: no memory"
+
+
+def test_who_has_its_verdict_is_not_ended_where_it_is(store, monkeypatch):
+    """The alarm rang as main had given up its wait, and ended it in the exit."""
+    alarms = []
+    monkeypatch.setattr(Runtime, "at", lambda self, when, call: alarms.append(call))
+    member = Member(store, 1)
+    member.notice()
+    while not member.gate.flag:
+        threading.Event().wait(0.001)
+    member.boundary(1)
+    member.coordinator.feed(ev.DeadlinePassed())
+    for ring in list(alarms):
+        ring()
+    assert member.coordinator.wait(SOON) == ev.Leave(Outcome.LOST)
+    assert not member.overran.is_set()
 
 
 def test_a_wait_is_woken_when_its_deadline_comes_to_be_known(store):

@@ -54,6 +54,7 @@ class FakeMember:
     runs = 0
     snapshots = None
     left_at: int | None = None
+    cluster = LOCAL
 
     def __init__(self, token: str = "token") -> None:
         self.token = token

@@ -282,6 +282,11 @@ def was_dropped(state: State) -> bool:
     return periodic and agreed and state.commit is CommitKind.NONE
 
 
+def is_given_up(state: State) -> bool:
+    """Whether nothing comes of this round's save, and all leave."""
+    return state.commit is CommitKind.NONE and not was_dropped(state)
+
+
 def is_over(state: State) -> bool:
     """Whether the others leave, or go on, without what main still does."""
     has_ended = state.commit is not None and not was_dropped(state)

@@ -94,6 +94,7 @@ class Coordinator:
         self._lost_at: float | None = None  # when this round's decision was: lost
         self._patience = PATIENCE
         self._gathering: Gathering | None = None  # the newest of this round
+        self._waits_since = 0.0  # when main came to where it waits
 
     def start(self) -> None:
         """Begins to listen."""
@@ -192,7 +193,9 @@ class Coordinator:
         with self._changed:
             if self.state.watch is not Watch.GONE:
                 log.warning("tfpreempt: %s", error)
-                self.lost_because = self.lost_because or str(error)
+                where = ev.PHASES[self.state.main]
+                gone = f"worker 0, the host of the store, was lost in {where}: {error}"
+                self.lost_because = self.lost_because or gone
                 self.feed(ev.StoreGone())
 
     def feed(self, event: ev.Event) -> None:
@@ -202,15 +205,20 @@ class Coordinator:
                 self.lost_because = self.lost_because or self._waited_for()
             self.state, actions = agreement.step(self.settings, self.state, event)
             if isinstance(event, ev.Boundary | ev.Saved | ev.Committed):
+                self._waits_since = self.clock.monotonic()
                 self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))
             for action in actions:
                 self._perform(action)
             self._changed.notify_all()  # the deadline of a wait may be another now
 
     def _waited_for(self) -> str:
-        """Whom main waits for."""
+        """Whom main has waited for, for how long and in what."""
         missing = sorted(self._gathering.missing) if self._gathering else []
-        return f"waited in vain for worker(s) {missing or [0]}, maybe in a long step"
+        whom = ", ".join(map(str, missing or [0]))
+        workers = "workers" if len(missing) > 1 else "worker"
+        seconds = self.clock.monotonic() - self._waits_since
+        where = ev.PHASES[self.state.main]
+        return f"waited {seconds:.0f} s in vain for {workers} {whom} in {where}"
 
     # --- performing ------------------------------------------------------------------
 
@@ -372,7 +380,7 @@ class Coordinator:
         """Waits no longer than the deadline allows."""
         when = self.deadlines.waits_until(gathering.key)
         seconds = when - self.clock.monotonic()
-        why = f"no {gathering.key.value} from it within {seconds:.1f} s"
+        why = f"no answer within {seconds:.1f} s"
         late = frozenset(gathering.names)  # who has answered by then is left out
         self.runtime.at(when, lambda: gathering.give_up(late, why))
 
@@ -404,21 +412,31 @@ class Coordinator:
                 stays = self.state.outcome is Outcome.FINISHED
                 self.feed(ev.DeadlinePassed())
                 return not stays
-            why = "no boundary was reached before the deadline"
-            if not is_told:
-                why = self._why_ended()
+            if self.state.main is Main.ENDED:
+                return True  # it has its verdict, and leaves
+            why = self._what_is_late() if is_told else self._why_ended()
         if why:
             self.on_overrun(why)
         return bool(why)
+
+    def _what_is_late(self) -> str:
+        """What main is in the midst of as the machine goes."""
+        why = "no boundary was reached before the deadline"
+        if self.state.main in (Main.SAVING, Main.COMMITTING):
+            why = "the save did not end before the deadline"
+        return f"{why} ({self.lost_because})" if self.lost_because else why
 
     def _why_ended(self) -> str:
         """Why main is not let finish what it does; "" lets it.
 
         Where nobody told a deadline it is for the platform to end a step or a save. But
         a save of many may hang in what the others do not do any more, and a step that
-        they have not waited for leads nowhere.
+        they have not waited for leads nowhere, nor a save that the chief has given up.
         """
         main, is_alone = self.state.main, self.settings.world == 1
+        left = f"the others leave without this worker ({self.lost_because or 'saved'})"
+        if main is Main.SAVING and agreement.is_given_up(self.state):
+            return left
         if self.is_saving or main in (Main.SAVING, Main.COMMITTING):
             self._patience -= not is_alone
             if self._patience > 0:
@@ -427,4 +445,4 @@ class Coordinator:
             return "the save with the other workers did not end"
         if main is Main.TRAINING and not agreement.is_over(self.state):
             return ""
-        return f"the others leave without this worker ({self.lost_because or 'saved'})"
+        return left

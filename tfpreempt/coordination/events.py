@@ -110,6 +110,28 @@ class Main(enum.Enum):
     DETACHED = "detached"  # raised, or gave up its handler; peers were told
 
 
+PHASES = {
+    Main.TRAINING: "a step",
+    Main.WAITING: "the agreement on a step",
+    Main.FINISHING: "the agreement on a step",
+    Main.SAVING: "the save",
+    Main.COLLECTING: "the save (the parts of all)",
+    Main.COMMITTING: "the save (the marker)",
+    Main.AWAITING: "the save (all parts, then the commit)",
+    Main.LEAVING: "the exit",
+    Main.ENDED: "the exit",
+    Main.DETACHED: "the exit",
+}
+"""What main is in the midst of, for people."""
+
+AWAITED = {
+    Key.COUNT: "the agreement on a step",
+    Key.DONE: "the save (its part)",
+    Key.BYE: "the exit",
+}
+"""In what a worker is waited for, whose key that is, for people."""
+
+
 @value
 class Settings:
     """What does not change for a worker: the host of the store is also the chief."""

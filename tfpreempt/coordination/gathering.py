@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfpreempt.coordination import keys
-from tfpreempt.coordination.events import Key, Tombstone
+from tfpreempt.coordination.events import AWAITED, Key, Tombstone
 from tfpreempt.coordination.runtime import Runtime
 
 Then = Callable[[int, Any, keys.Extra], None]
@@ -83,6 +83,7 @@ class Gathering:
             late = sorted((self._missing & workers) - self._given_up)
             self._given_up.update(late)
         for worker in late:
-            extra = {"by": self.by, "reason": f"worker {worker}: {why}"}
+            reason = f"worker {worker} is missing in {AWAITED[self.key]}: {why}"
+            extra = {"by": self.by, "reason": reason}
             text = keys.encode(Tombstone(), extra)
             self.runtime.insert(self.names[worker], text, lambda held: None)

@@ -10,13 +10,24 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tfpreempt.coordination.runtime import walks
 from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.threads import OutOfTimeError, call_within
+from tfpreempt.core.threads import OutOfTimeError, call_within, map_in_threads
 from tfpreempt.errors import CoordinationError, TfpreemptError, WaitTimeoutError
 
 Plan = dict[str, Any]
 T = TypeVar("T")
+
+ASKS_EVERY = 1.0
+"""Seconds between two questions of the chief for dead workers."""
+
+HEARD_WITHIN = 5.0
+"""Seconds in which all hear from the chief who is missing: it waits for no longer."""
+
+MISSING = "missing"
+"""Under which the chief says that a worker has not come."""
 
 
 def agree(
@@ -44,7 +55,7 @@ def agree(
 
     Raises:
         CoordinationError: a key holds what this version does not write.
-        WaitTimeoutError: a worker did not come in time.
+        WaitTimeoutError: a worker did not come in time, or is dead.
         StoreGoneError: the store cannot be reached.
     """
     plan: Plan = {}
@@ -67,14 +78,17 @@ def agree(
         problem = describe(error)
     _put(store, f"{prefix}/hello/{cluster.worker}", {"problem": problem})
     if cluster.is_chief:
-        problems = {}
-        for i in range(cluster.world):
-            name = f"{prefix}/hello/{i}"
-            hello = _take(store, name, timeout, f"worker {i}", "problem")
-            if hello["problem"]:
-                problems[str(i)] = hello["problem"]
+        try:
+            hellos = _hear_all(store, prefix, cluster.world, timeout)
+            problems = {str(i): each["problem"] for i, each in enumerate(hellos)}
+        except WaitTimeoutError as error:
+            problems = {MISSING: str(error)}
+        problems = {who: text for who, text in problems.items() if text}
         _put(store, f"{prefix}/ready", problems)
-    ready = _take(store, f"{prefix}/ready", timeout, "worker 0's go-ahead")
+    patience = timeout + HEARD_WITHIN
+    ready = _take(store, f"{prefix}/ready", patience, "worker 0's go-ahead")
+    if MISSING in ready:
+        raise WaitTimeoutError(ready[MISSING])
     said = {i: ready[f"{i}"] for i in range(cluster.world) if f"{i}" in ready}
     return plan, {i: str(problem) for i, problem in said.items()}
 
@@ -82,6 +96,46 @@ def agree(
 def describe(error: TfpreemptError) -> str:
     """An error as text that names its class first, so that peers can raise the same."""
     return f"{type(error).__name__}: {error}"
+
+
+def _hear_all(
+    store: KeyValueStore, prefix: str, world: int, timeout: float
+) -> list[Plan]:
+    """What each worker says, to the chief, which asks meanwhile who is dead.
+
+    Raises:
+        WaitTimeoutError: one is dead, or too late.
+    """
+    clock, missing = SystemClock(), set(range(world))
+    end, asks_at = clock.monotonic() + timeout, clock.monotonic()
+
+    def hear(worker: int) -> Plan:
+        key = f"{prefix}/hello/{worker}"
+        hello = _read(key, store.get(key), "problem")
+        missing.discard(worker)
+        return hello
+
+    def watch() -> None:
+        nonlocal asks_at
+        now = clock.monotonic()
+        if now >= end:
+            raise _missing(min(missing), f"it did not come within {timeout:g} s")
+        if now >= asks_at:
+            asks_at = now + ASKS_EVERY
+            for worker in sorted(missing & store.dead_workers()):
+                raise _missing(worker, "the coordination service reports it dead")
+
+    return map_in_threads(
+        hear, range(world), threads=walks(world), name="tfpreempt-start", watch=watch
+    )
+
+
+def _missing(worker: int, why: str) -> WaitTimeoutError:
+    return WaitTimeoutError(
+        f"worker {worker} is missing in the start of a handler: {why}. If it is not "
+        "gone, it is frozen, or makes its handlers in another order. Look at the logs "
+        "of all workers."
+    )
 
 
 def _put(store: KeyValueStore, key: str, value: Plan) -> None:
@@ -93,6 +147,10 @@ def _take(
     store: KeyValueStore, key: str, timeout: float, whom: str, *fields: str
 ) -> Plan:
     text = bounded(lambda: store.get(key), timeout, f"waiting for {whom}")
+    return _read(key, text, *fields)
+
+
+def _read(key: str, text: str, *fields: str) -> Plan:
     try:
         plan: Plan = json.loads(text)
     except (ValueError, RecursionError):
@@ -115,6 +173,7 @@ def bounded(call: Callable[[], T], timeout: float, what: str) -> T:
         return call_within(timeout, call)
     except OutOfTimeError as error:
         raise WaitTimeoutError(
-            f"{what} took longer than {timeout:g} s; a worker is missing, frozen, or "
-            "makes its handlers in another order. Look at the logs of all workers."
+            f"{what} took longer than {timeout:g} s, in the start of a handler; a "
+            "worker is missing, frozen, or makes its handlers in another order. Look "
+            "at the logs of all workers."
         ) from error

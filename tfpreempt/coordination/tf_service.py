@@ -133,5 +133,5 @@ def report_error(message: str, code: int | None = None) -> None:
 def _gone(what: str, error: Exception) -> StoreGoneError:
     return StoreGoneError(
         f"could not {what}: the coordination service does not answer ({error}). Its "
-        "host, the first worker, has probably ended; all workers must start again."
+        "host, worker 0, has probably ended; all workers must start again."
     )

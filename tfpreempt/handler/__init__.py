@@ -17,6 +17,7 @@ interval         how often, so that training does not notice
 exit             every way out: commit, loss, error, deadline, the interpreter's end
 process_end      the end of a process with its code, whatever holds it up
 step_errors      an error in a step: a preemption, or one that peers are told of
+lost_peers       which workers are gone, by what a collective has failed with
 data_errors      whether an error comes of data that could not be read
 interrupts       Ctrl-C waits for the save that is under way
 remote_cluster   single-client clusters: this process alone runs the program

@@ -19,6 +19,7 @@ from tfpreempt.core.events import Fault, Outcome
 from tfpreempt.core.python import add_note
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.handler.interrupts import held_back
+from tfpreempt.handler.lost_peers import describe_loss
 from tfpreempt.handler.member import Member, Members
 from tfpreempt.handler.process_end import (
     LastExit,
@@ -77,8 +78,9 @@ class ExitPath:
         committed = outcome is Outcome.COMMITTED
         if not committed:
             log.error(
-                "tfpreempt: this preemption committed nothing; the last commit stands. "
-                "Reason: %s",
+                "tfpreempt: this preemption committed nothing at step %d; the last "
+                "commit stands. Reason: %s",
+                members[0].step,
                 reason or "unknown",
             )
         else:
@@ -206,10 +208,12 @@ class ExitPath:
             peer_is_gone: whether it looks like the loss of another worker, which after
                 a notice is not an error but the expected end.
         """
-        coordinator = self.coordinator
-        coordinator.lost_because = coordinator.lost_because or (
-            f"worker {self.cluster.worker}: {type(error).__name__}: {error}"
-        )
+        coordinator, lost = self.coordinator, ""
+        if peer_is_gone:
+            where = "".join(f" {member.step + 1}" for member in list(self.members)[:1])
+            lost = describe_loss(error, self.cluster, f"step{where}")
+        mine = f"worker {self.cluster.worker}: {type(error).__name__}: {error}"
+        coordinator.lost_because = coordinator.lost_because or lost or mine
         if not peer_is_gone:
             self.detached = True
             coordinator.feed(ev.Detached())
@@ -223,6 +227,8 @@ class ExitPath:
                 self.detached = True
                 if coordinator.deadlines.may_go:  # trained on after a commit
                     self.leave(Outcome.LOST, coordinator.lost_because)
+                if (why := coordinator.lost_because) != mine:
+                    add_note(error, f"tfpreempt: the last commit stands: {why}")
 
 
 def tell_peers(

@@ -30,6 +30,7 @@ from tfpreempt.core.deadline import SAFETY
 from tfpreempt.core.events import Commit, Fault
 from tfpreempt.errors import SaveError
 from tfpreempt.handler.async_save import AsyncSave
+from tfpreempt.handler.lost_peers import describe_loss
 from tfpreempt.handler.member import Member, Members
 from tfpreempt.handler.snapshots import TRIES, Snapshots
 
@@ -277,13 +278,14 @@ class CollectiveSaves:
             staged = write()
             try:
                 absent = self._absent(name, timeout, may_miss)
-                missing = sorted(absent - may_miss)
+                missing = sorted(absent.keys() - may_miss)
                 if missing and because != "finished":
-                    raise _without(missing, because, f" within {timeout:g} s")
+                    reasons = "; ".join(filter(None, map(absent.get, missing)))
+                    raise _without(missing, because, reasons)
             except BaseException:
                 member.commits.discard(staged)
                 raise
-            present = sorted(set(range(self._cluster.world)) - absent)
+            present = sorted(set(range(self._cluster.world)) - absent.keys())
             commit = member.commit(staged, because, present)
         finally:  # a notice at the same step asks what came of it
             if commit is None:
@@ -318,17 +320,17 @@ class CollectiveSaves:
     def _get(self, what: str, then: Callable[[str], None]) -> None:
         self._runtime.get_each([f"{self._prefix}/{what}"], lambda _, text: then(text))
 
-    def _absent(self, name: str, timeout: float, may_miss: set[int]) -> set[int]:
-        """Waits for the others' parts; returns whose never came."""
+    def _absent(self, name: str, timeout: float, may_miss: set[int]) -> dict[int, str]:
+        """Waits for the others' parts; returns whose never came, and why."""
         others = range(1, self._cluster.world)
         if not others:
-            return set()
+            return {}
         self._listen(others)
-        absent: set[int] = set()
+        absent: dict[int, str] = {}
 
         def then(worker: int, value: Any, extra: keys.Extra) -> None:
             if value is not True:
-                absent.add(worker)
+                absent[worker] = str(extra.get("reason", ""))
 
         gathering = Gathering(
             self._runtime,
@@ -338,10 +340,11 @@ class CollectiveSaves:
             then=then,
         )
         self._gathering = gathering if may_miss is self._final else None
-        gathering.give_up(frozenset(may_miss), "its training is over")
+        gathering.give_up(frozenset(may_miss), "it is through with training")
         late = gathering.wait(timeout)
-        gathering.give_up(late, f"no part within {timeout:g} s")
-        return absent | late
+        why = f"no answer within {timeout:g} s"
+        gathering.give_up(late, why)
+        return {**absent, **dict.fromkeys(late, why)}
 
     def _listen(self, others: Sequence[int]) -> None:
         """On the chief: hears, from now on, who is through."""
@@ -353,7 +356,7 @@ class CollectiveSaves:
         def then(index: int, text: str) -> None:
             final.add(others[index])
             if self._gathering is not None:
-                self._gathering.give_up(frozenset(final), "its training is over")
+                self._gathering.give_up(frozenset(final), "it is through with training")
 
         names = [f"{self._prefix}/final-{self._fit}/{j}" for j in others]
         self._runtime.get_each(names, then)
@@ -571,7 +574,11 @@ class RoundSave:
     def _failed(self, error: Exception) -> None:
         log.error("tfpreempt: the checkpoint could not be saved", exc_info=error)
         c = self.coordinator
-        reason = f"worker {c.settings.worker}: {type(error).__name__}: {error}"
+        member = next(iter(self.members))
+        where = f"the save of step {member.step}"
+        reason = describe_loss(error, member.commits.cluster, where) or (
+            f"worker {c.settings.worker}: {type(error).__name__}: {error}"
+        )
         c.lost_because = reason
         self.members.record(Fault(where="save", error=reason))
         c.extra[Key.COMMIT] = c.extra[Key.DONE] = {"reason": reason}
@@ -585,8 +592,9 @@ def _raise(error: BaseException) -> NoReturn:
     raise error
 
 
-def _without(workers: Sequence[int], because: str, within: str = "") -> SaveError:
+def _without(workers: Sequence[int], because: str, why: str = "") -> SaveError:
+    known = f" ({why})" if why else ""
     return SaveError(
-        f"no part of the {because} save came from worker(s) {list(workers)}{within}; "
+        f"no part of the {because} save came from worker(s) {list(workers)}{known}; "
         "it is dropped, the last commit stands. Look at the logs of those workers."
     )

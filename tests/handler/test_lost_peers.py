@@ -1,0 +1,56 @@
+"""Who is gone, by the words of TensorFlow (2.21) where a collective fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.handler.lost_peers import describe_loss
+
+WORKERS = Cluster(worker=0, jobs=(("worker", 3),))
+WITH_CHIEF = Cluster(worker=0, jobs=(("chief", 1), ("worker", 2)))
+SILENT = """Graph execution error:
+
+Collective ops is aborted by: Error reported from /job:worker/task:1: The following \
+tasks are unhealthy (stopped sending heartbeats):
+{}
+The tasks have crashed. Check the task logs for an earlier error.
+Additional GRPC error information from remote target /job:worker/replica:0/task:0
+"""
+NO_HOST = """Graph execution error:
+
+Collective ops is aborted by: Deadline Exceeded
+
+RPC: /tensorflow.CoordinationService/Heartbeat
+The error could be from a previous operation. Restart your program to reset.
+"""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "text", "said"),
+    [
+        (
+            WORKERS,
+            SILENT.format("/job:worker/replica:0/task:1"),
+            "worker 1 stopped sending heartbeats in step 7",
+        ),
+        (
+            WORKERS,
+            SILENT.format("/job:worker/replica:0/task:2\n/job:worker/replica:0/task:1"),
+            "workers 1, 2 stopped sending heartbeats in step 7",
+        ),
+        (
+            WITH_CHIEF,
+            SILENT.format("/job:worker/replica:0/task:1"),
+            "worker 2 stopped sending heartbeats in step 7",
+        ),
+        (
+            WORKERS,
+            NO_HOST,
+            "worker 0, which hosts the coordination service, is silent in step 7",
+        ),
+        (WORKERS, "Incompatible shapes: [2] vs. [3]", ""),
+    ],
+)
+def test_who_is_gone(cluster: Cluster, text: str, said: str) -> None:
+    assert describe_loss(RuntimeError(text), cluster, "step 7") == said

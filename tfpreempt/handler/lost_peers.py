@@ -1,0 +1,47 @@
+"""Which workers are gone, by what TensorFlow says where a collective fails."""
+
+from __future__ import annotations
+
+import re
+
+from tfpreempt.core.cluster import Cluster
+
+_SILENT = re.compile(
+    r"stopped sending heartbeats\):((?:\s*/job:\w+/replica:\d+/task:\d+)+)"
+)
+_TASK = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
+_SERVICE = "tensorflow.CoordinationService/"  # a call of the host that failed
+
+
+def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
+    """Says who was lost, for people.
+
+    Args:
+        error: what a collective, or the store, has raised.
+        cluster: who the workers are.
+        where: the phase in which it did, such as "step 12".
+
+    Returns:
+        One line; "" where the error does not say who.
+    """
+    text = str(error)
+    lost = sorted(
+        {
+            _index(cluster, job, int(task))
+            for tasks in _SILENT.findall(text)
+            for job, task in _TASK.findall(tasks)
+        }
+    )
+    if lost:
+        names = ", ".join(map(str, lost))
+        workers = "worker" if len(lost) == 1 else "workers"
+        return f"{workers} {names} stopped sending heartbeats in {where}"
+    if _SERVICE in text:
+        return f"worker 0, which hosts the coordination service, is silent in {where}"
+    return ""
+
+
+def _index(cluster: Cluster, job: str, task: int) -> int:
+    """The number of a task among all workers."""
+    names = [name for name, _ in cluster.jobs]
+    return sum(tasks for _, tasks in cluster.jobs[: names.index(job)]) + task
