@@ -88,6 +88,14 @@ class SaveError(CheckpointError):
     """A checkpoint could not be committed; nothing older was touched."""
 
 
+class CollectiveReadError(SaveError):
+    """A worker could not take part in the read of a save that needs all workers.
+
+    The others are in that read, and what this worker does together with them next would
+    be taken for its part: training cannot go on.
+    """
+
+
 class DirectoryInUseError(CheckpointError):
     """Another program holds the lease of the checkpoint directory, and lives."""
 

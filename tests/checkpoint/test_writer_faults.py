@@ -87,6 +87,22 @@ def test_a_failed_collective_read_does_not_hide_the_first_error(
     assert "peer is gone" in caplog.text
 
 
+@pytest.mark.parametrize("files", [FullDisk("make_dirs"), FullDisk(None)])
+@pytest.mark.parametrize("kind", [MemoryError, OSError, RuntimeError])
+def test_who_cannot_take_part_in_the_collective_read_says_so(
+    tmp_path, monkeypatch, kind, files
+):
+    """The others are in it: this is no failure of a save as any other."""
+
+    def fail(self, *args):
+        raise kind("can't start new thread")
+
+    saver = checkpoint_lib.TrackableSaver
+    monkeypatch.setattr(saver, "_gather_serialized_tensors", fail)
+    with pytest.raises(errors.CollectiveReadError, match="new thread"):
+        Job(tmp_path, files=files).save(1)
+
+
 def test_a_save_fn_is_called_before_anything_can_fail(tmp_path):
     calls = []
     job = Job(tmp_path, save_fn=lambda: calls.append(1), files=FullDisk("make_dirs"))

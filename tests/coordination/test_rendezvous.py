@@ -115,6 +115,23 @@ def test_a_missing_chief_is_named_in_time():
     assert "worker 0" in str(other)
 
 
+def test_a_chief_that_goes_is_named():
+    """With it goes the store."""
+    store = MemoryStore()
+    closing = threading.Timer(0.05, store.close)
+    closing.start()
+    with pytest.raises(StoreGoneError, match="worker 0 was lost in the start"):
+        agree(
+            store,
+            "start/1",
+            Cluster(worker=1, jobs=(("worker", 2),)),
+            dict,
+            lambda plan: None,
+            10.0,
+        )
+    closing.join()
+
+
 def test_a_gone_store_is_not_mistaken_for_a_missing_worker():
     store = MemoryStore()
     store.close()

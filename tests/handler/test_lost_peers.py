@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.handler.lost_peers import describe_loss
 
 WORKERS = Cluster(worker=0, jobs=(("worker", 3),))
@@ -49,6 +49,7 @@ The error could be from a previous operation. Restart your program to reset.
             NO_HOST,
             "worker 0, which hosts the coordination service, is silent in step 7",
         ),
+        (LOCAL, SILENT.format("/job:worker/replica:0/task:1"), ""),
         (WORKERS, "Incompatible shapes: [2] vs. [3]", ""),
     ],
 )

@@ -26,6 +26,7 @@ from tfpreempt.core.cluster import LOCAL, Cluster, read_cluster
 from tfpreempt.core.events import Commit, Event, Exit, Notice, Outcome
 from tfpreempt.core.life import Stage
 from tfpreempt.errors import (
+    CollectiveReadError,
     ConfigurationError,
     SaveError,
     UnsupportedClusterError,
@@ -312,6 +313,21 @@ def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save(
     assert commits == ["commit periodic [0, 1]", "commit preemption [0, 1]"]
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
+    current: session.Session, world: int
+) -> None:
+    """The others were in a collective of the save, and met its next step there."""
+    member = Saving()
+    member.error = CollectiveReadError("no memory")
+    current.open(member)
+    boundary(current)
+    current.cluster = Cluster(worker=0, jobs=(("worker", world),))
+    goes_on = contextlib.nullcontext()
+    with goes_on if world == 1 else pytest.raises(CollectiveReadError):
+        current.save_at_boundary(member, session.PLAIN)
+
+
 def test_all_open_handlers_are_saved(current: session.Session) -> None:
     """FACTS 2.6: a handler that was closed or dropped is not asked; the others are."""
     first, second, closed = FakeMember(), FakeMember(), FakeMember()
@@ -534,6 +550,37 @@ def test_the_end_clears_snapshots_only_where_it_is_known_to_be_saved(
     monkeypatch.setattr(current, "finish", lambda limit: True)
     current.close(member)  # type: ignore[arg-type]
     assert member.calls == (["clear"] if worker == 0 else [])
+
+
+@pytest.mark.parametrize("has_told", [False, True])
+def test_who_goes_as_it_had_told_costs_the_end_and_is_no_failure(
+    current: session.Session, monkeypatch: pytest.MonkeyPatch, has_told: bool
+) -> None:
+    """It trained on to the end within its grace, and was gone in the final save."""
+
+    class Ended(FakeMember):
+        is_resumed = was_async = is_at_end = False
+        left = ()  # as its commits
+        runs = 1
+        finish_copy = wait_for_mirror = lambda self, *limits: True
+
+    def leave(committed: bool, cluster: Cluster, *, mirrored: bool = True) -> None:
+        raise SystemExit(143)
+
+    member = Ended()
+    member.leave = leave  # type: ignore[method-assign]
+    gone = "stopped sending heartbeats):\n/job:worker/replica:0/task:1"
+    member.error = SaveError(f"Could not write step 12: unhealthy ({gone}")
+    current.open(member)  # type: ignore[arg-type]
+    current.cluster = Cluster(worker=0, jobs=(("worker", 2),))
+    monkeypatch.setattr(current, "finish", lambda limit: True)
+    if has_told:
+        current.coordinator.deadlines.shorten(SystemClock().monotonic(), 60.0)
+    with pytest.raises(SystemExit if has_told else SaveError) as raised:
+        current.close(member)  # type: ignore[arg-type]
+    notes = getattr(raised.value, "__notes__", [])
+    said = member.events[-1].detail if has_told else "".join(notes)
+    assert "worker 1 stopped sending heartbeats in the final save" in said
 
 
 # --- the way out ---------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfpreempt import errors
 from tfpreempt.checkpoint.variables import distributed, is_on_read
 from tfpreempt.core import seams
 
@@ -36,8 +37,14 @@ def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
 
     def gather_and_evaluate(object_graph_tensor: Any = None) -> Any:
         calls.append(None)
-        tensors, *others = gather(object_graph_tensor)
-        return _evaluate(tensors), *others
+        try:
+            tensors, *others = gather(object_graph_tensor)
+            return _evaluate(tensors), *others
+        except (MemoryError, OSError, RuntimeError) as error:  # none is TensorFlow's
+            raise errors.CollectiveReadError(
+                "this worker could not take part in the read that needs all workers: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     saver._gather_serialized_tensors = gather_and_evaluate
     try:
@@ -49,6 +56,8 @@ def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
         try:
             if not calls:
                 saver._gather_serialized_tensors()
+        except errors.CollectiveReadError:
+            raise  # what the others wait for counts more
         except Exception as error:  # noqa: BLE001  (the body's error counts)
             _log.warning("The collective read failed as well: %s", error)
         raise

@@ -15,7 +15,12 @@ from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.threads import OutOfTimeError, call_within, map_in_threads
-from tfpreempt.errors import CoordinationError, TfpreemptError, WaitTimeoutError
+from tfpreempt.errors import (
+    CoordinationError,
+    StoreGoneError,
+    TfpreemptError,
+    WaitTimeoutError,
+)
 
 Plan = dict[str, Any]
 T = TypeVar("T")
@@ -146,7 +151,13 @@ def _put(store: KeyValueStore, key: str, value: Plan) -> None:
 def _take(
     store: KeyValueStore, key: str, timeout: float, whom: str, *fields: str
 ) -> Plan:
-    text = bounded(lambda: store.get(key), timeout, f"waiting for {whom}")
+    try:
+        text = bounded(lambda: store.get(key), timeout, f"waiting for {whom}")
+    except StoreGoneError as error:
+        where = "worker 0 was lost in the start of a handler"
+        raise StoreGoneError(
+            f"{where}, while {whom} was waited for: {error}"
+        ) from error
     return _read(key, text, *fields)
 
 

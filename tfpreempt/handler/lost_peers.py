@@ -25,11 +25,13 @@ def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
         One line; "" where the error does not say who.
     """
     text = str(error)
+    jobs = [job for job, _ in cluster.jobs]
     lost = sorted(
         {
-            _index(cluster, job, int(task))
+            sum(tasks for _, tasks in cluster.jobs[: jobs.index(job)]) + int(task)
             for tasks in _SILENT.findall(text)
             for job, task in _TASK.findall(tasks)
+            if job in jobs  # one client's remote workers are no part of it
         }
     )
     if lost:
@@ -39,9 +41,3 @@ def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
     if _SERVICE in text:
         return f"worker 0, which hosts the coordination service, is silent in {where}"
     return ""
-
-
-def _index(cluster: Cluster, job: str, task: int) -> int:
-    """The number of a task among all workers."""
-    names = [name for name, _ in cluster.jobs]
-    return sum(tasks for _, tasks in cluster.jobs[: names.index(job)]) + task

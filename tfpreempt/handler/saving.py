@@ -28,7 +28,7 @@ from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import SAFETY
 from tfpreempt.core.events import Commit, Fault
-from tfpreempt.errors import SaveError
+from tfpreempt.errors import CollectiveReadError, SaveError
 from tfpreempt.handler.async_save import AsyncSave
 from tfpreempt.handler.lost_peers import describe_loss
 from tfpreempt.handler.member import Member, Members
@@ -410,8 +410,10 @@ class RoundSave:
             due = [each for each in self.members if not stands(each, limit)]
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
-        except Exception as error:  # noqa: BLE001 - told to all workers; all leave
+        except Exception as error:  # told to all workers; all leave
             self._failed(error)
+            if is_periodic and breaks_off(error, self.coordinator.settings.world):
+                raise
             return False
         deadlines.share_seconds = sum(part.share_seconds for _, part in self._staged)
         return True
@@ -428,8 +430,10 @@ class RoundSave:
         limit = self.coordinator.deadlines.save_timeout
         try:
             self.collective.begin(member, name, limit, told, in_round=True)
-        except Exception as error:  # noqa: BLE001 - told to all workers; all train on
+        except Exception as error:  # told to all workers; all train on
             told(error)
+            if breaks_off(error, self.coordinator.settings.world):
+                raise
         return True
 
     def _take_snapshot(self, name: str) -> bool:
@@ -466,8 +470,10 @@ class RoundSave:
                 is_captured = member.take_snapshot(name)
             else:
                 snapshots.take_part()
-        except Exception as error:  # noqa: BLE001 - all train on
+        except Exception as error:  # all train on
             self.members.fault("snapshot", error)
+            if breaks_off(error, c.settings.world):
+                raise
         if has_time and not is_captured and c.settings.host:
             self._refuse(snapshots)
         return is_captured
@@ -582,6 +588,14 @@ class RoundSave:
         c.lost_because = reason
         self.members.record(Fault(where="save", error=reason))
         c.extra[Key.COMMIT] = c.extra[Key.DONE] = {"reason": reason}
+
+
+def breaks_off(error: Exception, world: int) -> bool:
+    """Whether training cannot go on after a save that nobody had to make.
+
+    The others are in a collective of the save, and would meet this worker's next step.
+    """
+    return world > 1 and isinstance(error, CollectiveReadError)
 
 
 def _is_yes(told: str | None) -> bool:

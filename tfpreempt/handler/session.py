@@ -45,6 +45,7 @@ from tfpreempt.errors import (
 from tfpreempt.handler.data_errors import is_of_data
 from tfpreempt.handler.exit import ExitPath, tell_peers
 from tfpreempt.handler.interrupts import held_back
+from tfpreempt.handler.lost_peers import describe_loss
 from tfpreempt.handler.member import Member, Members
 from tfpreempt.handler.now import Doing
 from tfpreempt.handler.pace import Pace
@@ -55,7 +56,13 @@ from tfpreempt.handler.process_end import (
     on_interpreter_end,
 )
 from tfpreempt.handler.remote_cluster import connection
-from tfpreempt.handler.saving import PLAIN, CollectiveSaves, RoundSave, Stages
+from tfpreempt.handler.saving import (
+    PLAIN,
+    CollectiveSaves,
+    RoundSave,
+    Stages,
+    breaks_off,
+)
 from tfpreempt.handler.snapshot_times import SnapshotTimes
 from tfpreempt.notice.children import killed_children
 
@@ -449,11 +456,15 @@ class Session:
                 self.save_together(member, "finished")
             except Exception as error:  # noqa: BLE001 - of a State, say; raised later
                 self.members.fault("the final save", error)
+                lost = describe_loss(error, self.cluster, "the final save")
+                if lost and self.coordinator.deadlines.may_go:
+                    self.exit.leave(Outcome.LOST, lost)  # it had told, as in a step
+                because = f"{lost}. " if lost else ""
                 add_note(
                     error,
-                    "Training is over, and its end is not committed. Mend what the "
-                    "error names and start the program again: it repeats the steps "
-                    "after the last commit.",
+                    f"{because}Training is over, and its end is not committed. Mend "
+                    "what the error names and start the program again: it repeats the "
+                    "steps after the last commit.",
                 )
                 return error
         return None
@@ -615,14 +626,19 @@ class Session:
         """A periodic save. A failure is logged and recorded, and training goes on.
 
         It is asynchronous where it can be, and begins once the one before it is over.
+
+        Raises:
+            CollectiveReadError: the others are in the midst of it without this worker.
         """
         try:
             if member.saves_async and member not in stages:
                 self._begin_async(member)
             else:
                 self.save_together(member, "periodic", stages)
-        except Exception as error:  # noqa: BLE001 - of a State, or no thread, say
+        except Exception as error:  # of a State, or no thread, say
             self.members.fault("periodic save", error)
+            if breaks_off(error, self.cluster.world):
+                raise
 
     def save_at_boundary(self, member: Member, stages: Stages) -> None:
         """A periodic save; the next interval is counted.
