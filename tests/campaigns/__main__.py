@@ -24,6 +24,7 @@ from tests.campaigns import (
     fuzz,
     kills,
     notices,
+    peers,
     power,
     schedules,
     stores,
@@ -42,6 +43,7 @@ CAMPAIGNS: dict[str, Campaign] = {
         disks,
         stores,
         notices,
+        peers,
         deadlines,
     )
 }

@@ -1,0 +1,131 @@
+"""Runs train.py with one worker that stays in a phase of its life, in whatever thread.
+
+Usage: peer.py CHECKPOINT_DIR OPTION...
+
+PEER_AT is a JSON object: which `worker` stays, in which `phase`; it says `holding peer`
+there, while the test holds that. With PEER_NETWORK each worker has a network of its
+own: it says `holding network` until the test has connected it with the others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+PLAN = json.loads(os.environ["PEER_AT"])
+NEW_NETWORK = 0x40000000
+HELD_AT = 4
+"""Steps that are over when the one begins in which a notice comes."""
+
+BEFORE = ("start", "restore", "periodic save")
+"""Phases that come before that step; all others come in it, or after."""
+
+config = json.loads(os.environ["TF_CONFIG"])
+if address := os.environ.get("PEER_NETWORK"):
+    assert not ctypes.CDLL(None).unshare(NEW_NETWORK)  # before there are threads
+    addresses = [
+        f"{address}{index}:2222" for index in range(len(config["cluster"]["worker"]))
+    ]
+    os.environ["TF_CONFIG"] = json.dumps(config | {"cluster": {"worker": addresses}})
+
+from toy_model import INDEX, Model, hold, say  # noqa: E402 - the network comes first
+
+from tfpreempt import State  # noqa: E402
+from tfpreempt.checkpoint import bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.layout import MARKER  # noqa: E402
+from tfpreempt.coordination.tf_service import TensorFlowStore  # noqa: E402
+
+ROUND = re.compile(r"tfpreempt/[^/]+/\d+/(\w+)(?:/\d+)?")
+START = re.compile(r"tfpreempt/[^/]+/start/\d+/(?:plan|hello/\d+)")
+once = threading.Lock()
+has_begun = threading.Event()  # the step in which the notice comes
+
+
+def at(phase: str) -> None:
+    """The worker has come to this phase."""
+    is_planned = {"worker": INDEX, "phase": phase} == PLAN
+    is_time = phase in BEFORE or has_begun.is_set()
+    if is_planned and is_time and once.acquire(blocking=False):
+        hold("peer")
+        say("went on")
+
+
+def in_keys() -> None:
+    """Before and after each key of a round that this worker inserts, or of a start."""
+    insert = TensorFlowStore.insert
+
+    def held(store: TensorFlowStore, key: str, value: str) -> None:
+        if START.fullmatch(key):
+            at("start")
+        found = ROUND.fullmatch(key)
+        if found:
+            at(found[1])
+        insert(store, key, value)
+        if found:
+            at(f"after {found[1]}")
+
+    TensorFlowStore.insert = held  # type: ignore[method-assign]
+
+
+def in_saves() -> None:
+    """In a share, and before a commit has its marker."""
+    write = bundle_writer.write
+
+    def held(*args: Any, **more: Any) -> Any:
+        at("share")
+        return write(*args, **more)
+
+    def see(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.rename" and str(arguments[1]).endswith(f"/{MARKER}"):
+            at("marker")
+
+    bundle_writer.write = held
+    sys.addaudithook(see)
+
+
+def in_steps() -> None:
+    """In the step in which the notice comes: before that, and after."""
+    step = Model.step
+
+    def held(model: Model) -> None:
+        if int(model.trained.numpy()) == HELD_AT:
+            has_begun.set()
+            hold("notice")
+            at("step")
+        step(model)
+
+    Model.step = held  # type: ignore[method-assign]
+
+
+class Told(State):
+    """Tells of saves and restores. With a `sync` it is not tried before."""
+
+    def sync(self) -> None:
+        pass
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        at("save" if has_begun.is_set() else "periodic save")
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        at("restore")
+
+
+if address:
+    hold("network")
+in_keys()
+in_saves()
+in_steps()
+told = Told("told", per_worker=True)
+program = Path(sys.argv[0]).with_name("train.py")
+sys.argv[0] = __file__ = str(program)
+try:
+    exec(compile(program.read_text(), program, "exec"))
+except SystemExit:
+    at("exit")
+    raise
