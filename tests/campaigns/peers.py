@@ -126,6 +126,8 @@ class Case:
             return {1}
         if self.phase == "notice" and worker != self.victim:
             return {1, RESTART}  # nobody else has heard of it
+        if self.fault == "no memory":
+            return {1, RESTART}  # an error that it raises is raised by all
         return {RESTART}
 
 
@@ -422,8 +424,9 @@ CAMPAIGN = Campaign(
         "that it inserts, in the step that follows, in its save or its share, before "
         "the marker, before and after the commit, and in the exit. The others end "
         f"within {LIMIT:.0f} s, or the grace, with the restart code, or with 1 where "
-        "nobody was told; and who leaves without a commit names the lost worker and "
-        "the phase. Who was silent for a moment costs nothing. The same command again "
+        "nobody was told, or the lack of memory raised an error; and who leaves "
+        "without a commit names the lost worker and the phase. Who was silent for a "
+        "moment costs nothing. The same command again "
         "goes on from the newest commit that was reported, to the same bytes, or says "
         "whose part that commit is without. Not tried, for they have no such limit: a "
         "chief that falls silent at the start, which may wait for its lease, and a "
