@@ -27,6 +27,7 @@ from tests.campaigns import (
     peers,
     power,
     schedules,
+    soak,
     stores,
 )
 from tests.campaigns.campaign import Campaign, Line, Record
@@ -45,6 +46,7 @@ CAMPAIGNS: dict[str, Campaign] = {
         notices,
         peers,
         deadlines,
+        soak,
     )
 }
 

@@ -15,6 +15,7 @@ from toy_model import (
     INDEX,
     Model,
     before_asynchronous_writes,
+    forget_kernels,
     hold,
     log_to_stdout,
     make_strategy,
@@ -54,6 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--in-scope", default="nothing")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, each step")
     parser.add_argument("--mebibytes", type=int, help="of weights that change, more")
+    parser.add_argument("--soak", action="store_true", help="steps say their digest")
     parser.add_argument("--own-disk", action="store_true", help="not a shared one")
     options = parser.parse_args()
     if options.own_disk:
@@ -173,6 +175,12 @@ def main() -> None:
             )
         time.sleep(options.pause)
 
+    def digest() -> list[str]:
+        if not options.soak:
+            return []
+        forget_kernels()  # or what the process holds grows with every step
+        return [model.digest()]
+
     with handler, in_scope(options, model, "loop"):
         while model.trained < options.steps:
             if options.style == "run":
@@ -180,7 +188,7 @@ def main() -> None:
             else:
                 handler.save_checkpoint_if_preempted()
                 train_step()
-            say("step", handler.total_run_calls)
+            say("step", handler.total_run_calls, *digest())
     del slow
     model.report(runs=handler.total_run_calls, worker=INDEX)
 
