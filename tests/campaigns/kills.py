@@ -1,7 +1,8 @@
 """SIGKILL at random instants; then the same command again, which goes on by itself.
 
 Half of the kills come at a time drawn over the whole of a run, half before one of the
-file operations that an undisturbed run was seen to make; see programs/killed.py.
+file operations that an undisturbed run was seen to make; see programs/killed.py. Of
+those a phase is drawn first, so that each is hit, however few its operations are.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import functools
 import json
 import random
 import re
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from tests.campaigns.campaign import Campaign, Facts, Trial
 from tests.multiprocess.harness import (
@@ -98,15 +102,30 @@ class Job:
 
 
 TRAIN = ("train.py", "--shares", "--save-every=3", "--pause=0.02", "--strategy=mwms")
+TRAIN_SYNC = (*TRAIN, "--sync-saves")  # workers write shares, which the chief merges
 JOBS = {
-    Job(name="states", program=("chain.py", "30")): 8,
-    Job(name="supervisor", program=("chain.py", "20"), is_supervised=True): 3,
-    Job(name="tensorflow", program=TRAIN, world=1): 1,
-    Job(name="tensorflow", program=TRAIN, world=2): 2,
-    Job(name="tensorflow", program=TRAIN, world=3): 1,
-    Job(name="manager", program=(*TRAIN, "--form=manager")): 1,
+    Job(name="states", program=("chain.py", "30")): 850,
+    Job(name="save_fn", program=("chain.py", "30", "save_fn")): 200,
+    Job(name="supervisor", program=("chain.py", "20"), is_supervised=True): 300,
+    Job(name="tensorflow", program=TRAIN): 160,
+    Job(name="tensorflow", program=TRAIN, world=2): 40,
+    Job(name="tensorflow", program=TRAIN_SYNC, world=2): 80,
+    Job(name="tensorflow", program=TRAIN_SYNC, world=3): 60,
+    Job(name="manager", program=(*TRAIN, "--form=manager")): 110,
 }
 """By weight."""
+
+RARE = {"share": 4, "merge": 8, "takeover": 2, "restore": 2}
+"""Phases by weight, where it is more than 1: few jobs, or few runs, have them."""
+AT_START = {"read": "restore", "lease": "takeover"}
+"""What operations are for in a run that goes on from one that was killed."""
+REMOVED = 0.15
+"""Share of the kills after which somebody removes a commit by hand."""
+
+GOES_ON = "tfpreempt: goes on at step"
+
+Operations = list[collections.Counter[str]]
+"""How many of each kind, by worker."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +135,29 @@ class Undisturbed:
     Attributes:
         results: of the workers.
         seconds: from the start to the end.
-        operations: how many of each kind, by worker.
+        operations: of the first run.
+        at_start: of the other one, which restores, and has nothing left to do.
         left: see `left_in`.
     """
 
     results: list[str]
     seconds: float
-    operations: list[collections.Counter[str]]
+    operations: Operations
+    at_start: Operations
     left: set[str]
+
+    def phases(self, *, is_restart: bool) -> dict[str, list[dict[str, Any]]]:
+        """Where a worker can be killed: plans for programs/killed.py, the latest."""
+        found = collections.defaultdict(list)
+        for operations in (self.operations, *[self.at_start] * is_restart):
+            for worker, counts in enumerate(operations):
+                for kind, count in counts.items():
+                    plan = {"worker": worker, "kind": kind, "count": count}
+                    if operations is not self.at_start:
+                        found[kind].append(plan)
+                    elif kind in AT_START:
+                        found[AT_START[kind]].append(plan)
+        return found
 
 
 def watch(zygote: Zygote, job: Job) -> Undisturbed:
@@ -133,15 +167,26 @@ def watch(zygote: Zygote, job: Job) -> Undisturbed:
         cluster.expect(*[0] * job.world)
         seconds = time.monotonic() - began
         results = results_of(job, cluster, here)
-        operations = [
-            collections.Counter((here.path / f"operations-{i}").read_text().split())
-            for i in range(job.world)
-        ]
+        operations = take_operations(job, here)
         job.start(here).expect(*[0] * job.world)
+        at_start = take_operations(job, here)
         left = left_in(here)
     return Undisturbed(
-        results=results, seconds=seconds, operations=operations, left=left
+        results=results,
+        seconds=seconds,
+        operations=operations,
+        at_start=at_start,
+        left=left,
     )
+
+
+def take_operations(job: Job, here: Place) -> Operations:
+    """What the run did that has just ended."""
+    files = [here.path / f"operations-{worker}" for worker in range(job.world)]
+    found = [collections.Counter(file.read_text().split()) for file in files]
+    for file in files:
+        file.unlink()
+    return found
 
 
 def results_of(job: Job, cluster: Cluster, here: Place) -> list[str]:
@@ -172,6 +217,24 @@ def check_kept(here: Place) -> None:
     assert len(commits) <= KEPT + 1, commits
 
 
+def step_of(commit: Path) -> int:
+    """The step of a commit that is a directory of its own."""
+    return int(commit.name.split(".")[0])
+
+
+def remove_a_commit(here: Place, rng: random.Random) -> int | None:
+    """As somebody does by hand; the newest step that is left.
+
+    None if there was nothing to do: no commit that is a directory, or a single one.
+    """
+    found = [path.parent for path in here.checkpoints.glob("[0-9]*/COMMITTED")]
+    if len(found) < 2:
+        return None
+    found.remove(removed := rng.choice(found))
+    shutil.rmtree(removed)
+    return max(map(step_of, found))
+
+
 def check_restored(job: Job, cluster: Cluster, here: Place, committed: int) -> int:
     """All workers have restored what was committed before, or something newer.
 
@@ -197,26 +260,33 @@ def saying(worker: Worker) -> list[str]:
 
 
 def kill(
-    job: Job, here: Place, known: Undisturbed, rng: random.Random
+    job: Job,
+    here: Place,
+    known: Undisturbed,
+    rng: random.Random,
+    *,
+    is_restart: bool,
 ) -> tuple[Cluster, str]:
     """One run that is killed, and when."""
-    victim = rng.randrange(job.world)
     if rng.random() < 0.5:
-        when = "at a time"
+        when, victim = "killed at any time", rng.randrange(job.world)
         cluster = job.start(here)
         time.sleep(rng.uniform(0, known.seconds))
         send([cluster[victim]], signal.SIGKILL)
     else:
-        operations = known.operations[victim]
-        kind = rng.choice(sorted(operations))
-        count = rng.randint(1, operations[kind])
-        plan = {"worker": victim, "kind": kind, "count": count}
+        phases = known.phases(is_restart=is_restart)
+        weights = [RARE.get(phase, 1) for phase in phases]
+        [phase] = rng.choices(list(phases), weights)
+        plan = rng.choice(phases[phase])
+        when = f"killed in {phase}"
+        victim, plan["count"] = plan["worker"], rng.randint(1, plan["count"])
         cluster = job.start(here, KILL_AT=json.dumps(plan))
-        when = f"before {kind}"
+    if job.is_supervised:
+        when = "killed in the supervisor"
     everyone = list(cluster)
     wait_until(
         lambda: cluster[victim].code is not None,
-        f"an end, killed {when}",
+        f"an end, {when}",
         say=cluster.story(),
     )
     is_killed = cluster[victim].code == -signal.SIGKILL
@@ -242,18 +312,26 @@ def prepare() -> Iterator[Trial]:
         whens: list[str] = []
         with place(zygote) as here:
             try:
-                committed = 0
+                committed, left = 0, None
                 for _ in range(rng.randint(1, MOST)):
-                    cluster, when = kill(job, here, known, rng)
+                    is_restart = bool(whens)
+                    cluster, when = kill(job, here, known, rng, is_restart=is_restart)
                     whens.append(when)
                     committed = check_restored(job, cluster, here, committed)
                     if when == TOO_LATE:
+                        break
+                    if not job.is_supervised and rng.random() < REMOVED:
+                        left = remove_a_commit(here, rng)
+                    if left is not None:
+                        whens.append("a commit removed by hand")
+                        committed = left
                         break
                 for _ in range(2):
                     cluster = job.start(here)
                     cluster.expect(*[0] * job.world)
                     committed = check_restored(job, cluster, here, committed)
                     assert results_of(job, cluster, here) == known.results
+                    assert job.is_supervised or GOES_ON in cluster[0].output
                 differs = left_in(here) ^ known.left
                 assert not differs, f"left, or gone: {sorted(differs)}"
                 check_kept(here)
@@ -263,7 +341,7 @@ def prepare() -> Iterator[Trial]:
         return {
             "job": job.name,
             "processes": f"{job.world}",
-            "kills": len(whens) - whens.count(TOO_LATE),
+            "kills": sum(when.startswith("killed") for when in whens),
             "went on from memory": len(restored),
             **collections.Counter(whens),
         }
@@ -275,14 +353,16 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="kills",
     promise=(
-        "SIGKILL, once or several times in a row, to a handler with named States, to "
-        "the supervisor, to TensorFlow's multi-worker training with 1, 2 and 3 "
-        "processes, and to one with a CheckpointManager: half of them at any time of a "
-        "run, half before a file operation of a save, a share, a merge, a rename, "
-        "retention, an upload, a snapshot, a restore or the lease. The same command "
-        "again goes on from the newest commit that was reported, or a newer one, and "
-        "comes to the same bytes; one more run later nothing lies there that an "
-        "undisturbed run does not leave."
+        "SIGKILL, once or several times in a row, to a handler with named States that "
+        "notes, copies and deletes commits, to one with a save_fn, to the supervisor, "
+        "to TensorFlow's multi-worker training with 1, 2 and 3 processes, and to one "
+        "with a CheckpointManager: half of them at any time of a run, half before a "
+        "file operation of a save, a share, a merge, a rename, retention, an upload, a "
+        "snapshot, a restore, the lease or its takeover. Now and then a commit is "
+        "removed by hand before the next start. The same command again goes on from "
+        "the newest commit that was reported and is there, or a newer one, says from "
+        "which, and comes to the same bytes; one more run later nothing lies there "
+        "that an undisturbed run does not leave."
     ),
     trials=1800,
     short=5,

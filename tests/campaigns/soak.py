@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.campaigns.campaign import Campaign, Facts, Trial
 from tests.campaigns.damage import flip, garble, truncate
+from tests.campaigns.kills import step_of
 from tests.multiprocess.harness import Place, Zygote, place, wait_until
 from tests.multiprocess.supervised import Run, run
 from tfpreempt.core.memory import LentMemory
@@ -135,10 +136,6 @@ class Commits:
             else:
                 files = sorted(file for file in path.rglob("*") if file.is_file())
                 rng.choice((flip, garble, truncate))(rng.choice(files), rng)
-
-
-def step_of(commit: Path) -> int:
-    return int(commit.name.split(".")[0])
 
 
 # --- what is measured ----------------------------------------------------------------

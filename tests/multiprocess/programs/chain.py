@@ -1,7 +1,8 @@
 """Training without TensorFlow: a named State, each step of which hangs on the last.
 
-Usage: chain.py CHECKPOINT_DIR STEPS. Under a handler, with all that it does; with
-TFPREEMPT_CHECKPOINT_DIR set, as `tfpreempt run` does, by `save_all_states` alone.
+Usage: chain.py CHECKPOINT_DIR STEPS [save_fn]. Under a handler, with all that it does,
+or with a save_fn; with TFPREEMPT_CHECKPOINT_DIR set, as `tfpreempt run` does, by
+`save_all_states` alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 from typing import IO
 
 import tfpreempt
@@ -45,6 +47,36 @@ class Chain(tfpreempt.State):
         assert digests == TIMES * self.digest
 
 
+class Own:
+    """A program's own files of its steps, which a save_fn writes. Two are kept.
+
+    Args:
+        directory: where they lie.
+        chain: what they are of.
+    """
+
+    def __init__(self, directory: str, chain: Chain) -> None:
+        self._directory = Path(directory)
+        self._chain = chain
+
+    def save(self) -> str:
+        path = self._path()
+        unfinished = path.with_name("unfinished")
+        unfinished.write_bytes(self._chain.digest)
+        unfinished.rename(path)
+        written = self._directory.glob("own-*[0-9]")
+        for old in sorted(written, key=lambda each: int(each.name[4:]))[:-2]:
+            old.unlink()
+        return str(path)
+
+    def check(self) -> None:
+        """What was restored is what was written then."""
+        assert not self._chain.steps or self._path().read_bytes() == self._chain.digest
+
+    def _path(self) -> Path:
+        return self._directory / f"own-{self._chain.steps}"
+
+
 def main() -> None:
     directory, last = sys.argv[1], int(sys.argv[2])
     logging.basicConfig(level=logging.INFO)
@@ -57,18 +89,26 @@ def main() -> None:
             tfpreempt.save_all_states()
             say("committed", chain.steps)
     else:
+        own = Own(directory, chain) if "save_fn" in sys.argv else None
+        config = tfpreempt.TerminationConfig(save_fn=own.save if own else None)
         handler = tfpreempt.PreemptionCheckpointHandler(
-            None, None, directory, save_every=3
+            None, None, directory, config, save_every=3
         )
         say("restored", chain.steps)
+        if own:
+            own.check()
         with handler:
             while chain.steps < last:
                 handler.run(chain.step)
                 if chain.steps % NOTED_EACH == 0:
+                    older = handler.latest_checkpoint
                     committed = handler.save()
                     say("committed", committed.step)
                     committed.set_metadata({"step": committed.step})
                     say("noted", committed.step)
+                    handler.wait_for_mirror()
+                    if own is None and older is not None:
+                        handler.delete_checkpoint(older)
     say("result", json.dumps({"steps": chain.steps, "digest": chain.digest.hex()}))
 
 

@@ -54,7 +54,7 @@ def kind_of(event: str, arguments: tuple[Any, ...]) -> str | None:
     if event in ("os.remove", "os.rmdir"):
         return "retention"
     if event == "open" and not arguments[2] & WRITING:
-        return "restore"
+        return "read"
     return "save"
 
 
