@@ -40,6 +40,9 @@ STEPS = 50
 """From a start, or a disturbance, until processes are measured."""
 LIMIT = 240.0
 
+Sample = dict[str, int]
+"""What there is of something, by its unit."""
+
 Digests = dict[tuple[int, int], str]
 """What a worker holds after a step: by worker and step, whoever makes it first."""
 
@@ -123,6 +126,15 @@ class Commits:
                     whole.append(path)
         return sorted(whole, key=step_of)
 
+    def measure(self) -> Sample:
+        """What lies there but for journals, and what was damaged: that may stay."""
+        found = 0
+        for path in self._directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.name != "journal" and path.stat().st_ino not in self._damaged:
+                    found += 1 + len(list(path.rglob("*")))
+        return {"files": found}
+
     def damage(self, rng: random.Random, *, is_newest: bool) -> None:
         """Of the whole ones but one, one loses a file's bytes, or is gone."""
         whole = self.whole()
@@ -140,9 +152,6 @@ class Commits:
 
 # --- what is measured ----------------------------------------------------------------
 
-Sample = dict[str, int]
-"""What there is of something, by its unit."""
-
 MOST = {"threads": 1, "descriptors": 1, "KiB": 4096, "files": 4}
 """More in the second half of a run than in the first."""
 ENOUGH = 12
@@ -156,12 +165,6 @@ def held_by(pid: int) -> Sample:
     [memory] = [line.split()[1] for line in status if line.startswith("RssAnon")]
     threads, descriptors = (len(os.listdir(process / name)) for name in ("task", "fd"))
     return {"threads": threads, "descriptors": descriptors, "KiB": int(memory)}
-
-
-def lying_in(place: Place) -> Sample:
-    """What lies in a place but for logs and journals, which say more with time."""
-    files = [*place.checkpoints.rglob("*"), *place.path.glob("mirror/**/*")]
-    return {"files": sum("journal" not in file.parts for file in files)}
 
 
 def check_flat(samples: dict[str, list[Sample]]) -> None:
@@ -188,7 +191,6 @@ class Soak:
 
     def __init__(self, made: Run, calm_place: Place) -> None:
         self._made = made
-        self._calm_place = calm_place
         self._lock = threading.Lock()
         digests: Digests = {}
         logs = [made.here.path / f"logs/worker-{i}.log" for i in range(WORLD)]
@@ -293,8 +295,8 @@ class Soak:
         """
         now = {
             "supervisor": held_by(self._made.supervisor.pid),
-            "stormy place": lying_in(self._made.here),
-            "calm place": lying_in(self._calm_place),
+            "stormy directory": self._commits.measure(),
+            "calm directory": self._other_commits.measure(),
         }
         for worker, calm in enumerate(self._alive):
             now[f"calm worker {worker}"] = held_by(calm.pid)

@@ -49,6 +49,20 @@ def test_a_directory_that_cannot_be_one(
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_what_is_passed_over_is_told_with_what_is_used(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged manifest does not say how old it is: here the whole commit is newer."""
+    handler = program.handler()
+    for _ in range(2):
+        handler.run(program.step)
+        handler.save()
+    handler.close()
+    (program.directory / "1" / "MANIFEST.json").write_text("{")
+    program.handler().close()
+    assert f"'{program.directory / '2'}' is used" in caplog.text
+
+
 def test_a_directory_without_a_whole_commit(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -65,7 +79,7 @@ def test_a_directory_without_a_whole_commit(
         program.handler()
     assert len(damaged) == 2
     assert all(str(path) in str(raised.value) for path in damaged)
-    assert "an older commit is used" not in caplog.text
+    assert "is used" not in caplog.text
     assert all(path.read_bytes().endswith(b"?") for path in damaged)
     anew = program.handler(restore=False)
     assert anew.total_run_calls == 0

@@ -349,7 +349,8 @@ class Start:
                 "that begins anew would write over them. Put the files back from a "
                 "copy; or, to begin anew, move them away or pass restore=False"
             )
-        instead = "an older commit is used" if self._candidate else "it is passed over"
+        used = self._candidate
+        instead = f"{used.path!r} is used" if used else "it is passed over"
         for problem in self._skipped:
             log.warning("tfpreempt: %s; %s", problem.rstrip("."), instead)
 
