@@ -308,3 +308,18 @@ def test_a_run_on_a_terminal(
     said = terminal.read().decode()
     assert "tfpreempt: SIGTERM: waiting" in said
     assert ERASE.decode() in said.rpartition("no commit yet")[2]  # the line has gone
+
+
+@pytest.mark.slow
+def test_a_terminal_that_stands_still_holds_up_no_end(
+    supervised: Run, make_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = make_terminal()
+    name = os.ttyname(terminal.stream.fileno())
+    wrapper = ["sh", "-c", f'exec "$@" >{name} 2>{name}', "sh"]
+    supervised.start("until_told()", environment={"TERM": "xterm"}, wrapper=wrapper)
+    supervised.wait_told("ready-0-0")
+    wait_until(lambda: b"no commit yet" in terminal.read(), "the line")
+    termios.tcflow(terminal.theirs, termios.TCOOFF)  # what Ctrl-S does
+    supervised.signal(signal.SIGTERM)
+    assert supervised.finish()[0] == 143

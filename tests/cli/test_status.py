@@ -294,6 +294,23 @@ def test_a_run_that_is_smaller_than_before(run: Run) -> None:
     assert [each.worker for each in run.look().workers] == [0]
 
 
+def test_machines_that_are_gone_are_no_part_of_a_smaller_run(run: Run) -> None:
+    """They had no time to say so. Who is new, and not heard of yet, is a part."""
+    for index in range(3):
+        run.supervisor("started", f"worker-{index}", workers=1, first_worker=index)
+        run.restored(index)
+        run.says(index, 5, world=3)
+    run.supervisor("restarted", "worker-0", workers=1, first_worker=0)
+    run.restored(0, incarnation="b")
+    run.says(0, 6, world=1)
+    picture = run.look(SILENT_AFTER + 1)
+    run.says(0, 90, world=1)
+    picture = run.look()
+    assert [(w.worker, w.state) for w in picture.workers] == [(0, State.TRAINING)]
+    run.supervisor("started", "worker-1", workers=1, first_worker=1)
+    assert [each.worker for each in run.look().workers] == [0, 1]
+
+
 def test_a_supervisor_on_each_machine(run: Run) -> None:
     for index in range(2):
         task = f"worker-{index}"

@@ -73,7 +73,7 @@ def test_the_journal_of_a_url_is_a_local_directory(
     for _ in range(2):
         assert journal_directory("gs://b/run") == tmp_path / "tfpreempt-journal"
     (said,) = caplog.messages
-    assert f"gs://b/run is written to {tmp_path / 'tfpreempt-journal'}" in said
+    assert f"gs://b/run lies in {tmp_path / 'tfpreempt-journal'}" in said
     monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(tmp_path / "j"))
     assert journal_directory("gs://b/run") == tmp_path / "j"
     assert journal_directory("/local") == Path("/local/journal")

@@ -58,9 +58,9 @@ def find_journal(place: str) -> Path:
 def _say_where(url: str, path: Path) -> None:
     """Once for each place."""
     _log.warning(
-        "The journal of %s is written to %s, because nothing can be appended to an "
-        "object. Set TFPREEMPT_JOURNAL_DIR to a directory that outlives this machine "
-        "to have it there.",
+        "The journal of %s lies in %s, because nothing can be appended to an object. "
+        "Set TFPREEMPT_JOURNAL_DIR to a directory that outlives this machine to have "
+        "it there.",
         url,
         path,
     )

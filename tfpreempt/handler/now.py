@@ -184,8 +184,8 @@ class Telling:
         data = _pack(now)
         try:
             flags = os.O_WRONLY | (0 if self._is_made else os.O_CREAT)
+            self._is_made = True  # or could not be, and is not made later
             descriptor = open_file(self._path, flags)
-            self._is_made = True
             try:
                 if os.pwrite(descriptor, data, 0) != len(data):
                     raise OSError("it was written in part")

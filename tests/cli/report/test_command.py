@@ -143,3 +143,12 @@ def test_what_a_journal_says_moves_no_cursor(run: Path) -> None:
     done = call(run, width=160)
     assert "\x1b[2J" not in done.output
     assert "\\x1b[2J (1)" in done.output
+
+
+def test_a_name_of_bytes_that_are_no_text_is_shown_as_them(
+    run: Path, tmp_path: Path
+) -> None:
+    odd = run.rename(tmp_path / "run-\udcff")
+    page = tmp_path / "report.html"
+    assert call(odd, "--html", page).exit_code == 0
+    assert "run-\\udcff" in page.read_text("utf-8")

@@ -57,7 +57,8 @@ def report(
         if html is not None:
             from tfpreempt.cli.report.page import make_page
 
-            html.write_text(make_page(story, place), encoding="utf-8")
+            page = make_page(story, place)
+            html.write_text(page, encoding="utf-8", errors="backslashreplace")
     except (OSError, TfpreemptError) as error:
         raise click.UsageError(plain(str(error))) from error
     if as_json:

@@ -103,8 +103,8 @@ def take_records(files: Iterable[JournalFile]) -> tuple[list[Record], list[str]]
 def _take(raw: Mapping[str, Any], file: str) -> Record | None:
     """The record; None where a value is not of its kind."""
     event = raw["event"]
-    fields = _FIELDS[event]
-    fields |= _OF_A_SUPERVISOR if event in _BY_SUPERVISORS else _OF_A_WORKER
+    of_all = _OF_A_SUPERVISOR if event in _BY_SUPERVISORS else _OF_A_WORKER
+    fields = _FIELDS[event] | of_all
     values = {name: raw.get(name) for name in fields}
     times = {"wall": "number", "monotonic": "number"}
     if not all(_is(raw.get(name), kind) for name, kind in (fields | times).items()):

@@ -89,7 +89,7 @@ def _written(
         except OSError as error:
             lost(path, error)
 
-    with _repeated("tfpreempt-metrics", _WRITES_EVERY, write):
+    with _repeated("tfpreempt-metrics", _WRITES_EVERY, write, at_last=write):
         yield
 
 
@@ -103,19 +103,26 @@ def _drawn(line: StatusLine, look: Callable[[], Picture]) -> Iterator[None]:
         if picture.workers:
             line.show(one_line(picture))
 
-    with _repeated("tfpreempt-line", _LOOKS_EVERY, draw):
+    def erase() -> None:
+        line.show("")
+
+    with _repeated("tfpreempt-line", _LOOKS_EVERY, draw, at_last=erase):
         yield
-    line.show("")
 
 
 @contextlib.contextmanager
-def _repeated(name: str, seconds: float, do: Callable[[], None]) -> Iterator[None]:
-    """Does something in a thread every so often, and once more at the end."""
+def _repeated(
+    name: str, seconds: float, do: Callable[[], None], at_last: Callable[[], None]
+) -> Iterator[None]:
+    """Does something in a thread every so often, and something at the end.
+
+    What it writes to may stand still: the end is not waited for longer than a moment.
+    """
 
     def run() -> None:
         while not thread.stop_event.wait(seconds):
             do()
-        do()
+        at_last()
 
     thread = OwnedThread(name, run)
     thread.start()

@@ -272,7 +272,13 @@ def paint(
         heard: what each said of itself last.
     """
     over = _supervisors_by_worker(supervisors, journals)
-    newest_word = max(heard.values(), key=lambda each: each.at, default=None)
+    if newest_word := max(heard.values(), key=lambda each: each.at, default=None):
+        now = newest_word.now
+        over = {
+            worker: each
+            for worker, each in over.items()
+            if worker < now.world or (each.started_at or 0.0) > now.at
+        }
     world = newest_word.now.world if newest_word else 1 << 31
     indices = set(over) or {w for w in {*journals, *heard} if w < world}
     workers = [
