@@ -42,8 +42,10 @@ help:
 	@echo "make performance  make bench, kept under docs/performance/, with its page and plots"
 	@echo "make campaign   random faults in great number, as a table in docs/reliability.md"
 	@echo "make clean      remove .venv and everything that was built"
+	@echo "The first one installs TensorFlow and the tools in .venv: minutes, 3.5 GB."
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
+	@echo "Installing TensorFlow and the tools in $(VENV), once: minutes, 3.5 GB."
 	$(PYTHON) -m venv $(VENV)
 	@# The build backend is pinned too, so it comes first and isolation is off.
 	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools
