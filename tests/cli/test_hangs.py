@@ -348,7 +348,7 @@ def test_a_stuck_loader_is_shown_and_started_again(supervised: Run) -> None:
     )
     code, _, err = supervised.run(program, *OPTIONS)
     assert code == 0
-    assert re.search(r"worker 1 at step 1, behind the others: no boundary for \d ", err)
+    assert re.search(r"worker 1 at step 1, behind the others: no step for \d ", err)
     assert "in read_data" in err
     assert "hang: restarting" in err
     assert "preemptions: 0, failures: 1" in err

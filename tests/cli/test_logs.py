@@ -94,17 +94,20 @@ def test_the_last_traceback_of_this_part_is_found(log: WorkerLog) -> None:
     log.begin("second")
     write(log, "step 1\n" + TRACE.replace("boom", "cause") + "\n" + TRACE + "bye\n")
     assert log.error_lines() == [*TRACE.splitlines(), "bye"]
+    assert log.error_line() == "ValueError: boom"
 
 
 def test_without_a_traceback_the_last_lines_are_the_error(log: WorkerLog) -> None:
     log.begin("part")
     write(log, "".join(f"line {i}\n" for i in range(50)))
     assert log.error_lines(limit=2) == ["line 48", "line 49"]
+    assert log.error_line() == "line 49"
 
 
 def test_a_silent_worker_has_no_error_lines(log: WorkerLog) -> None:
     log.begin("part")
     assert log.error_lines() == []
+    assert log.error_line() == ""
 
 
 def test_the_error_lines_need_no_file(log: WorkerLog) -> None:

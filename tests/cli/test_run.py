@@ -92,6 +92,10 @@ def test_the_failure_budget_and_the_error_lines(supervised: Run) -> None:
     assert "  | Traceback (most recent call last):" in err
     assert "  | ZeroDivisionError: division by zero" in err
     assert "worker 1 failed (exit code 1), from" in err
+    why = "the last failure: worker 1, exit code 1: ZeroDivisionError: division by zero"
+    assert err.splitlines()[-1].endswith(why)
+    told = "worker-0 is told to leave, because worker 1 failed (exit code 1) ==="
+    assert supervised.log(0).count(told) == 2
     log = supervised.log(1)
     assert log.count("ZeroDivisionError") == 2
     assert log.count("worker-1 starts, restart ") == 2
@@ -117,6 +121,8 @@ def test_the_last_line_of_a_killed_worker_is_not_its_reason(supervised: Run) -> 
     _, _, err = supervised.run(program, "--max-failures", "0")
     log = supervised.directory / "logs" / "worker-0.log"
     assert f"worker 0 ended: killed by SIGUSR1, see {log}" in err
+    why = f"the last failure: worker 0, killed by SIGUSR1: {log}"
+    assert err.splitlines()[-1].endswith(why)
 
 
 def test_the_code_of_a_killed_worker_is_128_and_the_signal(supervised: Run) -> None:

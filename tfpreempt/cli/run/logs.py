@@ -86,6 +86,11 @@ class WorkerLog:
             self._tail.clear()
             self._append(self._own_line(text))
 
+    def note(self, text: str) -> None:
+        """A line of the supervisor's own, in the midst of the worker's."""
+        with self._lock:
+            self._append(self._own_line(text))
+
     def end(self, text: str) -> None:
         """Takes what was written last, and adds a line of the supervisor's own."""
         self.take()
@@ -108,17 +113,29 @@ class WorkerLog:
 
     def error_lines(self, limit: int = 25) -> list[str]:
         """The last traceback of the current part, otherwise its last lines."""
+        lines, start, end = self._newest_error()
+        if start is None:
+            return lines[-limit:]
+        shown = lines[start:end][-limit:]
+        return shown + lines[end:][: limit - len(shown)]
+
+    def error_line(self) -> str:
+        """The one that names the error; "" where nothing was written."""
+        lines, _, end = self._newest_error()
+        return "".join(lines[end - 1 : end])
+
+    def _newest_error(self) -> tuple[list[str], int | None, int]:
+        """The lines, and where the last traceback begins, if there is one, and ends."""
         with self._lock:
             text = self._tail[-_TAIL_BYTES:].decode("utf-8", errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
         starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
         if not starts:
-            return lines[-limit:]
+            return lines, None, len(lines)
         # Runtimes write on after a traceback; the error stands where its indent ends.
         after = range(starts[-1] + 1, len(lines))
         end = next((i + 1 for i in after if lines[i][:1] != " "), len(lines))
-        shown = lines[starts[-1] : end][-limit:]
-        return shown + lines[end:][: limit - len(shown)]
+        return lines, starts[-1], end
 
     def _add(self, data: bytes) -> None:
         self._tail += data

@@ -109,10 +109,13 @@ class Reporter:
             "what they have not committed is lost"
         )
 
-    def ended_others(self, signal_name: str, workers: Sequence[int]) -> None:
+    def ended_others(
+        self, signal_name: str, workers: Sequence[int], why: str = ""
+    ) -> None:
         """The supervisor sent a signal to the workers that still ran."""
         self._add("ended_others", signal=signal_name, workers=workers)
-        self._say(f"sent {signal_name} to {_names(workers)}")
+        because = f", because {why}" if why else ""
+        self._say(f"sent {signal_name} to {_names(workers)}{because}")
 
     def hung(self, hangs: Sequence[Hang]) -> None:
         """The workers come to no boundary any more."""
@@ -180,8 +183,17 @@ class Reporter:
                 "again or put it back, and start this again"
             )
 
-    def left(self, verdict: Leave, incarnations: int, seconds: float) -> None:
-        """The end: the last record, and a summary."""
+    def left(
+        self, verdict: Leave, incarnations: int, seconds: float, why: str = ""
+    ) -> None:
+        """The end: the last record, and a summary.
+
+        Args:
+            verdict: how it ends.
+            incarnations: how many there were.
+            seconds: all of them took.
+            why: the last one failed; "": it did not, or nobody said.
+        """
         spent = verdict.spent
         told = {"code": verdict.code, "incarnations": incarnations, "seconds": seconds}
         self._add(
@@ -191,6 +203,7 @@ class Reporter:
             f"outcome: {_CAUSES[verdict.cause]}, exit code: {verdict.code}, "
             f"incarnations: {incarnations}, preemptions: {spent.preemptions}, "
             f"failures: {spent.failures}, time: {seconds:.1f} s"
+            + (f"; the last failure: {why}" if why else "")
         )
 
     def log_lost(self, log: Path, error: OSError) -> None:
@@ -229,7 +242,7 @@ class Reporter:
 
 def _how(hang: Hang) -> str:
     behind = ", behind the others" if hang.is_behind else ""
-    what = "waits for the others" if hang.stage is Stage.WAITS else "no boundary"
+    what = "waits for the others" if hang.stage is Stage.WAITS else "no step"
     return (
         f"  worker {hang.worker} at step {hang.step}{behind}: {what} for "
         f"{hang.seconds:.0f} s, process {hang.state}"

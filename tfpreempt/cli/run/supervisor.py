@@ -12,6 +12,7 @@ import dataclasses
 import secrets
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
 
 _LEFTOVER_SECONDS = 0.05  # nobody tells when the last child of a dead worker goes
+_LINE_LENGTH = 500  # of an error in the summary; its log has all of it
 _CANNOT_START = ReturnCode(126)
 
 
@@ -131,7 +133,7 @@ class Supervisor:
                 break
             restart += 1
         seconds = self.clock.monotonic() - began
-        self.reporter.left(verdict, restart + 1, seconds)
+        self.reporter.left(verdict, restart + 1, seconds, self._last_failure())
         return verdict.code
 
     def _run_once(self, name: str, restart: int, home: Home | None) -> Restart | Leave:
@@ -146,7 +148,7 @@ class Supervisor:
             self.reporter.decided(verdict, limits)
             if self.seen.hung_at is not None:
                 self.reporter.stacks(self.watch.stacks())
-            if failure := policy.first_failure(limits, self.seen):
+            if failure := self._first_failure():
                 log = self.logs[failure.worker]
                 self.reporter.failed(failure, log.error_lines(), log.path)
             self._clear(verdict.delay if isinstance(verdict, Restart) else 0.0)
@@ -209,8 +211,7 @@ class Supervisor:
                     self.reporter.hung(self.watch.ask_for_stacks(self.fleet.running))
                     self._note(hung_at=now)
                 case policy.Ask():
-                    self.reporter.ended_others("SIGTERM", self.fleet.running)
-                    self.fleet.ask()
+                    self._ask()
                     self._note(asked_at=now)
                 case policy.Kill():
                     self.reporter.ended_others("SIGKILL", self.fleet.running)
@@ -218,6 +219,37 @@ class Supervisor:
                     self._note(killed_at=now)
                 case verdict:
                     return verdict
+
+    def _ask(self) -> None:
+        """Asks all to leave, and tells in their logs whose failure that follows from.
+
+        A worker cannot know: to it this is a notice like any other.
+        """
+        failure, others, why = self._first_failure(), self.fleet.running, ""
+        if failure is not None:
+            why = f"worker {failure.worker} failed ({failure.describe()})"
+        self.reporter.ended_others("SIGTERM", others, why)
+        self.fleet.ask()
+        for worker in others if why else ():
+            self.logs[worker].note(
+                f"{self.options.label(worker)} is told to leave, because {why}"
+            )
+
+    def _first_failure(self) -> WorkerExit | None:
+        return policy.first_failure(self.options.limits, self.seen)
+
+    def _last_failure(self) -> str:
+        """By which the last run ended, with the line of its log that names the error.
+
+        What a killed worker wrote last is not its reason. "" where none failed.
+        """
+        failure = self._first_failure()
+        if failure is None:
+            return ""
+        log = self.logs[failure.worker]
+        line = log.error_line() if failure.returncode > 0 else ""
+        said = textwrap.shorten(line, _LINE_LENGTH, placeholder=" ...")
+        return f"worker {failure.worker}, {failure.describe()}: {said or log.path}"
 
     def _add_exit(self, worker: int, code: ReturnCode, now: float) -> None:
         """Notes and tells that a worker has ended, or could not be started."""
