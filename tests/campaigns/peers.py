@@ -79,7 +79,7 @@ LIMIT = 30.0
 BUSY = 10.0
 """Seconds more on a busy machine, and for what TensorFlow takes to end."""
 
-LEFT_OUT = "has no shard of worker"
+LEFT_OUT = "has no part of worker"
 """What a restart says of a commit that was made without a worker's part."""
 
 SAVED_AT = 4

@@ -82,7 +82,7 @@ def test_a_shard_of_a_lost_worker_is_left_out_and_said(tmp_path, caplog):
     assert not (tmp_path / "5" / "worker-0001").exists()
     assert restore(tmp_path, 2, 3)[2] == ["text2", "text0"]
     assert restore(tmp_path, 1, 3)[2] == ["fresh1", "text0"]
-    assert "no shard of worker 1" in caplog.text
+    assert "no part of worker 1" in caplog.text
 
 
 def test_only_the_chief_commits(tmp_path):

@@ -285,7 +285,7 @@ def test_a_worker_without_its_shard_starts_its_data_anew(tmp_path, caplog):
     lost = with_data(tmp_path, shuffled(), cluster=cluster(1, 2))
     assert lost.restore()[1] == 3.0
     assert take(lost, 5) == first
-    assert "no shard of worker 1" in caplog.text
+    assert "no part of worker 1" in caplog.text
     again = with_data(tmp_path, shuffled(), cluster=cluster(0, 2))
     assert again.restore()[1] == 3.0
     assert take(again, 5) == expected

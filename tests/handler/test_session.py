@@ -237,7 +237,7 @@ def test_no_boundary_before_the_deadline(current: session.Session) -> None:
     notify(current, grace=0.3)
     assert there.wait(LIMIT)
     [left] = [event for event in member.events if isinstance(event, Exit)]
-    assert "no boundary" in left.detail
+    assert "no step ended" in left.detail
 
 
 def test_who_waits_for_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,7 @@ def test_a_step_that_hangs_through_the_grace_period(
     wait_until(ended_under_more_signals, "the hung worker ends itself", LIMIT)
     cluster.expect(RESTART, RESTART)
     assert outcomes(here) == [(0, "lost", RESTART), (1, "lost", RESTART)]
-    assert "no boundary" in records(here.checkpoints, "exit", worker=1)[0]["detail"]
+    assert "no step ended" in records(here.checkpoints, "exit", worker=1)[0]["detail"]
     assert [r["step"] for r in records(here.checkpoints, "commit")] == [4, 8]
     here.release()
     second = here.train("mwms", 2)

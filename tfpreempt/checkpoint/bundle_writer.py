@@ -216,7 +216,10 @@ def _moved(files: Files, part: Part, path: str) -> Part:
         files.rename(part.path, path)
     except OSError as error:
         _log.warning(
-            "tfpreempt: %s cannot be moved, so it is written anew: %s", part.path, error
+            "tfpreempt: %s cannot be moved, so it is written anew, which takes longer "
+            "and loses nothing: %s",
+            part.path,
+            error,
         )
         [part] = write(files, {path: part.stretches})
         return part

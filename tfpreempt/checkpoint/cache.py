@@ -131,7 +131,11 @@ def reading(
         try:
             _sweep(root)
         except OSError as error:
-            _log.warning("Copies in %s could not be tidied: %s", root, error)
+            _log.warning(
+                "Old copies in %s take up room, and could not be deleted: %s",
+                root,
+                error,
+            )
 
 
 def _make(path: str, make: Callable[[str], None], patience: float) -> None:

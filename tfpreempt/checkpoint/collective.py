@@ -43,7 +43,9 @@ def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
         except (MemoryError, OSError, RuntimeError) as error:  # none is TensorFlow's
             raise errors.CollectiveReadError(
                 "this worker could not take part in the read that needs all workers: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}. The others wait in it, so all "
+                "workers must start again; the last commit stands. Give this worker "
+                "more memory, or save less."
             ) from error
 
     saver._gather_serialized_tensors = gather_and_evaluate
@@ -59,7 +61,11 @@ def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
         except errors.CollectiveReadError:
             raise  # what the others wait for counts more
         except Exception as error:  # noqa: BLE001  (the body's error counts)
-            _log.warning("The collective read failed as well: %s", error)
+            _log.warning(
+                "tfpreempt: the read that all workers take part in failed too, beside "
+                "the error that is raised: %s",
+                error,
+            )
         raise
     finally:
         del saver._gather_serialized_tensors  # uncovers the class's own

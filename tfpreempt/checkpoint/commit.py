@@ -183,7 +183,12 @@ def tidying(directory: str) -> Iterator[None]:
     try:
         yield
     except (OSError, errors.CheckpointError) as error:
-        _log.warning("Tidying %s after a commit failed: %s", directory, error)
+        _log.warning(
+            "tfpreempt: the commit in %s stands; clearing up after it failed, which "
+            "the next commit tries again: %s",
+            directory,
+            error,
+        )
 
 
 def point(

@@ -370,7 +370,8 @@ class _Tenure(OwnedThread):
                 if not is_said:
                     is_said = True
                     _log.warning(
-                        "tfpreempt: the lease of %s cannot be renewed: %s",
+                        "tfpreempt: the lease of %s cannot be renewed, and is tried "
+                        "again; training goes on: %s",
                         self.place.where,
                         error,
                     )
@@ -389,7 +390,12 @@ class _Tenure(OwnedThread):
         try:
             self.place.end(self.token)
         except (OSError, errors.CheckpointError, RuntimeError) as error:
-            _log.warning("tfpreempt: %s: %s", self.place.where, error)
+            _log.warning(
+                "tfpreempt: the lease of %s cannot be given back, so the next start "
+                "may have to wait until it expires: %s",
+                self.place.where,
+                error,
+            )
 
 
 class _Looks:

@@ -195,7 +195,9 @@ class CheckpointLoader:
                 continue  # a warning says so
             if not is_there:
                 _log.warning(
-                    "tfpreempt: %s has no State %r", candidate.path, state.name
+                    "tfpreempt: %s has no State %r; it stays as the program made it",
+                    candidate.path,
+                    state.name,
                 )
 
     def check(self, candidate: Entry) -> None:

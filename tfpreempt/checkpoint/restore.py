@@ -160,7 +160,7 @@ def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
         )
     elif cluster.worker not in manifest.workers:
         _log.warning(
-            "%s has no shard of worker %d (it was lost when the checkpoint was "
+            "%s has no part of worker %d (it was lost when the checkpoint was "
             "committed): its data position, random generators and per-replica "
             "parts are not restored.",
             entry.path,

@@ -34,6 +34,7 @@ from tfpreempt.storage import failure, paths, reading
 
 _log = logging.getLogger(__name__)
 
+_LEFT_BEHIND = "tfpreempt: %s could not be removed; it only takes up room: %s"
 _AWAITED = 8  # saves, late shares of which are looked for
 _committed: dict[tuple[str, str], int] = {}  # the newest, by process and directory
 
@@ -103,7 +104,12 @@ class CheckpointSaver:
             home.sign(self._files, self.directory)
             self._home = Home(self.directory)
         except OSError as error:
-            _log.warning("Cleaning up in %s failed: %s", self.directory, error)
+            _log.warning(
+                "tfpreempt: what unfinished saves left in %s could not be removed; it "
+                "only takes up room: %s",
+                self.directory,
+                error,
+            )
         else:
             for path in removed:
                 _log.info("Removed %s, left by a save that never committed", path)
@@ -286,7 +292,9 @@ class CheckpointSaver:
         """
         if not self._is_chief:
             worker = self.loader.cluster.worker
-            raise errors.UsageError(f"Worker {worker} is not the chief to commit.")
+            raise errors.UsageError(
+                f"Worker {worker} cannot commit; only worker 0 can."
+            )
         if staged.is_empty:
             _log.warning(
                 "Nothing to commit at step %d: save_fn returned None (return the path "
@@ -333,7 +341,7 @@ class CheckpointSaver:
             if self._home.is_same():
                 flat.settle(self._files, self.directory)
         except (OSError, errors.CheckpointError) as error:
-            _log.warning("Could not remove %s: %s", staged, error)
+            _log.warning(_LEFT_BEHIND, staged, error)
 
     def _let_go(self, staged: str, *, is_over: bool) -> None:
         """The save is over here, whether it was committed or not.
@@ -346,7 +354,7 @@ class CheckpointSaver:
         try:
             claims.forget(self._files, staged)
         except (OSError, errors.CheckpointError) as error:
-            _log.warning("Could not remove the claim of %s: %s", staged, error)
+            _log.warning(_LEFT_BEHIND, f"the claim of {staged}", error)
         self._claims.pop(staged, None)
         cluster = self.loader.cluster
         if cluster.world > 1 and not (
@@ -361,7 +369,7 @@ class CheckpointSaver:
             if reading.is_real_dir(parts):
                 retention.delete_staging(self._files, parts)
         except (OSError, errors.CheckpointError) as error:
-            _log.warning("Could not remove %s: %s", parts, error)
+            _log.warning(_LEFT_BEHIND, parts, error)
 
     def _prepare(self, directory: str, prefix: str | None = None) -> None:
         self._home.check()
@@ -485,8 +493,9 @@ class CheckpointSaver:
         missing = sorted(complete[name] for name in complete.keys() - set(names))
         if missing:
             _log.warning(
-                "The shards of workers %s are not in %s as the chief sees it, though "
-                "they were written: is the directory shared?",
+                "tfpreempt: workers %s wrote their parts of this save, and worker 0 "
+                "does not see them in %s, so the commit is without them. Mount one "
+                "storage for all workers",
                 missing,
                 directory,
             )

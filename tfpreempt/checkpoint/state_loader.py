@@ -169,7 +169,9 @@ class StateLoader:
         if found:
             return True
         _log.warning(
-            "tfpreempt: %s has no State %r; it stays as it is", commit.path, state.name
+            "tfpreempt: %s has no State %r; it stays as the program made it",
+            commit.path,
+            state.name,
         )
         return False
 
@@ -184,7 +186,8 @@ class StateLoader:
             return
         _log.warning(
             "tfpreempt: this is restart %d, and the newest whole commit, %s, was "
-            "written by %s: nothing that came after it is left.",
+            "written by %s: what was trained after it is lost, and trained again. See "
+            "the logs of the starts between for why they committed nothing",
             restart,
             commit.path,
             f"restart {wrote}" if wrote else "the first start",

@@ -125,8 +125,8 @@ class WorkerParts:
                     continue
             except _UnfitError as error:
                 _log.warning(
-                    "tfpreempt: worker %d's share of step %d cannot be used, so the "
-                    "chief writes it: %s",
+                    "tfpreempt: worker %d's share of step %d cannot be used, so "
+                    "worker 0 writes it; nothing is lost: %s",
                     worker,
                     save.step,
                     error,
@@ -181,11 +181,11 @@ class WorkerParts:
         names = sorted({stretch.tensor.name for _, stretch in unlike})
         self._unlike |= set(names)
         _log.warning(
-            "tfpreempt: at step %d %r%s has another value on worker(s) %s than on the "
-            "chief. Either the program sets it on each worker by itself, or the "
-            "replicas have drifted apart, though their strategy is to keep them equal. "
-            "Every commit has the chief's value, which the chief writes alone from now "
-            "on",
+            "tfpreempt: at step %d %r%s has another value on worker(s) %s than on "
+            "worker 0. Either the program sets it on each worker by itself, or the "
+            "replicas have drifted apart, though their strategy is to keep them equal: "
+            "see which. Every commit has the value of worker 0, which writes it alone "
+            "from now on",
             step,
             names[0],
             f" (and {len(names) - 1} more)" if names[1:] else "",

@@ -421,8 +421,8 @@ def _left_to_the_chief(step: int) -> Iterator[None]:
         raise
     except Exception as error:  # noqa: BLE001 - of TensorFlow, or no thread, say
         _log.warning(
-            "tfpreempt: this worker's share of step %d cannot be written, so the chief "
-            "writes it: %s: %s",
+            "tfpreempt: this worker's share of step %d cannot be written, so worker 0 "
+            "writes it; nothing is lost: %s: %s",
             step,
             type(error).__name__,
             error,

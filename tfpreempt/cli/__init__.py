@@ -57,4 +57,4 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup)
 @click.version_option(tfpreempt.__version__, prog_name="tfpreempt")
 def main() -> None:
-    """Make TensorFlow training on machines that can be taken away safe."""
+    """Keep TensorFlow training safe on machines that can be taken away."""

@@ -121,8 +121,13 @@ class Runtime:
             except StoreGoneError as error:
                 self.on_gone(error)
             except Exception as error:
-                log.exception("tfpreempt: a coordination thread failed; this is a bug")
-                self.on_gone(StoreGoneError(f"a coordination thread failed: {error}"))
+                log.exception(
+                    "tfpreempt: this worker cannot talk with the others any more, by a "
+                    "bug of tfpreempt: please report it. No commit is touched"
+                )
+                self.on_gone(
+                    StoreGoneError(f"the thread that talks with others failed: {error}")
+                )
 
     def _ring(self) -> None:
         while True:

@@ -176,7 +176,10 @@ def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for file in read_files(directory):
         records += file.records
         if file.damaged:
-            text = "Skipped %d damaged line(s) of the journal %s."
+            text = (
+                "Skipped %d damaged line(s) of the journal %s, such as a process "
+                "leaves that is killed while it writes. No commit is concerned."
+            )
             _log.warning(text, file.damaged, file.path)
     return sorted(records, key=lambda record: float(record["wall"]))
 

@@ -54,7 +54,10 @@ class OwnedThread(threading.Thread):
         try:
             super().run()
         except BaseException:
-            _logger.exception("thread %s failed", self.name)
+            _logger.exception(
+                "the thread %s has ended by an error, and does its work no more",
+                self.name,
+            )
 
 
 class OutOfTimeError(TimeoutError):

@@ -174,7 +174,11 @@ def _make_snapshots(
         )
         saver.start()
     except errors.TfpreemptError as error:
-        log.warning("tfpreempt: there can be no snapshots: %s", error)
+        log.warning(
+            "tfpreempt: there can be no snapshots, so a death without a notice costs "
+            "what came after the last commit: %s",
+            error,
+        )
         return None
     return Snapshots(saver, memory.bytes, workers=memory.workers)
 

@@ -303,7 +303,11 @@ class Commits:
                 "deleted"
             )
         if entry is None:
-            log.warning("tfpreempt: %r is not (any more) in this directory", checkpoint)
+            log.warning(
+                "tfpreempt: %r is not (any more) in this directory, so there was "
+                "nothing to delete",
+                checkpoint,
+            )
         else:
             self.saver.delete(entry)
 

@@ -78,8 +78,8 @@ class ExitPath:
         committed = outcome is Outcome.COMMITTED
         if not committed:
             log.error(
-                "tfpreempt: this preemption committed nothing at step %d; the last "
-                "commit stands. Reason: %s",
+                "tfpreempt: leaving, committed nothing at step %d; the last commit "
+                "stands, and what was trained since is trained again. Reason: %s",
                 members[0].step,
                 reason or "unknown",
             )
@@ -177,9 +177,9 @@ class ExitPath:
             return
         keep_streams()
         log.error(
-            "tfpreempt: %s; the process ends now and the last commit stands. If steps "
-            "or evaluations take this long, call save_checkpoint_if_preempted() within "
-            "them.",
+            "tfpreempt: %s; the process ends now. The last commit stands, and what was "
+            "trained since is trained again. If steps or evaluations take this long, "
+            "call save_checkpoint_if_preempted() within them.",
             why,
         )
 
@@ -195,7 +195,10 @@ class ExitPath:
         try:  # storage that hangs is what may have kept the boundary from coming
             call_within(limit, record)
         except OutOfTimeError:
-            log.error("tfpreempt: the journal did not take this within %.2f s", limit)
+            log.error(
+                "tfpreempt: the journal lacks this: its disk did not answer in %.2f s",
+                limit,
+            )
         self.left = True
         exit_hard(lambda: members[0].config.leave(False, self.cluster))
         self.left = False

@@ -97,7 +97,10 @@ def exit_hard(leave: Callable[[], Any]) -> None:
     except SystemExit as exit:
         end_now(exit)
     except Exception:
-        log.exception("tfpreempt: the way out has failed")
+        log.exception(
+            "tfpreempt: an error came while the process was leaving, so it ends with "
+            "exit code 1, as a failure; what was committed stands"
+        )
         end_now(SystemExit(1))
 
 

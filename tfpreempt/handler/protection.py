@@ -132,7 +132,7 @@ class Protection:
             return
         name = type(error).__name__
         log.error(
-            "tfpreempt: %s is taken for a consequence of the notice",
+            "tfpreempt: %s is taken for a consequence of the notice, not for a failure",
             name,
             exc_info=None if is_printed else error,
         )

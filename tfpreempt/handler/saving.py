@@ -578,7 +578,7 @@ class RoundSave:
         return CommitKind.NONE
 
     def _failed(self, error: Exception) -> None:
-        log.error("tfpreempt: the checkpoint could not be saved", exc_info=error)
+        log.error("tfpreempt: this save failed; the last commit stands", exc_info=error)
         c = self.coordinator
         member = next(iter(self.members))
         where = f"the save of step {member.step}"

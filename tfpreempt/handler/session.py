@@ -767,7 +767,11 @@ class Session:
         within = OPENS_WITHIN if killed else HEARD_WITHIN if is_reading else 0.0
         if not (is_whole or (is_alone and is_reading)) or not self.is_noticed(within):
             return False
-        log.error("tfpreempt: taken for a consequence of the notice", exc_info=error)
+        log.error(
+            "tfpreempt: this error is taken for a consequence of the notice, not for a "
+            "failure: the process leaves to be started again",
+            exc_info=error,
+        )
         verdict = None
         if is_whole:
             with self._undisturbed():
@@ -785,9 +789,9 @@ class Session:
             if member.commits.mirror is not None:
                 member.commits.mirror.hurry()
             member.record(notice)
-        boundary = "the next boundary"
+        next_step = "the next step to begin"
         if not self.gate.started:
-            boundary += ", and no step was begun by run() yet"
+            next_step += ", and none was begun by run() yet"
         grace = notice.grace_seconds
         left = "nobody says how long it leaves (grace_period= of a config does)"
         log.warning(
@@ -795,12 +799,12 @@ class Session:
             notice.source,
             notice.detail,
             f"grace {grace:g} s" if grace else left,
-            "the step that runs" if self.gate.busy else boundary,
+            "the step that runs" if self.gate.busy else next_step,
         )
         self._runtime.at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
         for member in told:
             if not member.is_alive():
-                self.exit.overrun(f"{member.amid} has died, and no boundary will come")
+                self.exit.overrun(f"{member.amid} has died, and no step will follow")
 
     def _name_killed(self) -> None:
         """A notice has come, perhaps by a signal to others too."""
@@ -863,7 +867,11 @@ class Session:
             try:
                 self.close(member, self.coordinator.deadlines.save_timeout)
             except Exception as error:
-                log.error("tfpreempt: the end is not saved", exc_info=error)
+                log.error(
+                    "tfpreempt: the end of training is not committed, so the exit code "
+                    "is 1; the next start trains again what came after the last commit",
+                    exc_info=error,
+                )
                 is_saved = False
         if not is_saved:
             sys.exit(1)

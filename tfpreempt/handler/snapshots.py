@@ -138,7 +138,9 @@ class Snapshots:
         try:
             return catalog.scan(self.saver.directory)
         except OSError as error:
-            log.warning("tfpreempt: snapshots cannot be read: %s", error)
+            log.warning(
+                "tfpreempt: snapshots cannot be read, so none is used: %s", error
+            )
             return []
 
     def lacks(self, attempts: Collection[str]) -> list[str]:

@@ -109,7 +109,10 @@ class Source:
             self._on_notice(detail)
         except Exception:
             # The source must outlive its listener: others may share its thread.
-            _logger.exception("on_notice failed for a notice of %s", self.name)
+            _logger.exception(
+                "on_notice raised an error, given a notice of %s; watching goes on",
+                self.name,
+            )
 
     def _begin(self) -> None:
         """Begins to watch."""

@@ -125,7 +125,8 @@ class Watcher:
             self._delivery.release()
         else:
             _logger.warning(
-                "on_notice has not returned within %.1f s of closing the watcher",
+                "on_notice has not returned within %.1f s of closing the watcher, "
+                "which is closed without it",
                 CLOSE_LIMIT_SECONDS,
             )
         while self._started:
@@ -133,7 +134,10 @@ class Watcher:
             try:
                 source.close()
             except Exception:
-                _logger.exception("closing the notice source %s failed", source.name)
+                _logger.exception(
+                    "closing the notice source %s failed; the others are closed",
+                    source.name,
+                )
 
     def _receive(self, watched: WatchedSource, detail: str) -> None:
         notice = Notice(
@@ -149,4 +153,6 @@ class Watcher:
             try:
                 self._on_notice(notice)
             except Exception:
-                _logger.exception("on_notice failed for %s", notice)
+                _logger.exception(
+                    "on_notice raised an error, given %s; watching goes on", notice
+                )

@@ -83,7 +83,8 @@ class AzureTerminationConfig(TerminationConfig):
         except Exception as error:
             # The exit code must go on.
             _logger.error(
-                "tfpreempt: acknowledging failed (%s). The event comes at its own time",
+                "tfpreempt: Azure's event could not be acknowledged (%s). Nothing is "
+                "lost: the machine goes at the announced time instead of at once",
                 error,
                 exc_info=not isinstance(error, NoticeError),
             )

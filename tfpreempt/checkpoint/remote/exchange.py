@@ -94,7 +94,11 @@ class ShardExchange:
             retention.delete_staging(self._files, directory)
             claims.forget(self._files, directory)
         except OSError as error:
-            _log.warning("Could not remove %s: %s", directory, error)
+            _log.warning(
+                "tfpreempt: %s could not be removed; it only takes up room: %s",
+                directory,
+                error,
+            )
 
     def collect(
         self,
@@ -126,8 +130,8 @@ class ShardExchange:
                     self._take(staged, worker, min(_SECONDS, max(0.1, left() / 2)))
                 except (errors.CheckpointError, OSError) as error:
                     _log.error(
-                        "tfpreempt: the shard of worker %d did not come by way of %s: "
-                        "%s",
+                        "tfpreempt: worker %d's part of this save did not come by way "
+                        "of %s: %s",
                         worker,
                         self._store.uri,
                         error,

@@ -61,7 +61,7 @@ def look_for_newer(
             ) from error
         _log.warning(
             "tfpreempt: %s cannot be asked for a newer commit, and %s (step %s) is "
-            "restored: %s",
+            "restored. If there is a newer one, its steps are trained again: %s",
             mirror.store.uri,
             local.path,
             local.step,

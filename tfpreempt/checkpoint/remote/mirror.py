@@ -104,7 +104,8 @@ class Mirror:
                 self.lease.acquire_at(self._place)
             except errors.SaveError as error:  # it can be read, that is enough to start
                 _log.warning(
-                    "tfpreempt: the lease of %s is taken by the first copy: %s",
+                    "tfpreempt: the lease of %s cannot be taken yet, and the first "
+                    "copy tries again; training goes on: %s",
                     self.store.uri,
                     error,
                 )

@@ -110,8 +110,8 @@ class Sweeper:
                 return
             self._is_said = True
             _log.warning(
-                "tfpreempt: %d parts of uploads below %s stay there, beside the copies "
-                "that were made of them: %s",
+                "tfpreempt: %d parts of uploads below %s cannot be deleted, though the "
+                "copies are whole without them; they only take up room: %s",
                 len(unneeded),
                 os.path.join(self._store.uri, FOLDER),
                 error,

@@ -43,7 +43,8 @@ from tfpreempt.errors import (
 )  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(0), default=lambda: random.randrange(2**31),
-    help="Draws steps, victims and weights; a new one each time if not given.",
+    help="Draws the first weights, and which worker is preempted at which step; a "
+    "new one each time if not given.",
 )  # fmt: skip
 @click.option(
     "--steps", type=click.IntRange(1), default=1_000, show_default=True,

@@ -39,8 +39,8 @@ _LINES = {
 )  # fmt: skip
 @click.option(
     "--follow", "follow_seconds", type=Seconds(),
-    help="With DIRECTORY: wait so many seconds for the worker to leave, and tell what "
-    "it made of it; exit status 1 unless the step was committed.",
+    help="With DIRECTORY: wait so many seconds for the worker to leave, and show "
+    "what it does until then; exit status 1 unless the step was committed.",
 )  # fmt: skip
 @click.option(
     "--file",

@@ -98,8 +98,9 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 )  # fmt: skip
 @click.option(
     "--checkpoint-dir", type=click.Path(path_type=str),
-    help="Handed to the workers as TFPREEMPT_CHECKPOINT_DIR; holds the journal, unless "
-    "it is a URL such as gs://bucket/run: then TFPREEMPT_JOURNAL_DIR does.",
+    help="Where the workers commit; handed to them as TFPREEMPT_CHECKPOINT_DIR. Holds "
+    "the journal (what happened to the run) too, unless it is a URL such as "
+    "gs://bucket/run: then TFPREEMPT_JOURNAL_DIR does.",
 )  # fmt: skip
 @click.option(
     "--remote-checkpoint-dir", metavar="URI",
@@ -155,19 +156,19 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 @click.option(
     "--standby", "has_standby", is_flag=True,
     help="Keep a process for each worker's next start, with TensorFlow imported and "
-    "waiting; a restart takes half the time and less. Its memory is told; nothing is "
-    "kept, and the start is cold, where COMMAND is not Python with a file or -m and a "
-    "module, or memory is short.",
+    "waiting; a restart takes half the time and less. A line says how much memory it "
+    "takes. Where COMMAND is not Python with a file or -m and a module, or memory is "
+    "short, nothing is kept, and the start is cold: it imports anew.",
 )  # fmt: skip
 @click.option(
     "--standby-after", type=Seconds(), default=30.0,
-    help="Seconds after a start at which these processes are started, so that they "
-    "don't compete with it.",
+    help="Seconds after a start at which the standby processes are started, so that "
+    "they don't compete with it.",
 )  # fmt: skip
 @click.option(
     "--standby-import", "standby_imports", metavar="MODULE", multiple=True,
     default=("tensorflow",),
-    help="What they import; may be given many times.",
+    help="What the standby processes import; may be given many times.",
 )  # fmt: skip
 @click.option(
     "--snapshots", metavar="auto|off|SIZE", type=Snapshots(), default="auto",
@@ -178,10 +179,10 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 @click.option(
     "--hang-timeout", metavar="auto|off|SECONDS", type=HangTimeout(hangs.SHORTEST),
     default="off",
-    help="Workers that come to no boundary for so long hang: their stacks are written "
-    "to the journal, and all are restarted, as after a failure. auto: 20 times as long "
-    "as steps take, and 2 minutes at least. The start, saves and the evaluations of a "
-    "fit may take longer.",
+    help="Workers that begin no step for so long hang: their stacks are written to the "
+    "journal, and all are restarted, as after a failure. auto: 20 times as long as "
+    "steps take, and 2 minutes at least. The start, saves and the evaluations of a fit "
+    "may take longer.",
 )  # fmt: skip
 @click.option(
     "--metrics-port", "metrics_address", metavar="[HOST:]PORT", type=Address(),

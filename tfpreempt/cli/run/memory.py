@@ -63,7 +63,11 @@ def lent(
                 f"--snapshots cannot have its memory: {error}"
             ) from error
         if asked:
-            log.warning("tfpreempt: there are no snapshots in memory: %s", error)
+            log.warning(
+                "tfpreempt: there are no snapshots in memory, so a death without a "
+                "notice costs what came after the last commit: %s",
+                error,
+            )
     if made is None:
         yield None
         return

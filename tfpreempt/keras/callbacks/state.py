@@ -45,7 +45,10 @@ def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> Encoded:
                 raise
             del arrays[before:]
             log.error(
-                "tfpreempt: the state of %s is left out of this commit: %s", name, error
+                "tfpreempt: the state of %s is left out of this commit, and would "
+                "begin anew after a restart from it: %s",
+                name,
+                error,
             )
         else:
             header |= {name: entry} if entry else {}
