@@ -49,7 +49,8 @@ fields = ["SigBlk", "SigIgn", "SigCgt", "Threads"]
 names = os.listdir("/proc/self/fd")
 environ = dict(os.environ)
 told = {name: environ.pop(name) for name in
-    ["TFPREEMPT_NUM_RESTARTS", "TFPREEMPT_INCARNATION", "TF_CONFIG"]}
+    ["TFPREEMPT_NUM_RESTARTS", "TFPREEMPT_INCARNATION", "TFPREEMPT_SUPERVISED",
+     "TF_CONFIG"]}
 restart = int(told["TFPREEMPT_NUM_RESTARTS"])
 portrait = {
     "globals": {k: repr(v).split(" object at")[0] for k, v in seen.items()},

@@ -26,7 +26,7 @@ if way == "fit":
     worker.tfpreempt.keras.enable_multi_worker()
     worker.EPOCH_STEPS = {STEPS // 3}
 strategy = worker.tf.distribute.MultiWorkerMirroredStrategy()
-def tell(step):
+def tell(step, loss):
     if worker.tfpreempt.num_restarts() == 0 and preempted_at == [str(step)]:
         while '"standby_ready"' not in journal.read_text():
             time.sleep(0.02)
