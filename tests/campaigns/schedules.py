@@ -42,5 +42,8 @@ CAMPAIGN = Campaign(
         "A worker that was many steps from the boundary of a periodic save that had "
         "failed, or was asynchronous, answered no notice before it came there, and was "
         "taken for dead (`cluster/test_schedules.py`).",
+        "While a machine with a long grace had its first commit made, the last call of "
+        "another one came: that commit did not end the run, and there was hardly time "
+        "for one more, which missed a worker's part (`cluster/test_schedules.py`).",
     ),
 )

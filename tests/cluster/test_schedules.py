@@ -30,6 +30,7 @@ from tests.cluster.simulation import (
     SimulatedCluster,
 )
 from tfpreempt.coordination import agreement
+from tfpreempt.coordination.events import CommitKind
 from tfpreempt.core.events import Outcome
 
 
@@ -122,6 +123,24 @@ def test_a_long_grace_period_is_used():
     first, last = report.markers
     assert outcomes(report) == {Outcome.COMMITTED}
     assert last.boundary > first.boundary + 150
+
+
+def test_a_commit_in_which_a_machine_has_its_last_call_is_the_last():
+    """Another one had just been told, with time for more: a second round, which came
+    too late for the first machine."""
+    report = run(
+        Schedule(
+            lengths=(1000, 1000),
+            save_ms=(2000, 2000),
+            faults=(
+                Preempt(worker=1, at_ms=1000, grace_seconds=15),
+                Preempt(worker=0, at_ms=10_000, grace_seconds=120),
+            ),
+        )
+    )
+    assert outcomes(report) == {Outcome.COMMITTED}
+    kinds = [marker.kind for marker in report.markers]
+    assert kinds == [CommitKind.TRAIN_ON, CommitKind.EXIT]
 
 
 def test_notices_at_all_workers_at_once_are_one():

@@ -92,6 +92,7 @@ class Coordinator:
         self._verdict: ev.Verdict | None = None
         self._leave_by: float | None = None
         self._lost_at: float | None = None  # when this round's decision was: lost
+        self._must_go = False  # somebody has no time for another round
         self._patience = PATIENCE
         self._gathering: Gathering | None = None  # the newest of this round
         self._waits_since = 0.0  # when main came to where it waits
@@ -296,7 +297,8 @@ class Coordinator:
                 return ev.CommitKind.TRAIN_ON
             has_all = len(state.staged) == self.settings.world
             is_whole = has_all or not self.settings.collectives
-            may_go_on = state.notice is NoticeKind.TRAIN_ON and is_whole
+            may_go_on = is_whole and not self._must_go
+            may_go_on &= state.notice is NoticeKind.TRAIN_ON
             if may_go_on and steps_follow and self.deadlines.allows_to_train_on():
                 return ev.CommitKind.TRAIN_ON
             return ev.CommitKind.EXIT
@@ -312,6 +314,8 @@ class Coordinator:
             left = None if told is None else told - self.clock.monotonic()
             extra["remaining"] = left
             extra["age"] = self.deadlines.since_notice
+        if action.key is Key.DONE and self.state.held is NoticeKind.FINAL:
+            extra["final"] = True
         if action.value == ev.Decided(None):
             extra["reason"] = self.lost_because or "a worker did not answer"
         if action.value is ev.CommitKind.NONE:
@@ -365,6 +369,8 @@ class Coordinator:
             self.lost_because = self.lost_because or reason
             self.record(Fault(where=f"{key.value}/{worker}", error=reason))
             log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
+        elif key is Key.DONE and extra.get("final") is True:
+            self._must_go = True
 
     def _gathered(self, action: ev.Gather, values: dict[int, Any]) -> None:
         match action.key:
@@ -390,6 +396,7 @@ class Coordinator:
         self._gathering = None
         self._leave_by = None
         self._lost_at = None
+        self._must_go = False
         self.extra.pop(Key.COMMIT, None)
         self.lost_because = ""
         if self.state.held is None:
