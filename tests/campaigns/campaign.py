@@ -10,9 +10,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import random
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +30,7 @@ Trial = Callable[[random.Random], Facts]
 """Raises where a promise is broken. Two may run at a time, in threads."""
 
 Line = dict[str, Any]
-"""One trial in a record: seed, trial, facts, fault (or None), seconds."""
+"""One trial: seed, trial, facts, fault (or None), seconds, code (the commit it ran)."""
 
 SHOWN = 6000
 """Letters of a fault that are kept, its last ones."""
@@ -85,6 +87,7 @@ class Campaign:
             "facts": facts,
             "fault": fault,
             "seconds": seconds,
+            "code": code(),
         }
 
     def summary(self, lines: Sequence[Line]) -> dict[str, Any]:
@@ -101,10 +104,24 @@ class Campaign:
             "seed": lines[0]["seed"] if lines else None,
             "trials": len(lines),
             "faults": sum(line["fault"] is not None for line in lines),
+            "code": dict(collections.Counter(line["code"] for line in lines)),
             **sums,
             **{name: dict(sorted(found.items())) for name, found in counts.items()},
             "seconds": round(sum(line["seconds"] for line in lines)),
         }
+
+
+@functools.cache
+def code() -> str:
+    """The commit that is tried, short; "unknown" outside of a clone."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "unknown"
 
 
 @contextlib.contextmanager

@@ -23,11 +23,21 @@ HEAD = """\
 What was done to tfpreempt at random, how often, and how often a promise was broken. Of
 each campaign a short form is part of `make test`, with another seed each time;
 `make campaign` runs all of them in full, goes on where it was cut off, and makes this
-part of the page of what it finds. A fault is fixed, and stays as a test.
+part of the page of what it finds. A fault is fixed, and stays as a test. The
+last column names the commits that were tried.
 """
 
-COLUMNS = ("campaign", "trials", "of", "faults", "fixed before", "minutes", "seed")
-FIXED = {"campaign", "seed", "trials", "faults", "seconds"}
+COLUMNS = (
+    "campaign",
+    "trials",
+    "of",
+    "faults",
+    "fixed before",
+    "minutes",
+    "seed",
+    "code",
+)
+FIXED = {"campaign", "seed", "trials", "faults", "seconds", "code"}
 
 
 def page(directory: Path = SUMMARIES) -> str:
@@ -55,6 +65,7 @@ def line(campaign: Campaign, summary: dict[str, Any]) -> list[str]:
         number(len(campaign.fixed)),
         number(round(summary["seconds"] / 60)),
         f"{summary['seed']}",
+        ", ".join(f"`{commit}`" for commit in summary["code"]),
     ]
 
 

@@ -20,12 +20,15 @@ def test_every_summary_belongs_to_a_campaign() -> None:
 
 
 def test_a_campaign_is_a_line_and_a_list(tmp_path: Path) -> None:
-    summary = {"seed": 7, "trials": 4, "faults": 1, "seconds": 90}
+    summary = {"seed": 7, "trials": 4, "faults": 1, "seconds": 90, "code": {"ab": 4}}
     facts = {"schedules": 2000, "ended": {"lost": 1, "well": 3}}
     path = tmp_path / "schedules.json"
     path.write_text(json.dumps({"campaign": "schedules", **summary, **facts}))
     lines = reliability.page(tmp_path).splitlines()
     fixed = len(CAMPAIGNS["schedules"].fixed)
-    assert f"| [schedules](#schedules) | 4 | 200 | **1** | {fixed} | 2 | 7 |" in lines
+    assert (
+        f"| [schedules](#schedules) | 4 | 200 | **1** | {fixed} | 2 | 7 | `ab` |"
+        in lines
+    )
     assert "- schedules: 2,000" in lines
     assert "- ended: lost 1, well 3" in lines
