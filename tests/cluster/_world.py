@@ -31,6 +31,7 @@ class Search:
         ]
         self._moves: dict[Any, Any] = {}
         self._interned: dict[Any, Any] = {}
+        self._steps: dict[Any, Any] = {}
 
     # --- one worker ------------------------------------------------------------------
 
@@ -117,7 +118,8 @@ class Search:
     def initial(self) -> World:
         c = self.cluster
         state, actions = agreement.INITIAL
-        worker = Worker(self.intern(state), "boundary", ops=frozenset(actions))
+        first = Worker(self.intern(state), "boundary", ops=frozenset(actions))
+        worker = self.intern(first)
         return World(
             (worker,) * len(self.settings),
             frozenset(),
@@ -130,25 +132,60 @@ class Search:
         )
 
     def steps(self, world: World) -> list[tuple[str, World, bool]]:
-        """(label, next world, whether the environment chose it)."""
+        """(label, next world, whether the environment chose it).
+
+        What a worker can do is worked out once for all worlds that look the same to it.
+        """
+        workers, rest = world.workers, world[1:]
+        seen = tuple((w.phase in GONE, w.collectives, w.tag, w.share) for w in workers)
+        found: list[tuple[str, World, bool]] = []
+        for i, w in enumerate(workers):
+            if w.phase in GONE:
+                continue
+            key = (i, id(w), seen, rest)
+            known = self._steps.get(key)
+            if known is None:
+                steps, commutes = self.steps_of(world, i, w)
+                after = [
+                    (label, self.intern(new.workers[i]), new[1:], chosen)
+                    for label, new, chosen in steps
+                ]
+                known = self._steps[key] = after, commutes
+            after, commutes = known
+            before, behind = workers[:i], workers[i + 1 :]
+            steps = [
+                (label, World((*before, new, *behind), *changed), chosen)
+                for label, new, changed, chosen in after
+            ]
+            if commutes:
+                return steps
+            found += steps
+        return found
+
+    def steps_of(
+        self, world: World, i: int, w: Worker
+    ) -> tuple[list[tuple[str, World, bool]], bool]:
+        """Those of one worker; and whether it is one that commutes with all others.
+
+        Such a step is explored alone.
+        """
         store = dict(world.store)
         host_up = world.workers[0].phase not in GONE
         found: list[tuple[str, World, bool]] = []
-        for i, w in enumerate(world.workers):
-            if w.phase in GONE:
+        for op in w.ops:
+            step = self.io(world, store, host_up, i, w, op)
+            if step is None:
                 continue
-            for op in w.ops:
-                step = self.io(world, store, host_up, i, w, op)
-                if step is None:
-                    continue
-                if isinstance(op, tuple) and step[2] is False:
-                    return [step]  # commutes with everything else: explore it alone
-                found.append(step)
-        for i, w in enumerate(world.workers):
-            if w.phase not in GONE:
-                found += self.training(world, i, w)
-                found += self.environment(world, store, i, w)
-        return found
+            if isinstance(op, tuple) and step[2] is False:
+                return [step], True
+            found.append(step)
+        found += self.training(world, i, w)
+        found += self.environment(world, store, i, w)
+        return found, False
+
+    def identity(self, world: World) -> tuple[Any, ...]:
+        """Is equal for equal worlds, and quick to compare: workers are interned."""
+        return (*map(id, world.workers), world[1:])
 
     def put(self, world: World, i: int, w: Worker, **changes: Any) -> World:
         workers = (*world.workers[:i], w, *world.workers[i + 1 :])

@@ -6,8 +6,11 @@ to each kind of violation is kept, and is a shortest one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from tests.cluster._values import GONE, Cluster, Worker, World
@@ -86,6 +89,17 @@ class Result:
     seconds: float
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the collector of cycles: millions of values here, and no cycle."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@uncollected()
 def explore(
     cluster: Cluster, limit: int = 5_000_000, first_only: bool = False
 ) -> Result:
@@ -101,7 +115,7 @@ def explore(
     first = search.initial()
     order = [first]
     parents: list[tuple[int, str]] = [(-1, "")]
-    seen = {first}
+    seen = {search.identity(first)}
     result = Result(0, 0, {}, {}, 0.0)
     for n, world in enumerate(order):
         steps = search.steps(world)
@@ -118,8 +132,9 @@ def explore(
             result.endings[ending] = result.endings.get(ending, 0) + 1
         for label, after, _ in steps:
             result.transitions += 1
-            if after not in seen:
-                seen.add(after)
+            identity = search.identity(after)
+            if identity not in seen:
+                seen.add(identity)
                 order.append(after)
                 parents.append((n, label))
         if len(order) > limit:
