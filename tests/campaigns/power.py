@@ -260,5 +260,8 @@ CAMPAIGN = Campaign(
         "the folders' of a store in a local directory (`storage/test_local_store.py`).",
         "A CheckpointManager's `checkpoint` file was not synced: empty after the loss, "
         "it kept the run from starting (`checkpoint/test_writer.py`).",
+        "Where two saves of one number died one after the other, with a "
+        "CheckpointManager, what the first had left passed for a checkpoint of others, "
+        "without States, newer than the last commit (`checkpoint/test_restore.py`).",
     ),
 )

@@ -472,6 +472,29 @@ def test_a_half_written_flat_one_counts_again_when_the_user_saves_it_anew(tmp_pa
     assert candidate.kind.value == "flat"
 
 
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_what_two_saves_left_half_is_no_one_elses(tmp_path, is_settled):
+    """The second one died before it wrote anything: the first one's index was there."""
+
+    def die(name):
+        if name.endswith(".index"):
+            (tmp_path / name).write_bytes(b"torn")
+            raise KeyboardInterrupt
+
+    def die_at_once(name):
+        raise KeyboardInterrupt
+
+    for death in (die, die_at_once):
+        saver = make_saver(tmp_path, FlatPayload(str(tmp_path), death))
+        if is_settled:
+            saver.start()
+        with pytest.raises(KeyboardInterrupt):
+            save(saver, 1)
+        assert restore.find_candidates(str(tmp_path)) == []
+    make_saver(tmp_path, FlatPayload(str(tmp_path))).start()
+    assert restore.find_candidates(str(tmp_path)) == []
+
+
 @pytest.mark.timeout(20)
 def test_a_check_of_many_bytes_is_said_and_shown(three, monkeypatch, caplog):
     restore.verify(restore.find_candidates(str(three))[0])

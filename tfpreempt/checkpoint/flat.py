@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 def declare(files: Files, staged: str, prefix: str) -> None:
     """Writes the intent, before TensorFlow writes anything under the prefix.
 
+    What is there already stays whole under it, but for what a dead save left half.
+
     Args:
         files: the file operations.
         staged: the staging directory of the save, whose claim the intent shares.
@@ -48,7 +50,8 @@ def declare(files: Files, staged: str, prefix: str) -> None:
     Raises:
         OSError: as the file system says.
     """
-    _write(files, prefix, attempt=os.path.basename(staged), before=_stamp(prefix))
+    before = {} if is_half_written(prefix) else {"before": _stamp(prefix)}
+    _write(files, prefix, attempt=os.path.basename(staged), **before)
 
 
 def is_half_written(prefix: str) -> bool:
