@@ -45,5 +45,11 @@ CAMPAIGN = Campaign(
         "While a machine with a long grace had its first commit made, the last call of "
         "another one came: that commit did not end the run, and there was hardly time "
         "for one more, which missed a worker's part (`cluster/test_schedules.py`).",
+        "Workers that need no collective trained on and finished, under a notice for "
+        "which one of them had been left out as too slow; that one started again, "
+        "alone (`cluster/test_schedules.py`).",
+        "Workers that need no collective trained on and finished, under a notice for "
+        "which one of them had been left out as too slow; that one started again, "
+        "alone (`cluster/test_schedules.py`).",
     ),
 )

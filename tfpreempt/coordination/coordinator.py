@@ -296,10 +296,16 @@ class Coordinator:
             if state.notice is NoticeKind.PERIODIC:
                 return ev.CommitKind.TRAIN_ON
             has_all = len(state.staged) == self.settings.world
-            is_whole = has_all or not self.settings.collectives
-            may_go_on = is_whole and not self._must_go
-            may_go_on &= state.notice is NoticeKind.TRAIN_ON
-            if may_go_on and steps_follow and self.deadlines.allows_to_train_on():
+            # Who was left out leaves, and can come back only where all start again.
+            is_left_out = any(isinstance(count, Tombstone) for count in state.counts)
+            needs_all = self.settings.collectives or is_left_out
+            may_go_on = state.notice is NoticeKind.TRAIN_ON and steps_follow
+            if (
+                may_go_on
+                and (has_all or not needs_all)
+                and not self._must_go
+                and self.deadlines.allows_to_train_on()
+            ):
                 return ev.CommitKind.TRAIN_ON
             return ev.CommitKind.EXIT
 
