@@ -24,6 +24,21 @@ Collective ops is aborted by: Deadline Exceeded
 RPC: /tensorflow.CoordinationService/Heartbeat
 The error could be from a previous operation. Restart your program to reset.
 """
+THAWED = """Graph execution error:
+
+Collective ops is aborted by: Unexpected heartbeat request from an already-in-error \
+task: /job:worker/replica:0/task:1 with existing error: UNAVAILABLE: Task \
+/job:worker/replica:0/task:1 heartbeat timeout. This indicates that the remote task \
+has failed. [type.googleapis.com/tensorflow.CoordinationServiceError='']
+
+RPC: /tensorflow.CoordinationService/Heartbeat
+The error could be from a previous operation. Restart your program to reset.
+"""
+NEW_HOST = """Collective ops is aborted by: Unexpected heartbeat request from an \
+unregistered task. [type.googleapis.com/tensorflow.CoordinationServiceError='']
+
+RPC: /tensorflow.CoordinationService/Heartbeat
+"""
 
 
 @pytest.mark.parametrize(
@@ -49,6 +64,8 @@ The error could be from a previous operation. Restart your program to reset.
             NO_HOST,
             "worker 0, which hosts the coordination service, is silent in step 7",
         ),
+        (WORKERS, THAWED, "worker 1 stopped sending heartbeats in step 7"),
+        (WORKERS, NEW_HOST, ""),
         (LOCAL, SILENT.format("/job:worker/replica:0/task:1"), ""),
         (WORKERS, "Incompatible shapes: [2] vs. [3]", ""),
     ],

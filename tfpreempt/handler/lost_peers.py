@@ -7,10 +7,12 @@ import re
 from tfpreempt.core.cluster import Cluster
 
 _SILENT = re.compile(
-    r"stopped sending heartbeats\):((?:\s*/job:\w+/replica:\d+/task:\d+)+)"
+    r"stopped sending heartbeats\):(?:\s*/job:\w+/replica:\d+/task:\d+)+"
+    r"|Task /job:\w+/replica:\d+/task:\d+ heartbeat timeout"  # to itself, if it thaws
 )
 _TASK = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
 _SERVICE = "tensorflow.CoordinationService/"  # a call of the host that failed
+_ANSWERED = "tensorflow.CoordinationServiceError"  # the host itself said that
 
 
 def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
@@ -38,6 +40,6 @@ def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
         names = ", ".join(map(str, lost))
         workers = "worker" if len(lost) == 1 else "workers"
         return f"{workers} {names} stopped sending heartbeats in {where}"
-    if _SERVICE in text:
+    if _SERVICE in text and _ANSWERED not in text:
         return f"worker 0, which hosts the coordination service, is silent in {where}"
     return ""
