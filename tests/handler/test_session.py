@@ -13,10 +13,12 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tfpreempt import coordination
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.coordination.memory import MemoryStore
@@ -313,9 +315,18 @@ def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save(
     assert commits == ["commit periodic [0, 1]", "commit preemption [0, 1]"]
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the peers are told."""
+    sent: list[str] = []
+    service = SimpleNamespace(report_error=lambda message, code: sent.append(message))
+    monkeypatch.setattr(coordination, "tf_service", service, raising=False)
+    return sent
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
-    current: session.Session, world: int
+    current: session.Session, told: list[str], world: int
 ) -> None:
     """The others were in a collective of the save, and met its next step there."""
     member = Saving()
@@ -326,6 +337,33 @@ def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
     goes_on = contextlib.nullcontext()
     with goes_on if world == 1 else pytest.raises(CollectiveReadError):
         current.save_at_boundary(member, session.PLAIN)
+    assert [text for text in told if "no memory" in text] == told
+    assert len(told) == world - 1
+
+
+@pytest.mark.parametrize("of", ["save()", "a round"])
+def test_nor_does_it_where_the_program_catches_the_error(
+    current: session.Session, told: list[str], of: str
+) -> None:
+    member = Saving()
+    member.error = CollectiveReadError("no memory")
+    current.open(member)
+    boundary(current)
+    if of == "a round":
+        current.coordinator.periodic()
+        for _ in range(int(LIMIT / 0.001)):
+            if current.coordinator.state.decision is not None:
+                break
+            threading.Event().wait(0.001)
+    two = Cluster(worker=0, jobs=(("worker", 2),))
+    current.cluster = member.cluster = two
+    settings = dataclasses.replace(current.coordinator.settings, world=2)
+    current.coordinator.settings = settings
+    with pytest.raises(CollectiveReadError):
+        current.save(member) if of == "save()" else boundary(current)
+    assert len(told) == 1
+    with pytest.raises(UsageError, match="reported to all"):
+        current.ready(member, "run()")
 
 
 def test_all_open_handlers_are_saved(current: session.Session) -> None:

@@ -18,6 +18,7 @@ from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.coordination.events import Key, NoticeKind
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.memory import LentMemory
+from tfpreempt.errors import CollectiveReadError
 from tfpreempt.handler.saving import PLAIN, RoundSave
 from tfpreempt.handler.snapshots import (
     KEPT,
@@ -315,6 +316,23 @@ def test_who_takes_none_still_takes_part_in_what_states_do_together(
         made.end("of a test")
     assert not made.capture(1, "start-round-1", {})
     assert synced == [kept.name]
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
+    pair: list[Worker], monkeypatch: pytest.MonkeyPatch, takes: bool
+) -> None:
+    """The others are in it, and would take its next step for its part of it."""
+
+    def fail(*args: Any) -> Any:
+        raise CollectiveReadError("no memory")
+
+    payload = pair[1].snapshots.saver.loader.payload
+    monkeypatch.setattr(payload, "write" if takes else "take_part", fail)
+    if not takes:
+        pair[1].snapshots.is_off = True
+    with pytest.raises(CollectiveReadError):
+        pair[1].begin(1).stage(PLAIN)
 
 
 # --- what goes on from what ----------------------------------------------------------

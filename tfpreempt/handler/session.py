@@ -519,7 +519,9 @@ class Session:
                     )
                     return None
                 case ev.Save(_, _, repeat):
-                    c.feed(ev.Saved(repeat or save.stage(stages)))
+                    with self._breaking_off():
+                        is_staged = repeat or save.stage(stages)
+                    c.feed(ev.Saved(is_staged))
                 case ev.WriteMarker(workers):
                     c.feed(ev.Committed(save.mark(workers, steps_follow)))
                 case ev.Leave(outcome):
@@ -611,13 +613,14 @@ class Session:
         with held_back(lambda: True):
             self.coordinator.is_saving = True
             try:
-                commit = self._collective.save(
-                    member,
-                    name,
-                    because,
-                    self.coordinator.deadlines.save_timeout,
-                    stages.get(member, member.stage),
-                )
+                with self._breaking_off():
+                    commit = self._collective.save(
+                        member,
+                        name,
+                        because,
+                        self.coordinator.deadlines.save_timeout,
+                        stages.get(member, member.stage),
+                    )
             finally:
                 self.coordinator.is_saving = False
             return commit
@@ -663,9 +666,23 @@ class Session:
         with held_back(lambda: True):
             self.coordinator.is_saving = True
             try:
-                self._collective.begin(member, name, limit, told)
+                with self._breaking_off():
+                    self._collective.begin(member, name, limit, told)
             finally:
                 self.coordinator.is_saving = False
+
+    @contextlib.contextmanager
+    def _breaking_off(self) -> Iterator[None]:
+        """Who could not take part in a read of all takes part in nothing any more.
+
+        The peers, which are in it, are told, whoever catches the error.
+        """
+        try:
+            yield
+        except Exception as error:
+            if breaks_off(error, self.cluster.world):
+                self.failed(error)
+            raise
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
         """Waits for the asynchronous save that is under way; any thread.

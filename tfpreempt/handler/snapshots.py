@@ -200,6 +200,9 @@ class Snapshots:
 
         Returns:
             Whether it was captured, and the one before is whole here.
+
+        Raises:
+            CollectiveReadError: what others need of this one could not be done.
         """
         self.wait()
         is_whole = self._latest in ("", self._whole)
@@ -214,6 +217,8 @@ class Snapshots:
         permit = Permit()
         try:
             captured = self.saver.capture(step, attempt, permit)
+        except errors.CollectiveReadError:
+            raise
         except Exception as error:  # noqa: BLE001 - of a State, say; training goes on
             self._failed(error)
             return False
