@@ -25,11 +25,18 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
+def gathering(checkpoint: tf.train.Checkpoint, *, are_others: bool) -> Iterator[None]:
     """Makes the checkpoint's saver evaluate what needs peers as soon as it gathers.
 
     It gathers once, whatever happens: at the end, or when the body fails, unless the
     body has done so already.
+
+    Args:
+        checkpoint: is saved.
+        are_others: whether there are other workers, who may wait for this one.
+
+    Raises:
+        CollectiveReadError: they do, and it cannot gather.
     """
     saver = checkpoint._saver
     gather = saver._gather_serialized_tensors
@@ -41,6 +48,8 @@ def gathering(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
             tensors, *others = gather(object_graph_tensor)
             return _evaluate(tensors), *others
         except (MemoryError, OSError, RuntimeError) as error:  # none is TensorFlow's
+            if not are_others:
+                raise
             raise errors.CollectiveReadError(
                 "this worker could not take part in the read that needs all workers: "
                 f"{type(error).__name__}: {error}. The others wait in it, so all "

@@ -123,9 +123,8 @@ def make_saver(
         is_flat=save_fn is not None or is_managed,
         name=None if checkpoint is None else files_begin,
     )
-    is_chief = cluster.is_chief
     if checkpoint is not None and not is_second:
-        if save_fn is None or not is_chief:
+        if save_fn is None or not cluster.is_chief:
             for path, iterator in iterators(checkpoint):
                 check_position(iterator, f"The iterator {path!r} of the Checkpoint")
         if tf.executing_eagerly():
@@ -135,9 +134,9 @@ def make_saver(
         files = FencedFiles(files, lease)
     payload = Payload()
     if save_fn is not None:
-        payload = _FunctionPayload(checkpoint, save_fn, is_chief, io_device)
+        payload = _FunctionPayload(checkpoint, save_fn, cluster, io_device)
     elif is_managed:
-        payload = _ManagedPayload(checkpoint, given, is_chief, io_device, files)
+        payload = _ManagedPayload(checkpoint, given, cluster, io_device, files)
     elif given is not None:
         parts = None
         if is_shared and cluster.world > 1 and not cluster.saves_all:
@@ -145,7 +144,7 @@ def make_saver(
         payload = _OwnPayload(
             checkpoint,
             None,
-            is_chief,
+            cluster,
             io_device,
             files,
             worker_parts=parts,
@@ -172,13 +171,13 @@ class _Tracked(Payload):
     Args:
         checkpoint: None where a save_fn saves something else.
         by: the CheckpointManager or save_fn that saves it; None: it saves itself.
-        is_chief: whether this worker writes.
+        cluster: who the workers are; the chief writes.
         io_device: see `make_saver`.
     """
 
     checkpoint: Any
     by: Any
-    is_chief: bool
+    cluster: Cluster
     io_device: str | None
 
     def __post_init__(self) -> None:
@@ -189,14 +188,14 @@ class _Tracked(Payload):
         if not tf.executing_eagerly():
             raise errors.UsageError("tfpreempt needs eager execution (TensorFlow 2).")
         self.states = [PerReplicaState(self.checkpoint)]
-        if not self.is_chief:
+        if not self.cluster.is_chief:
             self.states.append(IteratorState(self.checkpoint))
 
     def write(
         self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
     ) -> Staged:
         attach(self.checkpoint)
-        with _writing(f"step {save.step}"), gathering(self.checkpoint):
+        with _writing(f"step {save.step}"), self._gathering():
             return self._write(save, prepare, _save_arguments(args, kwargs))
 
     def _write(
@@ -216,8 +215,11 @@ class _Tracked(Payload):
     def take_part(self) -> None:
         if self.checkpoint is not None:
             attach(self.checkpoint)
-            with gathering(self.checkpoint):
+            with self._gathering():
                 pass
+
+    def _gathering(self) -> contextlib.AbstractContextManager[None]:
+        return gathering(self.checkpoint, are_others=self.cluster.world > 1)
 
     def held_bytes(self) -> int:
         return 0 if self.checkpoint is None else held_bytes(self.checkpoint)
@@ -312,9 +314,9 @@ class _OwnPayload(_Tracked):
         prefix = os.path.join(save.directory, layout.PAYLOAD)
         options = arguments.get("options") or self._options
         is_tensorflows = options is not None or paths.is_url(prefix)
-        if self.is_chief and is_tensorflows:
+        if self.cluster.is_chief and is_tensorflows:
             checkpoint.write(prefix, options=options)
-        elif self.is_chief:
+        elif self.cluster.is_chief:
             save = self._write_small(save, prefix)
         elif not (is_tensorflows or save.is_async or self.worker_parts is None):
             save = self._read_replicated(save, self.worker_parts)
@@ -377,7 +379,7 @@ class _OwnPayload(_Tracked):
     def write_tensors(self, save: Staged) -> Staged:
         if save.is_dealt:
             assert self.worker_parts is not None
-            if self.is_chief:
+            if self.cluster.is_chief:
                 parts = self.worker_parts.write_own(save)
                 return dataclasses.replace(save, parts=parts)
             parts = []
@@ -453,7 +455,7 @@ class _ManagedPayload(_Tracked):
         following = int(checkpoint.save_counter.numpy()) + 1
         number = _whole_number(arguments.get("checkpoint_number", following))
         prefix = os.path.abspath(f"{manager._prefix}-{number}")
-        prepare(prefix if self.is_chief else None)
+        prepare(prefix if self.cluster.is_chief else None)
         if self._options is not None:
             arguments.setdefault("options", self._options)
         if "check_interval" not in arguments:
@@ -463,7 +465,7 @@ class _ManagedPayload(_Tracked):
             if manager.checkpoint_interval is not None:
                 manager._last_checkpoint_step = None
         is_saved = True
-        if self.is_chief:
+        if self.cluster.is_chief:
             # It deletes nothing yet: until our marker the old one is needed.
             kept, manager._max_to_keep = manager._max_to_keep, None
             manager._record_state = _not_yet
@@ -513,7 +515,7 @@ class _ManagedPayload(_Tracked):
         """As `manager.restore_or_initialize` does, also for an older checkpoint."""
         self._count_step()
         manager = self.by
-        if not self.is_chief or candidate.prefix is None:
+        if not self.cluster.is_chief or candidate.prefix is None:
             return
         folder, name = os.path.split(candidate.prefix)
         if folder != os.path.abspath(manager.directory):
