@@ -38,10 +38,14 @@ class Member:
             save_timeout=save_timeout,
             step_seconds=lambda: 0.0,
             record=self.records.put,
-            on_overrun=lambda why: self.overran.set(),
+            on_overrun=self.overrun,
         )
         self.gate = self.coordinator.gate
         self.coordinator.start()
+
+    def overrun(self, why):
+        self.why = why
+        self.overran.set()
 
     def notice(self, grace=None, ago=0.0):
         self.coordinator.notice(
@@ -269,6 +273,18 @@ def test_an_overrun_is_called_before_the_deadline(store):
     assert member.overran.wait(SOON)
     assert CLOCK.monotonic() - before >= 0.08
     assert member.coordinator.deadlines.at == pytest.approx(before + 0.1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("is_saving", "said"), [(True, "the save did not end"), (False, "no step ended")]
+)
+def test_what_outlives_the_deadline_is_named(store, is_saving, said):
+    """A save that no round has asked for is no step."""
+    member = Member(store, 1)
+    member.coordinator.is_saving = is_saving
+    member.notice(grace=0.1)
+    assert member.overran.wait(SOON)
+    assert member.why == f"{said} before the deadline"
 
 
 def test_a_later_deadline_changes_nothing(store):

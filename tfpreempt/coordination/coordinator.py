@@ -435,7 +435,7 @@ class Coordinator:
     def _what_is_late(self) -> str:
         """What main is in the midst of as the machine goes."""
         why = "no step ended before the deadline"
-        if self.state.main in (Main.SAVING, Main.COMMITTING):
+        if self.is_saving or self.state.main in (Main.SAVING, Main.COMMITTING):
             why = "the save did not end before the deadline"
         return f"{why} ({self.lost_because})" if self.lost_because else why
 
