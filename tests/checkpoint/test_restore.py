@@ -201,6 +201,22 @@ def test_a_deletion_of_the_only_commit_that_is_cut_short_is_no_loss(
     assert not (directory / "checkpoint").exists()
 
 
+def test_a_witness_that_was_never_whole_goes_with_its_commit(tmp_path):
+    """Its directory stayed, empty but for that, and nobody deleted it any more."""
+
+    def save_one(files):
+        save(make_saver(tmp_path / "run", files=files), 1)
+
+    save_one(dry := FaultyFiles())
+    written = [each.path.endswith(".was-committed.tmp") for each in dry.operations]
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(SimulatedCrash):
+        save_one(FaultyFiles(fail_at=written.index(True), when="after"))
+    saver = make_saver(tmp_path / "run")
+    saver.delete(saver.commit_of(str(tmp_path / "run" / "1")))
+    assert not (tmp_path / "run" / "1").exists()
+
+
 def test_a_save_that_dies_where_a_deleted_commit_was_is_no_loss(tmp_path):
     """TensorFlow's state file still names what somebody deleted by hand."""
     directory = tmp_path / "run"

@@ -72,7 +72,7 @@ def delete(files: Files, entry: Entry) -> None:
     for name in reading.names(holder):
         if name.startswith(TEMPORARY):  # of metadata, by a process that was killed
             files.remove(os.path.join(holder, name))
-    for name in (layout.MARKER, layout.MANIFEST, layout.METADATA):
+    for name in (layout.MARKER, layout.MANIFEST, layout.METADATA, layout.WITNESS):
         files.remove(os.path.join(holder, name + ".tmp"))
     for folder in sorted(folders, key=len, reverse=True):
         if folder == holder:  # until here the manifest says that all this is ours
