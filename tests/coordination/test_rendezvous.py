@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.rendezvous import agree, bounded
 from tfpreempt.core.cluster import Cluster
@@ -99,6 +100,19 @@ def test_a_missing_worker_is_named_in_time():
     for error in start([0, 1], timeout=0.05):
         assert isinstance(error, WaitTimeoutError)
         assert "worker 2 is missing in the start of a handler: it did not" in str(error)
+
+
+def test_who_comes_at_the_very_end_is_not_missed(monkeypatch):
+    """The chief looked whom it lacked, and there was nobody: a ValueError."""
+
+    def in_turn(do, jobs, *, watch, **how):
+        answers = [do(job) for job in jobs]
+        watch()
+        return answers
+
+    monkeypatch.setattr(rendezvous, "map_in_threads", in_turn)
+    results = start(range(3), timeout=0.0, proposing=10.0)
+    assert results == [({"ok": True, "step": 3}, {})] * 3
 
 
 def test_a_dead_worker_is_not_waited_for(monkeypatch):
