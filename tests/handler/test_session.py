@@ -853,8 +853,11 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
     assert forked(program) == 1
 
 
-def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave() -> None:
-    """The way out begins a tenth of the grace before its end; here 0.1 s."""
+@pytest.mark.parametrize("is_in_step", [True, False])
+def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
+    is_in_step: bool,
+) -> None:
+    """The way out of a step begins a tenth of the grace before its end; here 0.1 s."""
 
     def hang(outcome: Outcome, why: str = "") -> None:
         threading.Event().wait()
@@ -864,7 +867,7 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave() -> None:
             current, member = session.find_session(None, 5.0), FakeMember()
             clock, deadlines = SystemClock(), current.coordinator.deadlines
 
-            def leave(committed: bool, cluster: Cluster) -> None:
+            def leave(committed: bool, cluster: Cluster, **more: bool) -> None:
                 assert deadlines.told is not None
                 os._exit(clock.monotonic() >= deadlines.told)
 
@@ -873,7 +876,10 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave() -> None:
             current.open(member)
             current.gate.started += 1
             notify(current, grace=1.0)
-            threading.Event().wait(LIMIT)
+            if is_in_step:
+                threading.Event().wait(LIMIT)
+            while True:  # on after a first commit
+                boundary(current)
 
     assert forked(program) == 0
 

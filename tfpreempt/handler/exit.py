@@ -36,10 +36,7 @@ LINGER = 30.0
 """Seconds from SystemExit to the program's end where no deadline was told."""
 
 SHORTEST = 0.5
-"""Seconds for that in any case."""
-
-RECORDED = 0.5
-"""Seconds that the journal may take at the deadline, on storage that may hang."""
+"""Seconds for that in any case; and for the journal, on storage that may hang."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -97,9 +94,7 @@ class ExitPath:
         try:
             self.finish_save(self.coordinator.deadlines.left)
             mirrored = self.finish_mirrors(members)
-            for member in members:
-                member.record_exit(outcome, reason)
-                member.commits.release()  # the next start need not wait
+            self._put_away(members, outcome, reason)
             end = functools.partial(
                 members[0].config.leave, committed, self.cluster, mirrored=mirrored
             )
@@ -182,26 +177,34 @@ class ExitPath:
             "call save_checkpoint_if_preempted() within them.",
             why,
         )
+        self._put_away(members, Outcome.LOST, why)
+        self.left = True
+        exit_hard(lambda: members[0].config.leave(False, self.cluster))
+        self.left = False
 
-        def record() -> None:
+    def _put_away(self, members: list[Member], outcome: Outcome, why: str) -> None:
+        """Records the exit, and lets go of leases: the next start need not wait.
+
+        Storage that hangs is what may have kept a boundary, or a commit, from coming.
+        """
+        deadlines = self.coordinator.deadlines
+        limit = max(SHORTEST, deadlines.left)
+        if deadlines.told is not None:
+            left = deadlines.told - self.coordinator.clock.monotonic()
+            limit = min(limit, max(0.05, left / 2))
+
+        def put_away() -> None:
             for member in members:
-                member.record_exit(Outcome.LOST, why)
+                member.record_exit(outcome, why)
                 member.commits.release()
 
-        limit, told = RECORDED, self.coordinator.deadlines.told
-        if told is not None:
-            left = told - self.coordinator.clock.monotonic()
-            limit = min(limit, max(0.05, left / 2))
-        try:  # storage that hangs is what may have kept the boundary from coming
-            call_within(limit, record)
+        try:
+            call_within(limit, put_away)
         except OutOfTimeError:
             log.error(
                 "tfpreempt: the journal lacks this: its disk did not answer in %.2f s",
                 limit,
             )
-        self.left = True
-        exit_hard(lambda: members[0].config.leave(False, self.cluster))
-        self.left = False
 
     def fail(self, error: BaseException, peer_is_gone: bool = False) -> None:
         """Main raises; peers are told. Returns if the error is to be raised.
