@@ -53,7 +53,7 @@ CAMPAIGN = Campaign(
         "at the end those of a fit that nobody interrupted."
     ),
     trials=40,
-    short=5,
+    short=3,
     mark="multiprocess",
     prepare=prepare,
 )

@@ -218,7 +218,7 @@ CAMPAIGN = Campaign(
         "that has not begun to train, or has trained all."
     ),
     trials=500,
-    short=4,
+    short=3,
     mark="multiprocess",
     prepare=prepare,
     fixed=(

@@ -433,7 +433,7 @@ CAMPAIGN = Campaign(
         "lack of memory where no deadline was told. Nobody can name who only hangs."
     ),
     trials=300,
-    short=2,
+    short=1,
     mark="multiprocess",
     prepare=prepare,
     fixed=(
