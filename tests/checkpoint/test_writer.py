@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -63,6 +64,18 @@ def stock(directory):
     path = tf.train.latest_checkpoint(str(directory))
     checkpoint.restore(path).assert_consumed()
     return float(weight[0])
+
+
+@pytest.mark.parametrize("form", ["own", "manager"])
+def test_a_save_leaves_the_logging_of_the_program_as_it_is(tmp_path, monkeypatch, form):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    job = Job(tmp_path, form)
+    job.save(5)
+    assert logging.root.handlers == []
+    own = logging.NullHandler()
+    logging.root.addHandler(own)
+    job.save(6)
+    assert logging.root.handlers == [own]
 
 
 @pytest.mark.parametrize("form", ["own", "manager"])

@@ -248,7 +248,7 @@ class _Tracked(Payload):
 def _writing(what: str) -> Iterator[None]:
     """As TensorFlow's own handler saves; its errors become SaveError."""
     try:
-        with seams.checkpoint_context.preemption_save_context():
+        with seams.checkpoint_context.preemption_save_context(), _logging_kept():
             yield
     except tf.errors.OpError as error:
         said = plain_message(error)
@@ -258,6 +258,24 @@ def _writing(what: str) -> Iterator[None]:
             + (f"; {advice}" if advice else "")
             + ". No older checkpoint was touched."
         ) from error
+
+
+@contextlib.contextmanager
+def _logging_kept() -> Iterator[None]:
+    """TensorFlow's save calls `logging.info()`, which sets up a program's logging.
+
+    A root logger without handlers gets one there, and all lines that follow another
+    form than those before. Here it has the one that Python uses where there is none.
+    """
+    last = logging.lastResort
+    if last is None or logging.root.handlers:
+        yield
+        return
+    logging.root.addHandler(last)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(last)
 
 
 def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
