@@ -188,7 +188,7 @@ def test_a_notice_and_the_time_that_it_leaves(training: Run) -> None:
 
 def test_a_notice_of_which_nobody_knows_the_end(training: Run) -> None:
     training.notice(0, grace=None)
-    assert "nobody says how long" in one_line(training.look())
+    assert "NOTICE on worker 0: time left unknown" in one_line(training.look())
 
 
 def test_who_has_left_is_down_and_is_started_again(training: Run) -> None:
@@ -275,6 +275,14 @@ def test_without_a_supervisor(run: Run) -> None:
     assert [each.state for each in picture.workers] == [State.FINISHED] * 2
     assert picture.is_fine
     assert picture.ended == "finished at step 9, exit code 0"
+
+
+def test_restarts_are_counted_in_words(run: Run) -> None:
+    for incarnation in ("a", "b", "c", "d"):
+        run.restored(0, incarnation=incarnation)
+        if incarnation != "c":
+            run.left(0, Outcome.COMMITTED, 5, 143)
+    assert one_line(run.look()).endswith("restarts: 1 failure, 2 preemptions")
 
 
 def test_who_leaves_and_still_copies_is_not_down_yet(run: Run) -> None:

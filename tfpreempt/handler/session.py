@@ -810,7 +810,7 @@ class Session:
         if not self.gate.started:
             next_step += ", and none was begun by run() yet"
         grace = notice.grace_seconds
-        left = "nobody says how long it leaves (grace_period= of a config does)"
+        left = "time left unknown: TerminationConfig(grace_period=) would say it"
         log.warning(
             "tfpreempt: notice from %s (%s), %s; the commit waits for %s",
             notice.source,

@@ -45,8 +45,9 @@ def status(place: str, as_json: bool) -> None:
 
     \b
     Exit status:
-      0  it goes on, is about to be started again, or training is finished
-      1  it has ended otherwise, or a worker is silent
+      0  it goes on, its supervisor is about to start it again, or training is finished
+      1  it has ended otherwise (also to be started again by its platform), or a
+         worker is silent
       2  DIR is none, or nothing is told there
 
     --json: an object with at, is_fine (exit status 0), ended (how; "" while it goes

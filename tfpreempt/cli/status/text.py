@@ -23,6 +23,7 @@ _STYLES = {
     State.DOWN: "yellow",
 }
 _LONG_STEP = 60.0  # seconds without a step that are worth a word
+_NOUNS = ("failure", "hang", "preemption")  # of what restarts were for
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -109,7 +110,10 @@ def _of_all(picture: Picture) -> Iterable[str]:
 
 
 def _restarts(restarts: Mapping[str, int]) -> str:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(restarts.items()))
+    kinds = ", ".join(
+        f"{count} {kind}{'s' if count > 1 and kind in _NOUNS else ''}"
+        for kind, count in sorted(restarts.items())
+    )
     return f"restarts: {kinds}"
 
 
@@ -150,7 +154,7 @@ def _still(at: float, stepped_at: float | None) -> str:
 
 def _time_left(picture: Picture, worker: Worker) -> str:
     if worker.deadline is None:
-        return "nobody says how long it leaves"
+        return "time left unknown"
     return f"{age_text(worker.deadline - picture.at)} left"
 
 
