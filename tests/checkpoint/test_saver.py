@@ -73,7 +73,7 @@ def test_another_world_size_restores_what_is_everyones_with_one_warning(
     save_all(tmp_path, 3)
     assert restore(tmp_path, 1, 2)[2] == ["fresh1", "text0"]
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
-    assert "3 workers, now there are 2" in record.getMessage()
+    assert "3 worker(s), now there are 2" in record.getMessage()
     assert "dataset iterator begins anew" in record.getMessage()
 
 
@@ -88,7 +88,7 @@ def test_a_shard_of_a_lost_worker_is_left_out_and_said(tmp_path, caplog):
 def test_only_the_chief_commits(tmp_path):
     saver, _ = worker(tmp_path, 1, 2)
     staged = saver.stage(1, "a")
-    with pytest.raises(errors.UsageError, match="not the chief"):
+    with pytest.raises(errors.UsageError, match="only worker 0 can"):
         saver.commit(staged, "save", [0, 1])
 
 
@@ -251,4 +251,4 @@ def test_a_commit_stands_where_what_follows_it_finds_too_many_files_open(
 ):
     broken(tmp_path / "checkpoint", errno.EMFILE)
     assert save(make_saver(tmp_path, OwnPayload()), 2).step == 2
-    assert "after a commit failed" in caplog.text
+    assert "clearing up after it failed" in caplog.text

@@ -151,9 +151,10 @@ class PerReplicaState(State):
                 self._assign(path, variable, saved.pop(path), worker, world)
         if saved:
             _log.warning(
-                "tfpreempt: the checkpoint has metrics or seed generators that nothing "
-                "here has yet, so they are not restored: %s. Make them before the "
-                "handler, by calling the model once, say.",
+                "tfpreempt: the checkpoint has metrics or seed generators that are not "
+                "here, or not under the same path, so they are not restored: %s. Build "
+                "the model before the handler, or the fit, as the run that saved them "
+                "did: called once or not, with a strategy or without.",
                 ", ".join(saved),
             )
 

@@ -254,10 +254,11 @@ def _warn(changed: Sequence[str], unread: Mapping[str, Any]) -> None:
     if changed:
         problems.append(
             f"The step changes what no commit holds: {', '.join(changed)}. A restarted "
-            "run begins with these anew. Put variables, models and optimizers into the "
-            "tf.train.Checkpoint, metrics too or, if of Keras 3, on a model there as "
-            "an attribute, numbers and arrays into a named State (tfpreempt.states) or "
-            "a tf.Variable."
+            "run begins with these anew. Put variables, models, optimizers and metrics "
+            "into the tf.train.Checkpoint; a metric of Keras 3 is no object for it: "
+            "make it an attribute of a model that is there (model.mean = mean). "
+            "Numbers and arrays go into a named State (tfpreempt.states) or a "
+            "tf.Variable."
         )
     if unread:
         is_theirs = any(map(_is_of_tensorflow, unread.values()))
