@@ -58,6 +58,7 @@ def test_a_path_object():
         ("gs://Bucket/run", "names the bucket 'Bucket'"),
         ("gs://user@bucket/run", "names the bucket"),
         ("gs://bucket:80/run", "names the bucket"),
+        ("s3://b/run", "3 to 222"),
         ("gs://bucket/run?x=1", "without options"),
         ("gs://bucket/run#1", "without options"),
         ("gs://bucket/a/../b", r"'\.\.'"),
@@ -128,5 +129,6 @@ def test_obstore_is_missing(monkeypatch):
     for name in [each for each in sys.modules if "storage.s3" in each]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(errors.ConfigurationError, match=r"pip install tfpreempt\[s3\]"):
+    said = r"pip install 'tfpreempt\[s3\]'"
+    with pytest.raises(errors.ConfigurationError, match=said):
         open_store("s3://bucket/run")

@@ -123,7 +123,7 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
     except ImportError as error:
         raise errors.ConfigurationError(
             f"{place!r} needs obstore, which is not installed: pip install "
-            f"tfpreempt[s3] ({error})."
+            f"'tfpreempt[s3]' ({error})."
         ) from error
     return S3Store(bucket, prefix)
 
@@ -158,7 +158,8 @@ def split(uri: str) -> tuple[str, str, str]:
     if not _BUCKET.fullmatch(bucket):
         raise errors.ConfigurationError(
             f"{uri!r} names the bucket {bucket!r}; expected {scheme}://bucket/prefix "
-            "with a bucket's name of lower-case letters, digits, '-', '_' and '.'."
+            "with a bucket's name of 3 to 222 lower-case letters, digits, '-', '_' and "
+            "'.', which begins and ends with a letter or digit."
         )
     if "?" in prefix or "#" in prefix:
         raise errors.ConfigurationError(
