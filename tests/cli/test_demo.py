@@ -137,7 +137,7 @@ def test_a_job_that_is_left_is_ended(
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, [sys.executable, "-c", program], ())
-    assert lines == [f"{tmp_path.name}: step 0"]
+    assert lines == [f"[{tmp_path.name}] step 0"]
     assert time.monotonic() - began < 30
 
 

@@ -106,7 +106,7 @@ def train(
     with _supervisor(command) as output:
         for step, restart in _steps(output, directory / "logs"):
             if step % _SHOWN_STEPS == 0:
-                click.echo(f"{directory.name}: step {step}", err=True)
+                click.echo(f"[{directory.name}] step {step}", err=True)
             # Whose restart trains has a handler, and the others trained the step too.
             if left and step >= left[0].step and restart == len(planned) - len(left):
                 told = left.pop(0).workers

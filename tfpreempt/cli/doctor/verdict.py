@@ -241,13 +241,13 @@ def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:
     grace = facts.shortest_grace
     limit = grace or WAIT_SECONDS
     needed = needed_seconds(storage.save_seconds, limit)
-    text = f"{took}; with margins {needed:.1f} s"
+    text = f"{took}; a notice must leave {needed:.1f} s, margins included"
     mend = "use faster storage, save less, or a machine with a longer notice"
     if needed <= limit:
-        fits = "" if grace is None else f" of {grace:g} s"
+        fits = "" if grace is None else f", and leaves {grace:g} s"
         yield Finding(Level.OK, "save", text + fits)
     elif grace is None:
         yield Finding(Level.ADVICE, "save", f"{text}; pass save_timeout=, or {mend}")
     else:
-        text += f", more than the {grace:g} s; {mend}"
+        text += f", and leaves {grace:g} s; {mend}"
         yield Finding(Level.PROBLEM, "save", text)

@@ -157,7 +157,7 @@ def _show_account(console: Console, story: Story) -> None:
 
 def _show_interruptions(console: Console, story: Story) -> None:
     found = story.interruptions
-    title = "interruptions (away: until training went on)"
+    title = "interruptions (why: who heard it; away: until training went on)"
     table = _table(title, "#", *COLUMNS)
     for number, each in enumerate(found[:SHOWN], start=1):
         row = cells(each, story.begin)
