@@ -149,11 +149,12 @@ def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
     assert manifest is not None
     if manifest.world_size != cluster.world:
         _log.warning(
-            "tfpreempt: %s was written by %d worker(s), now there are %d. Weights, "
-            "step and the place in tfpreempt.data, and in other data whose global "
-            "batches all workers share, are as saved. Any other dataset iterator "
-            "begins anew. Random generators and values of single replicas are dealt "
-            "among the workers that there are now (see docs/elastic.md of tfpreempt).",
+            "tfpreempt: %s was written by %d worker(s), now there are %d. Weights and "
+            "step are as saved. So is the place in tfpreempt.data, and in other data "
+            "whose global batches all workers share, if a strategy read them then as "
+            "now. Any other dataset iterator begins anew. Random generators and values "
+            "of single replicas are dealt among the workers that there are now (see "
+            "docs/elastic.md of tfpreempt).",
             entry.path,
             manifest.world_size,
             cluster.world,
