@@ -233,7 +233,7 @@ def test_azure_that_does_not_listen_keeps_nobody(
     config, _ = noticed(azure, acknowledge=True)
     azure.fail(100, status=500)
     assert left_with(config) == 143
-    assert "comes at its own time" in caplog.text
+    assert "goes at the announced time" in caplog.text
 
 
 def test_whatever_azure_s_client_raises_the_job_leaves_with_its_code(
@@ -246,5 +246,5 @@ def test_whatever_azure_s_client_raises_the_job_leaves_with_its_code(
 
     monkeypatch.setattr(AzureWatch, "acknowledge", acknowledge)
     assert left_with(AzureTerminationConfig(acknowledge=True)) == 143
-    assert "comes at its own time" in caplog.text
+    assert "goes at the announced time" in caplog.text
     assert "nobody has thought of this" in caplog.text
