@@ -408,7 +408,7 @@ def test_the_journal_says_what_a_report_needs(program: Program) -> None:
         handler.save()
     [restored], [first] = program.events("restored"), program.events("firststep")
     assert 0 < restored["seconds"] < restored["process_seconds"]
-    assert restored["start"] is None
+    assert restored["start"] is restored["reached"] is None
     assert first["step"] == 1
     saved = program.events("commit")[0]
     assert saved["blocked_seconds"] == saved["save_seconds"] > 0

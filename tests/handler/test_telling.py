@@ -117,3 +117,15 @@ def test_a_copy_that_is_made(program: Program, tmp_path: Path) -> None:
             )
 
         wait_until(is_told)
+
+
+def test_the_next_start_notes_how_far_the_one_before_had_told_it_was(
+    program: Program,
+) -> None:
+    handler = program.handler()
+    for _ in range(2):
+        handler.run(program.step)
+    wait_told(program, Doing.TRAINING, 2)
+    handler.close()
+    program.handler().close()
+    assert [each["reached"] for each in program.events("restored")] == [None, 2]

@@ -104,6 +104,7 @@ class Restored:
         seconds: that the start took: to agree with the others, to fetch and to read.
         process_seconds: since this process began; None where the system does not say.
         start: what the supervisor calls this start of the workers; None without one.
+        reached: the step that the process before told last; None where it told none.
     """
 
     path: str | None
@@ -115,6 +116,7 @@ class Restored:
     seconds: float | None = None
     process_seconds: float | None = None
     start: str | None = None
+    reached: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfpreempt.checkpoint.payload import Permit, Staged
@@ -18,7 +19,7 @@ from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored
 from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.core.restarts import num_restarts
 from tfpreempt.handler.commits import Commits
-from tfpreempt.handler.now import Doing, Now, Telling, now_path
+from tfpreempt.handler.now import Doing, Now, Telling, now_path, read_now
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.config import TerminationConfig
 
@@ -163,11 +164,13 @@ class Member:
         self._record_start(adopted_as, self.start_seconds)
 
     def _record_start(self, restored: Restored, seconds: float) -> None:
+        before = read_now(self._now_path)
         told = dataclasses.replace(
             restored,
             seconds=seconds,
             process_seconds=process_seconds(),
             start=os.environ.get("TFPREEMPT_SUPERVISED"),
+            reached=None if before is None else before.step,
         )
         self.record(told)
 
@@ -185,8 +188,11 @@ class Member:
             member = mine()
             return None if member is None else member._now(doing())
 
-        path = now_path(self._journal.path.parent, self.commits.cluster.worker)
-        self._telling = Telling(path, self._clock, look)
+        self._telling = Telling(self._now_path, self._clock, look)
+
+    @property
+    def _now_path(self) -> Path:
+        return now_path(self._journal.path.parent, self.commits.cluster.worker)
 
     def _now(self, doing: Doing) -> Now:
         """How far it is, but for what takes two looks; any thread."""

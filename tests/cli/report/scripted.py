@@ -40,6 +40,7 @@ class Scripted:
         skew: how much each worker's wall clock is ahead.
         truth: seconds of each class, of all workers; "good" for the steps kept.
         lines: of each file.
+        reached: what each process finds that the one before has told of its step.
     """
 
     workers: int = 2
@@ -55,6 +56,7 @@ class Scripted:
     step: int = 0
     saved: int = 0
     starts: int = 0
+    reached: int | None = None
     _unsaved: float = 0.0  # seconds of steps since the newest commit
 
     # --- what happens ----------------------------------------------------------------
@@ -88,6 +90,7 @@ class Scripted:
                 seconds=restoring,
                 process_seconds=starting + restoring,
                 start=name if self.is_supervised else None,
+                reached=self.reached,
             )
         )
         self._pass(tracing, Badput.PROGRAM_STARTUP)
@@ -107,6 +110,12 @@ class Scripted:
         self.step += steps
         self._unsaved += steps * STEP
         self._pass(steps * STEP, "good")
+
+    def stand(self, seconds: float) -> None:
+        """A step that does not end; what was told before stays."""
+        self.reached = self.step
+        self._unsaved += seconds
+        self._pass(seconds, "good")
 
     def log(self, **values: float) -> None:
         """The chief's fit has logged something."""

@@ -16,6 +16,7 @@ from tfpreempt.cli.report.lives import Phase
 from tfpreempt.cli.report.records import take_records
 from tfpreempt.cli.report.story import Story, make_story
 from tfpreempt.core.journal import JournalFile, parse_record, read_files
+from tfpreempt.handler.now import TOLD_EVERY
 
 
 def tell(run: Scripted) -> Story:
@@ -90,6 +91,25 @@ def test_what_interruptions_cost() -> None:
     assert late.steps_lost == pytest.approx(45, abs=1)
     assert (early.restored_step, early.is_estimated) == (late.restored_step, True)
     assert early.steps_lost == pytest.approx(31, abs=1)
+
+
+def test_where_a_worker_stood_still_no_steps_were_lost_for_it() -> None:
+    run = Scripted()
+    run.start()
+    run.train(59)
+    run.save()
+    run.train(40)
+    run.stand(300.0)
+    run.kill()
+    run.down()
+    run.start()
+    run.train(10)
+    run.finish()
+    story = tell(run)
+    check_account(run, story)
+    [interruption] = story.interruptions
+    assert interruption.is_estimated
+    assert 40 <= interruption.steps_lost <= 40 + TOLD_EVERY / STEP
 
 
 def test_every_moment_of_a_worker_has_its_phase() -> None:

@@ -26,6 +26,7 @@ _FIELDS: dict[str, dict[str, str]] = {
         "seconds": "seconds?",
         "process_seconds": "seconds?",
         "start": "text?",
+        "reached": "count?",
     },
     "firststep": {"step": "count"},
     "metrics": {"step": "count", "values": "object"},

@@ -12,6 +12,7 @@ from tfpreempt.cli.report.goodput import Account, make_account
 from tfpreempt.cli.report.lives import Event, Life, Lives, Phase, Span, make_lives
 from tfpreempt.cli.report.records import Record, is_number
 from tfpreempt.cli.report.spans import lose, make_spans, trained
+from tfpreempt.handler.now import TOLD_EVERY
 
 _SKEW_SECONDS = 5.0
 """Workers leave with a commit within less than that of one another."""
@@ -409,7 +410,9 @@ def _interruptions(
             back = restored.record["step"]
             step = max(step, back)
             if is_estimated:
-                step += _steps_after(life, mine, commits, step)
+                guess = step + _steps_after(life, mine, commits, step)
+                told = restored.record["reached"]
+                step = guess if told is None else _near(guess, told, step, commits)
             lost = step - back
         down = later[0].begin - life.end if later and _has_end(life) else None
         again = next((s.begin for s in spans[end:] if s.phase in _BACK), None)
@@ -446,6 +449,13 @@ def _steps_after(
         return 0
     made = trained(spans, life.end) - trained(spans, row[-1][0])
     return max(0, round(made / seconds) - (step - row[-1][1]))
+
+
+def _near(guess: int, told: int, step: int, commits: Sequence[Event]) -> int:
+    """A guess that fits to what the process told last, shortly before its last step."""
+    least, seconds = max(told, step), _step_seconds(commits)
+    more = round(TOLD_EVERY / seconds) if seconds else 0
+    return min(max(guess, least), least + more)
 
 
 def _sources(notices: Sequence[Event]) -> dict[str, tuple[int, ...]]:
