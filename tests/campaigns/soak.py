@@ -344,7 +344,7 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="soak",
     promise=(
-        "Two workers under `tfpreempt run`, for an hour; every 20 s or so one or both "
+        "Two workers under `tfpreempt run`, for an hour; every 15 s or so one or both "
         "are notified, killed or hang, a commit is damaged or removed before they are "
         "killed, they stand still for a moment, or what waits for their next start is "
         "killed. Beside them two workers train the same, stand still now and then, "
@@ -356,7 +356,7 @@ CAMPAIGN = Campaign(
         "directories; those of the old workers no more than by what TensorFlow keeps "
         f"of each step, {KEPT} KiB."
     ),
-    trials=180,
+    trials=240,
     short=3,
     mark="multiprocess",
     prepare=prepare,
