@@ -34,6 +34,7 @@ from tests.multiprocess.harness import (
     wait_until,
 )
 from tests.multiprocess.storm import have_ended, send
+from tfpreempt.checkpoint.layout import CLAIM_SUFFIX
 from tfpreempt.core.memory import LentMemory
 
 MOST = 4
@@ -199,16 +200,24 @@ def left_in(here: Place) -> set[str]:
     """What lies in the places of a run; numbers and tokens do not count.
 
     The memory is not among them: whoever lends it takes it back. Nor is what nobody can
-    tell from a file of a process that lives, and goes an hour later; nor a note, which
-    some commits have, nor the beat of a lease, which takes a while to come.
+    tell from a file of a process that lives, and goes an hour later (a claim without a
+    machine is one, too); nor a note, which some commits have, nor the beat of a lease,
+    which takes a while to come.
     """
     found = set()
     for root in (here.checkpoints, here.path / "mirror"):
         for path in root.rglob("*"):
             name = str(path.relative_to(here.path))
-            if not name.startswith("ckpt/journal") and not NEITHER.search(name):
+            if name.startswith("ckpt/journal") or NEITHER.search(name):
+                continue
+            if not any(is_of_no_machine(each) for each in (path, *path.glob("*"))):
                 found.add(NUMBERS.sub("#", name))
     return found
+
+
+def is_of_no_machine(path: Path) -> bool:
+    """Whether it is a claim whose writer was killed before it said where it runs."""
+    return path.suffix == CLAIM_SUFFIX and path.stat().st_size == 0
 
 
 def check_kept(here: Place) -> None:

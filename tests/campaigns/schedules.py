@@ -48,8 +48,5 @@ CAMPAIGN = Campaign(
         "Workers that need no collective trained on and finished, under a notice for "
         "which one of them had been left out as too slow; that one started again, "
         "alone (`cluster/test_schedules.py`).",
-        "Workers that need no collective trained on and finished, under a notice for "
-        "which one of them had been left out as too slow; that one started again, "
-        "alone (`cluster/test_schedules.py`).",
     ),
 )

@@ -55,7 +55,7 @@ def take(files: Files, staged: str) -> Claim | None:
     """
     if paths.is_url(staged):
         return None
-    path = staged + layout.CLAIM_SUFFIX
+    path, machine = staged + layout.CLAIM_SUFFIX, _machine() + b"\n"
     for _ in range(_TRIES):
         files.make_dirs(os.path.dirname(path))
         try:
@@ -63,10 +63,10 @@ def take(files: Files, staged: str) -> Claim | None:
         except FileNotFoundError:  # another save is over, and its folder was empty
             continue
         claim = Claim(descriptor)
+        os.write(descriptor, machine)  # at once: what names nobody stays QUIET seconds
         if lock(descriptor, fcntl.LOCK_SH, fcntl.lockf) is not False and is_at(
             descriptor, path
         ):
-            os.write(descriptor, f"{_machine()}\n".encode())
             return claim
         claim.release()
         threading.Event().wait(_PAUSE)
@@ -135,12 +135,12 @@ def _is_of_this_machine(descriptor: int) -> bool:
     status = os.fstat(descriptor)
     if os.major(status.st_dev) != 0:
         return True  # a disk of this machine: nobody else mounts it
-    return set(os.pread(descriptor, status.st_size, 0).split()) == {_machine().encode()}
+    return set(os.pread(descriptor, status.st_size, 0).split()) == {_machine()}
 
 
-def _machine() -> str:
+def _machine() -> bytes:
     try:
-        with open(_MACHINE, encoding="ascii") as file:
+        with open(_MACHINE, "rb") as file:
             return file.read().strip()
     except OSError:
-        return "unknown"
+        return b"unknown"
