@@ -105,13 +105,14 @@ class Job:
 TRAIN = ("train.py", "--shares", "--save-every=3", "--pause=0.02", "--strategy=mwms")
 TRAIN_SYNC = (*TRAIN, "--sync-saves")  # workers write shares, which the chief merges
 JOBS = {
-    Job(name="states", program=("chain.py", "30")): 850,
+    Job(name="states", program=("chain.py", "30")): 700,
+    Job(name="snapshots", program=("chain.py", "60", "rarely")): 150,
     Job(name="save_fn", program=("chain.py", "30", "save_fn")): 200,
-    Job(name="supervisor", program=("chain.py", "20"), is_supervised=True): 300,
+    Job(name="supervisor", program=("chain.py", "20"), is_supervised=True): 240,
     Job(name="tensorflow", program=TRAIN): 160,
-    Job(name="tensorflow", program=TRAIN, world=2): 40,
-    Job(name="tensorflow", program=TRAIN_SYNC, world=2): 80,
-    Job(name="tensorflow", program=TRAIN_SYNC, world=3): 60,
+    Job(name="tensorflow", program=TRAIN, world=2): 60,
+    Job(name="tensorflow", program=TRAIN_SYNC, world=2): 100,
+    Job(name="tensorflow", program=TRAIN_SYNC, world=3): 80,
     Job(name="manager", program=(*TRAIN, "--form=manager")): 110,
 }
 """By weight."""
@@ -124,6 +125,8 @@ REMOVED = 0.15
 """Share of the kills after which somebody removes a commit by hand."""
 
 GOES_ON = "tfpreempt: goes on at step"
+TAKEN = "tfpreempt: a snapshot stopped training"
+COMMITTED = "tfpreempt: committed step"
 
 Operations = list[collections.Counter[str]]
 """How many of each kind, by worker."""
@@ -221,9 +224,41 @@ def is_of_no_machine(path: Path) -> bool:
 
 
 def check_kept(here: Place) -> None:
-    """No more commits are there than are kept, and one more: retention comes last."""
-    commits = sorted(here.checkpoints.glob("*/COMMITTED"))
-    assert len(commits) <= KEPT + 1, commits
+    """No more commits are there than are kept, and one more: retention comes last.
+
+    So it is with their copies.
+    """
+    for root in (here.checkpoints, here.path / "mirror"):
+        commits = sorted(root.glob("*/COMMITTED"))
+        assert len(commits) <= KEPT + 1, commits
+
+
+def has_snapshot(cluster: Cluster, before: bool) -> bool:
+    """Whether a whole snapshot must be there that is newer than the last commit.
+
+    Args:
+        cluster: a run of "snapshots" that is over.
+        before: whether one was there when it began.
+    """
+    told = re.findall(f"{TAKEN}|{COMMITTED}", cluster[0].output)
+    # The first one that is told of after a commit may have been taken before it.
+    return told[-2:] == [TAKEN, TAKEN] or (before and COMMITTED not in told)
+
+
+def check_tier(here: Place, starts: int, is_due: bool) -> int:
+    """A run went on from a snapshot, if it came to restore and one was there.
+
+    Args:
+        here: where it is over.
+        starts: that had restored before it.
+        is_due: whether a newer snapshot than the last commit was there.
+
+    Returns:
+        How many starts have restored by now.
+    """
+    tiers = [record["tier"] for record in records(here.checkpoints, "restored")]
+    assert not is_due or set(tiers[starts:]) <= {"memory"}, f"{tiers} from {starts}"
+    return len(tiers)
 
 
 def step_of(commit: Path) -> int:
@@ -321,25 +356,30 @@ def prepare() -> Iterator[Trial]:
         whens: list[str] = []
         with place(zygote) as here:
             try:
-                committed, left = 0, None
+                committed, left, starts, is_due = 0, None, 0, False
                 for _ in range(rng.randint(1, MOST)):
                     is_restart = bool(whens)
                     cluster, when = kill(job, here, known, rng, is_restart=is_restart)
                     whens.append(when)
                     committed = check_restored(job, cluster, here, committed)
+                    if job.name == "snapshots":
+                        starts = check_tier(here, starts, is_due)
+                        is_due = has_snapshot(cluster, is_due)
                     if when == TOO_LATE:
                         break
                     if not job.is_supervised and rng.random() < REMOVED:
                         left = remove_a_commit(here, rng)
                     if left is not None:
                         whens.append("a commit removed by hand")
-                        committed = left
+                        committed, is_due = left, False
                         break
                 for _ in range(2):
                     is_told = committed > 0 and not job.is_supervised
                     cluster = job.start(here)
                     cluster.expect(*[0] * job.world)
                     committed = check_restored(job, cluster, here, committed)
+                    starts = check_tier(here, starts, is_due)
+                    is_due = False
                     assert results_of(job, cluster, here) == known.results
                     assert GOES_ON in cluster[0].output or not is_told
                 differs = left_in(here) ^ known.left
@@ -364,15 +404,17 @@ CAMPAIGN = Campaign(
     name="kills",
     promise=(
         "SIGKILL, once or several times in a row, to a handler with named States that "
-        "notes, copies and deletes commits, to one with a save_fn, to the supervisor, "
+        "notes, copies and deletes commits, to one with a save_fn, to one that takes "
+        "snapshots and commits rarely, to the supervisor, "
         "to TensorFlow's multi-worker training with 1, 2 and 3 processes, and to one "
         "with a CheckpointManager: half of them at any time of a run, half before a "
         "file operation of a save, a share, a merge, a rename, retention, an upload, a "
         "snapshot, a restore, the lease or its takeover. Now and then a commit is "
         "removed by hand before the next start. The same command again goes on from "
-        "the newest commit that was reported and is there, or a newer one, says from "
-        "which, and comes to the same bytes; one more run later nothing lies there "
-        "that an undisturbed run does not leave."
+        "the newest commit that was reported and is there, or a newer one, or from a "
+        "newer snapshot where one was whole, says from which, and comes to the same "
+        "bytes; one more run later nothing lies there that an undisturbed run does not "
+        "leave."
     ),
     trials=1800,
     short=5,

@@ -1,8 +1,8 @@
 """Training without TensorFlow: a named State, each step of which hangs on the last.
 
-Usage: chain.py CHECKPOINT_DIR STEPS [save_fn]. Under a handler, with all that it does,
-or with a save_fn; with TFPREEMPT_CHECKPOINT_DIR set, as `tfpreempt run` does, by
-`save_all_states` alone.
+Usage: chain.py CHECKPOINT_DIR STEPS [save_fn | rarely]. Under a handler, with all that
+it does, or with a save_fn, or with few commits, so that snapshots count; with
+TFPREEMPT_CHECKPOINT_DIR set, as `tfpreempt run` does, by `save_all_states` alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import IO
 import tfpreempt
 
 PAUSE = 0.01
-NOTED_EACH = 8
+SAVED_EACH, NOTED_EACH = 3, 8
+RARELY = 25
 TIMES = 1000
 """How often the state holds its digest."""
 
@@ -90,9 +91,10 @@ def main() -> None:
             say("committed", chain.steps)
     else:
         own = Own(directory, chain) if "save_fn" in sys.argv else None
+        is_rare = "rarely" in sys.argv
         config = tfpreempt.TerminationConfig(save_fn=own.save if own else None)
         handler = tfpreempt.PreemptionCheckpointHandler(
-            None, None, directory, config, save_every=3
+            None, None, directory, config, save_every=RARELY if is_rare else SAVED_EACH
         )
         say("restored", chain.steps)
         if own:
@@ -100,7 +102,7 @@ def main() -> None:
         with handler:
             while chain.steps < last:
                 handler.run(chain.step)
-                if chain.steps % NOTED_EACH == 0:
+                if chain.steps % NOTED_EACH == 0 and not is_rare:
                     older = handler.latest_checkpoint
                     committed = handler.save()
                     say("committed", committed.step)

@@ -27,7 +27,10 @@ OPERATIONS = Path(PLACE) / f"operations-{WORKER}"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link")
 
-snapshot_times.SHORTEST = 0.05  # seconds until the first one
+SNAPSHOT_EACH = 0.05
+"""Seconds, whatever snapshots cost."""
+snapshot_times.SHORTEST = SNAPSHOT_EACH
+snapshot_times.Interval.after = lambda *_, **__: SNAPSHOT_EACH  # type: ignore[assignment]
 snapshot_times._LOOKS = 0.01
 
 
