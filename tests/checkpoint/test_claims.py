@@ -222,6 +222,24 @@ def test_a_file_system_without_locks(staged, monkeypatch):
     claim.release()
 
 
+def test_a_claim_names_its_machine_before_it_is_locked(staged, monkeypatch):
+    """Who is killed while it waits for the lock leaves no claim of nobody."""
+    monkeypatch.setattr(os, "major", lambda device: 0)
+    path = Path(str(staged) + layout.CLAIM_SUFFIX)
+    named = []
+
+    def lock(descriptor, how):
+        named.append(path.read_bytes())
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lock)
+    claims.take(LocalFiles(), str(staged)).release()
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "major", lambda device: 0)
+    assert named[0]
+    assert left_over(staged)
+
+
 def test_what_has_no_claim_has_no_writers(staged):
     assert left_over(staged)
 
