@@ -125,8 +125,7 @@ REMOVED = 0.15
 """Share of the kills after which somebody removes a commit by hand."""
 
 GOES_ON = "tfpreempt: goes on at step"
-TAKEN = "tfpreempt: a snapshot stopped training"
-COMMITTED = "tfpreempt: committed step"
+TAKEN = re.compile(r"tfpreempt: the snapshot of step (\d+) stopped training")
 
 Operations = list[collections.Counter[str]]
 """How many of each kind, by worker."""
@@ -233,32 +232,11 @@ def check_kept(here: Place) -> None:
         assert len(commits) <= KEPT + 1, commits
 
 
-def has_snapshot(cluster: Cluster, before: bool) -> bool:
-    """Whether a whole snapshot must be there that is newer than the last commit.
-
-    Args:
-        cluster: a run of "snapshots" that is over.
-        before: whether one was there when it began.
-    """
-    told = re.findall(f"{TAKEN}|{COMMITTED}", cluster[0].output)
-    # The first one that is told of after a commit may have been taken before it.
-    return told[-2:] == [TAKEN, TAKEN] or (before and COMMITTED not in told)
-
-
-def check_tier(here: Place, starts: int, is_due: bool) -> int:
-    """A run went on from a snapshot, if it came to restore and one was there.
-
-    Args:
-        here: where it is over.
-        starts: that had restored before it.
-        is_due: whether a newer snapshot than the last commit was there.
-
-    Returns:
-        How many starts have restored by now.
-    """
-    tiers = [record["tier"] for record in records(here.checkpoints, "restored")]
-    assert not is_due or set(tiers[starts:]) <= {"memory"}, f"{tiers} from {starts}"
-    return len(tiers)
+def newest_snapshot(job: Job, cluster: Cluster) -> int:
+    """The step of the newest whole snapshot that a run has told of; 0: of none."""
+    if job.name != "snapshots":
+        return 0
+    return max(map(int, TAKEN.findall(cluster[0].output)), default=0)
 
 
 def step_of(commit: Path) -> int:
@@ -356,30 +334,26 @@ def prepare() -> Iterator[Trial]:
         whens: list[str] = []
         with place(zygote) as here:
             try:
-                committed, left, starts, is_due = 0, None, 0, False
+                committed, left = 0, None
                 for _ in range(rng.randint(1, MOST)):
                     is_restart = bool(whens)
                     cluster, when = kill(job, here, known, rng, is_restart=is_restart)
                     whens.append(when)
                     committed = check_restored(job, cluster, here, committed)
-                    if job.name == "snapshots":
-                        starts = check_tier(here, starts, is_due)
-                        is_due = has_snapshot(cluster, is_due)
+                    committed = max(committed, newest_snapshot(job, cluster))
                     if when == TOO_LATE:
                         break
                     if not job.is_supervised and rng.random() < REMOVED:
                         left = remove_a_commit(here, rng)
                     if left is not None:
                         whens.append("a commit removed by hand")
-                        committed, is_due = left, False
+                        committed = left
                         break
                 for _ in range(2):
                     is_told = committed > 0 and not job.is_supervised
                     cluster = job.start(here)
                     cluster.expect(*[0] * job.world)
                     committed = check_restored(job, cluster, here, committed)
-                    starts = check_tier(here, starts, is_due)
-                    is_due = False
                     assert results_of(job, cluster, here) == known.results
                     assert GOES_ON in cluster[0].output or not is_told
                 differs = left_in(here) ^ known.left

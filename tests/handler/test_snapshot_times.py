@@ -24,7 +24,7 @@ class Training:
         self.commits = self
         self.snapshots = self
         self.gate = SimpleNamespace(started=1)
-        self.runs = 0
+        self.base = self.runs = 0
         self.saved_at = 0
         self.is_armed = True
         self.is_off = self.is_busy = self.is_told_to_go = self.is_dropped = False

@@ -152,9 +152,11 @@ class SnapshotTimes:
             if not before.has_only_steps(after.steps, after.intervals):
                 beside, made = 0.0, 0
             period = self.interval.after(stood=stood, beside=beside, steps=made)
+        of_step = f"of step {member.base + taken.steps}"
         log.info(
-            "tfpreempt: a snapshot stopped training for %.3f s, and the %d steps "
+            "tfpreempt: the snapshot %s stopped training for %.3f s, and the %d steps "
             "after it took %.3f s; the next one in %.1f s",
+            "that a commit broke off" if snapshots.is_dropped else of_step,
             stood,
             steps - taken.steps,
             now - taken.left,
