@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.campaigns.campaign import Campaign, Facts, Trial
 from tests.multiprocess.harness import (
+    HEARD_WITHIN,
     RESTART,
     STEPS,
     Cluster,
@@ -22,6 +23,7 @@ from tests.multiprocess.harness import (
     Worker,
     Zygote,
     place,
+    records,
     wait_until,
 )
 
@@ -64,6 +66,14 @@ class Program:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What was so when the first signal was sent."""
+
+    at: float  # monotonic, which all processes of a machine share
+    is_heard: bool  # whether a handler listened by then
+
+
 def draw(rng: random.Random, by_weight: dict[str, int]) -> str:
     return rng.choices(list(by_weight), list(by_weight.values()))[0]
 
@@ -96,12 +106,20 @@ class Run:
 
     def start(self, *more: str) -> Cluster:
         """Starts it, and lets it come to its end."""
-        cluster = self._program.start(self._here, *more)
-        self._check(cluster, is_protected=True)
+        cluster = self._start(*more)
+        self._check(cluster, None)
         return cluster
 
-    def notice(self) -> str:
-        """Starts it, and tells some of its workers to go; in which phase."""
+    def _start(self, *more: str) -> Cluster:
+        self._here.speed_up()
+        return self._program.start(self._here, *more)
+
+    def notice(self) -> str | None:
+        """Starts it, and tells some of its workers to go.
+
+        Returns:
+            In which phase; None where it had ended before.
+        """
         rng, world = self._rng, self._program.world
         phase = rng.choice(self._phases())
         is_protected = world > 1 or rng.random() < 0.75
@@ -112,27 +130,28 @@ class Run:
         ]
         if not is_protected:
             more.append("--unprotected")
-        if rng.random() < 0.25:
+        if has_grace := rng.random() < 0.25:
             more.append("--grace=30")
         if rng.random() < 0.5 and phase != "write":
             more.append("--sync-saves")
         if rng.random() < 0.25:
             more.append("--children")
-        cluster = self._program.start(self._here, *more)
-        told = rng.sample(list(cluster), rng.randint(1, world))
-        watched = rng.choice(told)
-        for worker in told:
+        cluster = self._start(*more)
+        workers = rng.sample(list(cluster), rng.randint(1, world))
+        watched = rng.choice(workers)
+        for worker in workers:
             worker.wait_line("began")  # or it ends by the signal, as any program does
         wait_until(
             lambda: watched.lines("in") or watched.code is not None,
             f"in {phase}",
             say=cluster.story(),
         )
+        told = None
         if watched.lines("in"):
             time.sleep(rng.uniform(0, MOMENT))
-            self._send(told)
-        self._check(cluster, is_protected)
-        return phase
+            told = self._send(workers)
+        self._check(cluster, told, is_protected=is_protected, has_grace=has_grace)
+        return phase if told else None
 
     def _phases(self) -> list[str]:
         """Those that the next start comes to."""
@@ -143,12 +162,15 @@ class Run:
             found += [*TRAINS_ONCE, *TRAINS]
         return found
 
-    def _send(self, workers: list[Worker]) -> None:
-        """Signals these workers, and their children."""
+    def _send(self, workers: list[Worker]) -> Told | None:
+        """Signals these workers, and their children; None where all had ended."""
         rng = self._rng
         counts = {"one": 1, "two": 2, "ten": 10, "burst": rng.randint(3, 20)}
         count = counts[self._sent]
         pauses = [BURST / count if self._sent == "burst" else 0.0] * count
+        told = None
+        is_heard = any(worker.lines("listens") for worker in workers)
+        self._here.slow_down()
         for pause in pauses:
             for worker in workers:
                 children = [int(pid) for (pid,) in worker.lines("child")]
@@ -156,11 +178,26 @@ class Run:
                     if worker.code is None:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGTERM)
+                            self.counted["signals"] += 1
+                            if pid == worker.pid and told is None:
+                                told = Told(time.monotonic(), is_heard)
             time.sleep(pause)
-        self.counted.update(notices=1, signals=count * len(workers))
+        self.counted["notices"] += told is not None
+        return told
 
-    def _check(self, cluster: Cluster, is_protected: bool) -> None:
-        """How it ended, and that it trained the steps that were left, from the next."""
+    def _check(
+        self,
+        cluster: Cluster,
+        told: Told | None,
+        *,
+        is_protected: bool = True,
+        has_grace: bool = False,
+    ) -> None:
+        """How it ended, and that it trained the steps that were left, from the next.
+
+        Once it was told it finishes the step that it is in, and begins none. It can end
+        normally only if that was the last one.
+        """
         codes, before = cluster.wait(LIMIT), self._trained
         for worker in cluster:
             steps = [int(number) for (number,) in worker.lines("step")]
@@ -168,15 +205,48 @@ class Run:
                 f"{cluster.story()}\nsteps {steps} after step {before}"
             )
             self._trained = max(self._trained, before + len(steps))
-        has_begun_or_ended = before < self._trained < STEPS
-        allowed = {0, RESTART}
-        if not is_protected and not has_begun_or_ended:
+        allowed = {0} if told is None else {0, RESTART}
+        is_over = self._trained == STEPS
+        if told and not is_protected and (is_over or not told.is_heard):
             allowed.add(KILLED)
         assert set(codes) <= allowed, f"{cluster.story()}\n{codes}"
         if 0 in codes:
-            assert self._trained == STEPS, f"{cluster.story()}\n{codes}"
+            assert is_over, f"{cluster.story()}\n{codes}"
+        if told is not None:
+            last = self._last_step(cluster, told, before)
+            trains_on = self._trained > last
+            may_train_on = has_grace and self._has_committed(told, last)
+            assert may_train_on or not trains_on, (
+                f"{cluster.story()}\n{codes}, told at {told.at}: no step after {last} "
+                "was to begin"
+            )
+            self.counted["trained on"] += trains_on
         ends = {0: "finished", RESTART: "restarted", KILLED: "killed"}
         self.counted.update(ends[code] for code in codes)
+
+    def _last_step(self, cluster: Cluster, told: Told, before: int) -> int:
+        """The last step that a program may train which was told.
+
+        Of two workers the one that is a step ahead decides, so what counts is where
+        either asked whether to make a step: that may be before a save that both make.
+        """
+        is_alone = self._program.world == 1
+        by_then = [
+            int(number)
+            for worker in cluster
+            for number, at in worker.lines("begins" if is_alone else "enters")
+            if float(at) <= told.at + HEARD_WITHIN
+        ]
+        # Without any, who was not told may begin one before the other has a handler.
+        return max(by_then, default=before if is_alone else before + 1)
+
+    def _has_committed(self, told: Told, last: int) -> bool:
+        """Whether the notice was served by a commit, after which it may train on."""
+        commits = records(self._here.checkpoints, "commit", because="preemption")
+        return any(
+            commit["monotonic"] >= told.at and commit["step"] <= last
+            for commit in commits
+        )
 
 
 @contextlib.contextmanager
@@ -188,14 +258,13 @@ def prepare() -> Iterator[Trial]:
         program = Program(draw(rng, WAYS), draw(rng, STRATEGIES))
         with place(zygote) as here:
             run = Run(here, program, rng)
-            first, then = run.notice(), run.notice()
+            phases = {"first in": run.notice(), "then in": run.notice()}
             results = run.start().results()
             assert results == undisturbed(zygote, program)
         return {
             "way": program.way,
             "strategy": program.strategy,
-            "first in": first,
-            "then in": then,
+            **{when: phase for when, phase in phases.items() if phase},
             **run.counted,
         }
 
@@ -211,11 +280,14 @@ CAMPAIGN = Campaign(
         "to the process, or to its children too; at the imports, the strategy, the "
         "handler, the restore, the first trace, in a step, a validation, between "
         "epochs, in other callbacks, in a periodic or an asynchronous save, in the "
-        "last step, after it, and in an export. The process leaves with the restart "
-        "code, and the next one trains the step after the newest that was finished; "
-        "or it ends normally. At the end all is bit for bit what an undisturbed run "
-        "yields. Where `protect()` was not called, the signal itself may end a process "
-        "that has not begun to train, or has trained all."
+        "last step, after it, and in an export. The process finishes the step that it "
+        "is in, begins none (of two workers both finish the one that either is in), "
+        "and leaves with the restart code; the next one trains the step after that. "
+        "Where there was a grace of 30 s it may train on, once it has committed that "
+        "step. Only who was told in the last step, or after it, ends normally. At the "
+        "end all is bit for bit what an undisturbed run yields. Where `protect()` was "
+        "not called, the signal itself may end a process in which no handler listens "
+        "yet, or that has trained all."
     ),
     trials=500,
     short=3,

@@ -30,6 +30,11 @@ LIMIT = 90.0
 IMPORTED = 200.0
 """Seconds that a busy machine may need to import TensorFlow, before the first fork."""
 
+HEARD_WITHIN = 0.5
+"""Seconds from a signal until all workers know of it: milliseconds, on a calm machine.
+A step that begins later is one too many. For so long a step lasts once a signal was
+sent, so that there can be no more than one."""
+
 RESTART = 143
 STEPS = 12
 """Where train.py ends by default."""
@@ -321,6 +326,21 @@ class Place:
         cluster = Cluster(workers, self.checkpoints)
         self._clusters.append(cluster)
         return cluster
+
+    def slow_down(self) -> None:
+        """From now on each step takes `HEARD_WITHIN`, in programs that tell of steps.
+
+        Call it just before a signal: what trains on is seen to, and what ran till then
+        ran at its own pace. `speed_up` ends it.
+        """
+        # In one piece, as steps look for it meanwhile.
+        part = self.path / "slow.part"
+        part.write_text(f"{HEARD_WITHIN}")
+        part.rename(self.path / "slow")
+
+    def speed_up(self) -> None:
+        """Steps take as long as they take."""
+        (self.path / "slow").unlink(missing_ok=True)
 
     def train(self, strategy: str, world: int, *more: object) -> Cluster:
         """Starts train.py."""

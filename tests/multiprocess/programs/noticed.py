@@ -1,8 +1,9 @@
 """A program by `run()`, in a watch scope or by `fit`, that tells where it is.
 
 It prints `began`, and `in PHASE` when it comes to that phase for the given time, where
-it stays for a moment; `child PID` for each process that reads its data, `step N` after
-each step, and what came out as `result {...}`.
+it stays for a moment; `child PID` for each process that reads its data; `listens` when
+it hears notices. Of each step it prints `enters N TIME` where it asks whether to make
+it, `begins N TIME`, and `step N` at its end; what came out as `result {...}`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ from toy_model import (  # noqa: E402
     log_to_stdout,
     make_strategy,
     say,
+    say_when,
+    slow_down,
 )
 
 
@@ -91,6 +94,13 @@ class Reader:
         return self._pool.apply(read, (number,)) if self._pool else read(number)
 
 
+def begin(number: int) -> None:
+    """In a step, before all else."""
+    say_when("begins", number)
+    slow_down()
+    at("step")
+
+
 # --- a loop of one's own -------------------------------------------------------------
 
 
@@ -108,7 +118,7 @@ class OwnModel(Model):
 
 
 def step(model: OwnModel, number: int) -> None:
-    at("step")
+    begin(number)
     if number == STEPS:
         at("last")
     model.step()
@@ -128,6 +138,7 @@ def loop() -> None:
         async_save=not options.sync_saves,
     )
     model.reader = Reader()
+    say("listens")
     with handler:
         if options.way == "run":
             train(handler, model)
@@ -140,6 +151,7 @@ def loop() -> None:
 
 def train(handler: tfpreempt.PreemptionCheckpointHandler, model: OwnModel) -> None:
     while (number := handler.total_run_calls + 1) <= STEPS:
+        say_when("enters", number)
         if options.way == "run":
             handler.run(step, model, number)
         else:
@@ -172,7 +184,7 @@ def fit() -> None:
         def call(self, inputs: Any, training: Any = None) -> Any:
             at("trace")
             if training:  # main is inside of TensorFlow then
-                tf.numpy_function(lambda: at("step"), [], [])
+                tf.numpy_function(lambda: begin(watch.number), [], [])
             return inputs
 
     class Batches(keras.utils.Sequence if is_legacy else keras.utils.PyDataset):
@@ -188,16 +200,23 @@ def fit() -> None:
             return rows, rows.sum(axis=1)
 
     class Watch(keras.callbacks.Callback):
+        number = 0  # of the step
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            say("listens")
+
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self._before = epoch * EPOCH
             at("between")
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if self._before + batch + 1 == STEPS:
+            self.number = self._before + batch + 1
+            say_when("enters", self.number)
+            if self.number == STEPS:
                 at("last")
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            say("step", self._before + batch + 1)
+            say("step", self.number)
             at("callbacks")
 
         def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -215,6 +234,7 @@ def fit() -> None:
         def set_state(self, state: dict[str, Any]) -> None:
             pass
 
+    watch = Watch()
     at("strategy")
     with make_strategy(options.strategy).scope():
         layers = keras.layers
@@ -233,7 +253,7 @@ def fit() -> None:
         Batches(Reader()),
         epochs=STEPS // EPOCH,
         verbose=0,
-        callbacks=[ours, Watch()],
+        callbacks=[ours, watch],
         validation_data=(read(100), read(100).sum(axis=1)),
         validation_batch_size=BATCH // 2,
     )
