@@ -24,6 +24,11 @@ _ALLOCATES = ("create", "write", "mkdir", "rename", "replace", "link", "fsync")
 _CHANGES = (*_ALLOCATES, "remove", "unlink", "rmdir", "truncate", "ftruncate", "utime")
 _LOOKS = ("open", "read", "pread", "listdir", "scandir", "stat", "lstat", "readlink")
 
+_WRITTEN = ("create", "write", "truncate", "ftruncate")
+_NAMED = ("create", "mkdir", "rename", "replace", "link")
+_NOTED = {*_WRITTEN, *_NAMED, "fsync", "failed fsync"}
+_stat = os.stat  # asks no faulty disk
+
 _MEETS: dict[int, tuple[str, ...]] = {
     errno.ENOSPC: _ALLOCATES,
     errno.EDQUOT: _ALLOCATES,
@@ -48,12 +53,18 @@ class Fault:
         count: how many fail from there on; None: all.
         is_late: they are done, and only the answer is an error. Else a write that
             fails leaves half.
+        only: the one kind of operations that fails; "": all that may.
     """
 
     number: int
     first: int
     count: int | None
     is_late: bool
+    only: str = ""
+
+    def may_meet(self, name: str) -> bool:
+        """Whether an operation of this kind counts."""
+        return name in _MEETS[self.number] and self.only in ("", name)
 
 
 class FaultyDisk:
@@ -68,6 +79,9 @@ class FaultyDisk:
         self._fault: Fault | None = None
         self._met = 0
         self._lock = threading.Lock()
+        self._written: set[int] = set()  # files, by inode
+        self._lost: set[int] = set()  # likewise; their last sync that mattered failed
+        self._named: set[tuple[int, str]] = set()  # entries, by directory and name
 
     def begin(self, fault: Fault) -> None:
         """From now on operations fail."""
@@ -97,24 +111,78 @@ class FaultyDisk:
         finally:
             self._fault = fault
 
+    def unsynced(self, path: str, below: str) -> str:
+        """Why a file may be gone after a loss of power, or differ; "" if it can't.
+
+        A sync that fails has lost what it was to write, as Linux has it: a later one
+        says nothing of that, and only who writes the file anew makes up for it.
+
+        Args:
+            path: the file's.
+            below: a directory above it, whose own name is another's matter.
+        """
+        number = _stat(path).st_ino
+        if number in self._lost:
+            return f"{path} could not be synced"
+        if number in self._written:
+            return f"{path} was not synced since it was written"
+        while path != below:
+            path, name = os.path.split(path)
+            if (_stat(path).st_ino, name) in self._named:
+                return f"{path} was not synced since it has {name}"
+        return ""
+
     @contextlib.contextmanager
-    def step(self, name: str, path: str) -> Iterator[bool]:
-        """One operation; gives whether half of it is to be done before it fails."""
+    def step(self, name: str, path: str, at: str | int | None = None) -> Iterator[bool]:
+        """One operation; gives whether half of it is to be done before it fails.
+
+        Args:
+            name: of it.
+            path: what an error names.
+            at: what it changes, by its path or a descriptor; None: what has the path.
+        """
+        at = path if at is None else at
         with self._lock:
             fault = self._fault
-            if fault is None or name not in _MEETS[fault.number]:
+            if fault is not None and not fault.may_meet(name):
                 fault = None
-            else:
-                at, self._met = self._met - fault.first, self._met + 1
-                fails = at >= 0 and (fault.count is None or at < fault.count)
+            if fault is not None:
+                number, self._met = self._met - fault.first, self._met + 1
+                fails = number >= 0 and (fault.count is None or number < fault.count)
                 fault = fault if fails else None
         if fault is None:
             yield False
+            self._note(name, at)
             return
         error = OSError(fault.number, os.strerror(fault.number), path)
         if name == "write" or fault.is_late:
             yield not fault.is_late
+            self._note("failed fsync" if name == "fsync" else name, at)
+        elif name == "fsync":
+            self._note("failed fsync", at)
         raise error
+
+    def _note(self, name: str, at: str | int) -> None:
+        """What a loss of power would take, after an operation."""
+        if name not in _NOTED:
+            return
+        try:
+            number = _stat(at, follow_symlinks=isinstance(at, int)).st_ino
+        except OSError:
+            return  # it is gone, or was not made
+        with self._lock:
+            if name in _NAMED and isinstance(at, str):
+                folder, entry = os.path.split(at)
+                self._named.add((_stat(folder).st_ino, entry))
+            if name in _WRITTEN:
+                self._written.add(number)
+            if name == "create":
+                self._lost.discard(number)
+            if name == "failed fsync" and number in self._written:
+                self._lost.add(number)
+            if name == "fsync":
+                self._written.discard(number)
+                self._named = {each for each in self._named if each[0] != number}
 
 
 _disks: dict[str, FaultyDisk] = {}
@@ -143,7 +211,7 @@ class _File(io.FileIO):
             super().__init__(path, mode)
 
     def write(self, data: Any) -> int:
-        with self._disk.step("write", str(self.name)) as is_torn:
+        with self._disk.step("write", str(self.name), self.fileno()) as is_torn:
             return super().write(
                 memoryview(data)[: len(data) // 2 if is_torn else None]
             )
@@ -197,7 +265,8 @@ def _asked(
     if name == "open":
         flags = args[0] if args else more["flags"]
         name = "create" if flags & (os.O_CREAT | os.O_TRUNC) else "open"
-    with disk.step(name, str(path)) as is_torn:
+    at = args[0] if name in ("rename", "replace", "link") else path
+    with disk.step(name, str(path), at) as is_torn:
         if is_torn:
             args = (args[0][: len(args[0]) // 2], *args[1:])
         return real(path, *args, **more)

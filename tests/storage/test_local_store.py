@@ -9,6 +9,8 @@ import socket
 
 import pytest
 
+from tests.storage import faulty_disk
+from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
 from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.storage.local import LocalStore
@@ -189,3 +191,22 @@ def test_bytes_are_durable_before_the_name_is_there(tmp_path):
     names = [each.name for each in files.operations]
     assert names == ["make_dirs", "sync_dir", "sync_file", "sync_dir", "remove"]
     assert files.operations[1].path == str(tmp_path)  # the folder is new
+
+
+def replace(store, name):
+    store.replace(name, b"1")
+
+
+@pytest.mark.parametrize("act", [put, replace])
+def test_what_cannot_be_synced_is_not_said_to_be_put(tmp_path, act):
+    store = LocalStore(str(tmp_path))
+    with faulty_disk.watching(), faulty_disk.disk(str(tmp_path)) as disk:
+        for at in range(3):  # the folder's name, the bytes, their name
+            disk.begin(
+                Fault(number=errno.EIO, first=at, count=1, is_late=False, only="fsync")
+            )
+            with pytest.raises(errors.SaveError, match="Input/output"):
+                act(store, f"{at}/x")
+        disk.mend()
+        act(store, "3/x")
+        assert disk.unsynced(f"{disk.root}/3/x", disk.root) == ""
