@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from tfpreempt.cli import main
 from tfpreempt.cli.doctor import storage
 from tfpreempt.cli.doctor.storage import Mount, mount_of, try_save
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Commit
-from tfpreempt.core.journal import Journal, journal_directory
+from tfpreempt.core.journal import Journal, JsonLines, journal_directory
 from tfpreempt.platforms.detect import VARIANTS, Platform
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
 
@@ -96,6 +97,15 @@ def test_steps_of_a_run_are_read_from_its_journal(tmp_path: Path) -> None:
     value = told(tmp_path, "--size", "64KiB", "--grace", "30")
     assert value["step_seconds"] == 45.0
     assert not value["is_fine"]
+
+
+def test_steps_that_others_wrote_are_no_steps(tmp_path: Path) -> None:
+    journal = JsonLines(journal_directory(tmp_path) / "worker-0.jsonl", SystemClock())
+    for wrong in (45.0, "x", [1], 1e300, -3, {"x": 1}):
+        journal.append({"event": "commit", "step_seconds": wrong})
+    journal.close()
+    value = told(tmp_path, "--size", "64KiB", "--grace", "30")
+    assert value["step_seconds"] == 45.0
 
 
 def test_without_a_directory_no_save_is_tried() -> None:

@@ -155,7 +155,15 @@ def test_the_option_is_a_word_or_a_size() -> None:
     assert "auto|off|SIZE" in said.output or "is no size" in said.output
 
 
-@pytest.mark.parametrize("wrong", [{}, {"TFPREEMPT_SNAPSHOT_BYTES": "many"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"TFPREEMPT_SNAPSHOT_BYTES": "many"},
+        {"TFPREEMPT_SNAPSHOT_BYTES": "9" * 5000},
+        {"TFPREEMPT_SNAPSHOT_WORKERS": "0"},
+    ],
+)
 def test_what_no_supervisor_has_said_is_nothing(
     tmp_path: Path, wrong: dict[str, str]
 ) -> None:

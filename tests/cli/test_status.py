@@ -444,6 +444,55 @@ def test_what_is_no_record_is_passed_over(training: Run) -> None:
     assert training.states() == [State.TRAINING] * 2
 
 
+@pytest.mark.parametrize(
+    ("event", "values"),
+    [
+        ("started", {"workers": 3_000_000_000}),  # all of them were painted
+        ("started", {"workers": -1}),
+        ("started", {"workers": 2, "first_worker": -5}),
+        ("left", {"cause": "finished", "code": 0, "wall": 1 << 63}),
+        ("left", {"cause": "finished", "code": 0, "wall": 9e18}),
+        ("left", {"cause": "finished", "code": 0, "wall": -9e18}),
+        ("worker_ended", {"worker": 0, "returncode": 1, "wall": 1e15}),
+        ("worker_ended", {"worker": 0, "returncode": 10**400}),
+        ("worker_ended", {"worker": "0", "returncode": 1}),
+        ("budget", {"cause": "failure"}),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_no_supervisor_writes_is_passed_over(
+    training: Run, event: str, values: dict[str, Any]
+) -> None:
+    """Anybody may have written it; it is shown in no time and no memory."""
+    training.supervisor(event, **values)
+    assert training.states() == [State.TRAINING] * 2
+    assert training.status().exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"event": "commit", "step": 10**400},
+        {"event": "commit", "step": -1},
+        {"event": "notice", "grace_seconds": 1e300},
+        {"event": "notice", "grace_seconds": float("inf")},
+        {"event": "notice", "grace_seconds": 30.0, "wall": 1e18},
+        {"event": "exit", "outcome": "lost", "step": 1, "code": 10**400},
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_no_worker_writes_is_passed_over(
+    training: Run, values: dict[str, Any]
+) -> None:
+    training.clock.advance(0.01)
+    before = dataclasses.replace(training.look(), at=0.0)
+    journal = JsonLines(training.journal / "worker-1.jsonl", training.clock)
+    journal.append(values)
+    journal.close()
+    assert dataclasses.replace(training.look(), at=0.0) == before
+    assert training.status().exit_code == 0
+
+
 def test_no_text_of_others_moves_the_cursor(training: Run) -> None:
     training.says(0, 10, host="\x1b[2Jhost")
     assert "\x1b[2J" not in training.status().output

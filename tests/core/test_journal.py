@@ -121,7 +121,13 @@ def test_a_torn_line_is_skipped_counted_and_swallows_nothing(
     assert [r["wall"] for r in read_journal(tmp_path)] == [1.0, 100.0]
 
 
-@pytest.mark.parametrize("line", [b"[1]", b'{"event": "x"}', b'{"wall": "x"}', b"\xff"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"[1]", b'{"event": "x"}', b'{"wall": "x"}', b"\xff", b'{"wall": true}'),
+        *(b'{"wall": 9e18}', b'{"wall": 9223372036854775808}', b'{"wall": -1}'),
+    ],
+)
 def test_lines_that_are_no_records_are_skipped(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "worker-0.jsonl").write_bytes(line + b"\n\n")
     assert read_journal(tmp_path) == []

@@ -187,6 +187,11 @@ def test_one_digit_of_another_is_nothing(worker: Worker) -> None:
         {"step": "7"},
         {"at": math.nan},
         {"deadline": math.inf},
+        {"at": -1e300},
+        {"at": 1e14},
+        {"stepped_at": 1e300},
+        {"step": 1 << 400},
+        {"upload": {"uri": "gs://b/r", "total_bytes": 1 << 4000}},
         {"host": None},
         {"doing": "sleeping"},
         {"upload": {"uri": 3}},
@@ -194,7 +199,7 @@ def test_one_digit_of_another_is_nothing(worker: Worker) -> None:
         {"upload": []},
         {"more": 1},
     ],
-    ids=str,
+    ids=lambda values: str(values)[:60],
 )
 def test_what_no_worker_says_is_nothing(
     worker: Worker, values: dict[str, object]

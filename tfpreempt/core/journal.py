@@ -13,7 +13,6 @@ import errno
 import functools
 import json
 import logging
-import math
 import os
 import stat
 import threading
@@ -22,6 +21,7 @@ from typing import Any
 
 from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.fields import is_time
 
 _log = logging.getLogger(__name__)
 _DURABLE = (events.Commit, events.Exit)
@@ -222,9 +222,9 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
     """The record of one line of a journal; None where it is no whole record."""
     try:
         record = json.loads(line)
-        is_record = isinstance(record, dict) and math.isfinite(record["wall"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, RecursionError):
         return None
+    is_record = isinstance(record, dict) and is_time(record.get("wall"))
     return record if is_record else None
 
 

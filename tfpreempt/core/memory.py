@@ -18,6 +18,7 @@ _BYTES = "TFPREEMPT_SNAPSHOT_BYTES"
 _WORKERS = "TFPREEMPT_SNAPSHOT_WORKERS"
 
 VARIABLES = (_DIRECTORY, _BYTES, _WORKERS)
+_MOST_DIGITS = 19  # of a number that a computer's memory could have
 
 _UNIFIED = ("memory.max", "memory.current", "inactive_file")  # of control groups
 _LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -53,10 +54,15 @@ def lent_memory(environment: Mapping[str, str] | None = None) -> LentMemory | No
     environment = os.environ if environment is None else environment
     directory = environment.get(_DIRECTORY, "")
     texts = environment.get(_BYTES, ""), environment.get(_WORKERS, "1")
-    are_numbers = all(text.isascii() and text.isdecimal() for text in texts)
+    are_numbers = all(
+        text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS
+        for text in texts
+    )
     if not (are_numbers and os.path.isabs(directory) and os.path.isdir(directory)):
         return None
     size, workers = map(int, texts)
+    if not workers:
+        return None
     return LentMemory(directory=directory, bytes=size, workers=workers)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.clock import Clock
+from tfpreempt.core.fields import is_number, is_time
 from tfpreempt.core.journal import open_file
 from tfpreempt.core.python import StrEnum
 from tfpreempt.core.threads import OwnedThread
@@ -220,13 +221,14 @@ def _unpack(data: bytes) -> Now | None:
         values["doing"] = Doing(values["doing"])
         values["upload"] = None if upload is None else MirrorStatus(**upload)
         now = Now(**values)
-        return now if _is_sound(now) and (not upload or _is_sound(now.upload)) else None
+        is_sound = _is_sound(now) and (not upload or _is_sound(now.upload))
+        return now if is_sound and is_time(now.at) else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
 def _is_sound(value: Any) -> bool:
-    """Whether the fields of a dataclass are what they are said to be, and finite."""
+    """Whether the fields of a dataclass are what they are said to be, within bounds."""
     for field in dataclasses.fields(value):
         given = getattr(value, field.name)
         names = str(field.type).split(" | ")
@@ -234,6 +236,7 @@ def _is_sound(value: Any) -> bool:
             given, tuple(kind for name in names for kind in _KINDS[name])
         ):
             return False
-        if isinstance(given, float) and not math.isfinite(given):
+        is_figure = isinstance(given, int | float) and not isinstance(given, bool)
+        if is_figure and not is_number(given):
             return False
     return True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium import webdriver
@@ -40,6 +42,33 @@ def test_a_run_of_nothing_has_a_page(tmp_path: Path) -> None:
     run = Scripted(workers=1)
     run.start()
     assert "running at step 1" in page_of(run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"monotonic": 1e15},
+        {"monotonic": -1e13},
+        {"wall": 1e15, "monotonic": 0.0},
+        {"wall": 1e11, "monotonic": 1e10},
+        {"process_seconds": 1e15},
+        {"seconds": 1e10, "process_seconds": None, "incarnation": "another"},
+    ],
+    ids=str,
+)
+def test_times_that_no_calendar_has_break_no_page(
+    tmp_path: Path, times: dict[str, Any]
+) -> None:
+    a_run().write(tmp_path)
+    path = tmp_path / "worker-0.jsonl"
+    lines = path.read_text("utf-8").splitlines()
+    restored = next(
+        each for each in map(json.loads, lines) if each["event"] == "restored"
+    )
+    path.write_text("\n".join([json.dumps(restored | times), *lines]), "utf-8")
+    story = make_story(*take_records(read_files(tmp_path)))
+    assert story is not None
+    assert "at step 286" in make_page(story, "/runs")
 
 
 @pytest.fixture(scope="module")

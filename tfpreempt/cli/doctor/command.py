@@ -19,6 +19,7 @@ from tfpreempt.cli.doctor.sources import probe_sources
 from tfpreempt.cli.doctor.storage import try_save
 from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess
 from tfpreempt.cli.sizes import Seconds, Size
+from tfpreempt.core.fields import is_kind
 from tfpreempt.core.journal import journal_directory, read_journal
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.platforms.detect import VARIABLE, VARIANTS, detect_platform
@@ -108,7 +109,8 @@ def _step_seconds(directory: str) -> float | None:
     """How long a step of the newest run there took, by its journal."""
     records = read_journal(journal_directory(directory))
     told = [record.get("step_seconds") for record in records]
-    return next((seconds for seconds in reversed(told) if seconds), None)
+    known = (each for each in reversed(told) if each and is_kind(each, "seconds"))
+    return next(known, None)
 
 
 def _show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:

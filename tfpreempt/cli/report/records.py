@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tfpreempt.core.fields import are_kinds
 from tfpreempt.core.journal import JournalFile
 
-_LARGEST = 1e15
-"""Larger numbers than that are no times, steps or bytes."""
-
 _FIELDS: dict[str, dict[str, str]] = {
-    "started": {"supervisor": "text", "incarnation": "text", "workers": "count"},
-    "restarted": {"supervisor": "text", "incarnation": "text", "workers": "count"},
+    "started": {"supervisor": "text", "incarnation": "text", "workers": "workers"},
+    "restarted": {"supervisor": "text", "incarnation": "text", "workers": "workers"},
     "worker_ended": {"incarnation": "text", "worker": "count", "code": "number"},
     "budget": {"cause": "text"},
     "hang": {"incarnation": "text", "workers": "objects"},
@@ -107,8 +104,7 @@ def _take(raw: Mapping[str, Any], file: str) -> Record | None:
     of_all = _OF_A_SUPERVISOR if event in _BY_SUPERVISORS else _OF_A_WORKER
     fields = _FIELDS[event] | of_all
     values = {name: raw.get(name) for name in fields}
-    times = {"wall": "number", "monotonic": "number"}
-    if not all(_is(raw.get(name), kind) for name, kind in (fields | times).items()):
+    if not are_kinds(raw, fields | {"wall": "time", "monotonic": "seconds"}):
         return None
     return Record(
         event=event,
@@ -117,28 +113,3 @@ def _take(raw: Mapping[str, Any], file: str) -> Record | None:
         file=file,
         values=values,
     )
-
-
-def _is(value: Any, kind: str) -> bool:
-    if kind.endswith("?"):
-        return value is None or _is(value, kind[:-1])
-    match kind:
-        case "text":
-            return isinstance(value, str)
-        case "object":
-            return isinstance(value, dict)
-        case "objects":
-            return isinstance(value, list) and all(isinstance(e, dict) for e in value)
-        case "count":
-            return type(value) is int and 0 <= value <= _LARGEST
-        case "seconds":
-            return is_number(value) and value >= 0
-        case _:
-            return is_number(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a finite number of a size that can be computed with."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= _LARGEST and math.isfinite(value)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from tfpreempt.cli.report.goodput import Account, make_account
 from tfpreempt.cli.report.lives import Event, Life, Lives, Phase, Span, make_lives
-from tfpreempt.cli.report.records import Record, is_number
+from tfpreempt.cli.report.records import Record
 from tfpreempt.cli.report.spans import lose, make_spans, trained
+from tfpreempt.core.fields import is_number
 from tfpreempt.handler.now import TOLD_EVERY
 
 _SKEW_SECONDS = 5.0

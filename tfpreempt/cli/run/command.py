@@ -17,6 +17,7 @@ from tfpreempt.cli.run.supervisor import supervise
 from tfpreempt.cli.sizes import Seconds, Size
 from tfpreempt.cli.status.metrics import parse_address
 from tfpreempt.core.cluster import cluster_from_environment, given_task
+from tfpreempt.core.fields import MOST_WORKERS
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths
@@ -77,7 +78,7 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
     context_settings={"allow_interspersed_args": False, "show_default": True}
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1),
+    "--workers", type=click.IntRange(min=1, max=MOST_WORKERS),
     help="Workers on this machine (default 1). Not where TF_CONFIG is set: then this "
     "machine's one worker is supervised.",
 )  # fmt: skip

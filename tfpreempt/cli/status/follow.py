@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -75,11 +76,9 @@ class _File(Generic[_Journal]):
         self._read += len(data)
         *lines, self._torn = (self._torn + data).split(b"\n")
         for record in map(parse_record, lines):
-            try:
-                if record is not None:
+            if record is not None:
+                with contextlib.suppress(ValueError):
                     self._journal.see(record)
-            except (KeyError, TypeError, ValueError, OverflowError):
-                continue
 
 
 class Follower:

@@ -14,6 +14,7 @@ from typing import Any
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.cli.run.policy import Cause, ReturnCode, describe_end
 from tfpreempt.core.events import Outcome
+from tfpreempt.core.fields import are_kinds
 from tfpreempt.core.python import StrEnum
 from tfpreempt.handler.now import TOLD_EVERY, Now
 
@@ -25,6 +26,21 @@ _RESTARTS = (Cause.PREEMPTION, Cause.FAILURE, Cause.HANG)
 _LONGEST_PAUSE = 120.0  # between two starts: the longest back-off, and some
 
 Record = Mapping[str, Any]
+
+_OF_WORKERS: Mapping[str, Mapping[str, str]] = {
+    "restored": {"incarnation": "text", "step": "count"},
+    "notice": {"grace_seconds": "number?"},
+    "commit": {"step": "count"},
+    "exit": {"outcome": "text", "step": "count", "code": "number?"},
+}
+_START = {"workers": "workers", "first_worker": "count?"}
+_OF_SUPERVISORS: Mapping[str, Mapping[str, str]] = {
+    "started": _START,
+    "restarted": _START,
+    "worker_ended": {"worker": "count", "returncode": "number"},
+    "budget": {"cause": "text", "is_used_up": "flag"},
+    "left": {"cause": "text", "code": "number"},
+}
 
 
 class State(StrEnum):
@@ -158,26 +174,26 @@ class WorkerJournal:
     _incarnation: str = ""
 
     def see(self, record: Record) -> None:
-        """The next record.
+        """The next record, which `parse_record` gave.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not as workers write them.
+            ValueError: it is not as workers write them.
         """
-        wall = float(record["wall"])
+        wall = _check(record, _OF_WORKERS)
         match record.get("event"):
             case "restored":
-                self._see_start(wall, str(record["incarnation"]))
-                self.step = int(record["step"])
+                self._see_start(wall, record["incarnation"])
+                self.step = record["step"]
             case "notice":
-                grace = record["grace_seconds"]
+                grace = record.get("grace_seconds")
                 self.noticed_at = wall
                 self.deadline = None if grace is None else wall + float(grace)
             case "commit":
                 self.commits += 1
-                self.commit_step, self.committed_at = int(record["step"]), wall
+                self.commit_step, self.committed_at = record["step"], wall
             case "exit":
                 self.left_as, self.left_at = Outcome(record["outcome"]), wall
-                self.step, code = int(record["step"]), record["code"]
+                self.step, code = record["step"], record.get("code")
                 told = "" if code is None else f", exit code {int(code)}"
                 self.left_why = f"{self.left_as} at step {self.step}{told}"
                 self.noticed_at = self.deadline = None
@@ -215,21 +231,20 @@ class SupervisorJournal:
     _cause: Cause | None = None  # of the restart that is to come
 
     def see(self, record: Record) -> None:
-        """The next record.
+        """The next record, which `parse_record` gave.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not as supervisors write them.
+            ValueError: it is not as supervisors write them.
         """
-        wall = float(record["wall"])
+        wall = _check(record, _OF_SUPERVISORS)
         match record.get("event"):
             case "started" | "restarted" as event:
                 self._see_start(event == "restarted")
-                self.started_at, self.count = wall, int(record["workers"])
-                first = record.get("first_worker", 0)
-                self.first = None if first is None else int(first)
+                self.started_at, self.count = wall, record["workers"]
+                self.first = record.get("first_worker", 0)
             case "worker_ended":
                 code = ReturnCode(int(record["returncode"]))
-                self.ends[int(record["worker"])] = wall, code
+                self.ends[record["worker"]] = wall, code
             case "budget":
                 cause = Cause(record["cause"])
                 self._cause = cause if cause in _RESTARTS else None
@@ -255,6 +270,15 @@ class SupervisorJournal:
         """Indices of its workers."""
         first = self.first or 0
         return range(first, first + (0 if self.first is None else self.count))
+
+
+def _check(record: Record, events: Mapping[str, Mapping[str, str]]) -> float:
+    """When it was written; its fields are of their kinds, if it is of these events."""
+    name = record.get("event")
+    kinds = events.get(name, {}) if isinstance(name, str) else {}
+    if not are_kinds(record, {**kinds, "wall": "time"}):
+        raise ValueError(f"the record {name!r} is not as it is written here")
+    return float(record["wall"])
 
 
 def paint(

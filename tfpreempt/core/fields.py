@@ -1,0 +1,75 @@
+"""What a value may be that is read from a file which anybody may have written.
+
+A journal is read by people's commands on other machines, long after it was written, and
+whoever can write there can write anything. So each field has a kind, and each kind has
+bounds within which readers can compute, show it and count by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+MOST_WORKERS = 1 << 12
+"""Of one supervisor, which are processes of one machine."""
+
+_LARGEST = 1e15
+"""Larger numbers than that are no steps or bytes."""
+
+_LONGEST = 1e10
+"""Seconds, three hundred years: nothing takes longer, and no machine is up as long."""
+
+_LATEST = 1e11
+"""Seconds since the epoch: with anything added that takes `_LONGEST`, a calendar still
+has a date for it."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number of a size that can be computed with."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= _LARGEST and math.isfinite(value)
+
+
+def is_time(value: Any) -> bool:
+    """Whether it is a time, in seconds since the epoch, that a calendar has."""
+    return is_number(value) and 0 <= value <= _LATEST
+
+
+def is_kind(value: Any, kind: str) -> bool:
+    """Whether a value is of a kind.
+
+    Args:
+        value: as JSON gives it.
+        kind: "text", "flag", "number", "count", "workers" (a count of them), "seconds"
+            (a length of time), "time" (since the epoch), "object", or "objects" (a list
+            of them); with "?" behind it None is one too.
+    """
+    if kind.endswith("?"):
+        return value is None or is_kind(value, kind[:-1])
+    match kind:
+        case "text":
+            return isinstance(value, str)
+        case "flag":
+            return isinstance(value, bool)
+        case "object":
+            return isinstance(value, dict)
+        case "objects":
+            return isinstance(value, list) and all(isinstance(e, dict) for e in value)
+        case "count":
+            return type(value) is int and 0 <= value <= _LARGEST
+        case "workers":
+            return type(value) is int and 0 <= value <= MOST_WORKERS
+        case "seconds":
+            return is_number(value) and 0 <= value <= _LONGEST
+        case "time":
+            return is_time(value)
+        case "number":
+            return is_number(value)
+    raise ValueError(f"{kind!r} is no kind of a field")
+
+
+def are_kinds(values: Mapping[str, Any], kinds: Mapping[str, str]) -> bool:
+    """Whether each field is of its kind; one that is missing counts as None."""
+    return all(is_kind(values.get(name), kind) for name, kind in kinds.items())
