@@ -25,7 +25,9 @@ from typing import Any
 import click
 import numpy as np
 
+from tests.campaigns import corpus, fuzz_runs
 from tests.campaigns.campaign import Campaign, Facts, Trial, silent
+from tests.campaigns.target import Target, as_json, environment, store_of, written
 from tests.checkpoint.remote_commits import FILES, manifest_of
 from tfpreempt import errors
 from tfpreempt.checkpoint import (
@@ -72,45 +74,12 @@ from tfpreempt.states import (
 )
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.opening import local_path, split
-from tfpreempt.testing.storage import FaultyStore
 
 EACH = 200  # inputs of a trial
 SLOWEST = 2.0  # seconds of work for an input of a few KiB
 LONGEST = 60.0  # seconds that it may take on a busy machine: nothing is waited for
 LARGEST = 8 << 20  # bytes at once, and as many times an input's own size:
 TIMES = 200
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
-    """Something that reads what others wrote.
-
-    Attributes:
-        name: of it.
-        read: raises errors of ours, or none. It gets an empty directory, for what is
-            read from a disk.
-        seeds: what our own writers write.
-    """
-
-    name: str
-    read: Callable[[bytes, Path], object]
-    seeds: Sequence[bytes]
-
-
-# --- what reads -----------------------------------------------------------------------
-
-
-def written(data: bytes, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return path
-
-
-def store_of(objects: dict[str, bytes]) -> FaultyStore:
-    store = FaultyStore()
-    for name, data in objects.items():
-        store.replace(name, data)
-    return store
 
 
 MANIFEST = to_json(manifest_of(FILES, metadata={"saved_at": 1.5, "attempt": "a-1"}))
@@ -286,11 +255,6 @@ def read_values(data: bytes, place: Path) -> None:
     read_index(bundle_table.to_bytes(values), place)
 
 
-def environment(text: bytes) -> str:
-    """As the operating system gives it: no NUL is in it."""
-    return os.fsdecode(text.replace(b"\0", b""))
-
-
 def read_config(data: bytes, place: Path) -> None:
     cluster_from_environment({"TF_CONFIG": environment(data)})
 
@@ -356,10 +320,6 @@ def read_tree(answer: Answer) -> None:
         if value is not gce.ABSENT:
             with contextlib.suppress(errors.NoticeError):
                 topic.read(value, 1e9)
-
-
-def as_json(*values: Any) -> list[bytes]:
-    return [json.dumps(value).encode() for value in values]
 
 
 INDEX = {
@@ -574,6 +534,7 @@ TARGETS = (
         read=functools.partial(answered, read_tree),
         seeds=as_json(TREE),
     ),
+    *fuzz_runs.TARGETS,
 )
 
 
@@ -581,6 +542,15 @@ DEEP = b"[" * 100_000
 KEPT: Sequence[tuple[str, bytes]] = (
     ("journal", DEEP),
     ("journal", b'{"event": "x", "wall": 1' + b"0" * 400 + b"}"),
+    ("status", b'{"event": "started", "wall": 15, "workers": 3000000000}\n'),
+    ("status", b'{"event": "left", "wall": 9e18, "cause": "finished", "code": 0}\n'),
+    ("what a worker says", fuzz_runs.word(at=-1e300)),
+    ("what a worker says", fuzz_runs.word(step=1 << 4000)),
+    ("memory that is lent", b"9" * 5000 + b"\x001"),
+    ("Slurm", b"1\x001\x000\0Requeue=" + b"9" * 5000),
+    ("values of a fit", b"[]\0"),
+    ("values of a fit", b'{"record": {"callbacks": [["x"], "x"]}}\0'),
+    ("values of a fit", b'{"record": {"progress": [{"dict": {"step": 1}}, 0]}}\0'),
     ("lease", dataclasses.replace(HERE, pid=1 << 40).to_json()),
     ("TF_CONFIG", b'{"task": {"index": 1e999}}'),
     ("place", b"s3://b[ket/run"),
@@ -684,8 +654,11 @@ def nest(data: bytearray, rng: random.Random, _: Target) -> None:
 
 def rewrite(data: bytearray, rng: random.Random, target: Target) -> None:
     """Another value, or none, for a field of JSON; or a field of another name."""
+    lines = bytes(data).split(b"\n")
+    chosen = rng.randrange(len(lines))
+    text, mark, rest = lines[chosen].partition(b"\0")
     try:
-        record = json.loads(bytes(data))
+        record = json.loads(text)
     except (ValueError, RecursionError):
         return flip(data, rng, target)
     holders: list[Any] = []
@@ -706,7 +679,8 @@ def rewrite(data: bytearray, rng: random.Random, target: Target) -> None:
         of[rng.choice(["", "../x", "\ud800", "x" * 300])] = value
     else:
         of[field] = value
-    data[:] = json.dumps(record).encode()
+    lines[chosen] = json.dumps(record).encode() + mark + rest
+    data[:] = b"\n".join(lines)
     return None
 
 
@@ -718,9 +692,13 @@ ODD: list[Any] = [
 CHANGES = (flip, cut, insert, splice, repeat, number, nest, rewrite, rewrite)
 
 
+KNOWN = {target.name: corpus.load(target.name) for target in TARGETS}
+
+
 def changed(target: Target, rng: random.Random) -> bytes:
-    """A seed, changed once or a few times."""
-    data = bytearray(rng.choice(target.seeds))
+    """A seed, or an input that is kept, changed once or a few times."""
+    known = KNOWN[target.name] if rng.random() < 0.3 else []
+    data = bytearray(rng.choice(known or target.seeds))
     for _ in range(rng.choice([1, 1, 2, 4])):
         data = data or bytearray(b"0")
         rng.choice(CHANGES)(data, rng, target)
@@ -782,9 +760,11 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="fuzz",
     promise=(
-        f"{len(TARGETS)} readers of what others wrote (manifests, markers, journals, "
-        "leases, States, indexes, answers of metadata services, TF_CONFIG, command "
-        f"lines, keys of peers), {EACH} inputs in a trial, made of what our own "
+        f"{len(TARGETS)} readers of what others wrote (manifests, markers, leases, "
+        "States, indexes, listings of buckets, records of fits, answers of metadata "
+        "services, variables, command lines, keys of peers; journals and .now files, "
+        "as `status`, its metrics and `report` show them), "
+        f"{EACH} inputs in a trial, made of what our own "
         "writers write: an input is read, or refused with an error of ours, in "
         "bounded time and memory."
     ),
@@ -799,5 +779,10 @@ CAMPAIGN = Campaign(
         "that a service tells (`campaigns/test_fuzz.py`).",
         "Rows that are no numbers, in what a worker says of its share, failed the "
         "chief's save (`campaigns/test_fuzz.py`).",
+        "A journal with billions of workers took all memory of `status`, and times "
+        "that no calendar has ended it, and the page of `report`, with Python's own "
+        "errors (`cli/test_status.py`, `cli/report/test_page.py`).",
+        "Values of a fit that another version saved, or nobody, came out as Python's "
+        "own errors in the midst of a restore (`keras/test_saved_values.py`).",
     ),
 )

@@ -1,9 +1,13 @@
 """One target of the fuzz campaign by atheris, which sees what code an input reaches.
 
-Usage: python -m tests.campaigns.fuzz_atheris TARGET [OPTION of libFuzzer ...]
+Usage: python -m tests.campaigns.fuzz_atheris TARGET [OPTION of libFuzzer ...] [DIR]
 
 atheris is not among the extras, as it has no wheels for some of the Pythons that are
-served: `pip install atheris`. What it finds belongs into `fuzz.KEPT`.
+served: `pip install atheris`. What finds a fault belongs into `fuzz.KEPT`; the inputs
+that reach something new are left in DIR, from where `corpus.py` keeps the small ones:
+
+    python -m tests.campaigns.fuzz_atheris "key: count" -max_total_time=60 /tmp/found
+    python -m tests.campaigns.corpus "key: count" /tmp/found
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ def main() -> None:
     place = Path(tempfile.mkdtemp())
     seeds = place / "seeds"
     seeds.mkdir()
-    for number, seed in enumerate(target.seeds):
+    for number, seed in enumerate([*target.seeds, *fuzz.KNOWN[name]]):
         (seeds / f"{number}").write_bytes(seed)
 
     def one(data: bytes) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.fuzz import KEPT, TARGETS, attempt, measured
+from tests.campaigns import corpus
+from tests.campaigns.fuzz import KEPT, KNOWN, TARGETS, attempt, measured
 
 NAMED = {target.name: target for target in TARGETS}
 
@@ -24,6 +25,18 @@ def test_seeds_are_read_as_they_are(name: str, tmp_path: Path) -> None:
     target = NAMED[name]
     for number, seed in enumerate(target.seeds):
         assert not attempt(target, seed, tmp_path / f"{number}")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_kept_is_refused_or_read(name: str, tmp_path: Path) -> None:
+    for number, data in enumerate(KNOWN[name]):
+        attempt(NAMED[name], data, tmp_path / f"{number}")
+
+
+def test_all_that_is_kept_belongs_to_a_target() -> None:
+    names = {corpus.path_of(name).name for name in NAMED}
+    assert {each.name for each in corpus.CORPUS.iterdir()} <= names
+    assert sum(each.stat().st_size for each in corpus.CORPUS.iterdir()) < 200_000
 
 
 @pytest.mark.parametrize(("name", "data"), KEPT, ids=[f"{n}" for n in range(len(KEPT))])

@@ -162,6 +162,12 @@ def test_lists_of_codes(text: str, codes: list[int]) -> None:
     assert [*parse_codes(text)] == codes
 
 
+def test_a_number_of_any_length_is_a_flag() -> None:
+    for text, flag in (("9" * 5000, True), ("000", False), ("²", None), ("", None)):
+        answers = Scontrol(config(), f"JobId=17 Requeue={text} BatchFlag=1")
+        assert ask_slurm(JOB, "exit", answers).may_requeue is flag
+
+
 # --- the command ---------------------------------------------------------------------
 
 

@@ -188,6 +188,14 @@ def test_damage_is_noticed(store):
         get(store, "x")
 
 
+@pytest.mark.parametrize("noted", ["zz", "-1", "", "f" * 900, "0x12"])
+def test_a_note_that_is_no_checksum_is_none(store, noted):
+    key = store.uri.partition("bucket/")[2] + "/x"
+    obstore.put(store._store, key, SMALL, attributes={"tfpreempt-crc32c": noted})
+    assert store.stat("x").crc32c is None
+    assert get(store, "x") == SMALL
+
+
 @pytest.mark.usefixtures("store")
 def test_a_missing_bucket():
     store = open_store("s3://no-such-bucket/run")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MOST_WORKERS = 1 << 12
+MOST_WORKERS = 1 << 10
 """Of one supervisor, which are processes of one machine."""
 
 _LARGEST = 1e15

@@ -8,7 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import decode, encode, read_parts, write_parts
+from tfpreempt.checkpoint.encoding import (
+    decode,
+    encode,
+    read_parts,
+    readable,
+    write_parts,
+)
 from tfpreempt.checkpoint.state import State
 
 
@@ -42,8 +48,13 @@ class Encoded:
         return Encoded(header=header, arrays=tuple(arrays))
 
     def value(self) -> Any:
-        """What was taken; lists, dicts and arrays are new."""
-        return decode(self.header, self.arrays)
+        """What was taken; lists, dicts and arrays are new.
+
+        Raises:
+            CheckpointDamagedError: it was not made by `of`.
+        """
+        with readable("a fit"):
+            return decode(self.header, self.arrays)
 
 
 class Record(State):
@@ -85,10 +96,11 @@ class Record(State):
         """What one file holds.
 
         Raises:
+            CheckpointDamagedError: it is something else.
             CheckpointMismatchError: it is of an earlier version.
         """
         header, parts = read_parts(fileobj)
-        if "record" not in header:
+        if not isinstance(header, dict) or "record" not in header:
             raise errors.CheckpointMismatchError(
                 "The checkpoint is of an earlier tfpreempt, which kept the state of a "
                 "fit in another form. Finish that run with the version that began it, "
@@ -96,7 +108,8 @@ class Record(State):
                 "restored with tf.train.Checkpoint."
             )
         left = iter(parts)
-        return {
-            name: Encoded(header=head, arrays=tuple(itertools.islice(left, count)))
-            for name, (head, count) in header["record"].items()
-        }
+        with readable("a fit"):
+            return {
+                name: Encoded(header=head, arrays=tuple(itertools.islice(left, count)))
+                for name, (head, count) in header["record"].items()
+            }

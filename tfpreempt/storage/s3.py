@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import secrets
 import threading
 from collections.abc import Iterator
@@ -213,8 +214,9 @@ def _head(store: Client, key: str) -> Any:
 
 
 def _crc_of(found: Any) -> int | None:
-    noted = found.attributes.get(_CRC)
-    return int(noted, 16) if noted else None
+    noted = found.attributes.get(_CRC, "")
+    # Whoever may write there may note anything: what is no checksum is none.
+    return int(noted, 16) if re.fullmatch("[0-9a-f]{8}", noted) else None
 
 
 def _attributes(crc32c: int) -> dict[str, str]:

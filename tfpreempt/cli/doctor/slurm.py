@@ -88,4 +88,4 @@ def _fields(text: str, separator: str) -> dict[str, str]:
 
 def _flag(text: str) -> bool | None:
     """A number that is 0 or not; None where nobody says."""
-    return bool(int(text)) if text.isdecimal() else None
+    return text.strip("0") != "" if text.isascii() and text.isdecimal() else None

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tfpreempt.checkpoint.encoding import decode, encode
+from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import decode, encode, readable
 from tfpreempt.keras.callbacks import files, known
 from tfpreempt.keras.record import Encoded
 
@@ -67,17 +68,23 @@ def restore(
         callbacks: those of the fit; their hooks of the resumed position have run.
         states: what `capture` gave.
         extends: the state is that of the end of a fit, and more epochs follow.
+
+    Raises:
+        CheckpointDamagedError: `capture` did not give it.
     """
     for callback, entry in _matched(
         callbacks,
         states.header,
         lambda each: known.kind(each) in known.KEPT or known.has_hooks(each),
     ):
-        if "keras" in entry:
-            remembered = decode(entry["keras"], states.arrays)
-            known.restore(callback, remembered, extends=extends)
-        if "own" in entry and known.has_hooks(callback):
-            callback.set_state(decode(entry["own"], states.arrays))
+        with readable(callback):
+            if "keras" in entry:
+                remembered = decode(entry["keras"], states.arrays)
+                known.restore(callback, remembered, extends=extends)
+            own = "own" in entry
+            given = decode(entry["own"], states.arrays) if own else None
+        if own and known.has_hooks(callback):
+            callback.set_state(given)
 
 
 def capture_files(callbacks: Sequence[Any]) -> Encoded:
@@ -107,12 +114,15 @@ def restore_files(
     """Writes the files back; see `restore`.
 
     Raises:
+        CheckpointDamagedError: `capture_files` did not give it.
         OSError: a file cannot be written.
     """
     for callback, entry in _matched(
         callbacks, states.header, lambda each: known.kind(each) == files.KIND
     ):
-        files.restore(callback, decode(entry, states.arrays), extends=extends)
+        with readable(callback):
+            found = decode(entry, states.arrays)
+            files.restore(callback, found, extends=extends)
 
 
 def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
@@ -131,6 +141,11 @@ def _matched(
 ) -> Iterator[tuple[Any, Any]]:
     """Callbacks with what is saved for them; a warning for those without a partner."""
     now = _by_name(callbacks)
+    if not isinstance(header, dict):
+        raise errors.CheckpointDamagedError(
+            f"What was saved for the callbacks of a fit is a {type(header).__name__}; "
+            "expected an entry for each by its name"
+        )
     for name, callback in now.items():
         if name in header:
             yield callback, header[name]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import readable
 from tfpreempt.core import reach
 from tfpreempt.keras.record import Encoded
 
@@ -95,12 +96,15 @@ class Attributes:
         """Sets what `capture` gave."""
         owners = {place.path: place.value for place in reach.walk(self._roots, _enters)}
         left = iter(saved.arrays)
-        for owner, key, header, count in saved.header:
-            arrays = tuple(itertools.islice(left, count))
+        with readable("a fit"):
+            found = [
+                (owner, key, Encoded(header=head, arrays=(*itertools.islice(left, n),)))
+                for owner, key, head, n in saved.header
+            ]
+        for owner, key, encoded in found:
             try:
-                value = Encoded(header=header, arrays=arrays).value()
-                _put(owners[owner], key, value)
-            except _UNPLACED as error:
+                _put(owners[owner], key, encoded.value())
+            except (*_UNPLACED, errors.CheckpointDamagedError) as error:
                 why = f"there is no place for it: {error!r}"
                 self._name(f"{key!r} of {owner}", why)
 

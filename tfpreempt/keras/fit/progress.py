@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import readable
+from tfpreempt.keras.record import Encoded
 
 if TYPE_CHECKING:  # the interface imports TensorFlow, and this is values only
     from tfpreempt.keras.interface import Fit
@@ -47,6 +50,28 @@ class Progress:
     histories: tuple[Any, ...] = ()
     made_of: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     metrics: int = 0
+
+
+def read(saved: Encoded) -> Progress:
+    """The place that a commit tells of.
+
+    Args:
+        saved: a `Progress` as a dict.
+
+    Raises:
+        CheckpointDamagedError: it is none, or another version's.
+    """
+    value = saved.value()
+    with readable("a fit"):
+        found = Progress(**value)
+        counts: Sequence[Any] = (found.fit, found.epoch, found.batch, found.metrics)
+        is_told = all(isinstance(n, numbers.Integral) and int(n) >= 0 for n in counts)
+        tables: Sequence[Any]
+        tables = found.loop, found.logs, found.made_of, *found.histories
+        are_tables = all(isinstance(each, Mapping) for each in tables)
+        if found.phase not in get_args(Stage) or not is_told or not are_tables:
+            raise ValueError(f"it is no place in a fit: {str(value)[:200]}")
+    return found
 
 
 def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:

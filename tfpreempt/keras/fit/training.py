@@ -124,7 +124,7 @@ class Training:
                 "Use a directory of its own for each run."
             )
         if shared is not None:
-            self._saved = Progress(**shared["progress"].value())
+            self._saved = progress.read(shared["progress"])
         if self._saved.fit == 0 or self._saved.is_untrained:
             self._saved = Progress()
             plan.forget(self._directory)

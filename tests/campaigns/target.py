@@ -1,0 +1,53 @@
+"""What the fuzz campaign reads: a target, and what targets are made with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfpreempt.testing.storage import FaultyStore
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """Something that reads what others wrote.
+
+    Attributes:
+        name: of it.
+        read: raises errors of ours, or none. It gets an empty directory, for what is
+            read from a disk.
+        seeds: what our own writers write.
+    """
+
+    name: str
+    read: Callable[[bytes, Path], object]
+    seeds: Sequence[bytes]
+
+
+def written(data: bytes, path: Path) -> Path:
+    """A file with these bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def store_of(objects: dict[str, bytes]) -> FaultyStore:
+    """An object store with these objects."""
+    store = FaultyStore()
+    for name, data in objects.items():
+        store.replace(name, data)
+    return store
+
+
+def environment(text: bytes) -> str:
+    """As the operating system gives it: no NUL is in it."""
+    return os.fsdecode(text.replace(b"\0", b""))
+
+
+def as_json(*values: Any) -> list[bytes]:
+    """Each as JSON."""
+    return [json.dumps(value).encode() for value in values]

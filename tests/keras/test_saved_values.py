@@ -1,0 +1,97 @@
+"""What a commit says of a fit, where no version of ours has written it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.campaigns import fuzz_runs
+from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import write_parts
+from tfpreempt.keras.callbacks import state
+from tfpreempt.keras.fit import progress
+from tfpreempt.keras.fit.attributes import Attributes
+from tfpreempt.keras.record import Encoded, Record
+
+DAMAGED = errors.CheckpointDamagedError
+WRONG = {"array": 7, "dtype": "<f4", "shape": [1]}  # there is no such part
+
+
+def test_what_was_saved_comes_back() -> None:
+    found = Record.read(io.BytesIO(fuzz_runs.FIT))
+    assert progress.read(found["progress"]) == fuzz_runs.PLACE
+
+
+@pytest.mark.parametrize(
+    "header", [{"record": 3}, {"record": {"x": 3}}, {"record": {"x": [1, "x"]}}]
+)
+def test_a_record_of_another_form(header: Any) -> None:
+    file = io.BytesIO()
+    write_parts(file, header, [])
+    with pytest.raises(DAMAGED, match="a fit"):
+        Record.read(io.BytesIO(file.getvalue()))
+
+
+@pytest.mark.parametrize("header", [[], "x", 3])
+def test_a_record_that_is_none_is_of_another_version(header: Any) -> None:
+    file = io.BytesIO()
+    write_parts(file, header, [])
+    with pytest.raises(errors.CheckpointMismatchError, match="earlier tfpreempt"):
+        Record.read(io.BytesIO(file.getvalue()))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        3,
+        {"step": 3},
+        {"epoch": "x"},
+        {"batch": -1},
+        {"phase": "sleep"},
+        {"loop": [1]},
+        {"histories": 3},
+        {"histories": (3,)},
+        {"made_of": None},
+    ],
+    ids=str,
+)
+def test_no_place_in_a_fit(value: Any) -> None:
+    with pytest.raises(DAMAGED, match="a fit"):
+        progress.read(Encoded.of(value))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [3, {"keras": WRONG}, {"keras": 3}, {"keras": {"tuple": 3}}, {"own": WRONG}],
+    ids=str,
+)
+def test_no_state_of_a_callback(entry: Any) -> None:
+    ours = fuzz_runs.callbacks()
+    names = state.capture(ours).header
+    with pytest.raises(DAMAGED):
+        state.restore(ours, Encoded(header=dict.fromkeys(names, entry)))
+    with pytest.raises(DAMAGED, match="callbacks of a fit"):
+        state.restore(ours, Encoded(header=["keras.History"]))
+
+
+def test_no_file_of_a_logger(tmp_path: Path) -> None:
+    csv = fuzz_runs.logger(tmp_path)
+    for entry in (3, WRONG, {"dict": {"text": "x"}}, {"dict": {}}):
+        with pytest.raises(DAMAGED):
+            state.restore_files([csv], Encoded(header={"keras.CSVLogger": entry}))
+
+
+@pytest.mark.parametrize("header", [3, [3], [["model", "x", 3]], [["m", "x", 3, "x"]]])
+def test_no_attributes_of_a_model(header: Any) -> None:
+    with pytest.raises(DAMAGED):
+        Attributes(object()).restore(Encoded(header=header))
+
+
+def test_an_attribute_that_is_none_has_no_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Attributes(object()).restore(Encoded(header=[["model", "x", WRONG, 0]]))
+    assert "there is no place for it" in caplog.text
