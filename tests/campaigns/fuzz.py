@@ -697,7 +697,7 @@ KNOWN = {target.name: corpus.load(target.name) for target in TARGETS}
 
 def changed(target: Target, rng: random.Random) -> bytes:
     """A seed, or an input that is kept, changed once or a few times."""
-    known = KNOWN[target.name] if rng.random() < 0.3 else []
+    known = KNOWN.get(target.name, []) if rng.random() < 0.3 else []
     data = bytearray(rng.choice(known or target.seeds))
     for _ in range(rng.choice([1, 1, 2, 4])):
         data = data or bytearray(b"0")

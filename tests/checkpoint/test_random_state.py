@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
@@ -154,3 +155,26 @@ def test_a_new_worker_draws_for_itself_what_each_drew_for_itself():
     of_numpy = [2, 3]
     for index, draws in enumerate(zip(first, second, new, strict=True)):
         assert len(set(draws)) == (3 if index in of_numpy else 1)
+
+
+@pytest.mark.parametrize("kind", ["all", "tensorflow", "generator"])
+def test_any_bytes_are_refused_or_read(monkeypatch, rng, kind):
+    """As the fuzz campaign does it with what needs no TensorFlow."""
+    from tests.campaigns import fuzz
+    from tests.campaigns.target import Target
+    from tfpreempt.states import TensorFlowRandomState
+
+    monkeypatch.setattr(stateful_random_ops, "global_generator", None)
+    tf.random.set_seed(3)
+    tf.random.set_global_generator(tf.random.Generator.from_seed(5))
+    draw()
+    own = tf.random.Generator.from_seed(7) if kind == "generator" else None
+    random_state = TensorFlowRandomState(generator=own, registry=None)
+    state = RandomState() if kind == "all" else random_state
+    data = saved(state)
+    target = Target(name=kind, read=lambda data, place: None, seeds=[data])
+    for _ in range(100):
+        with contextlib.suppress(errors.TfpreemptError):
+            load(state, fuzz.changed(target, rng))
+    load(state, data)
+    assert saved(state) == data
