@@ -101,6 +101,7 @@ def of_a_run() -> dict[str, bytes]:
 
 
 RUN = of_a_run()
+JOURNALS = [b"".join(RUN.values()), *RUN.values()]
 NOW = Now(
     at=WALL,
     worker=0,
@@ -361,8 +362,8 @@ def read_slurm(data: bytes, place: Path) -> None:
 
 
 TARGETS = (
-    Target(name="status", read=status, seeds=[b"".join(RUN.values())]),
-    Target(name="report", read=report, seeds=[b"".join(RUN.values())]),
+    Target(name="status", read=status, seeds=JOURNALS),
+    Target(name="report", read=report, seeds=JOURNALS),
     Target(
         name="what a worker says",
         read=read_word,
