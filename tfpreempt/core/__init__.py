@@ -5,6 +5,7 @@ clock       time as an argument
 cluster     who the workers are, and which of them this process is
 deadline    arithmetic of deadlines
 events      the frozen values that travel the path
+fields      what a value may be that is read from a file of others
 journal     the record of what happened, one JSON object a line
 life        signs of life: how a worker tells its supervisor that it gets on
 loading     public names that are loaded on first use
