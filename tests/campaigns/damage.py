@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from unittest import mock
 from tests.campaigns.campaign import Campaign, Facts, Trial
 
 STEPS = (1, 2, 3)  # of the commits in each place; what they hold is values(step)
+WORLD = 2
 PAGE = 4096
 LARGE = 1 << 16  # bytes from which on our own reader and writer are used, not 32 MiB
 MANIFEST, MARKER, POINTER = "MANIFEST.json", "COMMITTED", "checkpoint"
@@ -176,17 +178,24 @@ class Program:
     def __init__(self, form: Form) -> None:
         import tensorflow as tf
 
-        from tfpreempt.states import JsonState
-
         self.form = form
         self.variables = {name: tf.Variable(v) for name, v in values(0).items()}
         self.checkpoint = tf.train.Checkpoint(**self.variables)
-        self.state = JsonState("state", 0)
+        self.state = self.make_state()
+
+    def make_state(self) -> Any:
+        from tfpreempt.states import JsonState
+
+        return JsonState("state", self.held(0))
+
+    def held(self, step: int) -> Any:
+        """What the State holds at a step."""
+        return step
 
     def assign(self, step: int) -> None:
         for name, value in values(step).items():
             self.variables[name].assign(value)
-        self.state.value = step
+        self.state.value = self.held(step)
 
     def step(self, *, has_state: bool) -> int:
         """Which step all of it is of."""
@@ -194,7 +203,7 @@ class Program:
         step = int(held["small"])
         meant = values(step)
         wrong = [name for name in held if held[name].tobytes() != meant[name].tobytes()]
-        if has_state and self.state.value != step:
+        if has_state and self.state.value != self.held(step):
             wrong.append("state")
         if wrong:
             raise MixError(f"'small' is of step {step}, and not so: {wrong}")
@@ -232,6 +241,58 @@ class Program:
             max_to_keep=None,
             remote_checkpoint_dir=bucket,
         )
+
+
+class Worker(Program):
+    """One of WORLD processes, each with a State and random numbers of its own.
+
+    It starts as a handler does, without its agreements on when to save.
+    """
+
+    def __init__(self, form: Form, index: int) -> None:
+        self.index = index
+        super().__init__(form)
+
+    def make_state(self) -> Any:
+        from tfpreempt.checkpoint.state import StateRegistry
+        from tfpreempt.states import JsonState
+
+        self.registry = StateRegistry()  # all workers are in one process here
+        return JsonState("state", self.held(0), per_worker=True, registry=self.registry)
+
+    def held(self, step: int) -> Any:
+        return [step, self.index]
+
+    def assign(self, step: int) -> None:
+        super().assign(step)
+        random.seed(f"{self.held(step)}")
+
+    def agree(self, directory: Path, keys: Any) -> Any:
+        """The commits that all workers go on from; the others call it meanwhile."""
+        from tfpreempt.checkpoint.writer import make_saver
+        from tfpreempt.core.cluster import Cluster
+        from tfpreempt.handler.start import Start
+
+        cluster = Cluster(worker=self.index, jobs=(("worker", WORLD),))
+        make = functools.partial(
+            make_saver,
+            self.checkpoint,
+            directory / DISK,
+            cluster=cluster,
+            max_to_keep=None,
+            registry=self.registry,
+        )
+        return Start(make, directory / DISK, cluster).agree(keys, "start", 60.0)
+
+    def restore(self, commits: Any) -> int:
+        """The step that it has restored."""
+        commits.restore(named_states=True)
+        commits.load_random_state()
+        step = self.step(has_state=True)
+        meant = random.Random(f"{self.held(step)}")
+        if step and random.getstate() != meant.getstate():
+            raise MixError(f"random numbers of {self.index} are not of step {step}")
+        return step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -406,6 +467,61 @@ class StatesForm(Form):
                     state.unregister()
 
 
+class WorkersForm(Form):
+    """Commits of several workers, with a part of each."""
+
+    def write(self, directory: Path) -> None:
+        workers = [Worker(self, index) for index in range(WORLD)]
+        with self._random_numbers():
+            chief, *others = self._agree(workers, directory)
+            for step in STEPS:
+                staged = []
+                for worker, commits in zip(workers, (chief, *others), strict=True):
+                    worker.assign(step)
+                    staged.append(commits.stage(step, f"save-{step}"))
+                chief.commit(staged[0], "save", range(WORLD), lambda: 60.0)
+
+    def start(self, directory: Path) -> int:
+        workers = [Worker(self, index) for index in range(WORLD)]
+        with self._random_numbers():
+            before = random.getstate()
+            try:
+                agreed = self._agree(workers, directory)
+            except Exception as error:
+                is_same = random.getstate() == before
+                if not is_same or any(each.step(has_state=True) for each in workers):
+                    raise MixError("it was restored, and then refused") from error
+                raise
+            steps = {
+                worker.restore(commits)
+                for worker, commits in zip(workers, agreed, strict=True)
+            }
+        if len(steps) > 1:
+            raise MixError(f"the workers are at the steps {steps}")
+        return steps.pop()
+
+    def _agree(self, workers: list[Worker], directory: Path) -> list[Any]:
+        """What all go on from; or what all were refused with."""
+        from tfpreempt.coordination.memory import MemoryStore
+
+        keys = MemoryStore()
+        with ThreadPoolExecutor(WORLD) as pool:
+            started = [pool.submit(each.agree, directory, keys) for each in workers]
+        refusals = [each.exception() for each in started]
+        if len({type(each) for each in refusals}) > 1:
+            raise MixError(f"not all were refused: {refusals}")
+        return [each.result() for each in started]
+
+    @contextlib.contextmanager
+    def _random_numbers(self) -> Iterator[None]:
+        """Python's are as before after the body; whoever runs trials may draw some."""
+        before = random.getstate()
+        try:
+            yield
+        finally:
+            random.setstate(before)
+
+
 FORMS = (
     Form(name="own"),
     Form(name="flat", is_managed=True),
@@ -414,6 +530,7 @@ FORMS = (
     Form(name="remote", has_copies=True, has_disk=False),
     Form(name="disk and remote", has_copies=True),
     SnapshotForm(name="snapshots"),
+    WorkersForm(name="workers"),
     StatesForm(name="states"),
     StatesForm(name="state file", has_file=True),
 )
@@ -636,11 +753,12 @@ CAMPAIGN = Campaign(
     promise=(
         "Bits flipped, files cut, deleted, swapped, zeroed, grown and garbled, "
         "manifests and markers edited, commits removed by hand, in the own and the "
-        "flat form, in a save_fn's and in TensorFlow's own checkpoints, in copies, in "
-        "snapshots and in States: a start restores the newest commit of which all is "
-        "as it was, all of it, and names each that it passed over; or, where none is, "
-        "it is refused, says what to do, and has assigned nothing. It begins anew "
-        "where nothing is left that says there was a commit."
+        "flat form, in commits with the parts of two workers, in a save_fn's and in "
+        "TensorFlow's own checkpoints, in copies, in snapshots and in States: a start, "
+        "that of each worker, restores the newest commit of which all is as it was, "
+        "all of it, and names each that it passed over; or, where none is, it is "
+        "refused, says what to do, and has assigned nothing. It begins anew where "
+        "nothing is left that says there was a commit."
     ),
     trials=10_000,
     short=100,
