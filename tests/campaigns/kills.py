@@ -66,8 +66,8 @@ class Job:
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether one process does all."""
-        return self.world == 1 and not self.is_supervised
+        """Whether it is a worker or two that programs/recorded.py can run."""
+        return self.world <= 2 and not self.is_supervised
 
     def start(self, here: Place, wrapper: str = "killed.py", **env: str) -> Cluster:
         """Starts it in that place, like any time before.

@@ -5,6 +5,11 @@ synced by then is lost or partly there. Of a file that is the bytes since its la
 the old ones, new ones up to some place, with zeros or old ones behind, or all. Of a
 directory it is single entries, as if the file system kept them in any order; or, as
 journals do, all since some instant. A name that was moved is in one place or the other.
+
+Each worker is on a machine of its own, and the disk is a file system that they share.
+Bytes are in the memory of the machine that wrote them, until it syncs them: nobody else
+can do that for it. Names are in one place, and who syncs a directory syncs all of them.
+The power of all machines is lost at once.
 """
 
 from __future__ import annotations
@@ -46,8 +51,9 @@ LOOKS = 20
 CLAIMED = (layout.STAGING, layout.INTENT_SUFFIX)
 """What may stay for an hour where it is not known any more whose it was."""
 ROOT = 0
+CHIEF = 0
 PLACES = ("ckpt", "mirror", "memory")
-ALONE = [job for job in JOBS if job.can_be_recorded]
+RECORDED = [job for job in JOBS if job.can_be_recorded]
 
 Step = list[Any]
 Tree = dict[tuple[int, str], tuple[int, bool]]
@@ -116,11 +122,14 @@ class Crash:
     def _content(self, number: int) -> tuple[bytes, int]:
         """What is in a file, and when that was written."""
         versions = [(b"", 0)]  # since the last sync, and as of then
+        writers = [CHIEF]  # of each
         for step in self.steps:
             if step[:2] == ["data", number]:
                 versions.append((base64.b64decode(step[2]), step[3]))
-            elif step == ["sync", number]:
-                versions = versions[-1:]
+                writers.append(step[4])
+            elif step[:2] == ["sync", number]:
+                while step[2] in writers[1:]:  # up to the last one that it wrote
+                    del versions[0], writers[0]
         old, *later = versions
         new = self.rng.choice(later or [old])
         if new == old:
@@ -130,9 +139,9 @@ class Crash:
         return self.rng.choice((old, new, (new[0][:cut] + behind, new[1])))
 
     def reported(self, cluster: Cluster) -> Reported:
-        """What the run had told by then, in its output and its journal."""
+        """What the chief had told by then, in its output and its journal."""
         sizes = [step[1] for step in self.steps if step[0] == "said"]
-        output = cluster[0].output.encode()[: max(sizes, default=0)].decode()
+        output = cluster[CHIEF].output.encode()[: max(sizes, default=0)].decode()
 
         def newest(pattern: str) -> int:
             return max([0, *map(int, re.findall(pattern, output, re.MULTILINE))])
@@ -160,12 +169,16 @@ class Reported:
     noted: int = 0
     copied: int = 0
 
-    def check(self, directory: Path) -> None:
-        """Looks for all that on a disk."""
+    def check(self, directory: Path, world: int) -> None:
+        """Looks for all that on a disk; of so many workers a commit has parts."""
         problems: list[str] = []
         newest = newest_verified(str(directory / "ckpt"), problems.append)
         step = newest.step or 0 if newest else 0
         assert step >= self.committed, f"{self}, there is {step}: {problems}"
+        if newest and newest.manifest and world > 1:
+            there = {file.name.split("/")[0] for file in newest.manifest.files}
+            parts = {layout.worker_name(worker) for worker in range(world)}
+            assert parts <= there, f"{self}, there is {step}, without {parts - there}"
         if newest and step == self.noted:
             assert metadata.read(newest) == {"step": step}, "a note is lost"
         store = LocalStore(str(directory / "mirror"))
@@ -188,10 +201,12 @@ def run(job: Job, here: Place, before: Reported, rng: random.Random) -> Reported
         What was reported until then.
     """
     cluster = job.start(here, "recorded.py", RECORD="yes")
-    cluster.expect(0)
+    cluster.expect(*[0] * job.world)
     check_restored(job, cluster, here, before.committed)
-    steps = json.loads((here.path / "recorded.json").read_text())
-    start = steps.index(["sync", ROOT])
+    record = here.path / "recorded.jsonl"
+    steps = [json.loads(line) for line in record.read_text().splitlines()]
+    record.unlink()
+    start = steps.index(["sync", ROOT, CHIEF])
     looked_at = here.path / "looked-at"
     looked_at.mkdir(exist_ok=True)
     for directory in (*[looked_at] * LOOKS, here.path):
@@ -203,7 +218,7 @@ def run(job: Job, here: Place, before: Reported, rng: random.Random) -> Reported
             copied=max(before.copied, told.copied),
         )
         crash.rebuild(directory)
-        told.check(directory)
+        told.check(directory, job.world)
     return told
 
 
@@ -214,7 +229,7 @@ def prepare() -> Iterator[Trial]:
     undisturbed = functools.cache(functools.partial(watch, zygote))
 
     def trial(rng: random.Random) -> Facts:
-        job = rng.choice(ALONE)
+        job = rng.choice(RECORDED)
         known = undisturbed(job)
         restarts = rng.randint(1, MOST)
         with place(zygote) as here:
@@ -224,7 +239,7 @@ def prepare() -> Iterator[Trial]:
             committed = told.committed
             for _ in range(2):
                 cluster = job.start(here, "recorded.py", RECORD="")
-                cluster.expect(0)
+                cluster.expect(*[0] * job.world)
                 committed = check_restored(job, cluster, here, committed)
                 assert results_of(job, cluster, here) == known.results
             differs = [
@@ -235,7 +250,12 @@ def prepare() -> Iterator[Trial]:
             assert not differs, f"left, or gone: {differs}"
             check_kept(here)
         crashes = restarts * (LOOKS + 1)
-        return {"job": job.name, "crashes": crashes, "with a restart": restarts}
+        return {
+            "job": job.name,
+            "workers": f"{job.world}",
+            "crashes": crashes,
+            "with a restart": restarts,
+        }
 
     with contextlib.closing(zygote):
         yield trial
@@ -244,14 +264,16 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="power",
     promise=(
-        "Power loss at a random instant of a recorded run, once or several times in a "
-        "row: what was not synced is lost or partly there, in the checkpoint "
-        "directory, the lease, notes about checkpoints, the copies and snapshots that "
-        "lie on a disk. Whatever had been reported as committed, noted or copied is "
-        "there and whole; the same command goes on from it and comes to the same bytes."
+        "Power loss at a random instant of a recorded run of one worker, or of two "
+        "that share a disk and each write a part of a commit, once or several times "
+        "in a row: what was not synced, by the worker that wrote it, is lost or partly "
+        "there, in the checkpoint directory, the lease, notes about checkpoints, the "
+        "copies and snapshots that lie on a disk. Whatever had been reported as "
+        "committed, noted or copied is there and whole, with the parts of all workers; "
+        "the same command goes on from it and comes to the same bytes."
     ),
     trials=250,
-    short=4,
+    short=3,
     mark="multiprocess",
     prepare=prepare,
     fixed=(

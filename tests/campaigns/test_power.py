@@ -8,19 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.power import ROOT, Crash, Step
+from tests.campaigns.power import CHIEF, ROOT, Crash, Step
 
 DISK, FILE, OTHER = 1, 2, 3
 TIMES = 200
 
 
-def holds(number: int, data: bytes) -> Step:
-    return ["data", number, base64.b64encode(data).decode(), 0]
+def holds(number: int, data: bytes, worker: int = CHIEF) -> Step:
+    return ["data", number, base64.b64encode(data).decode(), 0, worker]
+
+
+def synced(number: int, worker: int = CHIEF) -> Step:
+    return ["sync", number, worker]
 
 
 def left(tmp_path: Path, *steps: Step) -> set[tuple[tuple[str, bytes], ...]]:
     """All that may be found after these steps, by name and content."""
-    begin: list[Step] = [["entry", ROOT, "ckpt", DISK, True], ["sync", ROOT]]
+    begin: list[Step] = [["entry", ROOT, "ckpt", DISK, True], synced(ROOT)]
     found = set()
     for seed in range(TIMES):
         Crash(steps=[*begin, *steps], rng=random.Random(seed)).rebuild(tmp_path)
@@ -41,30 +45,30 @@ def test_what_was_not_synced_is_lost_or_partly_there(tmp_path: Path) -> None:
 
 
 def test_a_synced_file_without_a_synced_name_is_whole_or_lost(tmp_path: Path) -> None:
-    assert left(tmp_path, *NEW, ["sync", FILE]) == {(), (("new", b"12"),)}
+    assert left(tmp_path, *NEW, synced(FILE)) == {(), (("new", b"12"),)}
 
 
 def test_what_was_synced_is_there(tmp_path: Path) -> None:
-    steps = [*NEW, ["sync", FILE], ["sync", DISK]]
+    steps = [*NEW, synced(FILE), synced(DISK)]
     assert left(tmp_path, *steps) == {(("new", b"12"),)}
 
 
 def test_a_move_is_done_or_not(tmp_path: Path) -> None:
-    steps = [*NEW, ["sync", FILE], ["sync", DISK], MOVE]
+    steps = [*NEW, synced(FILE), synced(DISK), MOVE]
     assert left(tmp_path, *steps) == {(("new", b"12"),), (("name", b"12"),)}
 
 
 def test_a_move_overtakes_what_it_moves(tmp_path: Path) -> None:
     """The well-known file of no bytes, where one is moved over another too soon."""
     old: list[Step] = [["entry", DISK, "name", OTHER, False], holds(OTHER, b"old")]
-    synced: list[Step] = [["sync", OTHER], ["sync", DISK]]
-    found = left(tmp_path, *old, *synced, *NEW, MOVE, ["sync", DISK])
+    old += [synced(OTHER), synced(DISK)]
+    found = left(tmp_path, *old, *NEW, MOVE, synced(DISK))
     assert {name for files in found for name, _ in files} == {"name"}
     assert (("name", b""),) in found
 
 
 def test_a_second_move_of_a_file_leaves_it_in_one_place(tmp_path: Path) -> None:
-    steps = [*NEW, ["sync", FILE], ["sync", DISK], MOVE]
+    steps = [*NEW, synced(FILE), synced(DISK), MOVE]
     again: Step = ["moved", DISK, "name", DISK, "last", FILE, False]
     names = [[name for name, _ in files] for files in left(tmp_path, *steps, again)]
     assert sorted(names) == [["last"], ["name"], ["new"]]
@@ -76,8 +80,26 @@ def test_a_folder_takes_its_files_along(tmp_path: Path, is_synced: bool) -> None
         ["entry", DISK, "folder", OTHER, True],
         ["entry", OTHER, "file", FILE, False],
         holds(FILE, b"12"),
-        ["sync", FILE],
-        ["sync", OTHER],
+        synced(FILE),
+        synced(OTHER),
     ]
-    found = left(tmp_path, *steps, *([["sync", DISK]] if is_synced else []))
+    found = left(tmp_path, *steps, *([synced(DISK)] if is_synced else []))
     assert found == {(("file", b"12"),)} | (set() if is_synced else {()})
+
+
+def test_who_wrote_a_file_syncs_it_and_nobody_else(tmp_path: Path) -> None:
+    for steps, is_whole in (
+        ([synced(FILE, 1)], True),
+        ([synced(FILE, 0)], False),
+        ([holds(FILE, b"123", 0), synced(FILE, 1)], False),
+        ([holds(FILE, b"123", 0), synced(FILE, 0)], True),
+    ):
+        new: Step = ["entry", DISK, "new", FILE, False]
+        found = left(tmp_path, new, holds(FILE, b"12", 1), *steps, synced(DISK))
+        assert (len(found) == 1) == is_whole, (steps, found)
+
+
+def test_who_syncs_a_directory_syncs_the_names_of_all(tmp_path: Path) -> None:
+    new: Step = ["entry", DISK, "new", FILE, False]
+    steps = [new, holds(FILE, b"12", 1), synced(FILE, 1), synced(DISK, 0)]
+    assert left(tmp_path, *steps) == {(("new", b"12"),)}

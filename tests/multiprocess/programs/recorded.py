@@ -4,20 +4,29 @@ Usage: recorded.py CHECKPOINT_DIR PROGRAM ARGUMENT...
 
 With RECORD empty it only waits less for leases, as it does in any case.
 What changed is seen by looking at all files after each operation of Python, so what
-TensorFlow writes by itself is recorded too, as of the next one. `recorded.json` has a
-list of steps, in order; numbers are those of inodes, ROOT is the directory of all:
+TensorFlow writes by itself is recorded too, as of the next one. All workers of a run
+take turns to look and to add to `recorded.jsonl`, which has a step a line, in order;
+numbers are those of inodes, ROOT is the directory of all:
 
     ["entry", directory, name, number, is_directory]    a name was made, or replaced
     ["gone", directory, name]
     ["moved", directory, name, directory, name, number, is_directory]
-    ["data", number, base64, time]                      what a file holds from now on
-    ["sync", number]                                    of a file or a directory
-    ["said", bytes]                                     so much has been printed
+    ["writes", worker, path]                            another one than before opens a
+                                                        file there to write
+    ["data", number, base64, time, worker]              what a file holds from now on,
+                                                        and who wrote it
+    ["sync", number, worker]                            of a file or a directory
+    ["said", bytes]                                     so much has the chief printed
+
+At first all are the chief's to write, and so are those that are not seen to be opened:
+by TensorFlow, or in a directory that is open.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -26,14 +35,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from tfpreempt.checkpoint import fence, patience
+from tfpreempt.checkpoint import fence, layout, patience
 from tfpreempt.checkpoint.remote import place
 
 PLACE = Path(os.environ["HOLD_DIRECTORY"])
+WORKER = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
+CHIEF = 0
 ROOT = 0
 ROOTS = ("ckpt", "mirror", "memory")
+ROOTS_BEGIN = tuple(f"{PLACE}/{name}/" for name in ROOTS)
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = ("rename", "replace", "remove", "unlink", "mkdir", "rmdir", "link")
 COARSE = 50_000_000
 """Nanoseconds within which two writes of a file may have one time."""
@@ -45,26 +58,37 @@ Entries = dict[tuple[int, str], tuple[int, bool]]
 
 
 class Recorder:
-    """Looks at the disk, and keeps the steps from one look to the next."""
+    """Looks at the disk, and keeps the steps from one look to the next.
 
-    def __init__(self) -> None:
-        self.steps: list[list[Any]] = []
+    Args:
+        record: the file that all workers keep them in.
+    """
+
+    def __init__(self, record: Path) -> None:
         self._entries: Entries = {}
         self._seen: dict[int, tuple[int, int]] = {}
         self._data: dict[int, str] = {}
+        self._writers: dict[str, int] = {}
+        self._claims: dict[int, IO[bytes]] = {}
         self._said = 0
         self._lock = threading.RLock()
-        self.look()
-        # What was there before is safe; ROOT, which the program never syncs, is last.
-        for number in (*(number for number, _ in self._entries.values()), ROOT):
-            self.steps.append(["sync", number])
+        self._depth = 0
+        self._record = record.open("a+b", buffering=0)
+        self._read_up_to = 0
+        with self._turn():
+            if self._record.seek(0, os.SEEK_END):
+                return  # another worker was here before
+            self.look()
+            # What was there is safe; ROOT, which the program never syncs, is last.
+            for number in (*(number for number, _ in self._entries.values()), ROOT):
+                self._keep("sync", number, CHIEF)
 
     def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same function of `os`, with a look before and after."""
 
         @functools.wraps(call)
         def watching(*args: Any, **kwargs: Any) -> Any:
-            with self._lock:
+            with self._turn():
                 self.look()
                 try:
                     return call(*args, **kwargs)
@@ -78,18 +102,29 @@ class Recorder:
 
         @functools.wraps(call)
         def syncing(descriptor: int) -> None:
-            with self._lock:
+            with self._turn():
                 self.look()
                 call(descriptor)
                 number = os.fstat(descriptor).st_ino
                 is_root = number == PLACE.stat().st_ino
-                self.steps.append(["sync", ROOT if is_root else number])
+                self._keep("sync", ROOT if is_root else number, WORKER)
 
         return syncing
 
+    def see(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Keeps which files this worker writes; a hook of `sys.addaudithook`."""
+        if event != "open" or not isinstance(arguments[0], str | os.PathLike):
+            return
+        path = os.fspath(arguments[0])
+        if arguments[2] & WRITING and path.startswith(ROOTS_BEGIN):
+            with self._turn():
+                if self._writers.get(path, CHIEF) != WORKER:
+                    self.look()
+                    self._keep("writes", WORKER, path)
+
     def look(self) -> None:
-        """Keeps what changed since the last look."""
-        with self._lock:
+        """Keeps what changed since the last look, of whatever worker."""
+        with self._turn():
             found = self._settled()
             before = {number: key for key, (number, _) in self._entries.items()}
             gone = {k for k, v in self._entries.items() if found.get(k) != v}
@@ -99,15 +134,56 @@ class Recorder:
                 source = before.get(number)
                 if source in gone and source not in found:
                     gone.remove(source)
-                    self.steps.append(["moved", *source, *key, number, is_folder])
+                    self._keep("moved", *source, *key, number, is_folder)
                 else:
-                    self.steps.append(["entry", *key, number, is_folder])
-            self.steps += [["gone", *key] for key in gone - found.keys()]
+                    self._keep("entry", *key, number, is_folder)
+            for key in gone - found.keys():
+                self._keep("gone", *key)
             self._entries = found
             self._read(ROOT, PLACE)
-            if (said := os.fstat(1).st_size) != self._said:
+            said = os.fstat(1).st_size if WORKER == CHIEF else 0
+            if said != self._said:
                 self._said = said
-                self.steps.append(["said", said])
+                self._keep("said", said)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """No other thread or worker looks meanwhile; what they have seen is known."""
+        with self._lock:
+            self._depth += 1
+            try:
+                if self._depth == 1:
+                    fcntl.flock(self._record, fcntl.LOCK_EX)
+                    self._catch_up()
+                yield
+            finally:
+                if self._depth == 1:
+                    fcntl.flock(self._record, fcntl.LOCK_UN)
+                self._depth -= 1
+
+    def _catch_up(self) -> None:
+        self._record.seek(self._read_up_to)
+        for line in self._record.read().splitlines():
+            self._know(*json.loads(line))
+        self._read_up_to = self._record.tell()
+
+    def _know(self, kind: str, *what: Any) -> None:
+        """One step that another worker has kept."""
+        if kind in ("gone", "moved"):
+            self._entries.pop((what[0], what[1]), None)
+        if kind in ("entry", "moved"):
+            *_, folder, name, number, is_folder = what
+            self._entries[folder, name] = (number, is_folder)
+        elif kind == "writes":
+            self._writers[what[1]] = what[0]
+        elif kind == "data":
+            self._data[what[0]] = what[1]
+
+    def _keep(self, *step: Any) -> None:
+        if step[0] == "writes":
+            self._know(*step)
+        self._record.write(json.dumps(step).encode() + b"\n")
+        self._read_up_to = self._record.tell()
 
     def _settled(self) -> Entries:
         """All names, as two looks in a row have found them."""
@@ -131,14 +207,24 @@ class Recorder:
             state = (status.st_mtime_ns, status.st_size)
             if self._seen.get(number) == state:
                 return
-            text = base64.b64encode(path.read_bytes()).decode()
+            text = base64.b64encode(self._bytes(number, path)).decode()
         except FileNotFoundError:
             return  # since the look
         is_old = time.time_ns() - status.st_mtime_ns > COARSE
         self._seen[number] = state if is_old else (0, 0)
         if self._data.get(number) != text:
             self._data[number] = text
-            self.steps.append(["data", number, text, status.st_mtime_ns])
+            writer = self._writers.get(str(path), CHIEF)
+            self._keep("data", number, text, status.st_mtime_ns, writer)
+
+    def _bytes(self, number: int, path: Path) -> bytes:
+        """What is in a file. A claim stays open: to close it ends the locks on it."""
+        if path.suffix != layout.CLAIM_SUFFIX:
+            return path.read_bytes()
+        if number not in self._claims:
+            self._claims[number] = path.open("rb")
+        self._claims[number].seek(0)
+        return self._claims[number].read()
 
 
 def entries(folder: int, path: Path) -> Iterator[tuple[tuple[int, str], Any]]:
@@ -159,15 +245,15 @@ def entries(folder: int, path: Path) -> Iterator[tuple[tuple[int, str], Any]]:
             yield from entries(status.st_ino, below)
 
 
-recorder = Recorder() if os.environ["RECORD"] else None
+recorder = Recorder(PLACE / "recorded.jsonl") if os.environ["RECORD"] else None
 if recorder:
     for name in CHANGES:
         setattr(os, name, recorder.watched(getattr(os, name)))
     for name in ("fsync", "fdatasync"):
         setattr(os, name, recorder.synced(getattr(os, name)))
+    sys.addaudithook(recorder.see)
 program = Path(sys.argv[0]).with_name(sys.argv.pop(2))
 sys.argv[0] = __file__ = str(program)
 exec(compile(program.read_text(), program, "exec"))
 if recorder:
     recorder.look()
-    (PLACE / "recorded.json").write_text(json.dumps(recorder.steps))
