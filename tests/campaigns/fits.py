@@ -1,9 +1,10 @@
 """`model.fit`, interrupted at random moments by real signals, comes out the same.
 
 SIGTERM and SIGKILL, to one worker or to all, while the program starts, traces, trains,
-validates or ends. After each SIGTERM the next process trains the next step; after a
-SIGKILL, one since the last periodic commit. At the end weights, optimizer, History and
-the order of rows are those of a fit that nobody interrupted.
+validates or ends. After each SIGTERM it begins no step any more, and the next process
+trains the next one; after a SIGKILL, one since the last periodic commit. At the end
+weights, optimizer, History and the order of rows are those of a fit that nobody
+interrupted.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def prepare() -> Iterator[Trial]:
             "data": data,
             "workers": f"{world}",
             "interruptions": interruptions,
+            **storm.ends,
         }
 
     with contextlib.closing(zygote):
@@ -48,9 +50,10 @@ CAMPAIGN = Campaign(
     name="fits",
     promise=(
         "`model.fit` under SIGTERM and SIGKILL, to one worker or to all, while it "
-        "starts, traces, trains, validates or ends: no step is left out or repeated "
-        "that was committed, and weights, optimizer, History and the order of rows are "
-        "at the end those of a fit that nobody interrupted."
+        "starts, traces, trains, validates or ends. After SIGTERM the fit finishes the "
+        "step that it is in, begins none, and leaves with the restart code. No step is "
+        "left out or repeated that was committed, and weights, optimizer, History and "
+        "the order of rows are at the end those of a fit that nobody interrupted."
     ),
     trials=40,
     short=3,

@@ -1,8 +1,9 @@
 """A user's program with `model.fit`, on either Keras, that a test can interrupt.
 
-It prints `began` before `fit`, `trained EPOCH BATCH` after each step, with the last
-batch of it, `validates EPOCH BATCH` before each step of the validation, and what came
-out as `result {...}`.
+It prints `began` before `fit`, `listens` when that hears notices, `begins EPOCH BATCH
+TIME` before each step, with its first batch, `trained EPOCH BATCH` after it, with the
+last one, `validates EPOCH BATCH` before each step of the validation, and what came out
+as `result {...}`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from toy_model import hold, log_to_stdout, make_strategy, say
+from toy_model import (
+    hold,
+    log_to_stdout,
+    make_strategy,
+    say,
+    say_when,
+    slow_down,
+)
 
 import tfpreempt.keras
 
@@ -162,16 +170,21 @@ def make_data() -> dict[str, Any]:
 class Watch(keras.callbacks.Callback):
     """Tells what happens, and holds where the test wants to send a signal."""
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        say("listens")
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        say_when("begins", self._epoch, batch)
         self._hold_at("begin", batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         say("trained", self._epoch, batch)
         self._hold_at("end", batch)
         time.sleep(options.pause)
+        slow_down()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         say("validates", self._epoch, batch)
