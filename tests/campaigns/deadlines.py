@@ -124,7 +124,7 @@ CAMPAIGN = Campaign(
         "or more, the newest step is committed; where it is less, that or the commit "
         "before stands. The process is gone by then, with the restart code."
     ),
-    trials=300,
+    trials=400,
     short=2,
     mark="multiprocess",
     prepare=prepare,
