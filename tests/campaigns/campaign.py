@@ -15,6 +15,7 @@ import json
 import logging
 import random
 import subprocess
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -132,6 +133,45 @@ def silent() -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+class _Ear(logging.Handler):
+    """What one thread warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self.said.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def warned_of() -> Iterator[list[str]]:
+    """What this thread warns of in the body; `unseen`, not `silent`, lets it be heard.
+
+    Yields:
+        Its warnings so far.
+    """
+    ear = _Ear()
+    logging.getLogger().addHandler(ear)
+    try:
+        yield ear.said
+    finally:
+        logging.getLogger().removeHandler(ear)
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """As `silent`, but who wants to know hears the warnings: see `warned_of`."""
+    nowhere = logging.NullHandler()  # without any handler they were printed
+    logging.getLogger().addHandler(nowhere)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(nowhere)
 
 
 class Record:

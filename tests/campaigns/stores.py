@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from tests.campaigns import clouds
-from tests.campaigns.campaign import Campaign, Facts, Trial, silent
+from tests.campaigns.campaign import Campaign, Facts, Trial, unseen, warned_of
 from tests.campaigns.clouds import Cloud, Link, Weather
 from tests.checkpoint.fakes import OwnPayload, make_saver, names
 from tfpreempt import errors
@@ -150,6 +150,22 @@ class Machine:
         Raises:
             CheckpointError: the store cannot be asked, and there is nothing here.
         """
+        newest = max(map(sequence_of, self._world.shown()), default=0)
+        failed = self.link.failed
+        with warned_of() as warned:
+            local, lost = self._start(keep)
+        found = 0 if self.newest is None else self.newest.sequence or 0
+        assert found >= local, f"{found} is restored, and {local} is here"
+        if found >= newest:
+            return
+        what = f"{found} is restored, and the store shows {newest}"
+        assert self.newest is not None, f"{what}: it begins anew"
+        assert self.link.failed > failed, f"{what}, and nothing was in the way"
+        said = [*lost, *(each for each in warned if self.newest.path in each)]
+        assert any(self._store.uri in each for each in said), f"{what}; {warned}"
+
+    def _start(self, keep: int) -> tuple[int, list[str]]:
+        """Returns the newest local sequence there was, or 0; and what is told of."""
         lease = Lease(30.0, pause=self._wait_for_lease)
         mirror = Mirror(self._store, max_to_keep=keep, lease=lease)
         self._leases.append(lease)  # whose end may not have reached the store
@@ -159,7 +175,7 @@ class Machine:
         self._saver.start()
         loader = self._saver.loader
         lost: list[str] = []
-        found = loader.newest(lost.append)
+        found = local = loader.newest(lost.append)
         fetch_newer = functools.partial(
             loader.fetch_newer, self._store, found, lost.append, lost.append
         )
@@ -179,6 +195,7 @@ class Machine:
             assert here == self._world.committed[folder_of(found)], found.path
         mirror.begin(self.directory, found, self.record)
         self.newest, self.mirror = found, mirror
+        return 0 if local is None else local.sequence or 0, lost
 
     def _wait_for_lease(self, seconds: float) -> float:
         self._world.wrong.append("it waits for a lease that nobody has")
@@ -258,11 +275,11 @@ def trial(rng: random.Random, cloud: Cloud) -> Facts:
     with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
         machines: list[Machine] = []
 
-        def machine() -> Machine:
+        def machine(directory: str = "") -> Machine:
             """Another one, or one with the disk of an earlier one."""
             disks = sorted({each.directory for each in machines})
             fresh = os.path.join(root, f"{len(machines)}")
-            directory = rng.choice([fresh, *disks[-2:]])
+            directory = directory or rng.choice([fresh, *disks[-2:]])
             skew = rng.choice([0.0, rng.uniform(-1e6, 1e6)])
             machines.append(Machine(rng, world, directory, skew))
             stack.callback(machines[-1].close)
@@ -335,11 +352,24 @@ def trial(rng: random.Random, cloud: Cloud) -> Facts:
             assert here.is_copied
         check_order(world, keep)
         here.leave()
-        last, here = here.newest, Machine(rng, world, os.path.join(root, "new"), 0.0)
-        stack.callback(here.close)
-        here.start(keep)
+        last, old = here.newest, here.directory
         assert last is not None
+
+        here = machine(os.path.join(root, "new"))
+        here.link.begin({rng.choice(["503", "401", "never came"]): 1.0})
+        start()
+        assert here.mirror is None, "it begins anew where the store cannot be asked"
+        here.link.begin({})
+        start()
         assert here.newest is not None
+        assert here.newest.token == last.token
+        commit()
+        assert here.mirror.wait(LIMIT), here.mirror.status
+        here.leave()
+        last = here.newest
+
+        here = machine(old)  # whose disk has an older commit
+        start()
         assert here.newest.token == last.token
         here.leave()
         assert not world.wrong, world.wrong
@@ -404,7 +434,7 @@ def prepare() -> Iterator[Trial]:
             check_process(others, before[0])
             return facts
 
-    with silent(), clouds.small():
+    with unseen(), clouds.small():
         yield alone
 
 
@@ -414,10 +444,12 @@ CAMPAIGN = Campaign(
         "Machines that commit, copy, prune, die, leave in a hurry, start again or "
         "start elsewhere, over gs:// and s3:// with 503 storms, stalls, resets, cut "
         "and changed bodies, lost answers, whole objects for ranges, expired "
-        "credentials and wrong clocks: no exception reaches who saves; at no moment "
-        "does the store show what was not committed so, byte for byte; once it is "
-        "calm the newest commit is there, nothing is left over, and a new machine "
-        "has it."
+        "credentials and wrong clocks: no exception reaches who saves; a start goes on "
+        "from the newest commit that the store shows, or, where the network failed it, "
+        "from an older one with a warning that names the place, and never begins anew "
+        "where the store shows one; at no moment does the store show what was not "
+        "committed so, byte for byte; once it is calm the newest commit is there, "
+        "nothing is left over, and a new machine has it."
     ),
     trials=5000,
     short=6,
