@@ -171,12 +171,12 @@ class _Download:
                 if not left:
                     raise
         # A server that sends all, whatever part is asked for.
-        whole = obstore.get(self.store, self.key, options=version).stream(PIECE)
-        at, found = 0, b""
-        while at < end and (piece := bytes(next(whole, b""))):
+        whole = obstore.get(self.store, self.key, options=version).stream(_READ)
+        at, found = 0, bytearray()
+        while at < end and (piece := memoryview(next(whole, b""))):
             found += piece[max(start - at, 0) : end - at]
             at += len(piece)
-        return found
+        return bytes(found)
 
 
 class _Streams:
