@@ -2,7 +2,8 @@
 
 Each runs in a process of its own. A tiny commit is moved first, so that what is
 imported and set up only once does not count; then a large one, and the largest resident
-set during that is compared with the one before.
+set during that is compared with the one before. On a network on which things go wrong
+(`tests/campaigns/stores.py`) what failed is tried again, as a mirror and a start do it.
 
 Usage, by the bench itself: python -m tests.bench.mirror_memory upload|download ...
 """
@@ -11,20 +12,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.bench import bucket
 from tests.bench.mirror_speed import THREADS, make_commit, workplace
 from tests.bench.row import alone
+from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.remote import download, upload
+from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.opening import open_store
 
 BAR = 64.0  # MiB
 SMALL = 64 << 10
+PLACE = "gs://bucket/run"
+TRIES = 20
 
 
 def rows(mebibytes: int = 1024) -> Iterator[dict[str, Any]]:
@@ -38,7 +43,7 @@ def rows(mebibytes: int = 1024) -> Iterator[dict[str, Any]]:
             for way in ("upload", "download"):
                 yield alone(
                     "mirror_memory",
-                    [_run(way, root, count, mebibytes)],
+                    [grown(way, root, count, mebibytes)],
                     unit="MiB",
                     bar=BAR,
                     digits=1,
@@ -49,8 +54,19 @@ def rows(mebibytes: int = 1024) -> Iterator[dict[str, Any]]:
                 )
 
 
-def _run(way: str, root: Path, count: int, mebibytes: int) -> float:
-    command = [sys.executable, "-m", __name__, way, str(root), str(count)]
+def grown(
+    way: str, root: Path, count: int, mebibytes: int, place: str = PLACE
+) -> float:
+    """By how many MiB a process grows that moves a commit.
+
+    Args:
+        way: "upload"; "download", after it.
+        root: where the commit is made, and comes to.
+        count: of its large files.
+        mebibytes: its size.
+        place: where it goes to, or comes from.
+    """
+    command = [sys.executable, "-m", __name__, way, place, str(root), str(count)]
     done = subprocess.run(
         [*command, str(mebibytes)],
         cwd=bucket.ROOT,
@@ -64,24 +80,39 @@ def _run(way: str, root: Path, count: int, mebibytes: int) -> float:
 # --- the process ---------------------------------------------------------------------
 
 
-def program(way: str, root: Path, count: int, size: int) -> None:
+def program(way: str, place: str, root: Path, count: int, size: int) -> None:
     """Prints by how many MiB the process grew."""
     act = _upload if way == "upload" else _download
+    store = open_store(place)
     small = make_commit(root / "small", count, SMALL, step=1)
     large = make_commit(root / "large", count, size, step=2)
-    act(small, root)
+    _until_through(act, store, small, root)
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
-    act(large, root)
+    _until_through(act, store, large, root)
     print((_resident("VmHWM") - before) / 1024)
 
 
-def _upload(source: Entry, root: Path) -> None:
-    upload.Upload(open_store("gs://bucket/run"), source, threads=THREADS).run()
+def _until_through(
+    act: Callable[[ObjectStore, Entry, Path], None],
+    store: ObjectStore,
+    commit: Entry,
+    root: Path,
+) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            act(store, commit, root)
+            break
+        except errors.CheckpointError:
+            if not left:
+                raise
 
 
-def _download(source: Entry, root: Path) -> None:
-    store = open_store("gs://bucket/run")
+def _upload(store: ObjectStore, source: Entry, root: Path) -> None:
+    upload.Upload(store, source, threads=THREADS).run()
+
+
+def _download(store: ObjectStore, source: Entry, root: Path) -> None:
     folder = catalog.folder_name(source.step or 0, source.token)
     found = catalog.read(catalog.unread(store, folder))
     download.download(found, str(root / "target" / folder))
@@ -97,4 +128,5 @@ def _resident(field: str) -> int:
 
 
 if __name__ == "__main__":
-    program(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) << 20)
+    way, place, root, count, mebibytes = sys.argv[1:]
+    program(way, place, Path(root), int(count), int(mebibytes) << 20)
