@@ -40,9 +40,24 @@ UNTOLD = {
     "start": ALL,
     "restore": ALL,
     "periodic save": ALL,
+    "periodic done": OTHERS,
+    "periodic marker": CHIEF,
+    "periodic commit": CHIEF,
     "step": ALL,
+    "final count": ALL,
+    "after final count": ALL,
+    "finished": CHIEF,
+    "final done": OTHERS,
+    "final marker": CHIEF,
+    "final commit": CHIEF,
 }
-"""Phases of a run that nobody is told to leave, and whose they are."""
+"""Phases of a run that nobody is told to leave, in order, and whose they are."""
+
+BEFORE_FINISHED = ("final count", "after final count", "finished")
+"""All have made their last step, and wait in close() for the word that all have."""
+
+IN_THE_FINAL_SAVE = ("final done", "final marker", "final commit")
+"""Whose word has come. Who has told its part, or the commit, leaves at once."""
 
 TOLD = {
     "notice": ALL,
@@ -65,11 +80,13 @@ TOLD = {
 WITHIN_THE_STEP = ("notice", "count", "decision", "after decision")
 """All stand in the step in which the notice came."""
 
-WORDS = ("start", "step", "agreement", "save", "exit")
+WORDS = ("start", "step", "agreement", "save", "final save", "exit")
 """By which a worker names the phase in which it missed another one."""
 
 PASSING = ("stopped for 5 s", "slow by 10 s")
-FAULTS = ("killed", "stopped for good", "cut off", "no memory", *PASSING)
+FAULTS = ("killed", "stopped for good", "cut off", "no memory", "hangs", *PASSING)
+NAMELESS = ("no memory", "hangs")
+"""It may answer like any other, and stand still: only a deadline ends that."""
 
 GRACES = (None, None, 20)
 PAUSE = 2.5
@@ -78,12 +95,14 @@ LIMIT = 30.0
 """Seconds in which the others end, where the grace is not longer."""
 BUSY = 10.0
 """Seconds more on a busy machine, and for what TensorFlow takes to end."""
+LATE = 2.0
+"""The same where a grace was told, and the machine goes when that is over."""
 
 LEFT_OUT = "has no part of worker"
 """What a restart says of a commit that was made without a worker's part."""
 
 SAVED_AT = 4
-OPTIONS = ("--strategy=mwms", f"--save-every={SAVED_AT}", "--sync-saves", "--shares")
+OPTIONS = ("--strategy=mwms", f"--save-every={SAVED_AT}", "--shares")
 
 networks = itertools.count()
 
@@ -99,6 +118,7 @@ class Case:
         world: number of workers.
         told: who gets a notice; None: nobody.
         grace: that comes with it.
+        is_async: whether training goes on while a periodic save is written.
     """
 
     fault: str
@@ -107,21 +127,47 @@ class Case:
     world: int
     told: int | None
     grace: int | None
+    is_async: bool
+
+    @property
+    def saves(self) -> list[str]:
+        """Options of every run."""
+        return [] if self.is_async else ["--sync-saves"]
 
     @property
     def options(self) -> list[str]:
+        """Those of the run that is disturbed."""
         if self.grace is None:
-            return []
-        return [f"--grace={self.grace}", f"--pause={PAUSE}"]
+            return self.saves
+        return [*self.saves, f"--grace={self.grace}", f"--pause={PAUSE}"]
 
-    @property
-    def limit(self) -> float:
-        return max(LIMIT, self.grace or 0.0) + BUSY
+    def limit(self, worker: int, fault: float, notice: float) -> tuple[float, float]:
+        """When a worker is to have ended, and how much later on a busy machine.
+
+        Args:
+            worker: one that lives on.
+            fault: when it was made.
+            notice: when it came, if one did.
+        """
+        has_heard = self.phase != "notice" or worker == self.victim
+        is_stopped = self.fault == "stopped for 5 s" and worker == self.victim
+        if self.grace is not None and has_heard and not is_stopped:
+            return notice + self.grace, LATE
+        if self.fault not in PASSING:
+            return fault + LIMIT, BUSY
+        return fault + 2 * LIMIT, BUSY  # it all goes on, to its own end
 
     def codes(self, worker: int) -> set[int]:
         """With which a worker may end that lives on."""
         if self.fault in PASSING:
             return {0 if self.told is None else RESTART}
+        if self.told is None and self.phase in IN_THE_FINAL_SAVE:
+            return {0}
+        if self.told is None and self.phase in BEFORE_FINISHED:
+            # With the chief the store is lost: nobody can say whether all are through.
+            # Without another one it is the end, if the final save can do without.
+            has_lost_the_store = (self.victim == 0) != (worker == self.victim)
+            return {RESTART} if has_lost_the_store else {0, 1}
         if self.told is None:
             return {1}
         if self.phase == "notice" and worker != self.victim:
@@ -142,7 +188,7 @@ def draw(rng: random.Random) -> Case:
     told = victim if phase == "notice" else rng.randrange(world)
     faults = [each for each in FAULTS if has_limit(each, phase, victim, is_told)]
     fault = rng.choice(faults)
-    graces = GRACES[-1:] if fault == "no memory" else GRACES
+    graces = GRACES[-1:] if fault in NAMELESS else GRACES
     return Case(
         fault=fault,
         phase=phase,
@@ -150,12 +196,13 @@ def draw(rng: random.Random) -> Case:
         world=world,
         told=told if is_told else None,
         grace=rng.choice(graces) if is_told else None,
+        is_async=rng.random() < 0.3,
     )
 
 
 def has_limit(fault: str, phase: str, victim: int, is_told: bool) -> bool:
     """Whether the others do not wait for minutes, or for whoever ends a hang."""
-    if fault == "no memory":
+    if fault in NAMELESS:
         return is_told  # who hangs by it is ended by a deadline
     is_of_silence = fault in ("stopped for good", "cut off")
     return not (phase == "start" and victim == 0 and is_of_silence)
@@ -185,6 +232,7 @@ class Run:
             here, case.world, *case.options, plan=plan, network=self._network
         )
         self._victim = self.cluster[case.victim]
+        self._noticed = 0.0
 
     def come_to_the_phase(self) -> None:
         """The victim stays there, the others do what they do."""
@@ -192,7 +240,7 @@ class Run:
         if case.told is not None:
             for worker in cluster:
                 worker.wait_line("holding notice")
-            cluster[case.told].send(signal.SIGTERM)
+            self._noticed = cluster[case.told].send(signal.SIGTERM)
             if case.phase not in WITHIN_THE_STEP:
                 for index in range(case.world):
                     cluster.wait_record("decision", worker=index)
@@ -200,8 +248,8 @@ class Run:
         self._victim.wait_line("holding peer")
 
     def make_the_fault(self) -> float:
-        """Returns when it began, in monotonic seconds."""
-        case, victim, now = self._case, self._victim, time.monotonic()
+        """Returns when it began, in wall seconds."""
+        case, victim, now = self._case, self._victim, time.time()
         match case.fault:
             case "killed":
                 victim.send(signal.SIGKILL)
@@ -222,26 +270,35 @@ class Run:
             case "cut off":
                 assert self._network is not None
                 self._network.cut_off(self.cluster, case.victim)
+            case "hangs":
+                pass  # where it is
         if case.fault != "slow by 10 s" and case.phase in WITHIN_THE_STEP:
             self._here.release("notice")
-        self._here.release("peer")
+        if case.fault != "hangs":
+            self._here.release("peer")
         return now
 
     def judge(self, began: float) -> dict[str, Any]:
         """All that live on end in time, rightly, and say why; what became of them."""
         case, cluster = self._case, self.cluster
         is_cut_off_early = case.fault == "cut off" and case.phase == "start"
-        lives_on = case.fault in (*PASSING, "cut off") and not is_cut_off_early
+        may_live_on = case.fault in (*PASSING, "cut off", "hangs")
+        lives_on = may_live_on and not is_cut_off_early
         judged = {
             index: worker
             for index, worker in enumerate(cluster)
             if lives_on or index != case.victim
         }
-        left = case.limit - (time.monotonic() - began)
-        passing = 0.0 if case.fault not in PASSING else LIMIT
-        Cluster(list(judged.values()), cluster.checkpoints).wait(left + passing)
-        seconds = time.monotonic() - began
+        limits = {i: case.limit(i, began, self._noticed) for i in judged}
+        last = max(sum(limit) for limit in limits.values())
+        waited_for = Cluster(list(judged.values()), cluster.checkpoints)
+        waited_for.wait(last - time.time() + 1.0)
+        ends = {index: worker.ended_at for index, worker in judged.items()}
         for index, worker in judged.items():
+            by, more = limits[index]
+            assert ends[index] < by + more, (
+                f"worker {index} ended {ends[index] - by:.1f} s late\n{cluster.story()}"
+            )
             assert worker.code in case.codes(index), (
                 f"worker {index} ended with {worker.code}\n{cluster.story()}"
             )
@@ -253,11 +310,15 @@ class Run:
         if case.fault in PASSING and case.told is not None:
             assert set(outcomes.values()) == {"committed"}, cluster.story()
         for index, worker in judged.items():
-            if case.fault == "no memory":
-                continue  # it may hang, and nobody can know who it is
+            if case.fault in NAMELESS:
+                continue  # nobody can know who it is
             if worker.code == 1 or outcomes.get(index) == "lost":
                 self._check_told(index, worker)
-        return {"seconds": seconds, "outcomes": outcomes}
+        return {
+            "seconds": max(ends.values()) - began,
+            "outcomes": outcomes,
+            "is busy": any(ends[index] > limits[index][0] for index in judged),
+        }
 
     def _check_told(self, index: int, worker: Worker) -> None:
         """A line says who is gone, and in which phase."""
@@ -357,17 +418,19 @@ def execute(*command: object, text: str = "") -> None:
     )
 
 
+def run_undisturbed(zygote: Zygote, world: int) -> list[dict[str, Any]]:
+    """What the workers yield where nothing happens."""
+    with place(zygote) as here:
+        cluster = start(here, world)
+        cluster.expect(*[0] * world)
+        return cluster.results()
+
+
 @contextlib.contextmanager
 def prepare() -> Iterator[Trial]:
     """The zygote that forks workers."""
     zygote = Zygote()
-
-    @functools.cache
-    def undisturbed(world: int) -> list[dict[str, Any]]:
-        with place(zygote) as here:
-            cluster = start(here, world)
-            cluster.expect(*[0] * world)
-            return cluster.results()
+    undisturbed = functools.cache(functools.partial(run_undisturbed, zygote))
 
     def trial(rng: random.Random) -> Facts:
         case = draw(rng)
@@ -386,7 +449,8 @@ def prepare() -> Iterator[Trial]:
 def try_case(here: Place, case: Case, undisturbed: list[dict[str, Any]]) -> Facts:
     """The fault, and the same command again."""
     if case.phase in ("start", "restore"):
-        start(here, case.world, f"--steps={SAVED_AT}").expect(*[0] * case.world)
+        before = start(here, case.world, *case.saves, f"--steps={SAVED_AT}")
+        before.expect(*[0] * case.world)
     here.hold("peer")
     if case.told is not None:
         here.hold("notice")
@@ -396,7 +460,7 @@ def try_case(here: Place, case: Case, undisturbed: list[dict[str, Any]]) -> Fact
     run.end()
     commits = records(here.checkpoints, "commit")
     committed = max((int(record["step"]) for record in commits), default=0)
-    again = start(here, case.world)
+    again = start(here, case.world, *case.saves)
     again.expect(*[0] * case.world)
     for worker in again:
         [[step, _]] = worker.lines("restored")
@@ -408,8 +472,10 @@ def try_case(here: Place, case: Case, undisturbed: list[dict[str, Any]]) -> Fact
         "phase": case.phase if case.told is not None else f"{case.phase}, untold",
         "victim": "the chief" if case.victim == 0 else "another one",
         "workers": f"{case.world}",
+        "saves": "asynchronous" if case.is_async else "waited for",
         "others": ", ".join(sorted(set(ended["outcomes"].values()))) or "raised",
         "ended within": f"{(ended['seconds'] // 10 + 1) * 10:.0f} s",
+        "ended later, as the machine was busy": int(ended["is busy"]),
     }
 
 
@@ -419,18 +485,26 @@ CAMPAIGN = Campaign(
         "One worker of two or three of TensorFlow's multi-worker training, the chief "
         "or another one, is killed (as by the kernel where memory is out), stopped for "
         "good, cut off in its own network namespace, can get no more memory "
-        "(RLIMIT_AS), is stopped for 5 s, or is slow by 10 s: at the start, in the "
-        "restore, in a periodic save, or in a step; and under a notice before each key "
+        "(RLIMIT_AS), hangs, is stopped for 5 s, or is slow by 10 s: at the start, in "
+        "the restore, in a step, in a periodic save, asynchronous or not, before its "
+        "part, its marker and its commit, before and after it says that it has made "
+        "its last step, before the chief says that all have, and in the final save; "
+        "and under a notice before each key "
         "that it inserts, in the step that follows, in its save or its share, before "
-        "the marker, before and after the commit, and in the exit. The others end "
-        f"within {LIMIT:.0f} s, or the grace, with the restart code, or with 1 where "
-        "nobody was told, or the lack of memory raised an error; and who leaves "
+        "the marker, before and after the commit, and in the exit. Where a grace was "
+        f"told the others are gone when it is over, or {LATE:.0f} s later on a busy "
+        f"machine; else within {LIMIT:.0f} s, or {BUSY:.0f} s later. They leave with "
+        "the restart code; with 1 where nobody was told, or the lack of memory raised "
+        "an error; and, where nobody was told and all had made their last step, as at "
+        "any end, unless the final save needed the other, or the chief went before it "
+        "said that all are through, which is a loss. Who leaves "
         "without a commit names the lost worker and the phase. Who was silent for a "
         "moment costs nothing. The same command again "
         "goes on from the newest commit that was reported, to the same bytes, or says "
         "whose part that commit is without. Not tried, for they have no such limit: a "
         "chief that falls silent at the start, which may wait for its lease, and a "
-        "lack of memory where no deadline was told. Nobody can name who only hangs."
+        "hang, or a lack of memory, where no deadline was told. Nobody can name who "
+        "only hangs. `model.fit` is not tried here (see fits)."
     ),
     trials=300,
     short=1,

@@ -188,6 +188,11 @@ class Worker:
             return None
         return int(self._told_exit.read_text())
 
+    @property
+    def ended_at(self) -> float:
+        """When it did, in wall seconds as those of `send`."""
+        return self._told_exit.stat().st_mtime
+
     def result(self) -> dict[str, Any]:
         """The JSON that it printed behind the word `result`."""
         [line] = self.lines("result")

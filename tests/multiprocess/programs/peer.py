@@ -23,9 +23,6 @@ NEW_NETWORK = 0x40000000
 HELD_AT = 4
 """Steps that are over when the one begins in which a notice comes."""
 
-BEFORE = ("start", "restore", "periodic save")
-"""Phases that come before that step; all others come in it, or after."""
-
 config = json.loads(os.environ["TF_CONFIG"])
 if address := os.environ.get("PEER_NETWORK"):
     assert not ctypes.CDLL(None).unshare(NEW_NETWORK)  # before there are threads
@@ -43,6 +40,13 @@ from tfpreempt.coordination.tf_service import TensorFlowStore  # noqa: E402
 
 ROUND = re.compile(r"tfpreempt/[^/]+/\d+/(\w+)(?:/\d+)?")
 START = re.compile(r"tfpreempt/[^/]+/start/\d+/(?:plan|hello/\d+)")
+SAVE = re.compile(r"tfpreempt/[^/]+/save/(periodic|finished)-[^/]+/(\d+|commit)")
+MARKERS = {4: "periodic marker", 12: "final marker"}
+"""Of the commits of these steps, where nobody is told to leave; all others are told."""
+
+OF = {"periodic": "periodic", "finished": "final"}
+"""What people call the saves that nobody was told to make."""
+
 once = threading.Lock()
 has_begun = threading.Event()  # the step in which the notice comes
 
@@ -50,25 +54,37 @@ has_begun = threading.Event()  # the step in which the notice comes
 def at(phase: str) -> None:
     """The worker has come to this phase."""
     is_planned = {"worker": INDEX, "phase": phase} == PLAN
-    is_time = phase in BEFORE or has_begun.is_set()
-    if is_planned and is_time and once.acquire(blocking=False):
+    if is_planned and once.acquire(blocking=False):
         hold("peer")
         say("went on")
 
 
+def phase_of(key: str, value: str) -> str:
+    """In which a worker is that inserts it; "" where nobody stays."""
+    if START.fullmatch(key):
+        return "start"
+    if found := SAVE.fullmatch(key):
+        return f"{OF[found[1]]} {'commit' if found[2] == 'commit' else 'done'}"
+    if not (found := ROUND.fullmatch(key)):
+        return ""
+    told = json.loads(value)
+    if told.get("kind") == "finished":
+        return "finished"
+    return f"final {found[1]}" if found[1] == "count" and told["final"] else found[1]
+
+
 def in_keys() -> None:
-    """Before and after each key of a round that this worker inserts, or of a start."""
+    """Before and after each key that this worker inserts: of a round, a start, a save.
+
+    A tombstone is a key that another worker did not insert.
+    """
     insert = TensorFlowStore.insert
 
     def held(store: TensorFlowStore, key: str, value: str) -> None:
-        if START.fullmatch(key):
-            at("start")
-        found = ROUND.fullmatch(key)
-        if found:
-            at(found[1])
+        phase = "" if "tombstone" in value else phase_of(key, value)
+        at(phase)
         insert(store, key, value)
-        if found:
-            at(f"after {found[1]}")
+        at(f"after {phase}")
 
     TensorFlowStore.insert = held  # type: ignore[method-assign]
 
@@ -78,12 +94,14 @@ def in_saves() -> None:
     write = bundle_writer.write
 
     def held(*args: Any, **more: Any) -> Any:
-        at("share")
+        if has_begun.is_set():
+            at("share")
         return write(*args, **more)
 
     def see(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "os.rename" and str(arguments[1]).endswith(f"/{MARKER}"):
-            at("marker")
+            step = int(Path(arguments[1]).parent.name.split(".")[0])
+            at(MARKERS.get(step, "marker"))
 
     bundle_writer.write = held
     sys.addaudithook(see)
