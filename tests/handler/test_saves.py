@@ -80,6 +80,27 @@ def test_a_save_fn_that_returns_none(
     assert "save_fn returned None" in caplog.text
 
 
+def test_a_save_fn_that_raises(program: Program) -> None:
+    """Nothing is lost in silence: the exit goes on, and says that it is a loss."""
+
+    def save_fn() -> str:
+        if handler.total_run_calls > 1:
+            raise OSError("no such volume")
+        return program.checkpoint.write(str(program.directory / "first"))
+
+    handler = program.handler(config={"save_fn": save_fn})
+    handler.run(program.step)
+    handler.save()
+    handler.run(program.step)
+    program.button.press()
+    handler.run(program.step)
+    assert program.exits == 1
+    left = program.events("exit")[-1]
+    assert left["outcome"] == "lost"
+    assert "no such volume" in left["detail"]
+    assert [commit["step"] for commit in program.events("commit")] == [1]
+
+
 def test_save_every_steps_and_by_hand(program: Program) -> None:
     """`save_every=3` and `save()`; no more than `max_to_keep` stay."""
     with program.handler(save_every=3, max_to_keep=2) as handler:
