@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.bench.row import show
 from tests.campaigns import (
+    crowd,
     damage,
     deadlines,
     disks,
@@ -45,6 +46,7 @@ CAMPAIGNS: dict[str, Campaign] = {
         stores,
         notices,
         peers,
+        crowd,
         deadlines,
         soak,
     )

@@ -45,7 +45,7 @@ class Campaign:
         name: that of its module.
         promise: what is done at random, and what holds after it; a sentence or two.
         trials: in the full form.
-        short: trials in `make test`.
+        short: trials in `make test`; 0: a test of its own has the short form.
         mark: of pytest, for the short form: what it needs.
         prepare: what all trials share is made once, and gone when they are through.
         fixed: the faults that it found, a sentence each with the test that was left.
