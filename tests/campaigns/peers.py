@@ -525,5 +525,7 @@ CAMPAIGN = Campaign(
         "Who left for want of another worker did not say in which phase, and after a "
         "failed collective not even which one (`coordination/test_coordinator.py`, "
         "`handler/test_lost_peers.py`).",
+        "A worker that was cut off in its exit outlived its grace, as TensorFlow took "
+        "leave of the chief (`handler/test_session.py`, `campaigns/test_peers.py`).",
     ),
 )

@@ -26,7 +26,7 @@ def undisturbed(zygote: Zygote) -> list[dict[str, Any]]:
     [
         pytest.param("killed", "save", 1, None, id="killed"),
         pytest.param("stopped for good", "step", 1, None, id="stopped"),
-        pytest.param("cut off", "done", 1, GRACE, id="cut-off"),
+        pytest.param("cut off", "bye", 1, 20, id="cut-off"),  # time is left for an end
         pytest.param("no memory", "save", 1, GRACE, id="no-memory"),
         pytest.param("hangs", "step", 1, GRACE, id="hangs"),
         pytest.param("stopped for 5 s", "decision", 0, None, id="stopped-for-5-s"),

@@ -105,7 +105,8 @@ class ExitPath:
         except SystemExit as exit:
             deadlines = self.coordinator.deadlines
             left = LINGER if deadlines.told is None else max(SHORTEST, deadlines.left)
-            self._last_exit = LastExit(exit, left)
+            is_answered = self.cluster.world == 1 or not self.coordinator.lost_because
+            self._last_exit = LastExit(exit, left, can_reach_all=is_answered)
             raise
         except BaseException:  # of an exit function that restarts in this process
             REGISTRY.stay()

@@ -132,21 +132,27 @@ class LastExit(OwnedThread):
     Args:
         exit: is about to be raised on the main thread.
         seconds: what it may take.
+        can_reach_all: False where another worker does not answer. TensorFlow takes
+            leave of it as it is taken apart, and waits for longer than any grace.
     """
 
-    def __init__(self, exit: SystemExit, seconds: float) -> None:
+    def __init__(
+        self, exit: SystemExit, seconds: float, *, can_reach_all: bool = True
+    ) -> None:
         global _newest
         super().__init__("tfpreempt-last-exit", self._end)
         self._exit = exit
         self._seconds = seconds
+        self._can_reach_all = can_reach_all
         self._ends = time.monotonic() + seconds
         _newest = self
         self.start()
 
     def skip_the_rest(self) -> None:
         """The program's exit hooks have run, and no thread can be started."""
-        is_late = time.monotonic() + TAKES_APART > self._ends
-        if is_late and not self.stop_event.is_set() and self._is_under_way():
+        has_time = time.monotonic() + TAKES_APART <= self._ends
+        is_last = not (has_time and self._can_reach_all)
+        if is_last and not self.stop_event.is_set() and self._is_under_way():
             logging.shutdown()
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError):
