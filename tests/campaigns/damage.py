@@ -777,5 +777,7 @@ CAMPAIGN = Campaign(
         "a word; and damage that TensorFlow finds only in the restore was refused "
         "without one on what to do (`checkpoint/test_restore.py`, "
         "`handler/test_snapshots.py`).",
+        "A commit of a save_fn that wrote TensorFlow's files, without its index, was "
+        "taken for one that its program had deleted (`checkpoint/test_restore.py`).",
     ),
 )

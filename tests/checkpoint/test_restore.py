@@ -365,6 +365,29 @@ def test_so_are_others_while_an_older_one_is_there(tmp_path):
     assert not any("ckpt-2.index" in each for each in lost)
 
 
+def test_a_commit_of_a_save_fn_without_its_index_is_told_and_not_forgotten(tmp_path):
+    """TensorFlow's state file names none of these."""
+    saver = make_saver(tmp_path, FunctionPayload(str(tmp_path)))
+    for step in (1, 2, 3):
+        save(saver, step)
+    (tmp_path / "ckpt-3.index").unlink()
+    make_saver(tmp_path, FunctionPayload(str(tmp_path))).start()
+    lost = []
+    newest = restore.newest_verified(str(tmp_path), pytest.fail, lost.append)
+    assert newest.step == 2
+    assert ["ckpt-3.index" in each for each in lost] == [True]
+
+
+def test_a_deletion_that_was_cut_short_is_finished_with_the_next_sweep(tmp_path):
+    saver = make_saver(tmp_path, FunctionPayload(str(tmp_path)))
+    for step in (1, 2, 3):
+        save(saver, step)
+    (tmp_path / "ckpt-1.index").unlink()
+    make_saver(tmp_path, FunctionPayload(str(tmp_path))).start()
+    assert not (tmp_path / "ckpt-1.tfpreempt").exists()
+    assert (tmp_path / "ckpt-2.tfpreempt").exists()
+
+
 def test_what_shows_only_in_the_restore_is_told_with_what_to_do(tmp_path):
     class Damaged(OwnPayload):
         def restore(self, prefix, with_data=True):

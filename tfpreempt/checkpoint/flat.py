@@ -144,6 +144,9 @@ def payload_files(prefix: str) -> list[str]:
 def sweep(files: Files, directory: str) -> None:
     """Removes sidecars and intents whose checkpoint is gone; on the chief.
 
+    One that lacks its index, though nobody had a reason to delete it, is damaged and
+    stays.
+
     Args:
         files: the file operations.
         directory: the directory to sweep.
@@ -151,8 +154,14 @@ def sweep(files: Files, directory: str) -> None:
     Raises:
         OSError: as the file system says.
     """
-    for entry in catalog.scan(directory):
-        if entry.kind is catalog.Kind.FLAT and not catalog.has_payload(entry.path):
+    found = [e for e in catalog.scan(directory) if e.kind is catalog.Kind.FLAT]
+    there = [catalog.has_payload(each.path) for each in found]
+    for number, entry in enumerate(found):
+        if there[number]:
+            continue
+        # The oldest goes first, its index before its data, and that may be cut short.
+        is_oldest = any(there[:number]) and not any(there[number:])
+        if is_oldest or not payload_files(entry.path):
             retention.delete(files, entry)
     for prefix in intents(directory):
         with _left_over(prefix) as is_left:
