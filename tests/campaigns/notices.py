@@ -227,26 +227,36 @@ class Run:
     def _last_step(self, cluster: Cluster, told: Told, before: int) -> int:
         """The last step that a program may train which was told.
 
-        Of two workers the one that is a step ahead decides, so what counts is where
-        either asked whether to make a step: that may be before a save that both make.
+        A process alone makes none that it asked for when the journal had the notice. Of
+        two workers the one that is a step ahead decides, so what counts is where either
+        asked whether to make a step: that may be before a save that both make.
         """
-        is_alone = self._program.world == 1
-        by_then = [
-            int(number)
-            for worker in cluster
-            for number, at in worker.lines("begins" if is_alone else "enters")
-            if float(at) <= told.at + HEARD_WITHIN
-        ]
-        # Without any, who was not told may begin one before the other has a handler.
-        return max(by_then, default=before if is_alone else before + 1)
+        limit = told.at + HEARD_WITHIN
+        if self._program.world > 1:
+            # Who was not told may begin the first before the other has a handler.
+            return newest(cluster, "enters", limit) or before + 1
+        notices = records(self._here.checkpoints, "notice")
+        heard = [each["monotonic"] for each in notices if each["monotonic"] >= told.at]
+        asked_for = newest(cluster, "enters", min(heard, default=limit))
+        return min(newest(cluster, "begins", limit), asked_for) or before
 
     def _has_committed(self, told: Told, last: int) -> bool:
-        """Whether the notice was served by a commit, after which it may train on."""
-        commits = records(self._here.checkpoints, "commit", because="preemption")
+        """Whether the notice was served by a commit, after which it may train on.
+
+        One that came in a periodic save is served by that: nothing is written twice.
+        """
         return any(
-            commit["monotonic"] >= told.at and commit["step"] <= last
-            for commit in commits
+            commit["monotonic"] >= told.at
+            and commit["step"] <= last
+            and (commit["because"] == "preemption" or commit["step"] >= last - 1)
+            for commit in records(self._here.checkpoints, "commit")
         )
+
+
+def newest(cluster: Cluster, word: str, limit: float) -> int:
+    """The last step of which a worker has said this until then; 0 without one."""
+    said = (each for worker in cluster for each in worker.lines(word))
+    return max((int(number) for number, at in said if float(at) <= limit), default=0)
 
 
 @contextlib.contextmanager
