@@ -205,10 +205,6 @@ def has_limit(fault: str, phase: str, victim: int, is_told: bool) -> bool:
     if fault in NAMELESS:
         return is_told  # who hangs by it is ended by a deadline
     is_of_silence = fault in ("stopped for good", "cut off")
-    if phase in BEFORE_FINISHED and is_of_silence:
-        # Who waits in close() hears nothing of a chief that falls silent: it waits for
-        # ever. That is known, and not mended.
-        return fault == "stopped for good" and victim != 0
     return not (phase == "start" and victim == 0 and is_of_silence)
 
 
@@ -506,9 +502,7 @@ CAMPAIGN = Campaign(
         "moment costs nothing. The same command again "
         "goes on from the newest commit that was reported, to the same bytes, or says "
         "whose part that commit is without. Not tried, for they have no such limit: a "
-        "chief that falls silent at the start, which may wait for its lease, one that "
-        "does, or is cut off from others, as they wait in close() for the word that "
-        "all are through: they wait for ever, which is known and not mended; and a "
+        "chief that falls silent at the start, which may wait for its lease; and a "
         "hang, or a lack of memory, where no deadline was told. Nobody can name who "
         "only hangs. `model.fit` is not tried here (see fits)."
     ),

@@ -152,6 +152,41 @@ def test_deaths_are_told_until_nobody_asks(runtime, store):
     until.set()
 
 
+class Silent(MemoryStore):
+    """Its host is frozen from the third question on, until it thaws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thaws = threading.Event()
+        self.asked = 0
+
+    def insert(self, key: str, value: str) -> None:
+        self.asked += 1
+        if self.asked == 3:
+            self.thaws.wait()
+        super().insert(key, value)
+
+
+def test_a_store_that_falls_silent_is_told(gone):
+    store = Silent()
+    Runtime(store, SystemClock(), gone).watch_store("mine", threading.Event(), 0.5)
+    [error] = gone.take()
+    assert store.asked == 3
+    assert "has not answered for 0.5 s" in str(error)
+    store.thaws.set()
+
+
+def test_a_store_is_watched_until_nobody_asks(gone):
+    store, until = Silent(), threading.Event()
+    runtime, rung = Runtime(store, SystemClock(), gone), Answers()
+    runtime.watch_store("mine", until, 0.01)
+    until.set()
+    runtime.at(SystemClock().monotonic() + 0.05, lambda: rung("later"))
+    assert rung.take() == ["later"]
+    assert store.asked <= 1
+    assert gone.is_empty()
+
+
 def test_asking_for_deaths_ends_with_the_store(runtime, store, gone):
     runtime.watch_deaths(threading.Event(), lambda dead: None)
     store.close()

@@ -113,6 +113,34 @@ class Runtime:
             lambda: None if until.is_set() else self._writes.put(ask),
         )
 
+    def watch_store(self, key: str, until: threading.Event, patience: float) -> None:
+        """Takes a store for gone that does not answer, until told.
+
+        A read that blocks learns nothing of a host that has fallen silent, nor of a
+        network that is cut. So a key is inserted again and again: that it is there
+        already is an answer, and whoever waits for it holds no lock of Python's.
+
+        Args:
+            key: of this worker.
+            until: ends it.
+            patience: seconds between two questions, in which it is to answer.
+        """
+        answered = threading.Event()
+
+        def look() -> None:
+            if until.is_set():
+                return
+            if not answered.is_set():
+                raise StoreGoneError(
+                    f"the coordination service has not answered for {patience:g} s. "
+                    "Its host, worker 0, is frozen or cut off; all workers must start "
+                    "again."
+                )
+            self.watch_store(key, until, patience)
+
+        self.insert(key, "", lambda held: answered.set())
+        self.at(self.clock.monotonic() + patience, look)
+
     def _work(self, jobs: Iterable[Callable[[], None]]) -> None:
         """Runs jobs; a gone store is told to the coordinator, a bug to the log."""
         for job in jobs:

@@ -3,7 +3,8 @@
 It has no public way: it is reached by the eager context. What the service does
 and costs was measured: an insert or a get of an existing key takes under a
 millisecond; a get that times out leaks in both processes, so nothing polls; its barrier
-holds the GIL while it waits, so barriers are built from keys.
+holds the GIL while it waits, so barriers are built from keys. So does a question for
+the states of the tasks: only the host, which answers itself, asks for the dead.
 """
 
 from __future__ import annotations

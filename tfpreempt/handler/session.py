@@ -74,6 +74,9 @@ OPENS_WITHIN = 1.0
 HEARD_WITHIN = 0.05
 """Seconds from a signal until its source has told of it; it takes milliseconds."""
 
+SILENT = 10.0
+"""Seconds after which TensorFlow takes a worker for lost that sends no heartbeat."""
+
 ASKS_AGAIN = 0.05
 """Seconds until a save that is due is tried again while another one is written."""
 
@@ -360,10 +363,17 @@ class Session:
         self.come_back()
         self._collective.finishing()
         verdict: type[ev.Verdict] | None = ev.Resume
-        with self._undisturbed():
-            while verdict is ev.Resume:
-                self._collective.end_async()  # of a round that came in between
-                verdict = self.settle(last=True, limit=limit)
+        is_over = threading.Event()
+        if not self.cluster.is_chief:  # no step, and perhaps no deadline, ends this
+            key = f"tfpreempt/{self.incarnation}/finishes/{self.cluster.worker}"
+            self._runtime.watch_store(key, is_over, SILENT)
+        try:
+            with self._undisturbed():
+                while verdict is ev.Resume:
+                    self._collective.end_async()  # of a round that came in between
+                    verdict = self.settle(last=True, limit=limit)
+        finally:
+            is_over.set()
         if verdict is None:
             self._give_up("left early")
         return verdict is not None
