@@ -167,6 +167,8 @@ class Case:
             # With the chief the store is lost: nobody can say whether all are through.
             # Without another one it is the end, if the final save can do without.
             has_lost_the_store = (self.victim == 0) != (worker == self.victim)
+            if worker == self.victim and self.phase == "after final count":
+                return {0, RESTART}  # it may have read that all are through
             return {RESTART} if has_lost_the_store else {0, 1}
         if self.told is None:
             return {1}
