@@ -100,7 +100,7 @@ class Run:
     def quits(self, cause: str, code: int) -> None:
         self.supervisor("left", cause=cause, code=code)
 
-    def status(self, *options: str, place: Path | None = None) -> Result:
+    def status(self, *options: str, place: Path | str | None = None) -> Result:
         arguments = ["status", str(place or self.directory), *options]
         return CliRunner().invoke(main, arguments, env={"COLUMNS": "160"})
 
@@ -405,6 +405,13 @@ def test_json(training: Run) -> None:
 
 def test_the_journal_itself_may_be_named(training: Run) -> None:
     assert training.status(place=training.journal).exit_code == 0
+
+
+def test_a_file_uri_is_its_path(training: Run) -> None:
+    assert training.status(place=training.directory.as_uri()).exit_code == 0
+    result = training.status(place=f"file://elsewhere{training.directory}")
+    assert result.exit_code == 2
+    assert "with three slashes" in result.output
 
 
 def test_where_nothing_is_told(run: Run, tmp_path: Path) -> None:

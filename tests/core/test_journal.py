@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from tfpreempt.core import events
-from tfpreempt.core.journal import Journal, JsonLines, journal_directory, read_journal
+from tfpreempt.core.journal import (
+    Journal,
+    JsonLines,
+    directory_to_write,
+    journal_directory,
+    read_journal,
+)
 
 
 class FixedClock:
@@ -70,13 +76,29 @@ def test_the_journal_of_a_url_is_a_local_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
-    for _ in range(2):
-        assert journal_directory("gs://b/run") == tmp_path / "tfpreempt-journal"
+    found = journal_directory("gs://b/run")
+    assert found.parent == tmp_path / "tfpreempt-journal"
+    assert found.name.startswith("gs-b-run-")
+    assert caplog.messages == []  # advice for who writes
+    assert {directory_to_write("gs://b/run") for _ in range(2)} == {found}
     (said,) = caplog.messages
-    assert f"gs://b/run lies in {tmp_path / 'tfpreempt-journal'}" in said
+    assert f"gs://b/run lies in {found}" in said
     monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(tmp_path / "j"))
+    assert directory_to_write("gs://b/run") == tmp_path / "j"
     assert journal_directory("gs://b/run") == tmp_path / "j"
+    assert journal_directory("/local") == directory_to_write("/local")
     assert journal_directory("/local") == Path("/local/journal")
+    assert len(caplog.messages) == 1
+
+
+def test_runs_in_buckets_have_a_journal_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may share the working directory."""
+    monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
+    long = "gs://bucket/" + "x" * 500
+    urls = ["ram://run-a", "ram://run/a", "s3://run/a", "gs://run/ä", long, long + "y"]
+    assert len({journal_directory(url) for url in urls}) == len(urls)
+    assert journal_directory("gs://b/run/") == journal_directory("gs://b/run")
+    assert all(len(journal_directory(url).name) < 100 for url in urls)
 
 
 def test_commits_and_exits_are_synced_and_others_are_not(

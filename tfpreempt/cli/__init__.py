@@ -7,6 +7,7 @@ notify/   `tfpreempt notify`: fakes a notice for a running job
 report/   `tfpreempt report`: the story of a run, from its journals
 run/      `tfpreempt run`: training under supervision, through preemptions
 status/   `tfpreempt status`: what is a running job at?
+journals  where the journal lies of a run that is named
 signals   signals that are waited for instead of handled
 sizes     sizes and seconds: as people read them, and write them in an option
 """

@@ -11,9 +11,11 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
+import hashlib
 import json
 import logging
 import os
+import re
 import stat
 import threading
 from pathlib import Path
@@ -25,33 +27,39 @@ from tfpreempt.core.fields import is_time
 
 _log = logging.getLogger(__name__)
 _DURABLE = (events.Commit, events.Exit)
+_MOST_READABLE = 60  # characters of a URL in the name of its journal's directory
+
+DIRECTORY_VARIABLE = "TFPREEMPT_JOURNAL_DIR"
 
 
 def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
     """Where the journal of a run lies: `<checkpoint_dir>/journal`.
 
     Nothing can be appended to an object, so for a URL it is a local directory:
-    $TFPREEMPT_JOURNAL_DIR, or tfpreempt-journal in the working directory.
+    $TFPREEMPT_JOURNAL_DIR, or below tfpreempt-journal in the working directory one of
+    this URL alone, as several runs may share that.
     """
     text = os.fspath(checkpoint_dir)
     if "://" not in text:
         return Path(text) / "journal"
-    told = os.environ.get("TFPREEMPT_JOURNAL_DIR")
-    path = Path(told or "tfpreempt-journal").resolve()  # it may be a link
-    if not told:
-        _say_where(text, path)
+    told = os.environ.get(DIRECTORY_VARIABLE)
+    path = Path(told) if told else Path("tfpreempt-journal", _name_of(text))
+    return path.resolve()  # it may be a link
+
+
+def directory_to_write(checkpoint_dir: str | os.PathLike[str]) -> Path:
+    """As `journal_directory`, for who writes there: of a URL it says once where."""
+    path = journal_directory(checkpoint_dir)
+    if "://" in os.fspath(checkpoint_dir) and not os.environ.get(DIRECTORY_VARIABLE):
+        _say_where(os.fspath(checkpoint_dir), path)
     return path
 
 
-def find_journal(place: str) -> Path:
-    """Where the journal lies that somebody names, by itself or by its run.
-
-    Args:
-        place: the checkpoint directory of a run, its URL, or a journal's own directory.
-    """
-    path = Path(place)
-    is_journal = "://" not in place and any(path.glob("*.jsonl"))
-    return path if is_journal else journal_directory(place)
+def _name_of(url: str) -> str:
+    """A directory's name that people recognize, and no other URL has."""
+    url = url.rstrip("/")
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", url)[-_MOST_READABLE:].strip("-")
+    return f"{readable}-{hashlib.sha256(os.fsencode(url)).hexdigest()[:8]}"
 
 
 @functools.cache

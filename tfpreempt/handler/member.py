@@ -16,7 +16,7 @@ from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core.clock import SystemClock, process_seconds
 from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored
-from tfpreempt.core.journal import Journal, journal_directory
+from tfpreempt.core.journal import Journal, directory_to_write
 from tfpreempt.core.restarts import num_restarts
 from tfpreempt.handler.commits import Commits
 from tfpreempt.handler.now import Doing, Now, Telling, now_path, read_now
@@ -85,7 +85,7 @@ class Member:
         self._clock = SystemClock()
         self._telling: Telling | None = None  # while it takes part
         self._journal = Journal(
-            journal_directory(self.commits.directory),
+            directory_to_write(self.commits.directory),
             self.commits.cluster.worker,
             self._clock,
             os.environ.get("TFPREEMPT_INCARNATION", self.commits.token),

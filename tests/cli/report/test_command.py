@@ -12,6 +12,7 @@ from tensorboardX import SummaryWriter
 
 from tests.cli.report.scripted import a_run
 from tfpreempt.cli import main
+from tfpreempt.core.journal import journal_directory
 
 
 @pytest.fixture
@@ -112,6 +113,24 @@ def test_the_journal_of_a_bucket_is_where_it_was_written(
     done = call("gs://bucket/run")
     assert done.exit_code == 2
     assert "is on the machines that trained" in done.stderr
+    assert "Set TFPREEMPT_JOURNAL_DIR" not in done.stderr
+
+
+def test_the_journal_of_another_run_is_not_told(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
+    monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
+    a_run().write(journal_directory("gs://bucket/run-a"))
+    assert call("gs://bucket/run-a/").exit_code == 0
+    assert call("gs://bucket/run-b").exit_code == 2
+
+
+def test_a_file_uri_is_its_path(run: Path) -> None:
+    assert call(run.as_uri()).stdout == call(run).stdout
+    done = call(f"file://elsewhere{run}")
+    assert done.exit_code == 2
+    assert "with three slashes" in done.stderr
 
 
 def test_where_no_journal_is_it_says_where_it_looked(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from tfpreempt.cli.journals import find_journal
 from tfpreempt.cli.report.records import take_records
 from tfpreempt.cli.report.scalars import read_scalars
 from tfpreempt.cli.report.story import Story, make_story
 from tfpreempt.cli.report.view import plain, show, to_json
-from tfpreempt.core.journal import find_journal, read_files
+from tfpreempt.core.journal import read_files
 from tfpreempt.errors import TfpreemptError
 
 
@@ -36,9 +37,9 @@ def report(
 ) -> None:
     """Tell the story of a run: what happened, and where the time went.
 
-    DIR is the checkpoint directory, or the journal's. For a URI the journal is a local
-    directory: $TFPREEMPT_JOURNAL_DIR, or ./tfpreempt-journal. The run may still go on.
-    Nothing is changed.
+    DIR is the checkpoint directory, or the journal's. The journal of a URI such as
+    gs://bucket/run is in $TFPREEMPT_JOURNAL_DIR, or below ./tfpreempt-journal where it
+    was trained. The run may still go on. Nothing is changed.
 
     Goodput is the share of all workers' time that went into steps which the run has
     kept; badput is the rest, by the classes of Google's ml-goodput-measurement.

@@ -18,7 +18,7 @@ from tfpreempt.cli.sizes import Seconds, Size
 from tfpreempt.cli.status.metrics import parse_address
 from tfpreempt.core.cluster import cluster_from_environment, given_task
 from tfpreempt.core.fields import MOST_WORKERS
-from tfpreempt.core.journal import journal_directory
+from tfpreempt.core.journal import directory_to_write
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths
 from tfpreempt.storage.opening import check_apart, local_path, split
@@ -253,7 +253,7 @@ def run(
             log_dir=logs,
             log_size=log_size,
             log_files=log_files,
-            journal_dir=journal_directory(directory or logs),
+            journal_dir=directory_to_write(directory or logs),
             task=task,
             has_echo=has_echo,
             environment=dict(os.environ),

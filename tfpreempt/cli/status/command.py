@@ -8,11 +8,12 @@ import threading
 import click
 from rich.console import Console
 
+from tfpreempt.cli.journals import find_journal
 from tfpreempt.cli.status.follow import Follower
 from tfpreempt.cli.status.picture import State
 from tfpreempt.cli.status.text import table, to_json
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.core.journal import find_journal
+from tfpreempt.errors import ConfigurationError
 from tfpreempt.handler.now import TOLD_EVERY
 
 LOOKS_AGAIN = TOLD_EVERY + 2
@@ -20,14 +21,15 @@ LOOKS_AGAIN = TOLD_EVERY + 2
 
 
 @click.command()
-@click.argument("place", metavar="DIR|URL")
+@click.argument("place", metavar="DIR|URI")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
 def status(place: str, as_json: bool) -> None:
     """Show what a running job is at, from any machine that sees its directory.
 
-    DIR is the checkpoint directory, or the journal in it. The journal of a URL such as
-    gs://bucket/run is in $TFPREEMPT_JOURNAL_DIR, or in ./tfpreempt-journal. Nothing is
-    changed, and no worker is asked: each tells every five seconds how far it is.
+    DIR is the checkpoint directory, or the journal in it. The journal of a URI such as
+    gs://bucket/run is in $TFPREEMPT_JOURNAL_DIR, or below ./tfpreempt-journal where it
+    trains. Nothing is changed, and no worker is asked: each tells every five seconds
+    how far it is.
 
     \b
     starting  no step was begun yet
@@ -56,12 +58,14 @@ def status(place: str, as_json: bool) -> None:
     stepped_at, noticed_at, deadline, host, pid and upload (as handler.mirror_status).
     Times are seconds since 1970; null where unknown.
     """
-    follower = Follower(find_journal(place))
     try:
+        follower = Follower(find_journal(place))
         picture = follower.look(SystemClock.wall())
         if any(each.state is State.SILENT for each in picture.workers):
             threading.Event().wait(LOOKS_AGAIN)
             picture = follower.look(SystemClock.wall())
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from error
     except OSError as error:
         raise click.UsageError(
             f"{place!r} has no journal that can be read ({error.strerror}). Expected "
