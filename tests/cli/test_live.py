@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import socket
 import struct
@@ -46,6 +47,22 @@ def measured(picture: Picture) -> Samples:
 
 
 # --- metrics --------------------------------------------------------------------------
+
+
+def test_the_alarms_of_the_page_pass_over_what_is_finished() -> None:
+    """The file of --metrics-file stays, and its times grow old."""
+    page = Path(__file__).parents[2] / "docs" / "live.md"
+    [block] = re.findall(r"```promql\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    alarms = block.strip().split("\n\n")
+    done = Worker(worker=0, state=State.FINISHED, step=1, stepped_at=1.0)
+    picture = Picture(at=9e9, workers=[done], commit_step=1, committed_at=1.0)
+    known = measured(picture)
+    for alarm in alarms:
+        assert " unless on (instance, run" in alarm
+        assert set(re.findall(r"tfpreempt_\w+", alarm)) <= {key[0] for key in known}
+        assert 'tfpreempt_worker_state{state="finished"}' in alarm
+    assert len(alarms) == 2
+    assert known["tfpreempt_worker_state", "finished", "0"] == 1
 
 
 def test_what_a_run_is_at_in_numbers() -> None:
@@ -301,7 +318,7 @@ def test_a_run_on_a_terminal(
     wrapper = ["sh", "-c", f'exec "$@" >{name} 2>{name}', "sh"]
     supervised.start("until_told()", environment={"TERM": "xterm"}, wrapper=wrapper)
     supervised.wait_told("ready-0-0")
-    wait_until(lambda: b"starting | no commit yet" in terminal.read(), "the line")
+    wait_until(lambda: b"| no commit yet" in terminal.read(), "the line")
     supervised.signal(signal.SIGTERM)
     code, out, err = supervised.finish()
     assert (code, out, err) == (143, "", "")

@@ -261,6 +261,8 @@ def test_a_stop_in_the_back_off(supervised: Run) -> None:
     supervised.wait_recorded("budget")
     supervised.signal(signal.SIGTERM)
     assert supervised.finish()[0] == 143
+    [budget] = [r for r in supervised.records() if r["event"] == "budget"]
+    assert 20 < budget["delay"] <= 45
 
 
 def test_children_of_a_worker_do_not_outlive_it(supervised: Run) -> None:

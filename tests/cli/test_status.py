@@ -94,15 +94,17 @@ class Run:
     def ended(self, worker: int, returncode: int) -> None:
         self.supervisor("worker_ended", worker=worker, returncode=returncode)
 
-    def decided(self, cause: str, *, is_used_up: bool = False) -> None:
-        self.supervisor("budget", cause=cause, is_used_up=is_used_up)
+    def decided(
+        self, cause: str, *, is_used_up: bool = False, delay: float | None = None
+    ) -> None:
+        self.supervisor("budget", cause=cause, is_used_up=is_used_up, delay=delay)
 
     def quits(self, cause: str, code: int) -> None:
         self.supervisor("left", cause=cause, code=code)
 
     def status(self, *options: str, place: Path | str | None = None) -> Result:
         arguments = ["status", str(place or self.directory), *options]
-        return CliRunner().invoke(main, arguments, env={"COLUMNS": "160"})
+        return CliRunner().invoke(main, arguments)
 
 
 @pytest.fixture
@@ -131,6 +133,7 @@ def test_a_start_until_the_workers_are_heard(run: Run) -> None:
     assert [each.state for each in picture.workers] == [State.STARTING] * 2
     assert [each.step for each in picture.workers] == [4, None]
     assert picture.is_fine
+    assert one_line(run.look(19)).startswith("starting for 24 s | step 4 | no commit")
 
 
 def test_steps_of_all_and_the_newest_commit(training: Run) -> None:
@@ -142,6 +145,33 @@ def test_steps_of_all_and_the_newest_commit(training: Run) -> None:
     assert (picture.commits, picture.commit_step) == (1, 8)
     assert picture.committed_at is not None
     assert picture.at - picture.committed_at == pytest.approx(29.51)
+
+
+def test_no_step_lags_behind_a_commit(training: Run) -> None:
+    """A worker's word is up to five seconds old, and the record of a commit is not."""
+    training.commit(50)
+    assert [each.step for each in training.look().workers] == [50, 50]
+    assert one_line(training.look()).startswith("step 50 | ")
+    training.says(1, 30, doing=Doing.WAITING)  # its training was shorter
+    training.says(0, 51)
+    assert [each.step for each in training.look().workers] == [51, 30]
+
+
+def test_a_start_at_an_older_commit_is_not_at_the_newest(training: Run) -> None:
+    """That one was damaged, say."""
+    training.commit(50)
+    training.decided("failure")
+    training.started("restarted")
+    for worker in range(2):
+        training.restored(worker, step=40, incarnation="b")
+        training.says(worker, 41)
+    assert [each.step for each in training.look().workers] == [41, 41]
+
+
+def test_before_the_first_word_the_step_is_of_the_commit(run: Run) -> None:
+    run.restored(0)
+    run.commit(40)
+    assert one_line(run.look()).startswith("starting for 0 s | step 40 | committed 40")
 
 
 def test_who_is_not_heard_any_more_is_silent(training: Run) -> None:
@@ -224,6 +254,17 @@ def test_restarts_by_what_they_were_for(training: Run) -> None:
         "stopped": 1,
         "lost": 1,
     }
+
+
+@pytest.mark.parametrize(("delay", "until"), [(None, 120), (0.0, 60), (900.0, 960)])
+def test_a_pause_before_a_start_is_fine_as_long_as_it_was_told(
+    training: Run, delay: float | None, until: float
+) -> None:
+    for worker in range(2):
+        training.ended(worker, 1)
+    training.decided("failure", delay=delay)
+    assert training.look(until - 1).is_fine
+    assert not training.look(2).is_fine
 
 
 def test_a_stop_in_the_pause_is_no_restart(training: Run) -> None:
@@ -498,6 +539,14 @@ def test_what_no_worker_writes_is_passed_over(
     journal.close()
     assert dataclasses.replace(training.look(), at=0.0) == before
     assert training.status().exit_code == 0
+
+
+def test_in_a_pipe_a_row_is_one_line(training: Run) -> None:
+    host = "a-node-with-a-long-name." * 6
+    training.says(0, 10, host=host)
+    training.notice(0, 30.0)
+    [row] = [line for line in training.status().output.splitlines() if host in line]
+    assert row.rstrip().endswith("left")
 
 
 def test_no_text_of_others_moves_the_cursor(training: Run) -> None:

@@ -160,6 +160,7 @@ class Reporter:
             max_idle_preemptions=limits.max_idle_preemptions,
             max_failures=limits.max_failures,
             is_used_up=isinstance(verdict, Leave) and verdict.is_over_budget,
+            delay=verdict.delay if isinstance(verdict, Restart) else None,
         )
         if isinstance(verdict, Restart):
             used = f"{spent.preemptions} preemption(s), {spent.failures} failure(s)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 
 import click
@@ -18,6 +19,8 @@ from tfpreempt.handler.now import TOLD_EVERY
 
 LOOKS_AGAIN = TOLD_EVERY + 2
 """Seconds, where a worker seems silent: the clock of its machine may be another."""
+
+_UNFOLDED = 10_000  # columns
 
 
 @click.command()
@@ -79,5 +82,7 @@ def status(place: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(to_json(picture), indent=1))
     else:
-        Console(highlight=False).print(table(picture))
+        # A terminal folds what is too long; in a pipe a row is one line.
+        width = None if sys.stdout.isatty() else _UNFOLDED
+        Console(highlight=False, width=width).print(table(picture))
     raise SystemExit(0 if picture.is_fine else 1)

@@ -23,7 +23,8 @@ SILENT_AFTER = 6 * TOLD_EVERY
 
 _LEFT_AFTER = 2 * TOLD_EVERY  # without a word from who said that it leaves
 _RESTARTS = (Cause.PREEMPTION, Cause.FAILURE, Cause.HANG)
-_LONGEST_PAUSE = 120.0  # between two starts: the longest back-off, and some
+_LONGEST_DELAY = 60.0  # before a start, where the supervisor has not said it
+_STARTS_WITHIN = 60.0  # after that
 
 Record = Mapping[str, Any]
 
@@ -38,7 +39,7 @@ _OF_SUPERVISORS: Mapping[str, Mapping[str, str]] = {
     "started": _START,
     "restarted": _START,
     "worker_ended": {"worker": "count", "returncode": "number"},
-    "budget": {"cause": "text", "is_used_up": "flag"},
+    "budget": {"cause": "text", "is_used_up": "flag", "delay": "seconds?"},
     "left": {"cause": "text", "code": "number"},
 }
 
@@ -191,6 +192,7 @@ class WorkerJournal:
             case "commit":
                 self.commits += 1
                 self.commit_step, self.committed_at = record["step"], wall
+                self.step = max(self.step or 0, record["step"])
             case "exit":
                 self.left_as, self.left_at = Outcome(record["outcome"]), wall
                 self.step, code = record["step"], record.get("code")
@@ -249,7 +251,9 @@ class SupervisorJournal:
                 cause = Cause(record["cause"])
                 self._cause = cause if cause in _RESTARTS else None
                 if self._cause is not None and not record["is_used_up"]:
-                    self.restarts_by = wall + _LONGEST_PAUSE
+                    delay = record.get("delay")
+                    delay = _LONGEST_DELAY if delay is None else delay
+                    self.restarts_by = wall + delay + _STARTS_WITHIN
             case "left":
                 self.left_as, self.left_at = Cause(record["cause"]), wall
                 self.left_code, self.restarts_by = int(record["code"]), None
@@ -312,6 +316,8 @@ def paint(
     here = list({id(each): each for each in over.values()}.values())
     known = [each for each in journals.values() if each.committed_at is not None]
     newest = max(known, key=lambda each: each.committed_at or 0.0, default=None)
+    if newest is not None:
+        workers = [_at_commit(each, newest) for each in workers]
     counts = [each.restarts for each in here or journals.values()]
     pauses = [each.restarts_by for each in here if each.restarts_by is not None]
     return Picture(
@@ -394,6 +400,15 @@ def _with_word(known: Worker, heard: Heard) -> Worker:
     if now.at < (known.noticed_at or 0.0):
         return known  # the notice has come since
     return dataclasses.replace(known, noticed_at=now.noticed_at, deadline=now.deadline)
+
+
+def _at_commit(worker: Worker, newest: WorkerJournal) -> Worker:
+    """Who trained while all made a commit has made its step, in an older word too."""
+    is_in_it = worker.state in (State.TRAINING, State.SAVING)
+    if not is_in_it or (worker.since or 0.0) >= (newest.committed_at or 0.0):
+        return worker
+    step = max(worker.step or 0, newest.commit_step or 0)
+    return dataclasses.replace(worker, step=step)
 
 
 def _end(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -78,9 +78,10 @@ def _parts(picture: Picture) -> Iterable[str]:
         yield f"step {picture.step}"
     else:
         for state in dict.fromkeys(states):
-            who = [str(w.worker) for w in picture.workers if w.state is state]
-            whom = "" if len(who) == len(states) else f" {','.join(who)}"
-            yield f"{state}{whom}"
+            those = [each for each in picture.workers if each.state is state]
+            who = ",".join(str(each.worker) for each in those)
+            whom = "" if len(those) == len(states) else f" {who}"
+            yield f"{state}{whom}{_since_start(picture.at, those)}"
         if picture.step is not None:
             yield f"step {picture.step}"
     rates = [w.steps_per_second for w in picture.workers if w.steps_per_second]
@@ -89,6 +90,12 @@ def _parts(picture: Picture) -> Iterable[str]:
     if still := _still(picture.at, picture.stepped_at):
         yield still
     yield from _of_all(picture)
+
+
+def _since_start(at: float, workers: Sequence[Worker]) -> str:
+    """For how long they have been starting; empty where they don't, or nobody knows."""
+    began = [w.since for w in workers if w.state is State.STARTING and w.since]
+    return f" for {age_text(at - min(began))}" if began else ""
 
 
 def _below(picture: Picture) -> Iterable[str]:
@@ -139,8 +146,8 @@ def _remark(picture: Picture, worker: Worker) -> str:
     if worker.state is State.SILENT and worker.since is not None:
         age = age_text(picture.at - worker.since)
         said.append(f"nothing heard for {age}, since {_clock(worker.since)}")
-    elif worker.state is State.STARTING and worker.since is not None:
-        said.append(f"for {age_text(picture.at - worker.since)}")
+    elif age := _since_start(picture.at, [worker]):
+        said.append(age.lstrip())
     elif still := _still(picture.at, worker.stepped_at):
         said.append(still)
     return "; ".join(said)
