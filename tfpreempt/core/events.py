@@ -39,6 +39,13 @@ class Notice:
     received_at: float
     detail: str = ""
 
+    @property
+    def origin(self) -> str:
+        """The source, and what it said beyond its own name, for people."""
+        detail = str(self.detail)  # which is not always what the type says
+        is_new = detail and not self.source.endswith(f":{detail}")
+        return f"{self.source} ({detail})" if is_new else self.source
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:

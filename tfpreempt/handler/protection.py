@@ -89,7 +89,7 @@ class Protection:
         if session.hears_notices():
             self._left = notice
             return
-        text = f"tfpreempt: notice from {notice.source} ({notice.detail})"
+        text = f"tfpreempt: notice from {notice.origin}"
         wait = _seconds_to_wait(notice)
         if wait == 0.0:
             self._leave(f"{text}, and nothing is being trained")

@@ -822,9 +822,8 @@ class Session:
         grace = notice.grace_seconds
         left = "time left unknown: TerminationConfig(grace_period=) would say it"
         log.warning(
-            "tfpreempt: notice from %s (%s), %s; the commit waits for %s",
-            notice.source,
-            notice.detail,
+            "tfpreempt: notice from %s, %s; the commit waits for %s",
+            notice.origin,
             f"grace {grace:g} s" if grace else left,
             "the step that runs" if self.gate.busy else next_step,
         )
