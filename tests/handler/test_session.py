@@ -123,6 +123,9 @@ class FakeMember:
     def begin_copying(self, record: Callable[[Event], None]) -> None:
         """As its commits: copies nothing."""
 
+    def hand_in_journal(self, seconds: float) -> None:
+        """As its commits: copies none."""
+
     @property
     def mirror(self) -> FakeMember:
         return self

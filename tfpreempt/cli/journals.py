@@ -1,11 +1,15 @@
-"""Finds the journal of a run that somebody names."""
+"""Finds the journal of a run that somebody names: here, or copied to a store."""
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from tfpreempt.checkpoint.remote.journals import fetch
 from tfpreempt.core.journal import journal_directory
-from tfpreempt.storage.opening import local_path
+from tfpreempt.storage.opening import SCHEMES, local_path, open_store
 
 
 def find_journal(place: str) -> Path:
@@ -20,5 +24,26 @@ def find_journal(place: str) -> Path:
     path = local_path(place)
     if path is None:
         return journal_directory(place)
-    is_journal = any(Path(path).glob("*.jsonl"))
-    return Path(path) if is_journal else journal_directory(path)
+    return Path(path) if has_journal(Path(path)) else journal_directory(path)
+
+
+def has_journal(directory: Path) -> bool:
+    """Whether it is a journal's directory."""
+    return any(directory.glob("*.jsonl"))
+
+
+@contextlib.contextmanager
+def fetched_journal(place: str) -> Iterator[Path]:
+    """A context with a copy of the journals that a mirror has; it may be empty.
+
+    Args:
+        place: of the mirror, a path or a URI; with others the copy is empty.
+
+    Raises:
+        TfpreemptError: the place cannot be one, or does not answer.
+        OSError: there is no room for the copy.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfpreempt-journal-") as directory:
+        if local_path(place) is not None or place.partition("://")[0] in SCHEMES:
+            fetch(open_store(place), Path(directory))
+        yield Path(directory)

@@ -21,6 +21,7 @@ from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit, Fault, Restored
+from tfpreempt.core.journal import journal_directory
 from tfpreempt.handler.snapshots import Snapshots, notes_of
 
 log = logging.getLogger(__name__)
@@ -323,7 +324,8 @@ class Commits:
             ConfigurationError: another open handler copies to the same place.
         """
         if self.mirror is not None:
-            self.mirror.begin(self.directory, self.on_disk, record)
+            journal = journal_directory(self.directory)
+            self.mirror.begin(self.directory, self.on_disk, record, journal)
             store, token = self.mirror.store, self.token
             self.mirror.task(functools.partial(clear_others, store, token))
 
@@ -335,6 +337,11 @@ class Commits:
     def wait_for_mirror(self, timeout: float | None) -> bool:
         """Waits until all is copied; whether the newest commit is. Any thread."""
         return self.mirror is None or self.mirror.wait(timeout)
+
+    def hand_in_journal(self, seconds: float) -> None:
+        """Its last records are copied, within so many seconds. Any thread."""
+        if self.mirror is not None:
+            self.mirror.hand_in_journal(seconds)
 
     def release(self) -> None:
         """Other programs may use the directory; a save takes it again, if it can."""

@@ -20,7 +20,7 @@ from tfpreempt.core.python import add_note
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.lost_peers import describe_loss
-from tfpreempt.handler.member import Member, Members
+from tfpreempt.handler.member import HANDS_IN, Member, Members
 from tfpreempt.handler.process_end import (
     LastExit,
     exit_hard,
@@ -206,6 +206,9 @@ class ExitPath:
                 "tfpreempt: the journal lacks this: its disk did not answer in %.2f s",
                 limit,
             )
+            return
+        for member in members:
+            member.commits.hand_in_journal(min(HANDS_IN, deadlines.left / 2))
 
     def fail(self, error: BaseException, peer_is_gone: bool = False) -> None:
         """Main raises; peers are told. Returns if the error is to be raised.

@@ -23,6 +23,9 @@ from tfpreempt.handler.now import Doing, Now, Telling, now_path, read_now
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.config import TerminationConfig
 
+HANDS_IN = 5.0
+"""Seconds at most for the end of the journal to be copied to the object store."""
+
 log = logging.getLogger(__name__)
 
 NEVER = 1 << 62
@@ -303,6 +306,7 @@ class Member:
         if self.commits.snapshots is not None:
             self.commits.snapshots.close()
         if self.commits.mirror is not None:
+            self.commits.hand_in_journal(HANDS_IN)
             self.commits.mirror.close()
         self.commits.release()
         self._journal.close()

@@ -13,6 +13,7 @@ from tensorboardX import SummaryWriter
 from tests.cli.report.scripted import a_run
 from tfpreempt.cli import main
 from tfpreempt.core.journal import journal_directory
+from tfpreempt.errors import CheckpointError
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_the_journal_of_a_bucket_is_where_it_was_written(
     monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(run / "journal"))
     assert call("gs://bucket/run").stdout == call(run).stdout
     monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(run / "nothing"))
-    done = call("gs://bucket/run")
+    done = call("ram://bucket/run")
     assert done.exit_code == 2
     assert "is on the machines that trained" in done.stderr
     assert "Set TFPREEMPT_JOURNAL_DIR" not in done.stderr
@@ -121,9 +122,24 @@ def test_the_journal_of_another_run_is_not_told(
 ) -> None:
     monkeypatch.chdir(run)
     monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
-    a_run().write(journal_directory("gs://bucket/run-a"))
-    assert call("gs://bucket/run-a/").exit_code == 0
-    assert call("gs://bucket/run-b").exit_code == 2
+    a_run().write(journal_directory("ram://bucket/run-a"))
+    assert call("ram://bucket/run-a/").exit_code == 0
+    assert call("ram://bucket/run-b").exit_code == 2
+
+
+def test_a_bucket_that_cannot_be_asked_for_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(place: str) -> None:
+        raise CheckpointError("no permission")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tfpreempt.cli.journals.open_store", refuse)
+    done = call("gs://bucket/run")
+    assert done.exit_code == 2
+    said = " ".join(done.stderr.split())
+    assert "tfpreempt-journal/gs-bucket-run-" in said
+    assert "nor can a copy of one be fetched: no permission" in said
 
 
 def test_a_file_uri_is_its_path(run: Path) -> None:

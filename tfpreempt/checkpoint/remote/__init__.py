@@ -5,6 +5,7 @@ destination   the directory that a download fills
 download      fetches a commit into a local directory, and verifies it
 exchange      parts of a save of workers that have another disk than the chief
 fetch         brings a remote commit into a checkpoint directory, like any other
+journals      copies of the journals beside the commits, and their reader
 mirror        the copy of a directory, made behind training's back, the newest first
 parts         a large file on its way in parts, of which the store makes one object
 place         the lease of a place in a store, and what is marked there

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
@@ -23,6 +24,7 @@ from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.commit import is_own
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.remote import upload
+from tfpreempt.checkpoint.remote.journals import JournalCopies
 from tfpreempt.checkpoint.remote.place import StorePlace
 from tfpreempt.checkpoint.remote.retention import Retention, delete
 from tfpreempt.checkpoint.remote.status import MirrorStatus
@@ -79,6 +81,7 @@ class Mirror:
         self._tasks: list[Callable[[], None]] = []  # likewise
         self._upload: upload.Upload | None = None  # of one of the pending
         self._newest: Entry | None = None
+        self._journals: JournalCopies | None = None
         self._is_hurried = False
         self._is_awaited = False  # a pause is to end, and the next try to begin
         self._is_let_go = False  # others may have the place
@@ -117,6 +120,7 @@ class Mirror:
         directory: str,
         newest: Entry | None,
         record: Callable[[Fault], None],
+        journal: Path | None = None,
     ) -> None:
         """Begins to copy.
 
@@ -125,6 +129,7 @@ class Mirror:
                 that was never closed (a notebook catches SystemExit), and takes over.
             newest: the newest local commit, which the last run may not have copied.
             record: a method that is told new faults, for the journal; held weakly.
+            journal: the journal's directory, to be copied too.
 
         Raises:
             ConfigurationError: a handler with another directory copies to this place.
@@ -142,6 +147,9 @@ class Mirror:
         _in_use[self.store.uri] = self
         self._directory = directory
         self._record = weakref.WeakMethod(record)
+        if journal is not None:
+            self._journals = JournalCopies(self.store, journal)
+            self._journals.start()
         if newest is not None:
             self.add(newest)
 
@@ -294,6 +302,15 @@ class Mirror:
             there,
         )
 
+    def hand_in_journal(self, seconds: float) -> None:
+        """Copies the journal's last records too, where the store answers.
+
+        Args:
+            seconds: that this may take.
+        """
+        if self._journals is not None and self.status.fault is None:
+            self._journals.put_within(seconds)
+
     def delete(self, path: str, entry: Entry | None) -> bool:
         """Deletes a commit from the store.
 
@@ -334,6 +351,8 @@ class Mirror:
         run. Another mirror may use the place."""
         if self.is_open:
             del _in_use[self.store.uri]
+        if self._journals is not None:
+            self._journals.stop()
         with self._changed:
             self._thread.stop_event.set()
             if self._upload is not None:

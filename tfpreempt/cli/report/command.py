@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from tfpreempt.cli.journals import find_journal
+from tfpreempt.cli.journals import fetched_journal, find_journal, has_journal
 from tfpreempt.cli.report.records import take_records
 from tfpreempt.cli.report.scalars import read_scalars
 from tfpreempt.cli.report.story import Story, make_story
 from tfpreempt.cli.report.view import plain, show, to_json
-from tfpreempt.core.journal import read_files
-from tfpreempt.errors import TfpreemptError
+from tfpreempt.core.fields import is_kind
+from tfpreempt.core.journal import JournalFile, read_files
+from tfpreempt.errors import CheckpointError, TfpreemptError
 
 
 @click.command()
@@ -37,9 +39,12 @@ def report(
 ) -> None:
     """Tell the story of a run: what happened, and where the time went.
 
-    DIR is the checkpoint directory, or the journal's. The journal of a URI such as
-    gs://bucket/run is in $TFPREEMPT_JOURNAL_DIR, or below ./tfpreempt-journal where it
-    was trained. The run may still go on. Nothing is changed.
+    DIR is the checkpoint directory, or the journal's. URI is the mirror
+    (--remote-checkpoint-dir, gs://, s3:// or file://), which has a copy of the journal,
+    for who has lost the machines: as of its newest commit, or whole where the run could
+    leave in order. The journal of a run that committed to gs:// itself is in
+    $TFPREEMPT_JOURNAL_DIR, or below ./tfpreempt-journal where it was trained. The run
+    may still go on. Nothing is changed.
 
     Goodput is the share of all workers' time that went into steps which the run has
     kept; badput is the rest, by the classes of Google's ml-goodput-measurement.
@@ -73,10 +78,21 @@ def report(
 
 
 def _read(place: str, tensorboard: Path | None) -> Story:
-    directory = _find(place)
-    story = make_story(*take_records(read_files(directory)))
-    if story is None:
-        raise click.UsageError(f"the journal in {directory} tells of no worker")
+    found = find_journal(place)
+    if has_journal(found):
+        story = _tell(place, read_files(found))
+    else:
+        try:
+            with fetched_journal(place) as copy:
+                files = read_files(copy)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{place!r} has no journal in {found}, nor can a copy of one be "
+                f"fetched: {error}"
+            ) from error
+        if not files:
+            raise _nothing_there(place, found)
+        story = _tell(place, files, list(_warnings_of_copy(place, files)))
     if tensorboard is None:
         return story
     curves, warnings = read_scalars(tensorboard)
@@ -87,15 +103,41 @@ def _read(place: str, tensorboard: Path | None) -> Story:
     )
 
 
-def _find(place: str) -> Path:
-    """The journal's directory."""
-    found = find_journal(place)
-    if any(found.glob("*.jsonl")):
-        return found
-    hint = (
-        "The journal of a bucket's run is on the machines that trained: bring it here, "
-        "and name its directory or set TFPREEMPT_JOURNAL_DIR to it."
-        if "://" in place
-        else "Name the checkpoint directory of a run, or the directory of its journal."
+def _tell(
+    place: str, files: Sequence[JournalFile], warnings: Sequence[str] = ()
+) -> Story:
+    records, damaged = take_records(files)
+    story = make_story(records, (*warnings, *damaged))
+    if story is None:
+        raise click.UsageError(f"the journal of {place!r} tells of no worker")
+    return story
+
+
+def _warnings_of_copy(place: str, files: Sequence[JournalFile]) -> Iterable[str]:
+    """What is not in the copy of a journal."""
+    yield (
+        f"this is the copy of the journal in {place}: where the run was not able to "
+        "leave in order, what came after its last copy is missing"
     )
-    raise click.UsageError(f"{place!r} has no journal: no *.jsonl in {found}. {hint}")
+    starts = [r for f in files for r in f.records if r.get("event") == "restored"]
+    worlds = [r["world_size"] for r in starts if is_kind(r.get("world_size"), "count")]
+    known = {file.path.stem for file in files}
+    if len([name for name in known if name.startswith("worker-")]) < max(
+        worlds, default=0
+    ):
+        yield (
+            "of workers that do not share the chief's disk the journals are on their "
+            "own machines only, and missing here"
+        )
+
+
+def _nothing_there(place: str, found: Path) -> click.UsageError:
+    hint = (
+        "Nor has the place a copy of one. The journal of a run is on the machines that "
+        "trained: bring it here, and name its directory or set TFPREEMPT_JOURNAL_DIR "
+        "to it."
+        if "://" in place
+        else "Name the checkpoint directory of a run, the directory of its journal, or "
+        "the mirror of its commits."
+    )
+    return click.UsageError(f"{place!r} has no journal: no *.jsonl in {found}. {hint}")

@@ -16,6 +16,7 @@ from tfpreempt.cli.status.text import table, to_json
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.handler.now import TOLD_EVERY
+from tfpreempt.storage.opening import is_uri
 
 LOOKS_AGAIN = TOLD_EVERY + 2
 """Seconds, where a worker seems silent: the clock of its machine may be another."""
@@ -70,9 +71,15 @@ def status(place: str, as_json: bool) -> None:
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
+        hint = (
+            f" What a bucket has of a run tells nothing of now; `tfpreempt report "
+            f"{place}` tells what has happened."
+            if is_uri(place)
+            else ""
+        )
         raise click.UsageError(
             f"{place!r} has no journal that can be read ({error.strerror}). Expected "
-            "the checkpoint directory of a run, or the journal in it."
+            f"the checkpoint directory of a run, or the journal in it.{hint}"
         ) from error
     if not picture.workers:
         raise click.UsageError(

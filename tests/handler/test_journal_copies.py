@@ -1,0 +1,196 @@
+"""The journal beside the commits in an object store, for who has lost the machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.handler.program import LIMIT, Program, wait_until
+from tfpreempt import errors
+from tfpreempt.checkpoint.remote.journals import FOLDER, fetch
+from tfpreempt.cli import main
+from tfpreempt.handler import session
+from tfpreempt.storage.opening import open_store
+from tfpreempt.testing.gcs import GcsServer
+from tfpreempt.testing.storage import FaultyStore
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(params=["file", "gs"])
+def mirror(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The URI of a place for copies, in a working directory without a journal."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
+    if request.param == "file":
+        yield (tmp_path / "mirror").as_uri()
+        return
+    with GcsServer() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield "gs://bucket/run"
+
+
+def report(place: str, *options: str) -> Result:
+    return CliRunner().invoke(main, ["report", place, *options])
+
+
+def commits(place: str) -> list[Any]:
+    """Those that the report has."""
+    done = report(place, "--json")
+    return [] if done.exit_code else json.loads(done.stdout)["commits"]
+
+
+def train(program: Program, store: Any, steps: int, *, notice: bool = False) -> None:
+    """From where it is to a step; then a notice, or the end."""
+    config = {"exit_fn": None} if notice else {}
+    with program.handler(remote_checkpoint_dir=store, config=config) as handler:
+        while handler.total_run_calls < steps:
+            handler.run(program.step)
+        if notice:
+            program.button.press()
+            handler.run(program.step)
+
+
+def test_who_lost_the_machine_is_told_the_story(
+    program: Program, tmp_path: Path, mirror: str
+) -> None:
+    with pytest.raises(SystemExit):
+        train(program, mirror, 3, notice=True)
+    here = json.loads(report(str(program.directory), "--json").stdout)
+    shutil.rmtree(program.directory)
+    told = json.loads(report(mirror, "--json").stdout)
+    assert {**told, "warnings": here["warnings"]} == here
+    assert told["workers"][0]["spans"]
+
+    with session.new_process():  # another machine, whose disk is empty
+        train(Program(tmp_path / "ckpt-2"), mirror, 5)
+    shutil.rmtree(tmp_path / "ckpt-2")
+    done = report(mirror, "--json")
+    told = json.loads(done.stdout)
+    assert (told["outcome"], told["step"]) == ("finished", 5)
+    assert [each["cause"] for each in told["interruptions"]] == ["preemption"]
+    assert "copy of the journal" in told["warnings"][0]
+    assert len(list(open_store(mirror).list(f"{FOLDER}/"))) == 2
+    done = CliRunner().invoke(main, ["status", mirror])
+    assert done.exit_code == 2
+    assert f"`tfpreempt report {mirror}` tells" in " ".join(done.stderr.split())
+
+
+def test_a_machine_that_was_lost_without_a_word(
+    program: Program, mirror: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left of it but what was copied while it trained."""
+    monkeypatch.setattr("tfpreempt.checkpoint.remote.journals.EVERY", 0.1)
+    handler = program.handler(remote_checkpoint_dir=mirror, save_every=1)
+    for _ in range(3):
+        handler.run(program.step)
+    assert handler.wait_for_mirror(LIMIT)
+    here = program.events("commit")
+    assert here
+    wait_until(lambda: len(commits(mirror)) == len(here))
+    handler.close()
+
+
+def test_a_place_without_journals_says_so(mirror: str) -> None:
+    done = report(mirror)
+    assert done.exit_code == 2
+    assert "Nor has the place a copy of one" in " ".join(done.stderr.split())
+
+
+class Full(FaultyStore):
+    """A store that takes commits, and no journals."""
+
+    def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
+        if name.startswith(f"{FOLDER}/"):
+            raise errors.SaveError("no room for it")
+        super().replace(name, data, timeout=timeout)
+
+
+def test_a_journal_that_cannot_be_copied_is_one_warning(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    with program.handler(remote_checkpoint_dir=Full(), save_every=1) as handler:
+        for _ in range(3):
+            handler.run(program.step)
+            assert handler.wait_for_mirror(LIMIT)
+        assert handler.mirror_status is not None
+        assert handler.mirror_status.faults == 0
+    assert caplog.text.count("no room for it") == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "journals/../../evil-12345678.jsonl",
+        "journals/sub/worker-0-12345678.jsonl",
+        "journals/worker-0.jsonl",
+        "journals/worker-0-12345678.jsonl.exe",
+        "journals/other-12345678.jsonl",
+    ],
+)
+def test_names_of_others_become_no_paths(tmp_path: Path, name: str) -> None:
+    class Hostile(FaultyStore):
+        def list(self, prefix: str = "") -> Iterator[str]:
+            yield name
+
+    fetch(Hostile(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_larger_than_journals_are_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfpreempt.checkpoint.remote.journals._MOST_BYTES", 10)
+    store = FaultyStore()
+    store.replace(f"{FOLDER}/worker-0-12345678.jsonl", b"x" * 11)
+    with pytest.raises(errors.CheckpointError, match="larger than those of a run"):
+        fetch(store, tmp_path)
+
+
+def test_copies_of_several_machines_are_put_together_in_order(tmp_path: Path) -> None:
+    store = FaultyStore()
+    store.replace(f"{FOLDER}/worker-0-00000000.jsonl", b'{"wall": 9}\n')
+    store.replace(f"{FOLDER}/worker-0-11111111.jsonl", b'{"wall": 5}\n{"wall": 8')
+    store.replace(f"{FOLDER}/supervisor-node-a-00000000.jsonl", b'{"wall": 1}\n')
+    fetch(store, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "worker-0.jsonl": b'{"wall": 5}\n{"wall": 8\n{"wall": 9}\n',
+        "supervisor-node-a.jsonl": b'{"wall": 1}\n',
+    }
+
+
+def test_a_store_that_hangs_at_the_end_is_waited_for_a_moment_only(
+    program: Program,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nor is a commit's copy held up."""
+    monkeypatch.setattr("tfpreempt.handler.member.HANDS_IN", 0.2)
+    monkeypatch.setattr("tfpreempt.checkpoint.remote.journals.EVERY", 0.01)
+    go_on = threading.Event()
+
+    class Hanging(FaultyStore):
+        def replace(
+            self, name: str, data: bytes, *, timeout: float | None = None
+        ) -> None:
+            if name.startswith(f"{FOLDER}/"):
+                go_on.wait(LIMIT)
+            super().replace(name, data, timeout=timeout)
+
+    began = time.monotonic()
+    train(program, Hanging(), 2)
+    assert time.monotonic() - began < LIMIT / 2
+    assert "the copy of the journal in" in caplog.text
+    assert [each["outcome"] for each in program.events("exit")] == ["finished"]
+    go_on.set()

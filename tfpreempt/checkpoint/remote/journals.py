@@ -1,0 +1,147 @@
+"""Copies of a run's journals beside its commits, for who has lost the machines.
+
+    journals/worker-0-1a2b3c4d.jsonl
+
+What the chief sees in the journal's directory is put there as a whole, again and again.
+A file keeps its first line as it grows, and so its object, which is named by that; the
+journal of a machine with an empty disk begins another one. Readers put them together.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import threading
+from pathlib import Path
+
+from tfpreempt import errors
+from tfpreempt.core.journal import open_file, parse_record
+from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
+from tfpreempt.storage import checksum
+from tfpreempt.storage.interface import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "journals"
+_NAME = re.compile(
+    FOLDER + r"/(worker-\d{1,9}|supervisor(?:-[\w-]{1,99})?)-\w{8}\.jsonl"
+)
+_MOST_BYTES = 64 << 20  # of one file
+_MOST_READ = 256 << 20  # of all of them
+_MOST_FILES = 10_000
+EVERY = 15.0  # seconds
+_SECONDS = 5.0  # for one request, however often it is tried again
+
+
+class JournalCopies:
+    """Puts the files of one directory into a store, in a thread beside the commits'.
+
+    Args:
+        store: where to.
+        directory: of the journal.
+    """
+
+    def __init__(self, store: ObjectStore, directory: Path) -> None:
+        self._store = store
+        self._directory = directory
+        self._sizes: dict[Path, int] = {}  # when they were put
+        self._lock = threading.Lock()
+        self._has_warned = False
+        self._thread = OwnedThread("tfpreempt-journal", self._run)
+
+    def start(self) -> None:
+        """Begins to copy what grows."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The thread ends, after the request that is under way; nobody waits for it."""
+        self._thread.stop_event.set()
+
+    def put_within(self, seconds: float) -> None:
+        """Puts what has grown, for so long at most. Any thread."""
+        try:
+            call_within(seconds, self._put_all)
+        except OutOfTimeError:
+            _log.warning(
+                "tfpreempt: the copy of the journal in %s may lack its end: %.1f s "
+                "were not enough",
+                self._store.uri,
+                seconds,
+            )
+
+    def _run(self) -> None:
+        while not self._thread.stop_event.wait(EVERY):
+            self._put_all()
+
+    def _put_all(self) -> None:
+        """Puts what has grown. What goes wrong is said once, and never raised."""
+        with self._lock:
+            for path in sorted(self._directory.glob("*.jsonl")):
+                try:
+                    self._put(path)
+                except Exception as error:  # noqa: BLE001 - training goes on
+                    if not self._has_warned:
+                        self._has_warned = True
+                        _log.warning(
+                            "tfpreempt: the journal %s cannot be copied to %s (%s). "
+                            "Commits are copied all the same; `tfpreempt report` of "
+                            "that place will lack some of the story.",
+                            path,
+                            self._store.uri,
+                            error,
+                        )
+
+    def _put(self, path: Path) -> None:
+        size = path.stat().st_size
+        if size == self._sizes.get(path):
+            return
+        if size > _MOST_BYTES:
+            raise errors.SaveError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        with open(open_file(path, os.O_RDONLY), "rb") as file:
+            data = file.read(_MOST_BYTES)
+        first, end, _ = data.partition(b"\n")
+        if end:
+            mark = checksum.of_bytes(first)
+            name = f"{FOLDER}/{path.stem}-{mark:08x}.jsonl"
+            self._store.replace(name, data, timeout=_SECONDS)
+            self._sizes[path] = len(data)
+
+
+def fetch(store: ObjectStore, target: Path) -> None:
+    """Puts the journals of a store together in an empty directory.
+
+    Args:
+        store: with copies, or none.
+        target: gets one file for each worker and supervisor.
+
+    Raises:
+        CheckpointError: the store.
+        OSError: the directory cannot be written.
+    """
+    found: dict[str, list[bytes]] = {}
+    left = _MOST_READ
+    for count, name in enumerate(store.list(f"{FOLDER}/")):
+        match = _NAME.fullmatch(name)
+        stat = None if match is None else store.stat(name, timeout=_SECONDS)
+        if match is None or stat is None:
+            continue
+        left -= stat.size
+        if stat.size > _MOST_BYTES or left < 0 or count >= _MOST_FILES:
+            raise errors.CheckpointError(
+                f"The journals in {store.uri}/{FOLDER} are larger than those of a run: "
+                f"{name} has {stat.size} bytes. Look at what wrote there."
+            )
+        data = io.BytesIO()
+        store.get(name, data, length=stat.size)
+        found.setdefault(match[1], []).append(data.getvalue())
+    for stem, texts in found.items():
+        texts.sort(key=_began)
+        whole = b"".join(text if text[-1:] == b"\n" else text + b"\n" for text in texts)
+        (target / f"{stem}.jsonl").write_bytes(whole)
+
+
+def _began(text: bytes) -> float:
+    record = parse_record(text.partition(b"\n")[0])
+    return 0.0 if record is None else float(record["wall"])
