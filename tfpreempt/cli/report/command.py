@@ -41,10 +41,9 @@ def report(
 
     DIR is the checkpoint directory, or the journal's. URI is the mirror
     (--remote-checkpoint-dir, gs://, s3:// or file://), which has a copy of the journal,
-    for who has lost the machines: as of its newest commit, or whole where the run could
-    leave in order. The journal of a run that committed to gs:// itself is in
-    $TFPREEMPT_JOURNAL_DIR, or below ./tfpreempt-journal where it was trained. The run
-    may still go on. Nothing is changed.
+    seconds old, for who has lost the machines. The journal of a run that committed to
+    gs:// itself is in $TFPREEMPT_JOURNAL_DIR, or below ./tfpreempt-journal where it was
+    trained. The run may still go on. Nothing is changed.
 
     Goodput is the share of all workers' time that went into steps which the run has
     kept; badput is the rest, by the classes of Google's ml-goodput-measurement.
@@ -116,8 +115,8 @@ def _tell(
 def _warnings_of_copy(place: str, files: Sequence[JournalFile]) -> Iterable[str]:
     """What is not in the copy of a journal."""
     yield (
-        f"this is the copy of the journal in {place}: where the run was not able to "
-        "leave in order, what came after its last copy is missing"
+        f"this is the copy of the journal in {place}: what was recorded after it was "
+        "copied last, at most seconds before the end, is missing"
     )
     starts = [r for f in files for r in f.records if r.get("event") == "restored"]
     worlds = [r["world_size"] for r in starts if is_kind(r.get("world_size"), "count")]
