@@ -42,6 +42,9 @@ BURST = 0.05
 MOMENT = 0.1
 """Seconds: at most so long a phase lasts, and a notice waits, from its beginning."""
 
+TENSORFLOW_TELLS_WITHIN = 2.0
+"""Seconds from a signal between the strategy and the handler, which its code hears."""
+
 LIMIT = 120.0
 KILLED = -signal.SIGTERM
 
@@ -231,7 +234,7 @@ class Run:
         two workers the one that is a step ahead decides, so what counts is where either
         asked whether to make a step: that may be before a save that both make.
         """
-        limit = told.at + HEARD_WITHIN
+        limit = told.at + (HEARD_WITHIN if told.is_heard else TENSORFLOW_TELLS_WITHIN)
         if self._program.world > 1:
             # Who was not told may begin the first before the other has a handler.
             return newest(cluster, "enters", limit) or before + 1
