@@ -1,26 +1,42 @@
-"""What mkdocs.yml cannot say: patterns in the nav, links to the source.
+"""What mkdocs.yml cannot say: patterns in the nav, links to the source, helps' tables.
 
 A hook of MkDocs (`hooks:` there). A page may link to a file of the package, as GitHub
-shows it; the site gets a copy of each file that is linked to.
+shows it; the site gets a copy of each file that is linked to. mkdocs-click takes what a
+help has below a `\\b`, whose lines are to stay as they are, for a paragraph: here it
+becomes a code block.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from tfpreempt.cli import main
+
 ROOT = Path(__file__).parents[2]
+_AS_IT_IS = re.compile(r"^\x08\n(.*?)(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 _TO_SOURCE = re.compile(r"\]\((?:\.\./)+(?=tfpreempt/)")
 
 
 def on_config(config: MkDocsConfig) -> None:
     """Puts the pages that a pattern of the nav matches in its place."""
     config.nav = filled(config.nav, Path(config.docs_dir))
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        command.help = fenced(command.help)
+
+
+def fenced(text: str) -> str:
+    """A command's help whose tables are code blocks."""
+    return _AS_IT_IS.sub(r"```text\n\1\n```", inspect.cleandoc(text))
 
 
 def filled(nav: Any, docs: Path) -> Any:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
+import click
 import pytest
 
 import tfpreempt
 from tests.docs.pages import PAGES, ROOT, read
-from tests.docs.site import filled
+from tests.docs.site import fenced, filled
+from tfpreempt.cli import main
 
 # Shown as `tfpreempt.<name>`, or the other name of a room.
 OTHERWISE = {
@@ -41,6 +45,26 @@ def test_the_site_is_built_and_stands_alone(tmp_path: Path) -> None:
         assert loaded == [], page
         # A list that has no empty line before it is taken for text.
         assert re.findall(r"^(?:[-*] |1\. |\|)", text, re.MULTILINE) == [], page
+    commands = (tmp_path / "reference/command-line/index.html").read_text("utf-8")
+    shown = re.findall(r"<pre>(.*?)</pre>", commands, re.DOTALL)
+    shown = [unescape(re.sub(r"<[^>]+>", "", each)).rstrip() for each in shown]
+    assert [table for table in tables() if table not in shown] == []
+
+
+def tables() -> list[str]:
+    """What the helps of the commands have whose lines are to stay as they are."""
+    context = click.Context(main)
+    names = main.list_commands(context)
+    helps = [inspect.cleandoc(main.get_command(context, each).help) for each in names]
+    found = [each for text in helps for each in text.split("\n\n") if each[0] == "\b"]
+    assert len(found) > 5
+    return [each.removeprefix("\b\n").rstrip() for each in found]
+
+
+def test_what_a_help_wants_left_as_it_is_becomes_a_code_block() -> None:
+    text = "First.\n\n\b\na  1\nb  2\n\nLast.\n\n\b\nc  3"
+    blocks = "First.\n\n```text\na  1\nb  2\n```\n\nLast.\n\n```text\nc  3\n```"
+    assert fenced(text) == blocks
 
 
 def test_every_public_name_is_in_the_reference() -> None:
