@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import markdown
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(f"{path.relative_to(DOCS)}" for path in DOCS.rglob("*.md"))
@@ -13,6 +15,18 @@ PAGES = sorted(f"{path.relative_to(DOCS)}" for path in DOCS.rglob("*.md"))
 def read(page: str) -> str:
     """The text of a page, by its path under docs/."""
     return (DOCS / page).read_text(encoding="utf-8")
+
+
+def every_block(text: str) -> list[str]:
+    """All code blocks of a text, whatever their language."""
+    return re.findall(r"^```\w+\n(.*?)^```$", text, re.M | re.S)
+
+
+def unlabelled_blocks(text: str) -> list[str]:
+    """Code blocks that name no language: indented ones, and fences without a word."""
+    extensions = ["admonition", "fenced_code", "md_in_html", "tables"]
+    html = markdown.markdown(text, extensions=extensions)
+    return re.findall(r"<pre><code>(.*?)</code></pre>", html, re.DOTALL)
 
 
 def blocks(page: str, language: str = "python") -> list[str]:

@@ -188,7 +188,7 @@ def circumstances(rows: Sequence[Row]) -> str:
     """The commands, and where and when each ran."""
     return "\n\n".join(
         f"{_where([row for row in rows if row['command'] == command])}\n\n"
-        f"```\n{command}\n```"
+        f"```bash\n{command}\n```"
         for command in dict.fromkeys(row["command"] for row in rows)
     )
 

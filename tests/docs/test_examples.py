@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -11,11 +12,23 @@ import click
 import pytest
 import yaml
 
-from tests.docs.pages import PAGES, ROOT, blocks, read
+from tests.docs.pages import (
+    DOCS,
+    PAGES,
+    ROOT,
+    blocks,
+    every_block,
+    read,
+    unlabelled_blocks,
+)
 from tests.multiprocess.harness import Place, Zygote
 from tests.ports import free_ports
 from tfpreempt.cli import main
 
+TEXTS = {page: read(page) for page in PAGES} | {
+    "README.md": (ROOT / "README.md").read_text(encoding="utf-8")
+}
+SHELL = {"&", "&&", "|", ";", ">", "2>"}
 # Who runs the Python of a page.
 RUN_BY = {
     "checkpoints/handles.md": "test_checkpoint_pages",
@@ -137,22 +150,82 @@ def test_every_yaml_block_can_be_read() -> None:
             assert isinstance(yaml.safe_load(block), dict)
 
 
-def commands(page: str) -> list[list[str]]:
-    """The words of each `tfpreempt ...`, in a block or within a line."""
-    found = re.findall(r"`tfpreempt +([a-z][^`]*)`", read(page))
-    for block in blocks(page, "(?:bash|console|)"):
-        found += re.findall(r"^(?:\$ )?tfpreempt +([^\n&#]*)", block, re.MULTILINE)
-    return [line.partition(" -- ")[0].split() for line in found]
+def test_every_block_names_its_language() -> None:
+    assert unlabelled_blocks("- list\n\n    goes on\n\n```text\na\n```\n") == []
+    assert unlabelled_blocks("Text.\n\n    $ cat\n\n```\ncat\n```\n") == [
+        "$ cat\n",
+        "cat\n",
+    ]
+    found = {page: unlabelled_blocks(text) for page, text in TEXTS.items()}
+    assert {page: blocks for page, blocks in found.items() if blocks} == {}
 
 
-def test_every_command_has_the_options_that_are_named() -> None:
-    context = click.Context(main)
-    told = [(page, words) for page in PAGES for words in commands(page)]
+def command_named(name: str) -> click.Command:
+    """One of `tfpreempt`'s."""
+    command = main.get_command(click.Context(main), name)
+    assert command is not None, name
+    return command
+
+
+def test_every_command_within_a_line_has_the_options_that_are_named() -> None:
+    told = [(page, words) for page, text in TEXTS.items() for words in inline(text)]
     assert len(told) > 40
     for page, (name, *words) in told:
-        command = main.get_command(context, name)
-        assert command is not None, (page, name)
+        command = command_named(name)
         options = {option for each in command.params for option in each.opts}
         options |= {option for each in command.params for option in each.secondary_opts}
         named = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert named - {*options, "--help"} == set(), (page, name)
+
+
+def inline(text: str) -> list[list[str]]:
+    """The words of each `tfpreempt ...` within a line; values may be left out."""
+    found = re.findall(r"`tfpreempt +([a-z][^`]*)`", text)
+    return [line.partition(" -- ")[0].split() for line in found]
+
+
+def in_blocks(text: str) -> list[list[str]]:
+    """The words of each command line of `tfpreempt`, in any code block."""
+    found = []
+    for block in every_block(text):
+        lines = block.replace("\\\n", " ")
+        for line in re.findall(
+            r"^\W*(?:(?:exec|srun) +)*tfpreempt +([a-z].*)", lines, re.MULTILINE
+        ):
+            words = shlex.split(line, comments=True)
+            ends = [place for place, word in enumerate(words) if word in SHELL]
+            found.append(words[: min(ends, default=len(words))])
+    return found
+
+
+def parse(name: str, *words: str) -> None:
+    """Takes the words of a command line as the command does; it is not run."""
+    command = command_named(name)
+    command.make_parser(click.Context(command)).parse_args(list(words))
+
+
+def test_every_command_line_in_a_block_is_taken_by_the_command() -> None:
+    told = [(page, words) for page, text in TEXTS.items() for words in in_blocks(text)]
+    assert len(told) > 15
+    for page, words in told:
+        try:
+            parse(*words)
+        except click.UsageError as error:
+            pytest.fail(f"{page}: tfpreempt {shlex.join(words)}: {error.message}")
+
+
+@pytest.mark.parametrize("line", ["run --metrics-prot 9464", "status --host"])
+def test_a_command_line_with_a_wrong_option_is_found(line: str) -> None:
+    ((*words,),) = in_blocks(f"```console\n$ tfpreempt {line} ckpt &\n```\n")
+    with pytest.raises(click.UsageError, match="No such option"):
+        parse(*words)
+
+
+@pytest.mark.parametrize("page", sorted(p for p in PAGES if blocks(p, "diff")))
+def test_what_a_diff_adds_is_in_a_file_beside_it(page: str) -> None:
+    files = (DOCS / page).with_suffix("").rglob("*.py")
+    there = {line for file in files for line in file.read_text("utf-8").splitlines()}
+    lines = [line for block in blocks(page, "diff") for line in block.splitlines()]
+    added = [line[1:] for line in lines if line[0] == "+"]
+    assert added
+    assert [line for line in added if line not in there] == []
