@@ -74,4 +74,4 @@ def test_the_demo_says_so_before_it_starts_a_worker() -> None:
     done = run_without("from tfpreempt.cli import main; main(['demo'])")
     assert done.returncode != 0
     assert "The demo needs TensorFlow" in done.stderr
-    assert "tfpreempt[tensorflow]" in done.stderr
+    assert "pip install '.[tensorflow]'" in done.stderr

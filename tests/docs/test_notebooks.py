@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,23 @@ def test_who_opens_a_notebook_sees_what_a_run_of_it_gave(path: Path) -> None:
 
 
 @ALL
-def test_the_first_cell_installs_what_a_fresh_machine_lacks(path: Path) -> None:
+def test_the_first_cell_installs_the_clone_on_a_fresh_machine(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = next(c for c in notebooks.read(path).cells if c.cell_type == "code")
-    assert '%pip install --quiet "tfpreempt[tensorflow' in first.source
+    cell = re.sub(r"%(pip .*)", r"installed.append('\1')", first.source)
+    installed: list[str] = []
+    exec(cell, {"installed": installed})
+    assert installed == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.chdir(notebooks.COLAB)
+    exec(cell, {"installed": installed})
+    assert [each.split()[3].startswith('"../.[tensorflow') for each in installed] == [
+        True
+    ]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError, match="clone it"):
+        exec(cell, {"installed": installed})
 
 
 @pytest.mark.tensorflow

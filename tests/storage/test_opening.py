@@ -129,6 +129,6 @@ def test_obstore_is_missing(monkeypatch):
     for name in [each for each in sys.modules if "storage.s3" in each]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "obstore", None)
-    said = r"pip install 'tfpreempt\[s3\]'"
+    said = r"pip install '\.\[s3\]' in a clone"
     with pytest.raises(errors.ConfigurationError, match=said):
         open_store("s3://bucket/run")

@@ -29,9 +29,14 @@ def has_tensorflow() -> bool:
     return importlib.util.find_spec("tensorflow") is not None
 
 
+def to_install(extra: str) -> str:
+    """How an extra is installed: from a clone, as no package index has tfpreempt."""
+    return f"pip install '.[{extra}]' in a clone of tfpreempt"
+
+
 WANTED = (
     f"needs TensorFlow, and there is none for {sys.executable}. The base install "
-    "leaves the choice to you: pip install 'tfpreempt[tensorflow]', or [and-cuda] for "
+    f"leaves the choice to you: {to_install('tensorflow')}, or [and-cuda] for "
     "NVIDIA GPUs, [tensorflow-tpu] with libtpu==0.0.14 for TPU VMs, [tensorflow-cpu] "
     "for the smaller wheel without GPUs."
 )

@@ -9,6 +9,7 @@ import urllib.parse
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.core.loading import to_install
 from tfpreempt.storage import paths
 from tfpreempt.storage.filesystem import FsspecStore, as_fsspec
 from tfpreempt.storage.interface import ObjectStore
@@ -122,8 +123,8 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
         from tfpreempt.storage.s3 import S3Store
     except ImportError as error:
         raise errors.ConfigurationError(
-            f"{place!r} needs obstore, which is not installed: pip install "
-            f"'tfpreempt[s3]' ({error})."
+            f"{place!r} needs obstore, which is not installed: {to_install('s3')} "
+            f"({error})."
         ) from error
     return S3Store(bucket, prefix)
 

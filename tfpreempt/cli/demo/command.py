@@ -116,8 +116,7 @@ def _fresh_directory(out: Path) -> Path:
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigurationError(
             "The demo trains on the handwritten digits that come with scikit-learn, "
-            "which is not installed. Install it with: pip install 'tfpreempt[demo]', "
-            "or, in a clone, pip install '.[demo]'"
+            f"which is not installed. Install it with: {loading.to_install('demo')}"
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
