@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -22,7 +24,7 @@ from tfpreempt.cli.demo.job import (
     draw_preemptions,
     train,
 )
-from tfpreempt.cli.demo.result import assess, count_lost, notice_to_commit
+from tfpreempt.cli.demo.result import Result, assess, count_lost, notice_to_commit
 from tfpreempt.errors import ConfigurationError
 
 # Stands in for a supervisor and its two workers: tells each step, and at those that are
@@ -239,6 +241,29 @@ def test_without_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     done = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
     assert done.exit_code == 1
     assert "pip install '.[demo]' in a clone" in done.output
+
+
+def test_at_its_end_it_names_the_report_of_the_preempted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    well = Result(
+        preemptions=3,
+        steps_lost=0,
+        bit_identical=True,
+        notice_to_commit_seconds=(0.5, 0.5, 0.5),
+        final_accuracy=0.98,
+        restarts=3,
+        steps=1000,
+    )
+    monkeypatch.setattr("tfpreempt.cli.demo.command.train", lambda *_: None)
+    monkeypatch.setattr("tfpreempt.cli.demo.command.assess", lambda *_: well)
+    monkeypatch.setattr("tfpreempt.cli.demo.command.signal.signal", lambda *_: None)
+    out = tmp_path / "with a space"
+    done = CliRunner().invoke(main, ["demo", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    (folder,) = out.iterdir()
+    (line,) = re.findall("tfpreempt report .*", done.output)
+    assert shlex.split(line)[2] == f"{folder}/interrupted/checkpoints"
 
 
 def test_out_that_cannot_be_written(tmp_path: Path) -> None:
