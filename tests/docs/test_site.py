@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 import tfpreempt
 from tests.docs.pages import PAGES, ROOT, read
@@ -80,6 +81,21 @@ def test_every_public_name_is_in_the_reference() -> None:
             source.partition("__all__ = ")[2].partition("]")[0] + "]"
         )
         assert {f"{room}.{name}" for name in names} - named <= OTHERWISE
+
+
+def test_a_reader_begins_with_the_palette_of_the_system_and_can_return_to_it() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    first, *others = config["theme"]["palette"]
+    assert first["media"] == "(prefers-color-scheme)"
+    assert {each["scheme"] for each in others} == {"default", "slate"}
+
+
+def test_the_home_page_leads_to_all_that_readme_does() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8").partition("## Read on")[2]
+    home = read("index.md")
+    linked = re.findall(r"\]\(docs/([^)]+)\)", readme)
+    beside = {"promises.md", "exit-codes.md", "follow-one-sigterm.md"}
+    assert [each for each in linked if each not in beside and each not in home] == []
 
 
 def test_a_pattern_stands_for_its_pages(tmp_path: Path) -> None:
