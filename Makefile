@@ -26,11 +26,12 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST    := not tensorflow and not multiprocess and not slow and not campaign and not bench
 REGULAR := not campaign and not bench
 
-.PHONY: help demo test test-fast lint types docs wheel matrix bench bench-long performance campaign clean
+.PHONY: help demo test test-more test-fast lint types docs wheel matrix bench bench-long performance campaign clean
 
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
-	@echo "make test       all tests, 10,000 random schedules (under 30 minutes)"
+	@echo "make test       nearly all tests, 10,000 random schedules (under 30 minutes)"
+	@echo "make test-more  those that need trackers (150 MB) and Debian's chromium"
 	@echo "make test-fast  the tests that need no TensorFlow (half a minute)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
@@ -57,6 +58,14 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) $(XDIST) --dist loadfile --no-loadscope-reorder $(STUCK) -m "$(REGULAR)" $(ARGS)
+
+# What needs more than the others: trackers (30 packages, 150 MB), and Debian's packages
+# chromium and chromium-driver. None of these may be skipped here.
+test-more: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[trackers]'
+	$(MEMORY) $(BIN)/python -m pytest --junitxml=build/test-more.xml \
+		tests/recipes/test_trackers.py tests/cli/report/test_page.py $(ARGS)
+	! grep --quiet '<skipped' build/test-more.xml
 
 test-fast: $(STAMP)
 	$(MEMORY) TFPREEMPT_TEST_PROFILE=fast $(BIN)/python -m pytest -n 3 $(XDIST) --dist worksteal -m "$(FAST)" $(ARGS)
