@@ -174,6 +174,21 @@ class Scripted:
         """SIGKILL to all: nobody writes anything any more."""
         self._end(137, "failure")
 
+    def hang(self) -> None:
+        """No boundary comes any more: the supervisor kills all."""
+        hung = [{"worker": worker} for worker in range(self.workers)]
+        name = f"ab-{self.starts - 1}"
+        self._supervisor("hang", incarnation=name, workers=hung)
+        self._end(137, "hang")
+
+    def end_unsaid(self) -> None:
+        """Processes end with code 0 without a word of their own."""
+        self._end(0, "finished")
+
+    def wait(self, seconds: float) -> None:
+        """Processes that have nothing to do any more."""
+        self._pass(seconds, Badput.OTHER)
+
     def down(self, seconds: float = 20.0) -> None:
         """No process."""
         self._pass(seconds, Badput.RECOVERY)

@@ -328,6 +328,109 @@ def test_any_run_is_told_to_the_hundredth(
     assert len(story.interruptions) == len(lives)
 
 
+def cut(run: Scripted, directory: Path, *files: str) -> Story:
+    """The story of a run of which the last lines of some files are torn."""
+    run.write(directory)
+    for name in files:
+        path = directory / name
+        path.write_bytes(path.read_bytes()[:-20])
+    story = make_story(*take_records(read_files(directory)))
+    assert story is not None
+    return story
+
+
+FILES = ("supervisor.jsonl", "worker-0.jsonl", "worker-1.jsonl")
+
+
+@pytest.mark.parametrize("files", [*((name,) for name in FILES), FILES], ids=str)
+def test_a_run_whose_last_lines_are_torn_has_finished(
+    files: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = one_of_each()
+    story = cut(run, tmp_path, *files)
+    check_account(run, story)
+    assert (story.outcome, story.step) == ("finished", run.step)
+    assert [each.cause for each in story.interruptions] == ["preemption"] + (
+        ["failure"] * 2
+    )
+    assert len(story.warnings) == len(files)
+
+
+def test_a_long_end_that_only_the_supervisor_tells_is_no_lost_training() -> None:
+    run = Scripted()
+    run.start()
+    run.train(100)
+    run.save(1.0, "finished")
+    run.wait(50.0)
+    run.end_unsaid()
+    story = tell(run)
+    check_account(run, story)
+    assert (story.outcome, story.interruptions) == ("finished", ())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_that_left_for_a_preemption_may_be_torn_at_its_end(
+    name: str, tmp_path: Path
+) -> None:
+    run = Scripted()
+    run.start()
+    run.train(100)
+    run.preempt()
+    run.down()
+    run.start()
+    run.train(100)
+    run.preempt(worker=1)
+    story = cut(run, tmp_path, name)
+    check_account(run, story)
+    assert (story.outcome, len(story.interruptions)) == ("interrupted", 2)
+
+
+def test_where_the_supervisor_is_gone_too_the_last_commit_says_that_it_finished(
+    tmp_path: Path,
+) -> None:
+    run = Scripted(is_supervised=False)
+    run.start()
+    run.train(100)
+    run.finish()
+    story = cut(run, tmp_path, "worker-0.jsonl", "worker-1.jsonl")
+    check_account(run, story)
+    assert (story.outcome, story.interruptions) == ("finished", ())
+
+
+def without(run: Scripted, *files: str) -> Story:
+    for name in files:
+        del run.lines[name]
+    return tell(run)
+
+
+def test_a_supervisor_alone_knows_how_it_ended_and_no_steps() -> None:
+    story = without(one_of_each(), "worker-0.jsonl", "worker-1.jsonl")
+    [warning] = story.warnings
+    assert "another directory than --checkpoint-dir" in warning
+    assert (story.outcome, story.step, story.goodput) == ("finished", None, None)
+    assert [each.step for each in story.interruptions] == [None] * 3
+    assert "finished" not in {each.cause for each in story.interruptions}
+    assert story.account.bad[Badput.TRAINING_PREP] == 0
+
+
+def test_without_the_journal_of_worker_0_another_worker_tells() -> None:
+    run = one_of_each()
+    story = without(run, "worker-0.jsonl")
+    [warning] = story.warnings
+    assert "no records of worker 0, which records the commits" in warning
+    assert (story.outcome, story.step) == ("finished", run.step)
+    assert len(story.interruptions) == 3
+
+
+def test_a_hang_whose_budget_was_torn_off_is_a_hang(tmp_path: Path) -> None:
+    run = Scripted(workers=1)
+    run.start()
+    run.train(100)
+    run.hang()
+    [interruption] = cut(run, tmp_path, "supervisor.jsonl").interruptions
+    assert interruption.cause == "hang"
+
+
 def test_a_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> None:
     one_of_each().write(tmp_path)
     path = tmp_path / "worker-1.jsonl"

@@ -69,7 +69,9 @@ class Life:
         begin: of the process.
         end: of the process; of its newest record, where nothing says more.
         code: of its exit; None where it is not known, or it still runs.
+        cause: why it ended, as its supervisor saw it; None where none did.
         is_over: whether it has ended, as far as is known.
+        is_finished: whether training was over, as far as is known.
         events: what it recorded.
     """
 
@@ -78,7 +80,9 @@ class Life:
     begin: float
     end: float
     code: int | None
+    cause: str | None
     is_over: bool
+    is_finished: bool
     events: tuple[Event, ...]
 
     def of(self, *names: str) -> list[Event]:
@@ -95,11 +99,6 @@ class Life:
         """Its end as it told it itself; a kill leaves none."""
         return next(iter(self.of("exit")), None)
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether training was over."""
-        return self.exit is not None and self.exit.record["outcome"] == "finished"
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lives:
@@ -107,12 +106,10 @@ class Lives:
 
     Attributes:
         of_worker: those of each worker, in their order.
-        causes: why starts ended, as the supervisor saw it, by their names.
         warnings: what is wrong with the clocks.
     """
 
     of_worker: Mapping[int, tuple[Life, ...]]
-    causes: Mapping[str, str]
     warnings: tuple[str, ...]
 
 
@@ -162,8 +159,7 @@ def make_lives(records: Sequence[Record]) -> Lives:
                 f"worker {worker}: a process begins {overlap:.1f} s before the end of "
                 "the one before it: wall clocks differ, and it is moved behind that"
             )
-    causes = {name: start.cause for name, start in starts.items() if start.cause}
-    return Lives(of_worker=ordered, causes=causes, warnings=tuple(warnings))
+    return Lives(of_worker=ordered, warnings=tuple(warnings))
 
 
 def _process(record: Record, names: Mapping[tuple[int, str], str]) -> tuple[int, str]:
@@ -226,7 +222,9 @@ def _starts(events: Iterable[Event]) -> dict[str, _Start]:
                 )
             case "worker_ended" if record["incarnation"] in starts:
                 starts[record["incarnation"]].ends[record["worker"]] = event
-            case "budget" if record.supervisor in newest:
+            case "hang" if record["incarnation"] in starts:
+                starts[record["incarnation"]].cause = "hang"
+            case "budget" | "left" if record.supervisor in newest:
                 starts[newest[record.supervisor]].cause = record["cause"]
     return starts
 
@@ -278,19 +276,36 @@ def _lives(
         last = max((each.at for each in part), default=begin)
         has_exit = any(each.record.event == "exit" for each in part)
         ended = max(last, end.at) if is_last and end is not None else last
+        code = end.record["code"] if is_last and end is not None else None
+        cause = start.cause if is_last and start is not None else None
+        has_end = code is not None or cause is not None or (has_exit and start is None)
         lives.append(
             Life(
                 worker=worker,
                 start=name,
                 begin=min(begin, ended),
                 end=ended,
-                code=end.record["code"] if is_last and end is not None else None,
-                is_over=not is_last or end is not None or (has_exit and start is None),
+                code=code,
+                cause=cause,
+                is_over=not is_last or has_end,
+                is_finished=_is_finished(part, code, cause),
                 events=tuple(part),
             )
         )
         begin = ended
     return lives
+
+
+def _is_finished(events: Sequence[Event], code: int | None, cause: str | None) -> bool:
+    """Whether training was over at the end of a process.
+
+    It says so itself. Where its last line is missing its supervisor does, or the code
+    of its exit: a program that was interrupted leaves with another one than 0.
+    """
+    for event in events:
+        if event.record.event == "exit":
+            return bool(event.record["outcome"] == "finished")
+    return cause == "finished" if cause is not None else code == 0
 
 
 def _begin(events: Sequence[Event], start: _Start | None) -> float:

@@ -14,7 +14,7 @@ def make_spans(life: Life, commits: Sequence[Event]) -> list[Span]:
         life: of any worker.
         commits: those of the chief, who alone records them: others wait as long.
     """
-    spans = _phases(life)
+    spans = _phases(life, commits)
     ended = life.exit
     for commit in commits:
         window = _blocked(commit)
@@ -42,10 +42,10 @@ def lose(spans: Sequence[Span], begin: float) -> list[Span]:
     return _paint(spans, begin, end, Phase.LOST, over=TRAINS)
 
 
-def _phases(life: Life) -> list[Span]:
+def _phases(life: Life, commits: Sequence[Event]) -> list[Span]:
     """Its phases without saves."""
     changes = [(life.begin, Phase.STARTING)]
-    decided = None
+    ended, decided = life.exit, None
     for event in life.events:
         record = event.record
         now = changes[-1][1]
@@ -62,7 +62,7 @@ def _phases(life: Life) -> list[Span]:
                 decided = event.at
             case "commit" if record["because"] == "preemption":
                 # With a long grace training goes on after it.
-                is_last = life.exit is not None and _is_last(event, life.exit)
+                is_last = ended is not None and _is_last(event, ended)
                 after = Phase.LEAVING if is_last else Phase.TRAINING
                 changes.append((event.at, after))
             case "exit":
@@ -71,6 +71,8 @@ def _phases(life: Life) -> list[Span]:
                     changes.append((max(changes[-1][0], decided), Phase.NOTICED))
                 if changes[-1][1] is not Phase.LEAVING:
                     changes.append((event.at, Phase.LEAVING))
+    if ended is None and (left := _left_with(life, commits)) is not None:
+        changes.append((max(changes[-1][0], left.at), Phase.LEAVING))
     ends = [at for at, _ in changes[1:]] + [life.end]
     return [
         Span(phase=phase, begin=begin, end=end)
@@ -92,6 +94,15 @@ def _blocked(commit: Event) -> tuple[float, float]:
     blocked = commit.record["blocked_seconds"]
     began = commit.at - took
     return began, began + (took if blocked is None else blocked)
+
+
+def _left_with(life: Life, commits: Sequence[Event]) -> Event | None:
+    """The commit that a life of which the last line is missing has left with."""
+    for commit in commits[-1:]:
+        because = commit.record["because"]
+        if because == "finished" or because == life.cause == "preemption":
+            return commit
+    return None
 
 
 def _is_last(commit: Event, ended: Event) -> bool:

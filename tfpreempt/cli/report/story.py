@@ -9,7 +9,7 @@ import operator
 from collections.abc import Mapping, Sequence
 
 from tfpreempt.cli.report.goodput import Account, make_account
-from tfpreempt.cli.report.lives import Event, Life, Lives, Phase, Span, make_lives
+from tfpreempt.cli.report.lives import Event, Life, Phase, Span, make_lives
 from tfpreempt.cli.report.records import Record
 from tfpreempt.cli.report.spans import lose, make_spans, trained
 from tfpreempt.core.fields import is_number
@@ -81,7 +81,8 @@ class Interruption:
         cause: "preemption", "failure", "hang", or what else a supervisor says;
             "killed" where nobody says anything.
         sources: of the notices, such as "signal:SIGTERM", with the workers that heard.
-        step: that it came to; the least that is known where `is_estimated`.
+        step: that it came to; the least that is known where `is_estimated`; None where
+            no worker has left a record.
         is_estimated: whether no record says how far it came.
         saved_step: of the commit that was made for it; None: there was none.
         notice_to_commit_seconds: of that commit.
@@ -95,7 +96,7 @@ class Interruption:
     at: float
     cause: str
     sources: Mapping[str, tuple[int, ...]]
-    step: int
+    step: int | None
     is_estimated: bool
     saved_step: int | None
     notice_to_commit_seconds: float | None
@@ -114,7 +115,7 @@ class Story:
         begin: of the first process; seconds since the epoch.
         end: of the last one, or of the newest record.
         outcome: "finished", "interrupted", or "running" where no record says.
-        step: that it has come to.
+        step: that it has come to; None where no worker has left a record.
         step_seconds: the mean of its steps; None where unknown.
         workers: in the order of their indices.
         interruptions: in their order.
@@ -129,7 +130,7 @@ class Story:
     begin: float
     end: float
     outcome: str
-    step: int
+    step: int | None
     step_seconds: float | None
     workers: tuple[Worker, ...]
     interruptions: tuple[Interruption, ...]
@@ -160,6 +161,11 @@ class Story:
         }
 
     @property
+    def goodput(self) -> float | None:
+        """The share of good time; None where no worker has left a record."""
+        return None if self.step is None else self.account.goodput
+
+    @property
     def steps_lost(self) -> int:
         """In all interruptions."""
         return sum(each.steps_lost or 0 for each in self.interruptions)
@@ -186,7 +192,7 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
     )
     commits = [each for each in events if each.record.event == "commit"]
     of_worker = {
-        index: _stretched(mine, events, commits)
+        index: _with_ends(_stretched(mine, events, commits), commits)
         for index, mine in lives.of_worker.items()
     }
     every = [life for mine in of_worker.values() for life in mine]
@@ -194,7 +200,9 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
         Worker(index=index, spans=tuple(_spans(mine, commits)))
         for index, mine in of_worker.items()
     )
-    lead = of_worker[min(of_worker)]
+    first = min(of_worker, key=lambda index: (not _is_told(of_worker[index]), index))
+    lead = of_worker[first]
+    spans = next(worker.spans for worker in workers if worker.index == first)
     restores = [
         Restore(
             at=each.at,
@@ -209,19 +217,17 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
     told = [
         *warnings,
         *lives.warnings,
-        *_missing(lives, workers),
+        *_missing(of_worker, workers),
         *_skew(every, commits),
     ]
     return Story(
         begin=min(life.begin for life in every),
         end=max(life.end for life in every),
         outcome=_outcome(lead[-1]),
-        step=_reached(lead[-1], commits)[0],
+        step=_reached(lead[-1], commits)[0] if _is_told(lead) else None,
         step_seconds=_step_seconds(commits),
         workers=workers,
-        interruptions=tuple(
-            _interruptions(lives.causes, lead, workers[0].spans, events, commits)
-        ),
+        interruptions=tuple(_interruptions(lead, spans, events, commits)),
         commits=tuple(_commit(each) for each in commits),
         restores=tuple(restores),
         metrics=_metrics(events),
@@ -253,12 +259,34 @@ def _stretched(
     return stretched
 
 
+def _with_ends(lives: Sequence[Life], commits: Sequence[Event]) -> list[Life]:
+    """A life that does not tell its end has finished with the commit for that.
+
+    The chief makes it for all.
+    """
+    return [
+        dataclasses.replace(life, is_finished=True)
+        if life.exit is None
+        and any(e.record["because"] == "finished" for e in _during(commits, life)[-1:])
+        else life
+        for life in lives
+    ]
+
+
+def _is_told(lives: Sequence[Life]) -> bool:
+    """Whether a worker has told of itself; a supervisor alone knows no steps."""
+    return any(life.events for life in lives)
+
+
 def _spans(lives: Sequence[Life], commits: Sequence[Event]) -> list[Span]:
     """All spans of a worker, with those between its lives."""
     spans: list[Span] = []
     kept = _kept(lives, commits)
     for number, life in enumerate(lives):
-        mine = make_spans(life, _during(commits, life))
+        if _is_told(lives):
+            mine = make_spans(life, _during(commits, life))
+        else:
+            mine = [Span(phase=Phase.UNKNOWN, begin=life.begin, end=life.end)]
         step = kept[number]
         if step is not None and (at := _reached_at(life, mine, step, commits)):
             mine = lose(mine, at)
@@ -376,14 +404,13 @@ def _reached(life: Life, commits: Sequence[Event]) -> tuple[int, bool]:
     row = _milestones(life, commits)
     step = row[-1][1] if row else 0
     is_known = life.exit is not None or not life.is_over or not life.of("firststep")
-    return step, not is_known
+    return step, not (is_known or life.is_finished)
 
 
 # --- what happened -------------------------------------------------------------------
 
 
 def _interruptions(
-    causes: Mapping[str, str],
     lead: Sequence[Life],
     spans: Sequence[Span],
     events: Sequence[Event],
@@ -420,9 +447,9 @@ def _interruptions(
         found.append(
             Interruption(
                 at=at,
-                cause=_cause(causes, life),
+                cause=_cause(life),
                 sources=_sources(notices),
-                step=step,
+                step=step if _is_told(lead) else None,
                 is_estimated=is_estimated,
                 saved_step=None if saved is None else saved["step"],
                 notice_to_commit_seconds=(
@@ -466,10 +493,9 @@ def _sources(notices: Sequence[Event]) -> dict[str, tuple[int, ...]]:
     return {source: tuple(sorted(workers)) for source, workers in found.items()}
 
 
-def _cause(causes: Mapping[str, str], life: Life) -> str:
-    told = causes.get(life.start)
-    if told is not None:
-        return told
+def _cause(life: Life) -> str:
+    if life.cause is not None and life.cause != "finished":
+        return life.cause  # a program may leave with code 0 for a preemption too
     return "killed" if life.exit is None else "preemption"
 
 
@@ -516,16 +542,36 @@ def _faults(events: Sequence[Event]) -> dict[str, int]:
 # --- what may be wrong ---------------------------------------------------------------
 
 
-def _missing(lives: Lives, workers: Sequence[Worker]) -> list[str]:
+_ELSEWHERE = (
+    "Its file may be lost; or the program keeps its commits, and with them its "
+    "journal, in another directory than --checkpoint-dir: then name that one"
+)
+
+
+def _missing(
+    lives: Mapping[int, Sequence[Life]], workers: Sequence[Worker]
+) -> list[str]:
     found = []
-    if 0 not in lives.of_worker:
+    silent = [index for index, mine in lives.items() if not _is_told(mine)]
+    if len(silent) == len(lives):
         found.append(
-            "there is no journal of worker 0, which records the commits: saves and "
-            "lost steps are not known"
+            "there are the records of a supervisor only, and none of a worker: steps, "
+            f"commits and where the time went are not known. {_ELSEWHERE}"
+        )
+    elif 0 in silent or 0 not in lives:
+        found.append(
+            "there are no records of worker 0, which records the commits: saves and "
+            f"lost steps are not known. {_ELSEWHERE}"
         )
     for worker in workers:
         gaps = [s.seconds for s in worker.spans if s.phase is Phase.UNKNOWN]
-        if gaps:
+        if worker.index in silent:
+            if worker.index and len(silent) < len(lives):
+                found.append(
+                    f"worker {worker.index} has left no records: its time is counted "
+                    "as OTHER"
+                )
+        elif gaps:
             found.append(
                 f"worker {worker.index}: no record says when {len(gaps)} process(es) "
                 f"ended; {sum(gaps):.1f} s are counted as OTHER"

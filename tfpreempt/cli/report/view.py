@@ -34,13 +34,16 @@ def show(console: Console, story: Story) -> None:
 
 def headline(story: Story) -> str:
     """The run in a line."""
-    goodput = story.account.goodput
-    share = "" if goodput is None else f", goodput {goodput:.1%}"
+    share = "" if story.goodput is None else f", goodput {story.goodput:.1%}"
     return (
-        f"{story.outcome} at step {story.step}, {seconds_text(story.seconds)}, "
+        f"{story.outcome} at {_step(story)}, {seconds_text(story.seconds)}, "
         f"{len(story.workers)} worker(s), {len(story.interruptions)} interruption(s), "
         f"{story.steps_lost} step(s) lost{share}"
     )
+
+
+def _step(story: Story) -> str:
+    return "an unknown step" if story.step is None else f"step {story.step}"
 
 
 def written(story: Story) -> str:
@@ -67,7 +70,7 @@ def cells(each: Interruption, begin: float) -> list[str]:
     return [
         seconds_text(each.at - begin),
         plain(", ".join(why)),
-        f"{about}{each.step}",
+        "-" if each.step is None else f"{about}{each.step}",
         _time(each.notice_to_commit_seconds),
         f"{restored} {each.tier or ''}".strip(),
         "-" if each.steps_lost is None else f"{about}{each.steps_lost}",
@@ -121,7 +124,7 @@ def to_json(story: Story) -> dict[str, Any]:
         "seconds": story.seconds,
         "steps_lost": story.steps_lost,
         "bytes_written": story.bytes_written,
-        "goodput": story.account.goodput,
+        "goodput": story.goodput,
         "good_seconds": story.account.good,
         "badput_seconds": {k.value: s for k, s in story.account.bad.items()},
         "durations": {
