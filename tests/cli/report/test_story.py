@@ -480,5 +480,32 @@ def test_no_journal_breaks_the_story(changes: list[Any]) -> None:
     make_story(*take_records(files))
 
 
+def test_a_long_run_is_told_in_a_time_that_grows_with_its_commits() -> None:
+    """If each commit painted all spans anew, this would take minutes."""
+    run = Scripted(workers=2)
+    run.start()
+    for _ in range(10_000):
+        run.train(50)
+        run.save(0.1)
+    run.finish()
+    story = tell(run)
+    check_account(run, story)
+    assert len(story.commits) == 10_001
+
+
+def test_saves_that_overlap_are_painted_once() -> None:
+    run = Scripted(workers=1)
+    run.start()
+    run.train(20)
+    run.save(4.0)
+    [commit] = [line for line in run.lines["worker-0.jsonl"] if '"commit"' in line]
+    run.lines["worker-0.jsonl"].append(commit)
+    run.train(20)
+    run.finish()
+    story = tell(run)
+    check_account(run, story)
+    assert len(story.commits) == 3
+
+
 def test_step_seconds_are_those_of_the_script() -> None:
     assert tell(one_of_each()).step_seconds == STEP

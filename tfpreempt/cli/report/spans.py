@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
+import operator
 from collections.abc import Collection, Iterable, Sequence
 
 from tfpreempt.cli.report.lives import TRAINS, Event, Life, Phase, Span
+
+_end = operator.itemgetter(1)
 
 
 def make_spans(life: Life, commits: Sequence[Event]) -> list[Span]:
@@ -14,8 +18,8 @@ def make_spans(life: Life, commits: Sequence[Event]) -> list[Span]:
         life: of any worker.
         commits: those of the chief, who alone records them: others wait as long.
     """
-    spans = _phases(life, commits)
     ended = life.exit
+    windows = []
     for commit in commits:
         window = _blocked(commit)
         is_own = commit.record["worker"] == life.worker
@@ -23,8 +27,8 @@ def make_spans(life: Life, commits: Sequence[Event]) -> list[Span]:
             # Made by all at once: the end is known by this worker's own clock.
             took = window[1] - window[0]
             window = ended.at - took, ended.at
-        spans = _paint(spans, *window, Phase.SAVING, over=TRAINS)
-    return spans
+        windows.append(window)
+    return _paint(_phases(life, commits), windows, Phase.SAVING, over=TRAINS)
 
 
 def trained(spans: Iterable[Span], until: float | None = None) -> float:
@@ -39,7 +43,7 @@ def trained(spans: Iterable[Span], until: float | None = None) -> float:
 def lose(spans: Sequence[Span], begin: float) -> list[Span]:
     """The same, with all training from a time on lost."""
     end = max((each.end for each in spans), default=begin)
-    return _paint(spans, begin, end, Phase.LOST, over=TRAINS)
+    return _paint(spans, [(begin, end)], Phase.LOST, over=TRAINS)
 
 
 def _phases(life: Life, commits: Sequence[Event]) -> list[Span]:
@@ -117,23 +121,48 @@ def _is_last(commit: Event, ended: Event) -> bool:
 
 def _paint(
     spans: Iterable[Span],
-    begin: float,
-    end: float,
+    windows: Iterable[tuple[float, float]],
     phase: Phase,
     *,
     over: Collection[Phase],
 ) -> list[Span]:
-    """The spans, with one phase in place of others from one time to another."""
-    painted = []
+    """The spans, with one phase in place of others in some windows of time.
+
+    One sweep over both: a run may have made as many commits as it has spans.
+
+    Args:
+        spans: one after another.
+        windows: from when to when, in any order; they may overlap.
+        phase: that is put there.
+        over: in place of which.
+    """
+    apart = _apart(windows)
+    painted: list[Span] = []
+    first = 0
     for span in spans:
-        inside = max(begin, span.begin), min(end, span.end)
-        if span.phase not in over or inside[0] >= inside[1]:
+        first = bisect.bisect_right(apart, span.begin, first, key=_end)
+        if span.phase not in over:
             painted.append(span)
             continue
-        cut = [
-            (span.phase, span.begin, inside[0]),
-            (phase, *inside),
-            (span.phase, inside[1], span.end),
-        ]
+        cut, at = [], span.begin
+        for number in range(first, len(apart)):
+            begin, end = apart[number]
+            if begin >= span.end:
+                break
+            inside = max(begin, span.begin), min(end, span.end)
+            cut += [(span.phase, at, inside[0]), (phase, *inside)]
+            at = inside[1]
+        cut.append((span.phase, at, span.end))
         painted += [Span(phase=p, begin=b, end=e) for p, b, e in cut if e > b]
     return painted
+
+
+def _apart(windows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time as windows in their order, none of which touch."""
+    apart: list[tuple[float, float]] = []
+    for begin, end in sorted(windows):
+        if apart and begin <= apart[-1][1]:
+            apart[-1] = apart[-1][0], max(end, apart[-1][1])
+        elif end > begin:
+            apart.append((begin, end))
+    return apart

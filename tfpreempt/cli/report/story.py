@@ -253,8 +253,9 @@ def _stretched(
         if not _has_end(life):
             is_last = number + 1 == len(lives)
             limit = math.inf if is_last else lives[number + 1].begin
-            known = [e.at for e in (events if is_last else commits) if e.at <= limit]
-            life = dataclasses.replace(life, end=max([life.end, *known[-1:]]))
+            known = _between(events if is_last else commits, -math.inf, limit)[-1:]
+            end = max([life.end, *(each.at for each in known)])
+            life = dataclasses.replace(life, end=end)
         stretched.append(life)
     return stretched
 
