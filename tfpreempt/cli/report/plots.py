@@ -9,15 +9,18 @@ from __future__ import annotations
 import dataclasses
 import html
 import io
+import operator
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 
 from tfpreempt.cli.report.goodput import PLAINLY, Account, Badput
 from tfpreempt.cli.report.lives import Phase, Span
@@ -27,7 +30,8 @@ from tfpreempt.cli.sizes import seconds_text
 WORKERS = 32
 """Workers of which a timeline is drawn."""
 
-_SEEN = 1500  # parts of a timeline's width that can be told apart
+_CELLS = 800  # parts of a worker's lane that can be told apart
+_CELLS_OF_ALL = 8000  # the more workers, the coarser: a page must stay small
 _POINTS = 1500  # of a curve
 _INCHES = 9.0
 _LANE = 0.34  # inches of a worker
@@ -55,6 +59,7 @@ _STYLE: Any = {  # whose names matplotlib has as one long Literal
     "ytick.color": _RULE,
     "ytick.labelcolor": _INK,
 }
+_begin = operator.attrgetter("begin")
 _UNITS = ((7200.0, 3600.0, "hours"), (240.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
@@ -81,21 +86,19 @@ def timeline(story: Story, begin: float, end: float) -> str:
     """What each worker did, from one time to another; interruptions are marked."""
     workers = story.workers[:WORKERS]
     axis, titles = _Axis.of(story, end - begin), {}
+    width = (end - begin) / min(_CELLS, _CELLS_OF_ALL // len(workers))
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(0.75 + _LANE * len(workers))
         for row, worker in enumerate(workers):
-            for phase, spans in _by_phase(worker, begin, end).items():
+            by_phase = _by_phase(worker, begin, end)
+            shapes = _shapes(
+                [span for spans in by_phase.values() for span in spans], width
+            )
+            for phase, spans in by_phase.items():
                 name = f"span-{row}-{phase.value}"
-                axes.broken_barh(
-                    [
-                        (axis.at(first), (last - first) / axis.unit)
-                        for first, last in _merged(spans, (end - begin) / _SEEN)
-                    ],
-                    (row - 0.38, 0.76),
-                    facecolors=_COLOURS[phase.value],
-                    edgecolor="none",
-                    gid=name,
-                )
+                outline = _outline(shapes[phase], axis, row)
+                colour = _COLOURS[phase.value]
+                axes.add_patch(PathPatch(outline, fc=colour, ec="none", gid=name))
                 took = seconds_text(sum(each.seconds for each in spans))
                 often = f" in {len(spans)} times" if len(spans) > 1 else ""
                 titles[name] = f"worker {worker.index}, {phase.value}: {took}{often}"
@@ -209,18 +212,89 @@ def _by_phase(worker: Worker, begin: float, end: float) -> dict[Phase, list[Span
     return {phase: spans for phase, spans in found.items() if spans}
 
 
-def _merged(spans: Sequence[Span], gap: float) -> list[tuple[float, float]]:
-    """Where a phase begins and ends, without gaps that cannot be seen.
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Cell:
+    """A part of a lane: what is too short to be seen by itself shares one."""
 
-    What is in such a gap is drawn over it, if its phase comes later in their order.
+    begin: float
+    end: float
+    seconds: dict[Phase, float]
+
+
+_STACK = (
+    Phase.TRAINING,
+    Phase.NOTICED,
+    Phase.LOST,
+    Phase.SAVING,
+    Phase.TRACING,
+    Phase.RESTORING,
+    Phase.STARTING,
+    Phase.LEAVING,
+    Phase.UNKNOWN,
+    Phase.DOWN,
+)
+"""How phases stand upon one another in a cell, from below."""
+
+_Shape = list[tuple[float, float]]
+"""Corners: a time, and a height from 0 to 1."""
+
+
+def _shapes(spans: Sequence[Span], width: float) -> dict[Phase, list[_Shape]]:
+    """The shapes of each phase, whose areas are its seconds, however short its spans.
+
+    Spans as long as a cell are drawn as they are, over the whole height. Shorter ones
+    share cells, in which the height of a phase is its share of the time.
+
+    Args:
+        spans: of one worker, in any order.
+        width: seconds of a cell.
     """
-    merged: list[tuple[float, float]] = []
+    edges: dict[Phase, list[tuple[_Shape, _Shape]]] = {phase: [] for phase in Phase}
+    for cell in _cells(sorted(spans, key=_begin), width):
+        low = 0.0
+        for phase in _STACK:
+            if not (seconds := cell.seconds.get(phase, 0.0)):
+                continue
+            high = low + seconds / (cell.end - cell.begin)
+            mine = edges[phase]
+            if not mine or mine[-1][0][-1][0] != cell.begin:  # else one, without a seam
+                mine.append(([], []))
+            for edge, height in zip(mine[-1], (low, high), strict=True):
+                edge += [(cell.begin, height), (cell.end, height)]
+            low = high
+    return {
+        phase: [lower + upper[::-1] for lower, upper in mine]
+        for phase, mine in edges.items()
+    }
+
+
+def _outline(shapes: Iterable[_Shape], axis: _Axis, row: int) -> Path:
+    """Shapes as one path, in a worker's lane."""
+    closed = [[*shape, shape[0]] for shape in shapes]
+    return Path.make_compound_path(
+        *(
+            Path([(axis.at(x), row + 0.38 - 0.76 * y) for x, y in shape], closed=True)
+            for shape in closed
+        )
+    )
+
+
+def _cells(spans: Iterable[Span], width: float) -> list[_Cell]:
+    """A lane's cells, from left to right; between two of them nothing is drawn."""
+    cells: list[_Cell] = []
+    is_open = False
     for span in spans:
-        if merged and span.begin - merged[-1][1] < gap:
-            merged[-1] = merged[-1][0], span.end
+        is_short = span.seconds < width
+        gap = span.begin - cells[-1].end if cells else 0.0
+        if is_open and is_short and gap < width:
+            cell = cells[-1]
+            cell.end = span.end
+            cell.seconds[span.phase] = cell.seconds.get(span.phase, 0.0) + span.seconds
         else:
-            merged.append((span.begin, span.end))
-    return merged
+            seconds = {span.phase: span.seconds}
+            cells.append(_Cell(begin=span.begin, end=span.end, seconds=seconds))
+        is_open = is_short and cells[-1].end - cells[-1].begin < width
+    return cells
 
 
 def _to_svg(figure: Figure, titles: Mapping[str, str] | None = None) -> str:

@@ -1,0 +1,85 @@
+"""What is drawn is what the story says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cli.report.scripted import Scripted
+from tests.cli.report.test_story import one_of_each, tell
+from tfpreempt.cli.report import plots
+from tfpreempt.cli.report.story import Story
+
+POINT = re.compile(r"([ML]) ([-\d.]+) ([-\d.]+)|z")
+
+
+def area(path: str) -> float:
+    """Of all polygons of an SVG path."""
+    total, corners = 0.0, []
+    for found in POINT.finditer(path):
+        if found[1] == "M" or found[0] == "z":
+            for one, two in zip(corners, [*corners[1:], *corners[:1]], strict=True):
+                total += (one[0] * two[1] - two[0] * one[1]) / 2
+            corners = []
+        if found[1]:
+            corners.append((float(found[2]), float(found[3])))
+    return abs(total)
+
+
+def painted(story: Story, row: int = 0) -> dict[str, float]:
+    """The share of a worker's lane that each phase has on the timeline."""
+    svg = plots.timeline(story, story.begin, story.end)
+    found = re.findall(rf'id="[^"]*span-{row}-(\w+)">.*?<path d="([^"]*)"', svg, re.S)
+    corners = [each for _, path in found for each in POINT.findall(path) if each[0]]
+    xs, ys = ([float(each[at]) for each in corners] for at in (1, 2))
+    lane = (max(xs) - min(xs)) * (max(ys) - min(ys))
+    return {phase: area(path) / lane for phase, path in found}
+
+
+def shares(story: Story, row: int = 0) -> dict[str, float]:
+    """The share of a worker's time that each phase has."""
+    spans = story.workers[row].spans
+    total = sum(span.seconds for span in spans)
+    found: dict[str, float] = {}
+    for span in spans:
+        found[span.phase.value] = (
+            found.get(span.phase.value, 0.0) + span.seconds / total
+        )
+    return found
+
+
+def a_day() -> Scripted:
+    """Healthy, with a commit a minute."""
+    run = Scripted()
+    run.start()
+    for _ in range(25 * 60):
+        run.train(118)
+        run.save(0.5)
+    run.finish()
+    return run
+
+
+def many_restarts(count: int = 100) -> Scripted:
+    run = Scripted()
+    run.start()
+    for number in range(count):
+        run.train(30)
+        run.log(loss=1 / (number + 1))
+        run.save(0.5)
+        run.train(7)
+        if number % 3 == 2:
+            run.kill()
+        else:
+            run.preempt(worker=number % 2)
+        run.down(5.0)
+        run.start()
+    run.train(20)
+    run.finish()
+    return run
+
+
+@pytest.mark.parametrize("run", [one_of_each, a_day, many_restarts])
+def test_each_phase_has_the_area_of_its_seconds(run: type[Scripted]) -> None:
+    story = tell(run())
+    assert painted(story) == pytest.approx(shares(story), abs=0.002)
