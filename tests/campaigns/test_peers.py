@@ -54,3 +54,19 @@ def test_a_worker_goes_or_falls_silent(
         is_async=False,
     )
     try_case(here, case, undisturbed)
+
+
+def test_who_waits_in_close_is_not_held_by_a_chief_that_is_frozen(
+    here: Place, undisturbed: list[dict[str, Any]]
+) -> None:
+    """Nobody is told to go, and no step follows that would fail."""
+    case = Case(
+        fault="stopped for good",
+        phase="finished",
+        victim=0,
+        world=2,
+        told=None,
+        grace=None,
+        is_async=False,
+    )
+    try_case(here, case, undisturbed)
