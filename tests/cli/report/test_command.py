@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 from tensorboardX import SummaryWriter
 
-from tests.cli.report.scripted import a_run
+from tests.cli.report.scripted import Scripted, a_run
+from tests.cli.report.test_plots import many_restarts
 from tfpreempt.cli import main
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import CheckpointError
@@ -163,9 +164,26 @@ def test_a_journal_of_nobody_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written_is_refused(run: Path) -> None:
-    done = call(run, "--html", run / "missing" / "report.html")
+    done = call(run, "--html", run / "missing" / "report.html", width=300)
     assert done.exit_code == 2
-    assert "missing/report.html" in done.stderr
+    assert f"there is no directory '{run}/missing'. Make it" in done.stderr
+
+
+def test_of_many_interruptions_the_newest_are_shown(tmp_path: Path) -> None:
+    many_restarts(25).write(tmp_path)
+    lines = [line.split() for line in call(tmp_path, width=160).stdout.splitlines()]
+    numbers = [int(line[0]) for line in lines if line and line[0].isdigit()]
+    assert [each for each in numbers if 5 < each <= 25][:20] == list(range(6, 26))
+
+
+def test_where_nothing_was_measured_there_is_no_table_of_it(tmp_path: Path) -> None:
+    run = Scripted()
+    run.start(restoring=0.0, tier=None)
+    run.lines.pop("worker-0.jsonl")
+    run.lines.pop("worker-1.jsonl")
+    run.kill()
+    run.write(tmp_path)
+    assert "how long it took" not in call(tmp_path).stdout
 
 
 def test_what_a_journal_says_moves_no_cursor(run: Path) -> None:

@@ -130,9 +130,9 @@ def test_the_page_works_in_a_browser(browser: webdriver.Chrome, tmp_path: Path) 
     click("label:has(#by-step)")
     assert shown(browser, "#metrics svg") == [False, True] * 2
 
-    # One interruption is open; the other opens by a click.
-    assert shown(browser, "#interruptions details > div") == [True, False]
-    click("#interruptions details:nth-of-type(2) summary")
+    # The newest interruption is open; the other opens by a click.
+    assert shown(browser, "#interruptions details > div") == [False, True]
+    click("#interruptions details:nth-of-type(1) summary")
     assert shown(browser, "#interruptions details > div") == [True, True]
     click("#commits summary")
     assert all(shown(browser, "#commits tbody tr"))

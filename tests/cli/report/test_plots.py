@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from tests.cli.report.scripted import Scripted
@@ -83,3 +84,37 @@ def many_restarts(count: int = 100) -> Scripted:
 def test_each_phase_has_the_area_of_its_seconds(run: type[Scripted]) -> None:
     story = tell(run())
     assert painted(story) == pytest.approx(shares(story), abs=0.002)
+
+
+def marks(svg: str) -> list[float]:
+    """Where interruptions are marked, in parts of the axis from 0 to 100."""
+    colour = re.escape("var(--mark)")
+    found = re.findall(rf'<path d="M ([-\d.]+) [^"]*"[^>]*stroke: {colour}', svg)
+    return [float(each) for each in found]
+
+
+def test_a_curve_of_the_journal_marks_the_step_of_an_interruption() -> None:
+    story = tell(many_restarts(3))
+    points = story.metrics["loss"]
+    steps = np.array([each.step for each in story.interruptions], float)
+    drawn = np.array(marks(plots.curve(story, "loss", points, by_step=True)))
+    assert np.diff(drawn)[1] / np.diff(drawn)[0] == pytest.approx(
+        np.diff(steps)[1] / np.diff(steps)[0], rel=0.01
+    )
+
+
+def test_a_curve_over_time_is_marked_where_the_timeline_is() -> None:
+    story = tell(many_restarts(3))
+    points = story.metrics["loss"]
+    begin, end = story.begin, story.end
+    ats = [(each.at - begin) / (end - begin) for each in story.interruptions]
+    drawn = marks(plots.curve(story, "loss", points, by_step=False))
+    lane = marks(plots.timeline(story, begin, end))
+    for row in (drawn, lane):
+        share = (row[2] - row[0]) / (row[1] - row[0])
+        assert share == pytest.approx((ats[2] - ats[0]) / (ats[1] - ats[0]), rel=0.01)
+
+
+def test_very_many_times_are_counted_and_not_drawn_one_by_one() -> None:
+    times = [0.1 + n % 97 / 1000 for n in range(20_000)] + [9.0]
+    assert len(plots.durations({"save": times})) < 60_000

@@ -507,5 +507,18 @@ def test_saves_that_overlap_are_painted_once() -> None:
     assert len(story.commits) == 3
 
 
+def test_a_start_that_has_told_of_nothing_yet_is_at_the_newest_commit() -> None:
+    run = Scripted(workers=1)
+    run.start()
+    run.train(100)
+    run.preempt()
+    run.die_early(4.0)
+    story = tell(run)
+    assert (story.outcome, story.step) == ("interrupted", 102)
+    lines = run.lines["supervisor.jsonl"]
+    del lines[-2:]  # as if it still ran
+    assert (tell(run).outcome, tell(run).step) == ("running", 102)
+
+
 def test_step_seconds_are_those_of_the_script() -> None:
     assert tell(one_of_each()).step_seconds == STEP

@@ -57,6 +57,11 @@ def report(
     durations, interruptions, commits, restores, workers (spans of each), metrics
     (points of time, step and value), faults and warnings; null where unknown.
     """
+    if html is not None and not html.parent.is_dir():
+        raise click.UsageError(
+            f"--html {plain(str(html))!r}: there is no directory "
+            f"{plain(str(html.parent))!r}. Make it first, or name another file."
+        )
     try:
         story = _read(place, tensorboard)
         if html is not None:
@@ -98,6 +103,7 @@ def _read(place: str, tensorboard: Path | None) -> Story:
     return dataclasses.replace(
         story,
         metrics={**story.metrics, **curves},
+        own_metrics=story.own_metrics - curves.keys(),
         warnings=(*story.warnings, *warnings),
     )
 

@@ -54,7 +54,7 @@ def make_page(story: Story, place: str) -> str:
     curves = list(story.metrics.items())
     zooms = [
         svg(plots.timeline(story, *_around(story, each)))
-        for each in story.interruptions[:_ZOOMED]
+        for each in story.interruptions[-_ZOOMED:]
     ]
     told = environment.from_string(template.read_text(encoding="utf-8")).render(
         story=story,
@@ -74,7 +74,8 @@ def make_page(story: Story, place: str) -> str:
         timeline=svg(plots.timeline(story, begin, end)),
         hidden=max(0, len(story.workers) - plots.WORKERS),
         columns=view.COLUMNS,
-        interruptions=[view.cells(each, begin) for each in story.interruptions],
+        interruptions=(rows := [view.cells(e, begin) for e in story.interruptions]),
+        folded=max(0, len(rows) - view.SHOWN),
         zooms=zooms,
         curves=[
             (

@@ -33,6 +33,9 @@ WORKERS = 32
 _CELLS = 800  # parts of a worker's lane that can be told apart
 _CELLS_OF_ALL = 8000  # the more workers, the coarser: a page must stay small
 _POINTS = 1500  # of a curve
+_LINES = 50  # interruptions; more are ticks, or their lines would cover all
+_DOTS = 1000  # of a row of durations; more are counted
+_BINS = 120
 _INCHES = 9.0
 _LANE = 0.34  # inches of a worker
 _NAMES = ["ink", "rule", "mark", "good", *(phase.value for phase in Phase)]
@@ -102,13 +105,12 @@ def timeline(story: Story, begin: float, end: float) -> str:
                 took = seconds_text(sum(each.seconds for each in spans))
                 often = f" in {len(spans)} times" if len(spans) > 1 else ""
                 titles[name] = f"worker {worker.index}, {phase.value}: {took}{often}"
-        for each in story.interruptions:
-            if begin <= each.at <= end:
-                axes.axvline(axis.at(each.at), color=_COLOURS["mark"], lw=1, zorder=3)
+        marks = [each.at for each in story.interruptions if begin <= each.at <= end]
+        _mark(axes, [axis.at(each) for each in marks], "-")
         axes.set_yticks(
             range(len(workers)), [f"worker {worker.index}" for worker in workers]
         )
-        axes.set_ylim(len(workers) - 0.5, -0.5)
+        axes.set_ylim(len(workers) - 0.5, -0.5 if len(marks) <= _LINES else -0.8)
         axes.set_xlim(axis.at(begin), axis.at(end))
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
@@ -148,41 +150,76 @@ def curve(story: Story, name: str, points: Sequence[Point], *, by_step: bool) ->
         chosen = np.linspace(0, len(times) - 1, _POINTS).astype(int)
         times, steps, values = times[chosen], steps[chosen], values[chosen]
     marks = [each.at for each in story.interruptions]
+    cuts = np.searchsorted(times, marks)  # nothing was logged between the two
     if by_step:
-        x, at = steps, list(np.interp(marks, times, steps))
+        x, at = steps, _steps_at(story, name, steps, cuts)
         label = "step that it was logged with"
     else:
         x, at = (times - axis.begin) / axis.unit, [axis.at(each) for each in marks]
         label = f"{axis.name} since the run began"
-    cuts = np.searchsorted(times, marks)  # nothing was logged between the two
     x, values = (np.insert(each, cuts, np.nan) for each in (x, values))
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(2.3)
         few = "o" if len(x) < 80 else ""
         axes.plot(x, values, few + "-", color=_COLOURS["good"], lw=1.5, ms=3)
-        for each in at:
-            axes.axvline(each, color=_COLOURS["mark"], lw=1, ls=(0, (4, 3)))
+        if not by_step:  # as the timeline, and further where more was logged
+            least, most = min(0.0, np.nanmin(x)), max(axis.at(story.end), np.nanmax(x))
+            if most > least:
+                axes.set_xlim(least, most)
+        _mark(axes, at, (0, (4, 3)))
         axes.grid(True, axis="y")
         axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
         axes.set_xlabel(label)
         return _to_svg(figure)
 
 
+def _steps_at(
+    story: Story, name: str, steps: np.ndarray, cuts: np.ndarray
+) -> list[float]:
+    """At which step of a curve each interruption is marked.
+
+    What training has logged itself counts the steps of the run. TensorBoard's steps
+    may be others, such as epochs: between the last point before and the first after.
+    """
+    at: list[float] = []
+    for each, cut in zip(story.interruptions, cuts, strict=True):
+        if name in story.own_metrics and each.step is not None:
+            at.append(each.step)
+        elif cut:
+            after = steps[min(cut, len(steps) - 1)]
+            at.append(float(steps[cut - 1] + after) / 2)
+    return at
+
+
+def _mark(axes: Axes, at: Sequence[float], style: Any) -> None:
+    """Marks interruptions, by lines or by ticks at the upper edge."""
+    is_line = len(at) <= _LINES
+    least, colour = 0.0 if is_line else 0.94, _COLOURS["mark"]
+    width, style = (1.0, style) if is_line else (0.6, "-")
+    for each in at:
+        axes.axvline(each, least, color=colour, lw=width, ls=style, zorder=3)
+
+
 def durations(measured: Mapping[str, Sequence[float]]) -> str:
-    """A dot for each time, and a line at the median."""
+    """A dot for each time, or how many there are; and a line at the median."""
     rows = {name: values for name, values in measured.items() if values}
     every = [value for values in rows.values() for value in values]
+    is_log = min(every) > 0 and max(every) > 20 * min(every)
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(0.75 + 0.4 * len(rows))
         for row, values in enumerate(rows.values()):
+            if len(values) > _DOTS:
+                _draw_counts(axes, row, values, is_log=is_log)
+                continue
             # Spread within the row, so that equal ones are seen.
             spread = [row + 0.22 * ((7 * n) % 11 - 5) / 5 for n in range(len(values))]
             axes.plot(values, spread, "o", color=_COLOURS["good"], ms=4, alpha=0.55)
+        for row, values in enumerate(rows.values()):
             middle = float(np.median(values))
             axes.plot([middle] * 2, [row - 0.36, row + 0.36], color=_INK, lw=1.6)
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        if min(every) > 0 and max(every) > 20 * min(every):
+        if is_log:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(lambda value, _: seconds_text(value))
             axes.set_xlabel("time (logarithmic); a line is the median")
@@ -193,6 +230,22 @@ def durations(measured: Mapping[str, Sequence[float]]) -> str:
         axes.grid(True, axis="x")
         axes.set_axisbelow(True)
         return _to_svg(figure)
+
+
+def _draw_counts(
+    axes: Axes, row: int, values: Sequence[float], *, is_log: bool
+) -> None:
+    """Of very many times, how many there are of each length; one alone is seen too."""
+    shown = np.log(values) if is_log else np.array(values)
+    counts, edges = np.histogram(shown, _BINS)
+    if is_log:
+        edges = np.exp(edges)
+    heights = np.sqrt(counts / counts.max())
+    heights = np.where(counts > 0, np.maximum(0.15, heights), 0.0)
+    axes.bar(
+        edges[:-1], 0.6 * heights, np.diff(edges), row - 0.3 * heights, align="edge",
+        color=_COLOURS["good"], alpha=0.7, lw=0,
+    )  # fmt: skip
 
 
 def _figure(inches: float) -> tuple[Figure, Axes]:

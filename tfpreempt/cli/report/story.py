@@ -122,6 +122,7 @@ class Story:
         commits: likewise.
         restores: likewise.
         metrics: curves by name.
+        own_metrics: names of those in the journal, which count the run's steps.
         faults: what went wrong and was survived, by "where: error", and how often.
         account: where the time went.
         warnings: why some of this may be wrong, or is missing.
@@ -137,6 +138,7 @@ class Story:
     commits: tuple[Commit, ...]
     restores: tuple[Restore, ...]
     metrics: Mapping[str, tuple[Point, ...]]
+    own_metrics: frozenset[str]
     faults: Mapping[str, int]
     account: Account
     warnings: tuple[str, ...]
@@ -230,7 +232,8 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
         interruptions=tuple(_interruptions(lead, spans, events, commits)),
         commits=tuple(_commit(each) for each in commits),
         restores=tuple(restores),
-        metrics=_metrics(events),
+        metrics=(metrics := _metrics(events)),
+        own_metrics=frozenset(metrics),
         faults=_faults(events),
         account=make_account(span for each in workers for span in each.spans),
         warnings=tuple(told),
@@ -403,7 +406,12 @@ def _step_seconds(commits: Sequence[Event]) -> float | None:
 def _reached(life: Life, commits: Sequence[Event]) -> tuple[int, bool]:
     """The step that a life came to, and whether that is estimated."""
     row = _milestones(life, commits)
-    step = row[-1][1] if row else 0
+    if row:
+        step = row[-1][1]
+    else:  # a start that has told of nothing yet will go on from the newest commit
+        step = next(
+            (e.record["step"] for e in _between(commits, -math.inf, life.end)[-1:]), 0
+        )
     is_known = life.exit is not None or not life.is_over or not life.of("firststep")
     return step, not (is_known or life.is_finished)
 
@@ -437,7 +445,7 @@ def _interruptions(
         lost = None
         if restored is not None:
             back = restored.record["step"]
-            step = max(step, back)
+            step = max(step, back) if life.events else back
             if is_estimated:
                 guess = step + _steps_after(life, mine, commits, step)
                 told = restored.record["reached"]

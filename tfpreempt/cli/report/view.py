@@ -115,7 +115,7 @@ def to_json(story: Story) -> dict[str, Any]:
     told = {
         field.name: getattr(story, field.name)
         for field in dataclasses.fields(story)
-        if field.name not in ("account", "workers", "metrics", "faults")
+        if field.name not in ("account", "workers", "metrics", "own_metrics", "faults")
     }
     rows = ("interruptions", "commits", "restores")
     return {
@@ -162,12 +162,13 @@ def _show_interruptions(console: Console, story: Story) -> None:
     found = story.interruptions
     title = "interruptions (why: who heard it; away: until training went on)"
     table = _table(title, "#", *COLUMNS)
-    for number, each in enumerate(found[:SHOWN], start=1):
+    before = max(0, len(found) - SHOWN)
+    if before:
+        console.print(f"the newest {SHOWN} interruptions; --html and --json have all")
+    for number, each in enumerate(found[before:], start=before + 1):
         row = cells(each, story.begin)
         table.add_row(str(number), *(escape(cell) for cell in row))
     console.print(table)
-    if len(found) > SHOWN:
-        console.print(f"and {len(found) - SHOWN} more; --html and --json have all")
 
 
 def _show_durations(console: Console, story: Story) -> None:
@@ -176,7 +177,8 @@ def _show_durations(console: Console, story: Story) -> None:
         if found := spread(values):
             times = found.median, found.p95, found.most
             table.add_row(name, str(found.count), *map(seconds_text, times))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
 
 
 def _table(title: str, *columns: str) -> Table:
