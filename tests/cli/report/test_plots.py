@@ -17,7 +17,8 @@ POINT = re.compile(r"([ML]) ([-\d.]+) ([-\d.]+)|z")
 
 def area(path: str) -> float:
     """Of all polygons of an SVG path."""
-    total, corners = 0.0, []
+    total = 0.0
+    corners: list[tuple[float, float]] = []
     for found in POINT.finditer(path):
         if found[1] == "M" or found[0] == "z":
             for one, two in zip(corners, [*corners[1:], *corners[:1]], strict=True):

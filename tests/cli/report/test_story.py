@@ -109,6 +109,7 @@ def test_where_a_worker_stood_still_no_steps_were_lost_for_it() -> None:
     check_account(run, story)
     [interruption] = story.interruptions
     assert interruption.is_estimated
+    assert interruption.steps_lost is not None
     assert 40 <= interruption.steps_lost <= 40 + TOLD_EVERY / STEP
 
 

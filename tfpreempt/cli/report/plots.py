@@ -91,7 +91,7 @@ def timeline(story: Story, begin: float, end: float) -> str:
     axis, titles = _Axis.of(story, end - begin), {}
     width = (end - begin) / min(_CELLS, _CELLS_OF_ALL // len(workers))
     with mpl.rc_context(_STYLE):
-        figure, axes = _figure(0.75 + _LANE * len(workers))
+        figure, axes = _figure(0.62 + _LANE * len(workers), above=0.08)
         for row, worker in enumerate(workers):
             by_phase = _by_phase(worker, begin, end)
             shapes = _shapes(
@@ -159,7 +159,7 @@ def curve(story: Story, name: str, points: Sequence[Point], *, by_step: bool) ->
         label = f"{axis.name} since the run began"
     x, values = (np.insert(each, cuts, np.nan) for each in (x, values))
     with mpl.rc_context(_STYLE):
-        figure, axes = _figure(2.3)
+        figure, axes = _figure(2.3, above=0.27)
         few = "o" if len(x) < 80 else ""
         axes.plot(x, values, few + "-", color=_COLOURS["good"], lw=1.5, ms=3)
         if not by_step:  # as the timeline, and further where more was logged
@@ -248,9 +248,19 @@ def _draw_counts(
     )  # fmt: skip
 
 
-def _figure(inches: float) -> tuple[Figure, Axes]:
-    """A figure of one plot, so many inches high."""
-    figure = Figure(figsize=(_INCHES, inches), layout="constrained")
+def _figure(inches: float, *, above: float | None = None) -> tuple[Figure, Axes]:
+    """A figure of one plot.
+
+    Args:
+        inches: its height.
+        above: inches that are left for a title, where its axis stands exactly below
+            those of others; None: it has the room that there is.
+    """
+    if above is None:
+        figure = Figure(figsize=(_INCHES, inches), layout="constrained")
+        return figure, figure.subplots()
+    figure = Figure(figsize=(_INCHES, inches))
+    figure.subplots_adjust(0.085, 0.48 / inches, 0.985, 1 - above / inches)
     return figure, figure.subplots()
 
 
