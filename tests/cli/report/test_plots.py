@@ -119,3 +119,9 @@ def test_a_curve_over_time_is_marked_where_the_timeline_is() -> None:
 def test_very_many_times_are_counted_and_not_drawn_one_by_one() -> None:
     times = [0.1 + n % 97 / 1000 for n in range(20_000)] + [9.0]
     assert len(plots.durations({"save": times})) < 60_000
+
+
+def test_points_between_two_interruptions_each_are_seen() -> None:
+    story = tell(many_restarts(100))
+    svg = plots.curve(story, "loss", story.metrics["loss"], by_step=False)
+    assert len(re.findall(r"<use [^>]*fill: var\(--good\)|<use [^>]*good", svg)) >= 100

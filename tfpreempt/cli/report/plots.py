@@ -162,6 +162,10 @@ def curve(story: Story, name: str, points: Sequence[Point], *, by_step: bool) ->
         figure, axes = _figure(2.3, above=0.27)
         few = "o" if len(x) < 80 else ""
         axes.plot(x, values, few + "-", color=_COLOURS["good"], lw=1.5, ms=3)
+        padded = np.concatenate([[np.nan], values, [np.nan]])
+        is_alone = np.isnan(padded[:-2]) & np.isnan(padded[2:])  # no line leads there
+        lone = x[is_alone], values[is_alone]
+        axes.plot(*lone, "o", color=_COLOURS["good"], ms=3 if few else 1.5)
         if not by_step:  # as the timeline, and further where more was logged
             least, most = min(0.0, np.nanmin(x)), max(axis.at(story.end), np.nanmax(x))
             if most > least:
