@@ -1,15 +1,17 @@
 """A program whose checkpoints of earlier days are kept, and restored by today's code.
 
-    python kept_program.py loop|manager|fit DIRECTORY [STEP]
+    python kept_program.py loop|manager|fit|mirror|states|workers DIRECTORY [STEP]
 
 It trains a few steps, and is told to go within step STEP; without one it runs to its
 end and prints what came out, in one line. It keeps to what tfpreempt could from the
-first day on.
+first day on. `mirror` is a loop whose commits are copied to DIRECTORY/mirror, `states`
+has no handler, and `workers` is one of two, by TF_CONFIG.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -20,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfpreempt
+from tfpreempt.checkpoint import bundle_writer
 
 STEPS = 8
 
@@ -38,7 +41,9 @@ class Losses(tfpreempt.State):
         self.all = json.loads(fileobj.read())
 
 
-def train(directory: str, last: int, *, is_managed: bool) -> object:
+def train(
+    directory: str, last: int, *, is_managed: bool = False, remote: str | None = None
+) -> object:
     """A loop with variables, an iterator, a generator and a State."""
     weights = tf.Variable(tf.ones([4, 2]))
     generator = tf.random.Generator.from_seed(3)
@@ -54,6 +59,7 @@ def train(directory: str, last: int, *, is_managed: bool) -> object:
         tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({})),
         saved,
         directory,
+        remote_checkpoint_dir=remote,
     )
 
     def step() -> None:
@@ -102,14 +108,76 @@ def fit(directory: str, last: int) -> object:
     return history.history
 
 
+def train_together(directory: str, last: int) -> object:
+    """A loop of two workers; a variable of each of them, and what both hold."""
+    bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 1  # a share for each
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    index = strategy.cluster_resolver.task_id
+    with strategy.scope():
+        weights = tf.Variable(tf.ones([4, 2]), aggregation=tf.VariableAggregation.MEAN)
+        sums = tf.Variable(
+            0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        generator = tf.random.Generator.from_seed(3)
+    data = tfpreempt.data.from_arrays(
+        np.arange(64, dtype="float32"), batch_size=8, seed=5
+    )
+    batches = tfpreempt.data.distribute(data.repeat(), strategy)
+    handler = tfpreempt.PreemptionCheckpointHandler(
+        strategy.cluster_resolver,
+        tf.train.Checkpoint(
+            weights=weights, sums=sums, generator=generator, data=batches
+        ),
+        directory,
+    )
+    losses = Losses()
+
+    def update(x: tf.Tensor) -> None:
+        weights.assign(weights * 0.5 + generator.normal([4, 2]) * x[0])
+        sums.assign_add(tf.reduce_sum(x))
+
+    @tf.function  # type: ignore[untyped-decorator]  # no types
+    def step() -> None:
+        strategy.run(update, (next(batches),))
+
+    while handler.total_run_calls < STEPS:
+        if index == 1 and handler.total_run_calls + 1 == last:
+            os.kill(os.getpid(), signal.SIGTERM)
+        handler.run(step)
+        losses.all.append(float(tf.reduce_sum(weights)))
+    handler.close()
+    return [losses.all, float(strategy.experimental_local_results(sums)[0])]
+
+
+def count(directory: str, last: int) -> object:
+    """States without a handler; it is told nothing, and leaves by itself."""
+    os.environ["TFPREEMPT_CHECKPOINT_DIR"] = directory
+    losses = Losses()
+    if tfpreempt.load_state(losses):
+        logging.info("goes on at step %d", len(losses.all))
+    while len(losses.all) < (last or STEPS):
+        losses.all.append(len(losses.all) / 3)
+    tfpreempt.save_all_states()
+    return losses.all
+
+
 def run(kind: str, directory: str, last: int = 0) -> object:
     """Trains, and is told to go in a step; by 0 in none."""
     if kind == "fit":
         return fit(directory, last)
+    if kind == "workers":
+        return train_together(directory, last)
+    if kind == "states":
+        return count(directory, last)
+    if kind == "mirror":
+        return train(f"{directory}/local", last, remote=f"file://{directory}/mirror")
     return train(directory, last, is_managed=kind == "manager")
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO)
     kind, directory, *more = sys.argv[1:]
     result = run(kind, directory, *map(int, more))
     print(json.dumps({"result": result}), flush=True)

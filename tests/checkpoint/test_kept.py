@@ -1,26 +1,37 @@
 """Checkpoints that earlier versions wrote: today's code goes on from each.
 
 `kept/<number>-<day>-<kind>.tar.xz` is a checkpoint directory without its journal, as
-`kept_program.py <kind> DIRECTORY 4` left it that day. Where a format gains something,
-one of that day is added; none is ever taken away. All of these are of days before the
-first release; only the state of a fit had another form in the first two.
+`kept_program.py <kind> DIRECTORY 4` left it that day; of `mirror` only the copy, as
+after the loss of the disk. Where a format gains something, one of that day is added
+(`python -m tests.checkpoint.test_kept NUMBER-DAY`); none is ever taken away. All of
+these are of days before the first release; only the state of a fit had another form in
+the first two.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.checkpoint import kept_program
+from tests.multiprocess.harness import RESTART, tf_config_text, worker_environment
+from tests.ports import free_ports
 from tfpreempt import errors
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.multiprocess]
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.tar.xz"))
 KINDS = ("loop", "manager", "fit")
+APART = ("mirror", "states", "workers")
+"""Kinds that need processes of their own; kept since 06."""
 REFUSED = ("01-2026-11-21-fit", "02-2026-11-22-fit")
 
 
@@ -37,15 +48,56 @@ def result(kind: str, directory: Path) -> Any:
         return kept_program.run(kind, str(directory))
 
 
-@pytest.mark.parametrize("archive", KEPT, ids=lambda path: path.name.split(".")[0])
+def processes(kind: str, directory: Path, last: int = 0) -> list[tuple[int, str, str]]:
+    """Exit code, result and log of each process of a kind."""
+    ports = free_ports(2) if kind == "workers" else []
+    command = [sys.executable, kept_program.__file__, kind, str(directory), str(last)]
+    started = [
+        subprocess.Popen(
+            command,
+            env=worker_environment(directory)
+            | ({"TF_CONFIG": tf_config_text(ports, index)} if ports else {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(max(1, len(ports)))
+    ]
+    try:
+        told = [process.communicate(timeout=200) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    codes = [process.returncode for process in started]
+    return [(code, *each) for code, each in zip(codes, told, strict=True)]
+
+
+def name_of(archive: Path) -> str:
+    return archive.name.split(".")[0]
+
+
+def kind_of(archive: Path) -> str:
+    return name_of(archive).rpartition("-")[2]
+
+
+def unpack(archive: Path, directory: Path) -> Path:
+    with tarfile.open(archive) as packed:
+        packed.extractall(directory, filter="data")
+    return directory
+
+
+def kept(*kinds: str) -> Any:
+    found = [path for path in KEPT if kind_of(path) in kinds]
+    return pytest.mark.parametrize("archive", found, ids=name_of)
+
+
+@kept(*KINDS)
 def test_a_checkpoint_of_an_earlier_day_is_gone_on_from(
     archive: Path, tmp_path: Path, undisturbed: dict[str, Any], caplog: Any
 ) -> None:
-    name = archive.name.split(".")[0]
-    kind = name.rpartition("-")[2]
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
-    if name in REFUSED:
+    kind = kind_of(archive)
+    unpack(archive, tmp_path)
+    if name_of(archive) in REFUSED:
         with pytest.raises(errors.CheckpointMismatchError, match="begin anew"):
             result(kind, tmp_path)
         return
@@ -53,7 +105,89 @@ def test_a_checkpoint_of_an_earlier_day_is_gone_on_from(
     assert "goes on at step" in caplog.text
 
 
+@pytest.mark.timeout(600)
+@kept(*APART)
+def test_so_is_one_of_two_workers_of_states_alone_and_of_a_mirror(
+    archive: Path, tmp_path: Path
+) -> None:
+    kind = kind_of(archive)
+    new, old = tmp_path / "new", unpack(archive, tmp_path / "old")
+    new.mkdir()
+    ended = processes(kind, old)
+    assert {code for code, _, _ in ended} == {0}, ended
+    assert all("goes on at step 4" in log for _, _, log in ended), ended
+    undisturbed = processes(kind, new)
+    assert [out for _, out, _ in ended] == [out for _, out, _ in undisturbed]
+
+
 def test_one_of_each_kind_is_kept_of_each_version() -> None:
-    versions = {path.name[:2] for path in KEPT}
-    assert len(versions) >= 5
-    assert len(KEPT) == len(versions) * len(KINDS)
+    versions = sorted({path.name[:2] for path in KEPT})
+    assert len(versions) >= 6
+    for version in versions:
+        kinds = {kind_of(path) for path in KEPT if path.name.startswith(version)}
+        assert kinds == {*KINDS, *(APART if version >= "06" else ())}
+
+
+def leave(kind: str, directory: Path) -> Path:
+    """What a program of today leaves after step 4, in the same way as the kept ones."""
+    directory.mkdir()
+    codes = {code for code, _, _ in processes(kind, directory, 4)}
+    assert codes == {0 if kind == "states" else RESTART}
+    return directory
+
+
+def layout(directory: Path) -> set[str]:
+    """The files without the journal, and the keys of each manifest."""
+    found = set()
+    for path in files(directory):
+        name = re.sub(r"-[0-9a-f]{8}(?=/)", "-<checksum>", str(path))
+        found.add(name)
+        if path.name == "MANIFEST.json":
+            manifest = json.loads((directory / path).read_text("utf-8"))
+            found |= {f"{name}: {key}" for key in keys(manifest)}
+    return found
+
+
+def files(directory: Path) -> list[Path]:
+    """What is kept of a directory."""
+    left_out = {"journal", "local", ".tfpreempt-lease"}
+    paths = (path.relative_to(directory) for path in sorted(directory.rglob("*")))
+    return [
+        path
+        for path in paths
+        if (directory / path).is_file() and not left_out.intersection(path.parts)
+    ]
+
+
+def keys(value: object) -> set[str]:
+    """All of them, of the parts too."""
+    if isinstance(value, dict):
+        inner = {f"{k}.{each}" for k, part in value.items() for each in keys(part)}
+        return {*value, *inner}
+    return set().union(*map(keys, value)) if isinstance(value, list) else set()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", [*KINDS, *APART])
+def test_what_is_left_today_has_the_form_of_the_newest_that_is_kept(
+    kind: str, tmp_path: Path
+) -> None:
+    newest = [path for path in KEPT if kind_of(path) == kind][-1]
+    before = layout(unpack(newest, tmp_path / "before"))
+    again = "keep one of today too: python -m tests.checkpoint.test_kept NUMBER-DAY"
+    assert layout(leave(kind, tmp_path / "now")) == before, again
+
+
+def main() -> None:
+    """Keeps one of each kind."""
+    for kind in (*KINDS, *APART):
+        with tempfile.TemporaryDirectory() as temporary:
+            directory = leave(kind, Path(temporary) / "left")
+            archive = Path(__file__).with_name("kept") / f"{sys.argv[1]}-{kind}.tar.xz"
+            with tarfile.open(archive, "w:xz") as packed:
+                for path in files(directory):
+                    packed.add(directory / path, str(path))
+
+
+if __name__ == "__main__":
+    main()
