@@ -125,6 +125,7 @@ def train_together(directory: str, last: int) -> object:
         np.arange(64, dtype="float32"), batch_size=8, seed=5
     )
     batches = tfpreempt.data.distribute(data.repeat(), strategy)
+    losses = Losses()
     handler = tfpreempt.PreemptionCheckpointHandler(
         strategy.cluster_resolver,
         tf.train.Checkpoint(
@@ -132,7 +133,6 @@ def train_together(directory: str, last: int) -> object:
         ),
         directory,
     )
-    losses = Losses()
 
     def update(x: tf.Tensor) -> None:
         weights.assign(weights * 0.5 + generator.normal([4, 2]) * x[0])
