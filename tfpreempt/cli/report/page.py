@@ -10,6 +10,7 @@ from tfpreempt.cli.report.goodput import MEANINGS, PLAINLY
 from tfpreempt.cli.report.lives import Phase
 from tfpreempt.cli.report.story import Interruption, Story
 from tfpreempt.cli.sizes import seconds_text, size_text
+from tfpreempt.core.loading import to_install
 from tfpreempt.errors import ConfigurationError
 
 _ZOOMED = 12
@@ -37,7 +38,7 @@ def make_page(story: Story, place: str) -> str:
     except ImportError as error:
         raise ConfigurationError(
             f"--html needs {error.name}, which is not installed. Install what it is "
-            "drawn with: pip install 'tfpreempt[report]'"
+            f"drawn with: {to_install('report')}"
         ) from error
     environment = jinja2.Environment(
         autoescape=True,

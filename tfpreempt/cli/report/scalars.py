@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfpreempt.cli.report.story import Point
+from tfpreempt.core.loading import to_install
 from tfpreempt.errors import ConfigurationError
 
 _HEAD = struct.Struct("<QI")
@@ -58,7 +59,7 @@ def _scalars(path: Path) -> Iterator[tuple[str, Point]]:
     except ImportError as error:
         raise ConfigurationError(
             "--tensorboard needs tensorboardX, which reads the files without "
-            "TensorFlow. Install it with: pip install 'tfpreempt[report]'"
+            f"TensorFlow. Install it with: {to_install('report')}"
         ) from error
     from google.protobuf.message import DecodeError
 

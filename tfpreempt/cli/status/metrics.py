@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfpreempt.cli.status.picture import Picture, State
+from tfpreempt.core.loading import to_install
 from tfpreempt.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def registry(name: str, look: Callable[[], Picture]) -> CollectorRegistry:
     except ImportError as error:
         raise ConfigurationError(
             "--metrics-port and --metrics-file need prometheus_client, which is not "
-            "installed: pip install 'tfpreempt[metrics]'"
+            f"installed: {to_install('metrics')}"
         ) from error
     made = CollectorRegistry()
     made.register(_Run(name, look))
