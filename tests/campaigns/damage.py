@@ -39,6 +39,7 @@ _OF_COMMIT = re.compile(
 )
 _USUAL = ("tfpreempt: goes on at", "tfpreempt: fetching")  # warnings that are none
 _ADVICE = re.compile(r"[Pp]ut the (files|objects) back")
+_FLAT_INDEX = re.compile(rf"{DISK}/ckpt-\d\.index")
 _FOOTER = 48  # bytes at the end of an index, some of which mean nothing
 
 Files = dict[str, bytes]
@@ -594,7 +595,8 @@ def left(form: Form, before: Files, after: Files) -> Left:
             found.possible.add(step)
         if form.is_foreign and has_hidden(names, before, after):
             found.hidden.add(step)
-        if has_marker or (is_told and not names.isdisjoint(after)):
+        is_seen = has_marker or (is_told and not names.isdisjoint(after))
+        if is_seen and not passes_for_deleted(names, before, after):
             found.known.add(step)
             if not place.startswith(MEMORY):
                 found.durable.add(step)
@@ -608,6 +610,20 @@ def left(form: Form, before: Files, after: Files) -> Left:
 def is_marker(form: Form, name: str) -> bool:
     """Whether a file is what makes the others a checkpoint."""
     return name.endswith(".index") if form.is_foreign else Path(name).name == MARKER
+
+
+def passes_for_deleted(names: set[str], before: Files, after: Files) -> bool:
+    """Whether it is flat, and its index alone of all is gone but for newer ones.
+
+    So it is where a manager, which deletes the oldest first, was cut short.
+    """
+    mine = [name for name in names if _FLAT_INDEX.fullmatch(name)]
+    every = sorted(name for name in before if _FLAT_INDEX.fullmatch(name))
+    if not mine or mine[0] in after:
+        return False
+    place = every.index(mine[0])
+    has_newer = any(each in after for each in every[place + 1 :])
+    return has_newer and not any(each in after for each in every[:place])
 
 
 def is_listed(place: str, before: Files, after: Files) -> bool:

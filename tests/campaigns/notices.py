@@ -240,8 +240,7 @@ class Run:
             return newest(cluster, "enters", limit) or before + 1
         notices = records(self._here.checkpoints, "notice")
         heard = [each["monotonic"] for each in notices if each["monotonic"] >= told.at]
-        asked_for = newest(cluster, "enters", min(heard, default=limit))
-        return min(newest(cluster, "begins", limit), asked_for) or before
+        return newest(cluster, "enters", min([limit, *heard])) or before
 
     def _has_committed(self, told: Told, last: int) -> bool:
         """Whether the notice was served by a commit, after which it may train on.

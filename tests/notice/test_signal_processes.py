@@ -368,6 +368,19 @@ def test_a_fork_on_the_way_out_holds_no_reader_back() -> None:
     assert told == {"code": -15}
 
 
+def test_a_reader_that_passed_a_signal_over_ends_with_the_interpreter() -> None:
+    """Which waits for its children, and may have sent one like it meanwhile."""
+    told = with_children(
+        """
+        reader = child()
+        kill_as_a_stranger(reader.pid, signal.SIGTERM)
+        reader.join(1.0)
+        tell(alive=reader.is_alive())
+        """
+    )
+    assert told == {"alive": True}
+
+
 def test_a_child_on_its_way_out_frees_no_reader_of_its_parents() -> None:
     told = with_children(
         """

@@ -179,8 +179,11 @@ class SignalRegistry:
         """The interpreter ends: what is still watched is ignored from now on.
 
         Python would put the defaults back, and a signal that comes while it takes
-        itself apart, a second with TensorFlow, would change the exit code.
+        itself apart, a second with TensorFlow, would change the exit code. Children
+        that are waited for after this end by a signal that they have passed over: the
+        one that a pool ends them by may have come as one with that.
         """
+        release_children(True)
         for signum, watch in self._watches.items():
             if signal.getsignal(signum) is watch.handler:
                 signal.signal(signum, signal.SIG_IGN)

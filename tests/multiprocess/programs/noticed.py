@@ -3,7 +3,7 @@
 It prints `began`, and `in PHASE` when it comes to that phase for the given time, where
 it stays for a moment; `child PID` for each process that reads its data; `listens` when
 it hears notices. Of each step it prints `enters N TIME` where it asks whether to make
-it, `begins N TIME`, and `step N` at its end; what came out as `result {...}`.
+it, and `step N` at its end; what came out as `result {...}`.
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ class Reader:
         return self._pool.apply(read, (number,)) if self._pool else read(number)
 
 
-def begin(number: int) -> None:
+def begin() -> None:
     """In a step, before all else."""
-    say_when("begins", number)
     slow_down()
     at("step")
 
@@ -118,7 +117,7 @@ class OwnModel(Model):
 
 
 def step(model: OwnModel, number: int) -> None:
-    begin(number)
+    begin()
     if number == STEPS:
         at("last")
     model.step()
@@ -184,7 +183,7 @@ def fit() -> None:
         def call(self, inputs: Any, training: Any = None) -> Any:
             at("trace")
             if training:  # main is inside of TensorFlow then
-                tf.numpy_function(lambda: begin(watch.number), [], [])
+                tf.numpy_function(begin, [], [])
             return inputs
 
     class Batches(keras.utils.Sequence if is_legacy else keras.utils.PyDataset):
