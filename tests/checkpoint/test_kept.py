@@ -86,6 +86,19 @@ def unpack(archive: Path, directory: Path) -> Path:
     return directory
 
 
+def check_equal(found: Any, expected: Any) -> None:
+    """But for the last bits, which another machine's processor rounds otherwise."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            check_equal(found[key], value)
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            check_equal(one, other)
+    else:
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
 def kept(*kinds: str) -> Any:
     found = [path for path in KEPT if kind_of(path) in kinds]
     return pytest.mark.parametrize("archive", found, ids=name_of)
@@ -101,7 +114,7 @@ def test_a_checkpoint_of_an_earlier_day_is_gone_on_from(
         with pytest.raises(errors.CheckpointMismatchError, match="begin anew"):
             result(kind, tmp_path)
         return
-    assert result(kind, tmp_path) == undisturbed[kind]
+    check_equal(result(kind, tmp_path), undisturbed[kind])
     assert "goes on at step" in caplog.text
 
 
@@ -117,7 +130,8 @@ def test_so_is_one_of_two_workers_of_states_alone_and_of_a_mirror(
     assert {code for code, _, _ in ended} == {0}, ended
     assert all("goes on at step 4" in log for _, _, log in ended), ended
     undisturbed = processes(kind, new)
-    assert [out for _, out, _ in ended] == [out for _, out, _ in undisturbed]
+    for (_, found, _), (_, expected, _) in zip(ended, undisturbed, strict=True):
+        check_equal(json.loads(found), json.loads(expected))
 
 
 def test_one_of_each_kind_is_kept_of_each_version() -> None:
@@ -137,10 +151,14 @@ def leave(kind: str, directory: Path) -> Path:
 
 
 def layout(directory: Path) -> set[str]:
-    """The files without the journal, and the keys of each manifest."""
+    """The files without the journal, and the keys of each manifest.
+
+    At which step it was left depends on how soon it heard the signal.
+    """
     found = set()
     for path in files(directory):
         name = re.sub(r"-[0-9a-f]{8}(?=/)", "-<checksum>", str(path))
+        name = re.sub(r"(?<![\w.])\d+(?=[./])|(?<=ckpt-)\d+", "<step>", name)
         found.add(name)
         if path.name == "MANIFEST.json":
             manifest = json.loads((directory / path).read_text("utf-8"))
@@ -150,7 +168,7 @@ def layout(directory: Path) -> set[str]:
 
 def files(directory: Path) -> list[Path]:
     """What is kept of a directory."""
-    left_out = {"journal", "local", ".tfpreempt-lease"}
+    left_out = {"journal", "journals", "local", ".tfpreempt-lease"}
     paths = (path.relative_to(directory) for path in sorted(directory.rglob("*")))
     return [
         path
