@@ -308,5 +308,7 @@ CAMPAIGN = Campaign(
     fixed=(
         "Under `protect()` a signal that came while the interpreter ended changed the "
         "exit code (`handler/test_protected_processes.py`).",
+        "A process of a pool that got a stranger's SIGTERM and its pool's as one held "
+        "up the end of the program for ever (`notice/test_signal_processes.py`).",
     ),
 )

@@ -529,5 +529,8 @@ CAMPAIGN = Campaign(
         "`handler/test_lost_peers.py`).",
         "A worker that was cut off in its exit outlived its grace, as TensorFlow took "
         "leave of the chief (`handler/test_session.py`, `campaigns/test_peers.py`).",
+        "Who waited in close() for a chief that was frozen, or that it was cut off "
+        "from, waited for ever (`coordination/test_runtime.py`, "
+        "`campaigns/test_peers.py`).",
     ),
 )
