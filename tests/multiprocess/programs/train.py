@@ -150,7 +150,8 @@ def main() -> None:
     log_to_stdout()
     model = Model(make_strategy(options.strategy))
     if options.mebibytes:
-        model.checkpoint.more = tf.Variable(tf.zeros([options.mebibytes << 18]))
+        with model.strategy.scope():
+            model.checkpoint.more = tf.Variable(tf.zeros([options.mebibytes << 18]))
     if options.hold_in_write:
         before_asynchronous_writes(lambda: hold("write"))
     if options.shares:
@@ -163,6 +164,7 @@ def main() -> None:
     say("weights", model.weights.numpy().tobytes().hex())
 
     def train_step() -> None:
+        began = time.monotonic()
         is_mine = options.hold_worker in (None, INDEX)
         if is_mine and int(model.trained.numpy()) in options.hold_at:
             hold()
@@ -174,6 +176,8 @@ def main() -> None:
                 tf.random.uniform([options.mebibytes << 18])
             )
         time.sleep(options.pause)
+        if options.mebibytes:
+            say("took", time.monotonic() - began)
 
     def digest() -> list[str]:
         if not options.soak:
