@@ -57,7 +57,7 @@ BEFORE_FINISHED = ("final count", "after final count", "finished")
 """All have made their last step, and wait in close() for the word that all have."""
 
 IN_THE_FINAL_SAVE = ("final done", "final marker", "final commit")
-"""Whose word has come. Who has told its part, or the commit, leaves at once."""
+"""Whose word has come. All wait for the chief to say that the end is committed."""
 
 TOLD = {
     "notice": ALL,
@@ -162,14 +162,12 @@ class Case:
         if self.fault in PASSING:
             return {0 if self.told is None else RESTART}
         if self.told is None and self.phase in IN_THE_FINAL_SAVE:
-            return {0}
+            return {RESTART}  # all end well, or all are started again
         if self.told is None and self.phase in BEFORE_FINISHED:
-            # With the chief the store is lost: nobody can say whether all are through.
-            # Without another one it is the end, if the final save can do without.
+            # With the chief the store is lost. Without another one all are started
+            # again, with the final state, unless that one was needed for its save.
             has_lost_the_store = (self.victim == 0) != (worker == self.victim)
-            if worker == self.victim and self.phase == "after final count":
-                return {0, RESTART}  # it may have read that all are through
-            return {RESTART} if has_lost_the_store else {0, 1}
+            return {RESTART} if has_lost_the_store else {RESTART, 1}
         if self.told is None:
             return {1}
         if self.phase == "notice" and worker != self.victim:
@@ -497,9 +495,9 @@ CAMPAIGN = Campaign(
         f"told the others are gone when it is over, or {LATE:.0f} s later on a busy "
         f"machine; else within {LIMIT:.0f} s, or {BUSY:.0f} s later. They leave with "
         "the restart code; with 1 where nobody was told, or the lack of memory raised "
-        "an error; and, where nobody was told and all had made their last step, as at "
-        "any end, unless the final save needed the other, or the chief went before it "
-        "said that all are through, which is a loss. Who leaves "
+        "an error. Where nobody was told and all had made their last step, all end "
+        "well, or none does: with 1 if the final save needed the other, otherwise with "
+        "the restart code, to meet it again. Who leaves "
         "without a commit names the lost worker and the phase. Who was silent for a "
         "moment costs nothing. The same command again "
         "goes on from the newest commit that was reported, to the same bytes, or says "

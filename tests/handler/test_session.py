@@ -562,68 +562,6 @@ def test_ctrl_c_in_a_wait_without_end_is_honoured_at_once() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("worker", [0, 1])
-def test_the_end_clears_snapshots_only_where_it_is_known_to_be_saved(
-    current: session.Session, monkeypatch: pytest.MonkeyPatch, worker: int
-) -> None:
-    """The chief's commit may fail yet, and then all go back to a snapshot."""
-
-    class Ended(FakeMember):
-        has_moved = is_resumed = was_async = is_at_end = False
-        left = ()  # as its commits
-        runs = 1
-
-        @property
-        def snapshots(self) -> Any:  # type: ignore[override]
-            return self
-
-        def clear(self) -> None:
-            self.calls.append("clear")
-
-        def wait_for_mirror(self, timeout: float | None) -> bool:
-            return True
-
-    member = Ended()
-    monkeypatch.setattr(session, "SnapshotTimes", lambda *args: FakeMember())
-    monkeypatch.setattr(FakeMember, "look", lambda self: None, raising=False)
-    current.open(member)  # type: ignore[arg-type]
-    current.cluster = Cluster(worker=worker, jobs=(("worker", 2),))
-    monkeypatch.setattr(current, "finish", lambda limit: True)
-    current.close(member)  # type: ignore[arg-type]
-    assert member.calls == (["clear"] if worker == 0 else [])
-
-
-@pytest.mark.parametrize("has_told", [False, True])
-def test_who_goes_as_it_had_told_costs_the_end_and_is_no_failure(
-    current: session.Session, monkeypatch: pytest.MonkeyPatch, has_told: bool
-) -> None:
-    """It trained on to the end within its grace, and was gone in the final save."""
-
-    class Ended(FakeMember):
-        is_resumed = was_async = is_at_end = False
-        left = ()  # as its commits
-        runs = 1
-        finish_copy = wait_for_mirror = lambda self, *limits: True
-
-    def leave(committed: bool, cluster: Cluster, *, mirrored: bool = True) -> None:
-        raise SystemExit(143)
-
-    member = Ended()
-    member.leave = leave  # type: ignore[method-assign]
-    gone = "stopped sending heartbeats):\n/job:worker/replica:0/task:1"
-    member.error = SaveError(f"Could not write step 12: unhealthy ({gone}")
-    current.open(member)  # type: ignore[arg-type]
-    current.cluster = Cluster(worker=0, jobs=(("worker", 2),))
-    monkeypatch.setattr(current, "finish", lambda limit: True)
-    if has_told:
-        current.coordinator.deadlines.shorten(SystemClock().monotonic(), 60.0)
-    with pytest.raises(SystemExit if has_told else SaveError) as raised:
-        current.close(member)  # type: ignore[arg-type]
-    notes = getattr(raised.value, "__notes__", [])
-    said = member.events[-1].detail if has_told else "".join(notes)
-    assert "worker 1 stopped sending heartbeats in the final save" in said
-
-
 # --- the way out ---------------------------------------------------------------------
 
 

@@ -45,6 +45,7 @@ from tfpreempt.errors import (
 from tfpreempt.handler.data_errors import is_of_data
 from tfpreempt.handler.exit import ExitPath, tell_peers
 from tfpreempt.handler.interrupts import held_back
+from tfpreempt.handler.last_word import LastWord
 from tfpreempt.handler.lost_peers import describe_loss
 from tfpreempt.handler.member import Member, Members
 from tfpreempt.handler.now import Doing
@@ -73,9 +74,6 @@ OPENS_WITHIN = 1.0
 
 HEARD_WITHIN = 0.05
 """Seconds from a signal until its source has told of it; it takes milliseconds."""
-
-SILENT = 10.0
-"""Seconds after which TensorFlow takes a worker for lost that sends no heartbeat."""
 
 ASKS_AGAIN = 0.05
 """Seconds until a save that is due is tried again while another one is written."""
@@ -136,6 +134,9 @@ class Session:
         )
         self._collective = CollectiveSaves(
             cluster, incarnation, self._runtime, self.coordinator, self.members
+        )
+        self._last_word = LastWord(
+            cluster, incarnation, self._runtime, self.coordinator
         )
         self.exit = ExitPath(
             cluster,
@@ -363,17 +364,10 @@ class Session:
         self.come_back()
         self._collective.finishing()
         verdict: type[ev.Verdict] | None = ev.Resume
-        is_over = threading.Event()
-        if not self.cluster.is_chief:  # no step, and perhaps no deadline, ends this
-            key = f"tfpreempt/{self.incarnation}/finishes/{self.cluster.worker}"
-            self._runtime.watch_store(key, is_over, SILENT)
-        try:
-            with self._undisturbed():
-                while verdict is ev.Resume:
-                    self._collective.end_async()  # of a round that came in between
-                    verdict = self.settle(last=True, limit=limit)
-        finally:
-            is_over.set()
+        with self._last_word.listening(), self._undisturbed():
+            while verdict is ev.Resume:
+                self._collective.end_async()  # of a round that came in between
+                verdict = self.settle(last=True, limit=limit)
         if verdict is None:
             self._give_up("left early")
         return verdict is not None
@@ -409,12 +403,13 @@ class Session:
             is_last = list(self.members) == [member]
             if not is_last or self.finish(limit):
                 failure = self._commit_final(member)
+                if is_last and self.cluster.world > 1:
+                    failure = self._end_together(failure)
             if is_last and failure is None:
                 member.record_exit(Outcome.FINISHED)
                 snapshots = member.commits.snapshots
                 is_saved = member.runs > 0 and not member.has_moved
-                # The others cannot know yet that the chief's commit stands.
-                if snapshots is not None and is_saved and self.cluster.is_chief:
+                if snapshots is not None and is_saved:
                     snapshots.clear()
             self.exit.finish_copy(member, limit)
         self.part(member)
@@ -477,6 +472,40 @@ class Session:
                     "steps after the last commit.",
                 )
                 return error
+        return None
+
+    def _end_together(self, failure: Exception | None) -> Exception | None:
+        """All workers end well, or all are started again.
+
+        Args:
+            failure: what this worker's final save failed by.
+
+        Returns:
+            What is to be raised: that, or what another worker's failed by.
+        """
+        failed = ""
+        if failure is not None:
+            lost = describe_loss(failure, self.cluster, "the final save")
+            failed = lost or f"{type(failure).__name__}: {failure}".rstrip(".")
+        end = self._last_word.agree(failed)
+        if failure is not None:
+            return failure
+        if end is None:
+            lost = "worker 0 was lost in the final save, before all were through"
+            self.exit.leave(Outcome.LOST, lost)
+        elif end.failed:
+            return SaveError(
+                f"Training is over, and its end is not committed: {end.failed}. Mend "
+                "that and start all workers again: they repeat what comes after the "
+                "last commit."
+            )
+        elif end.lost:
+            log.error(
+                "tfpreempt: %s. It is started again and needs all others, so all leave "
+                "to be started again; nothing is left to train",
+                end.lost,
+            )
+            self.exit.leave(Outcome.COMMITTED, end.lost)
         return None
 
     @contextlib.contextmanager

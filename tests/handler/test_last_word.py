@@ -1,0 +1,254 @@
+"""All workers end well, or all are started again: two of them, in one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.handler.test_session import LIMIT, FakeMember, notify
+from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.core.cluster import LOCAL, Cluster
+from tfpreempt.core.events import Exit
+from tfpreempt.errors import SaveError
+from tfpreempt.handler import exit, last_word, session
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Store(MemoryStore):
+    """One whose service reports deaths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dead: set[int] = set()
+
+    def dead_workers(self) -> frozenset[int]:
+        return frozenset(self.dead)
+
+
+class Worker(FakeMember):
+    """One worker's handler, its session, and how it closed.
+
+    Args:
+        number: of two.
+        store: of both.
+    """
+
+    is_resumed = was_async = is_at_end = False
+    left = ()  # as its commits
+    runs = 1
+
+    def __init__(self, number: int, store: MemoryStore) -> None:
+        super().__init__()
+        cluster = Cluster(worker=number, jobs=(("worker", 2),))
+        self.session = session.Session(cluster, store, "0", 5.0)
+        self.session.open(self)  # type: ignore[arg-type]
+        self.in_commit: Callable[[], None] = lambda: None
+        self.ended: BaseException | str | None = None
+        self.thread = threading.Thread(target=self._close, daemon=True)
+
+    @property
+    def snapshots(self) -> Any:  # type: ignore[override]
+        return self
+
+    def clear(self) -> None:
+        self.calls.append("clear snapshots")
+
+    def commit(self, staged: Staged, *told: Any) -> Any:
+        self.in_commit()
+        self.has_moved = False
+        return super().commit(staged, *told[:2])
+
+    def stage(self, name: str) -> Staged:
+        staged = super().stage(name)
+        self.has_moved = False
+        return staged
+
+    def wait_for_mirror(self, timeout: float | None) -> bool:
+        return True
+
+    def leave(
+        self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
+    ) -> None:
+        raise SystemExit(143)
+
+    def begin(self) -> Worker:
+        """Closes the handler, on a thread."""
+        self.thread.start()
+        return self
+
+    def end(self) -> BaseException | str | None:
+        """How that went: what was raised, or "finished"."""
+        self.thread.join(LIMIT)
+        assert self.ended is not None, "it still waits"
+        return self.ended
+
+    @property
+    def reason(self) -> str:
+        """Of its exit, by the journal."""
+        [left] = [event for event in self.events if isinstance(event, Exit)]
+        return f"{left.outcome.value}: {left.detail}"
+
+    def _close(self) -> None:
+        try:
+            self.session.close(self)  # type: ignore[arg-type]
+            self.ended = "finished"
+        except BaseException as error:
+            self.ended = error
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def pair(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]]:
+    """The chief and another worker, which have made a step."""
+    monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
+    monkeypatch.setattr(session, "SnapshotTimes", lambda *args: FakeMember())
+    monkeypatch.setattr(FakeMember, "look", lambda self: None, raising=False)
+    monkeypatch.setattr(exit, "exit_hard", lambda end: end())  # no main thread
+    workers = [Worker(number, store) for number in range(2)]
+    yield workers
+    for worker in workers:
+        worker.session.part(worker)  # type: ignore[arg-type]
+        worker.session.come_back()
+
+
+def test_nobody_has_ended_before_the_chief_has_committed(pair: list[Worker]) -> None:
+    chief, other = pair
+    begins, may_go_on = threading.Event(), threading.Event()
+
+    def commit() -> None:
+        begins.set()
+        assert may_go_on.wait(LIMIT)
+
+    chief.in_commit = commit
+    other.begin()
+    chief.begin()
+    assert begins.wait(LIMIT)
+    other.thread.join(0.3)
+    assert other.ended is None
+    may_go_on.set()
+    assert (chief.end(), other.end()) == ("finished", "finished")
+    assert "clear snapshots" in chief.calls
+    assert "clear snapshots" in other.calls
+
+
+def test_all_fail_where_the_chief_cannot_commit(pair: list[Worker]) -> None:
+    chief, other = pair
+    chief.error = SaveError("the disk is full")
+    other.begin()
+    chief.begin()
+    assert chief.end() is chief.error
+    error = other.end()
+    assert isinstance(error, SaveError)
+    assert "worker 0: SaveError: the disk is full" in str(error)
+    assert "clear snapshots" not in other.calls  # all go back to one, perhaps
+
+
+def test_all_fail_where_another_one_cannot_write_its_part(pair: list[Worker]) -> None:
+    chief, other = pair
+    other.error = SaveError("no memory")
+    other.begin()
+    chief.begin()
+    assert other.end() is other.error
+    assert "worker 1: SaveError: no memory" in str(chief.end())
+
+
+def test_all_are_started_again_where_a_worker_dies_after_its_last_step(
+    pair: list[Worker], store: Store
+) -> None:
+    """It is started again by its platform, and needs the chief."""
+    chief, other = pair
+    other.session._commit_final = lambda member: threading.Event().wait()  # type: ignore[assignment, method-assign]
+    chief.in_commit = lambda: store.dead.add(1)
+    other.begin()
+    chief.begin()
+    error = chief.end()
+    assert isinstance(error, SystemExit)
+    assert error.code == 143
+    assert chief.reason == "committed: worker 1 was lost in the final save"
+
+
+@pytest.mark.parametrize("has_told", [False, True])
+def test_who_goes_as_it_had_told_costs_the_end_and_is_no_failure(
+    pair: list[Worker], store: Store, has_told: bool
+) -> None:
+    """It trained on to the end within its grace, and was gone in the final save."""
+    chief, _ = pair
+    store.dead.add(1)
+    gone = "stopped sending heartbeats):\n/job:worker/replica:0/task:1"
+    chief.error = SaveError(f"Could not write step 12: unhealthy ({gone}")
+    if has_told:
+        now = chief.session.coordinator.clock.monotonic()
+        chief.session.coordinator.deadlines.shorten(now, 60.0)
+    chief.begin()
+    error = chief.end()
+    assert isinstance(error, SystemExit if has_told else SaveError)
+    said = chief.reason if has_told else "".join(getattr(error, "__notes__", []))
+    assert "worker 1 stopped sending heartbeats in the final save" in said
+
+
+def test_all_are_started_again_where_the_chief_dies_in_the_final_save(
+    pair: list[Worker], store: Store
+) -> None:
+    chief, other = pair
+    chief.in_commit = store.close
+    other.begin()
+    chief.begin()
+    error = other.end()
+    assert isinstance(error, SystemExit)
+    assert error.code == 143
+    assert other.reason.startswith("lost: worker 0 was lost in the final save")
+
+
+def test_a_chief_that_is_frozen_is_waited_for_no_longer_than_it_may_be_silent(
+    pair: list[Worker], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_word, "SILENT", 0.2)
+    chief, other = pair
+    insert = store.insert
+    is_frozen = threading.Event()
+
+    def hang(key: str, value: str) -> None:
+        if is_frozen.is_set():
+            threading.Event().wait()
+        insert(key, value)
+
+    monkeypatch.setattr(store, "insert", hang)
+
+    def commit() -> None:
+        is_frozen.set()
+        threading.Event().wait()
+
+    chief.in_commit = commit
+    other.begin()
+    chief.begin()
+    assert isinstance(other.end(), SystemExit)
+    assert other.reason.startswith("lost: worker 0 was lost in the final save")
+
+
+def test_who_is_told_to_go_has_done_its_part_and_waits_no_longer_than_its_grace(
+    pair: list[Worker],
+) -> None:
+    chief, other = pair
+    begins, may_go_on = threading.Event(), threading.Event()
+
+    def commit() -> None:
+        begins.set()
+        assert may_go_on.wait(LIMIT)
+
+    chief.in_commit = commit
+    other.begin()
+    chief.begin()
+    assert begins.wait(LIMIT)
+    notify(other.session, grace=1.0)
+    assert other.end() == "finished"
+    may_go_on.set()
+    assert chief.end() == "finished"
