@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.handler.test_session import LIMIT, FakeMember, notify
 from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.coordination import deadlines
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.events import Exit
@@ -138,6 +140,25 @@ def test_nobody_has_ended_before_the_chief_has_committed(pair: list[Worker]) -> 
     assert (chief.end(), other.end()) == ("finished", "finished")
     assert "clear snapshots" in chief.calls
     assert "clear snapshots" in other.calls
+
+
+def test_who_is_only_slow_is_waited_for(
+    pair: list[Worker], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chief gives its word late, and the other one says late that it has it."""
+    monkeypatch.setattr(deadlines, "BYES", 0.1)
+    insert = store.insert
+
+    def slow(key: str, value: str) -> None:
+        if key.endswith("/word") or "/end/1/bye/" in key:
+            time.sleep(0.5)
+        insert(key, value)
+
+    monkeypatch.setattr(store, "insert", slow)
+    chief, other = pair
+    other.begin()
+    chief.begin()
+    assert (chief.end(), other.end()) == ("finished", "finished")
 
 
 def test_all_fail_where_the_chief_cannot_commit(pair: list[Worker]) -> None:

@@ -123,15 +123,15 @@ class FakeMember:
     def begin_copying(self, record: Callable[[Event], None]) -> None:
         """As its commits: copies nothing."""
 
-    def hand_in_journal(self, seconds: float) -> None:
-        """As its commits: copies none."""
-
     @property
     def mirror(self) -> FakeMember:
         return self
 
     def hurry(self) -> None:
         """As its mirror: has nothing to copy."""
+
+    def hand_in_journal(self, seconds: float) -> None:
+        """As its mirror: copies none."""
 
     def wait(self, timeout: float | None) -> bool:
         return self.is_mirrored

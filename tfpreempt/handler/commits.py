@@ -338,11 +338,6 @@ class Commits:
         """Waits until all is copied; whether the newest commit is. Any thread."""
         return self.mirror is None or self.mirror.wait(timeout)
 
-    def hand_in_journal(self, seconds: float) -> None:
-        """Its last records are copied, within so many seconds. Any thread."""
-        if self.mirror is not None:
-            self.mirror.hand_in_journal(seconds)
-
     def release(self) -> None:
         """Other programs may use the directory; a save takes it again, if it can."""
         if self.snapshots is not None:

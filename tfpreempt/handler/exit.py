@@ -208,7 +208,9 @@ class ExitPath:
             )
             return
         for member in members:
-            member.commits.hand_in_journal(min(HANDS_IN, deadlines.left / 2))
+            if member.commits.mirror is not None:
+                limit = min(HANDS_IN, deadlines.left / 2)
+                member.commits.mirror.hand_in_journal(limit)
 
     def fail(self, error: BaseException, peer_is_gone: bool = False) -> None:
         """Main raises; peers are told. Returns if the error is to be raised.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import queue
 import threading
 from collections.abc import Iterator
@@ -95,16 +96,19 @@ class LastWord:
         return word
 
     def _give(self, prefix: str, mine: str) -> End:
-        """On the chief: hears of all, gives the word, and stays until all have it."""
+        """On the chief: hears of all, gives the word, and stays until all have it.
+
+        Who is only slow is waited for: it may have the word, and end well.
+        """
         deadlines = self.coordinator.deadlines
         told = self._gather(Key.DONE, f"{prefix}/saved", deadlines.left)
         failures = [mine, *(extra.get("failed", "") for _, extra in told.values())]
         failed = "; ".join(filter(None, failures))
         end = End(failed=failed, lost=_lost(told, "the final save"))
         text = keys.encode(end == End(), dataclasses.asdict(end))
-        self.runtime.insert(f"{prefix}/word", text, lambda held: None)
-        wait = deadlines.waits_until(Key.BYE) - self.coordinator.clock.monotonic()
-        byes = self._gather(Key.BYE, f"{prefix}/bye", wait)
+        give = functools.partial(self.runtime.insert, f"{prefix}/word", text)
+        answer(give, deadlines.left)
+        byes = self._gather(Key.BYE, f"{prefix}/bye", deadlines.left)
         return dataclasses.replace(end, lost=end.lost or _lost(byes, "the exit"))
 
     def _gather(self, key: Key, name: str, seconds: float) -> dict[int, Answer]:
@@ -124,7 +128,7 @@ class LastWord:
     def _say(self, name: str, failed: str) -> None:
         key = f"{name}/{self.cluster.worker}"
         text = keys.encode(not failed, {"failed": failed})
-        answer(lambda then: self.runtime.insert(key, text, then), _SAID_WITHIN)
+        answer(functools.partial(self.runtime.insert, key, text), _SAID_WITHIN)
 
     def _hear(self, name: str) -> End | None:
         """The chief's word; None where it is lost.

@@ -306,7 +306,7 @@ class Member:
         if self.commits.snapshots is not None:
             self.commits.snapshots.close()
         if self.commits.mirror is not None:
-            self.commits.hand_in_journal(HANDS_IN)
+            self.commits.mirror.hand_in_journal(HANDS_IN)
             self.commits.mirror.close()
         self.commits.release()
         self._journal.close()
