@@ -530,9 +530,9 @@ CAMPAIGN = Campaign(
         "Who waited in close() for a chief that was frozen, or that it was cut off "
         "from, waited for ever (`coordination/test_runtime.py`, "
         "`campaigns/test_peers.py`).",
-        "Who had told its part of the final save left with 0, and a chief that died, or "
-        "failed, after that came back alone; likewise the others, where one died after "
-        "its last step. A first way to mend that took a chief that gave its word late "
-        "for one that nobody had heard (`handler/test_last_word.py`).",
+        "Who had told its part of the final save left with 0, and a chief that died, "
+        "or failed, after that came back alone; likewise the others, where one died "
+        "after its last step. A first way to mend that took a chief that gave its word "
+        "late for one that nobody had heard (`handler/test_last_word.py`).",
     ),
 )
