@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from tests.campaigns import fuzz_runs
 from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import write_parts
 from tfpreempt.keras.callbacks import state
+from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.fit import progress
 from tfpreempt.keras.fit.attributes import Attributes
 from tfpreempt.keras.record import Encoded, Record
 
 DAMAGED = errors.CheckpointDamagedError
+PLACE: dict[str, Any] = {"kind": "index", "made": 1, "read": 1, "batches": 3}
 WRONG = {"array": 7, "dtype": "<f4", "shape": [1]}  # there is no such part
 
 
@@ -61,6 +64,34 @@ def test_a_record_that_is_none_is_of_another_version(header: Any) -> None:
 def test_no_place_in_a_fit(value: Any) -> None:
     with pytest.raises(DAMAGED, match="a fit"):
         progress.read(Encoded.of(value))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        3,
+        {},
+        {"kind": "index"},
+        PLACE | {"kind": 3},
+        PLACE | {"batches": -1},
+        PLACE | {"made": 1.5},
+        PLACE | {"states": 3},
+        PLACE | {"states": (3,)},
+        PLACE | {"states": (("x",),)},
+        PLACE | {"step": 3},
+    ],
+    ids=str,
+)
+def test_no_place_in_data(place: Any) -> None:
+    with pytest.raises(DAMAGED, match="a fit"):
+        Position.parse(place)
+
+
+def test_a_place_in_data_comes_back() -> None:
+    place = dataclasses.replace(Position(**PLACE), states=((b"now", b"more"),))
+    saved = Encoded.of(dataclasses.asdict(place)).value()
+    assert Position.parse(saved) == place
+    assert Position.parse(None) is None
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.encoding import readable
 from tfpreempt.checkpoint.iterator_state import (
     hidden_state,
     pack,
@@ -69,6 +70,29 @@ class Position:
     states: Sequence[Sequence[bytes]] = ()
     more: Any = None
     is_shared: bool = False
+
+    @classmethod
+    def parse(cls, place: Any) -> Position | None:
+        """The position that a commit tells of; None where it has none.
+
+        Args:
+            place: a position as a dict.
+
+        Raises:
+            CheckpointDamagedError: it is none, or another version's.
+        """
+        if place is None:
+            return None
+        with readable("a fit"):
+            found = cls(**place)
+            counts = found.made, found.read, found.batches
+            is_told = all(type(each) is int and each >= 0 for each in counts)
+            is_of_bytes = all(
+                isinstance(part, bytes) for state in found.states for part in state
+            )
+            if not (isinstance(found.kind, str) and is_told and is_of_bytes):
+                raise ValueError(f"it is no place in data: {str(place)[:200]}")
+        return found
 
 
 @dataclasses.dataclass(eq=False)

@@ -31,6 +31,7 @@ from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import local_parts
 from tfpreempt.handler.member import Member
 from tfpreempt.keras.callbacks import state
+from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit.attributes import Attributes
 from tfpreempt.keras.fit.progress import Progress, check_same, made_of
@@ -98,7 +99,8 @@ class OwnRecord(Record):
 
 def _is_shared(place: Any) -> bool:
     """Whether a saved `Position` is one in the global batches of all workers."""
-    return bool(place and place.get("is_shared"))
+    found = Position.parse(place)
+    return found is not None and found.is_shared
 
 
 def _replicas(own: Taken | None) -> Any:

@@ -152,7 +152,7 @@ class Training:
                 self._data.check_shares()
             own = self._state.own.loaded  # None: the commit has no part of this worker
             place = own["position"].value() if own is not None else None
-            position = Position(**place) if place else None
+            position = Position.parse(place)
             # The last step of a validated epoch was trained, and is only not run again.
             is_validated = saved.phase == "validation"
             trained = saved.batch + (self.steps.size if is_validated else 0)
