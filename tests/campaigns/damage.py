@@ -566,6 +566,7 @@ class Left:
         known: what can be seen to have been a commit: it has a marker, or it has none
             and a witness: TensorFlow's state file, as it was, names it, or its own.
         durable: those of them that were more than a snapshot.
+        unclear: what lies there by a state file that was changed, and may name it yet.
     """
 
     whole: set[int]
@@ -573,6 +574,7 @@ class Left:
     hidden: set[int]
     known: set[int]
     durable: set[int]
+    unclear: set[int] = dataclasses.field(default_factory=set)
 
 
 def left(form: Form, before: Files, after: Files) -> Left:
@@ -600,6 +602,8 @@ def left(form: Form, before: Files, after: Files) -> Left:
             found.known.add(step)
             if not place.startswith(MEMORY):
                 found.durable.add(step)
+        elif f"{place}/{POINTER}" in after and not names.isdisjoint(after):
+            found.unclear.add(step)
     if is_of_unknown_rank(form, before, after):
         found.whole.discard(2)
         found.whole.discard(3)
@@ -664,7 +668,8 @@ def judge(form: Form, there: Left, outcome: int | Exception, said: str) -> str:
             raise outcome
         hidden = [step for step in there.hidden if step > newest]
         assert hidden or not newest, f"step {newest} is whole; refused: {outcome}"
-        assert hidden or there.durable, f"nothing was there; refused: {outcome}"
+        is_there = hidden or there.durable or (form.is_foreign and there.unclear)
+        assert is_there, f"nothing was there; refused: {outcome}"
         # Of what TensorFlow wrote, the one that was tried is the reason.
         since = [{step for step in there.known if step >= tried} for tried in hidden]
         told = named(f"{outcome}\n{said}")

@@ -39,6 +39,12 @@ unregistered task. [type.googleapis.com/tensorflow.CoordinationServiceError='']
 
 RPC: /tensorflow.CoordinationService/Heartbeat
 """
+BROKEN_OFF = """Collective ops is aborted by: {said}
+Additional GRPC error information from remote target /job:worker/replica:0/task:1 \
+while calling /tensorflow.WorkerService/CompleteInstance:
+:UNKNOWN:Error received from peer  {{grpc_message:"{said}", grpc_status:14}}
+The error could be from a previous operation. Restart your program to reset.
+"""
 
 
 @pytest.mark.parametrize(
@@ -66,6 +72,13 @@ RPC: /tensorflow.CoordinationService/Heartbeat
         ),
         (WORKERS, THAWED, "worker 1 stopped sending heartbeats in step 7"),
         (WORKERS, NEW_HOST, ""),
+        (
+            WORKERS,
+            BROKEN_OFF.format(said="recvmsg:Connection reset by peer"),
+            "worker 1 broke off the connection in step 7",
+        ),
+        # It lives, and tells of an error that it has from another one.
+        (WORKERS, BROKEN_OFF.format(said="Collective ops is aborted"), ""),
         (LOCAL, SILENT.format("/job:worker/replica:0/task:1"), ""),
         (WORKERS, "Incompatible shapes: [2] vs. [3]", ""),
     ],
