@@ -1,4 +1,4 @@
-"""Each fault of the campaign `peers` once; its short form draws one of them."""
+"""Each fault of the campaign `peers` once: its short form."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.events import Exit
 from tfpreempt.errors import SaveError
-from tfpreempt.handler import exit, last_word, session
+from tfpreempt.handler import exit, session
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -50,6 +50,7 @@ class Worker(FakeMember):
         self.session = session.Session(cluster, store, "0", 5.0)
         self.session.open(self)  # type: ignore[arg-type]
         self.in_commit: Callable[[], None] = lambda: None
+        self.limit: float | None = None
         self.ended: BaseException | str | None = None
         self.thread = threading.Thread(target=self._close, daemon=True)
 
@@ -97,7 +98,7 @@ class Worker(FakeMember):
 
     def _close(self) -> None:
         try:
-            self.session.close(self)  # type: ignore[arg-type]
+            self.session.close(self, self.limit)  # type: ignore[arg-type]
             self.ended = "finished"
         except BaseException as error:
             self.ended = error
@@ -114,12 +115,22 @@ def pair(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]
     monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
     monkeypatch.setattr(session, "SnapshotTimes", lambda *args: FakeMember())
     monkeypatch.setattr(FakeMember, "look", lambda self: None, raising=False)
-    monkeypatch.setattr(exit, "exit_hard", lambda end: end())  # no main thread
+    hard: list[str] = []
+
+    def exit_hard(end: Callable[[], None]) -> None:
+        """Raises in a worker's thread; in another one it is noted."""
+        name = threading.current_thread().name
+        if name.startswith("tfpreempt-"):
+            hard.append(name)
+        end()
+
+    monkeypatch.setattr(exit, "exit_hard", exit_hard)
     workers = [Worker(number, store) for number in range(2)]
     yield workers
     for worker in workers:
         worker.session.part(worker)  # type: ignore[arg-type]
         worker.session.come_back()
+    assert not hard, "a deadline ended a process in place of the word"
 
 
 def test_nobody_has_ended_before_the_chief_has_committed(pair: list[Worker]) -> None:
@@ -194,7 +205,8 @@ def test_all_are_started_again_where_a_worker_dies_after_its_last_step(
     error = chief.end()
     assert isinstance(error, SystemExit)
     assert error.code == 143
-    assert chief.reason == "committed: worker 1 was lost in the final save"
+    assert chief.reason.startswith("committed: worker 1 was lost in the final save (")
+    assert "reports it dead" in chief.reason
 
 
 @pytest.mark.parametrize("has_told", [False, True])
@@ -232,7 +244,7 @@ def test_all_are_started_again_where_the_chief_dies_in_the_final_save(
 def test_a_chief_that_is_frozen_is_waited_for_no_longer_than_it_may_be_silent(
     pair: list[Worker], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_word, "SILENT", 0.2)
+    monkeypatch.setattr(session, "SILENT", 0.2)
     chief, other = pair
     insert = store.insert
     is_frozen = threading.Event()
@@ -255,8 +267,30 @@ def test_a_chief_that_is_frozen_is_waited_for_no_longer_than_it_may_be_silent(
     assert other.reason.startswith("lost: worker 0 was lost in the final save")
 
 
-def test_who_is_told_to_go_has_done_its_part_and_waits_no_longer_than_its_grace(
-    pair: list[Worker],
+@pytest.mark.parametrize("is_chief", [False, True])
+def test_all_are_started_again_where_one_has_no_time_for_the_final_commit(
+    pair: list[Worker], is_chief: bool
+) -> None:
+    """It had to go while the chief was at it, so nobody ends well."""
+    chief, other = pair
+    begins, may_go_on = threading.Event(), threading.Event()
+
+    def commit() -> None:
+        begins.set()
+        assert may_go_on.wait(LIMIT)
+
+    chief.in_commit = commit
+    other.begin()
+    chief.begin()
+    assert begins.wait(LIMIT)
+    notify((chief if is_chief else other).session, grace=3.0)
+    threading.Event().wait(1.0)
+    may_go_on.set()
+    assert (chief.end(), other.end()) == ("finished", "finished")  # in time yet
+
+
+def test_who_has_no_time_left_says_that_it_is_lost_and_all_obey(
+    pair: list[Worker], store: Store
 ) -> None:
     chief, other = pair
     begins, may_go_on = threading.Event(), threading.Event()
@@ -269,7 +303,71 @@ def test_who_is_told_to_go_has_done_its_part_and_waits_no_longer_than_its_grace(
     other.begin()
     chief.begin()
     assert begins.wait(LIMIT)
-    notify(other.session, grace=1.0)
-    assert other.end() == "finished"
+    deadlines = other.session.coordinator.deadlines  # the chief's host has more time
+    deadlines.shorten(other.session.coordinator.clock.monotonic(), 1.0)
+    assert isinstance(other.end(), SystemExit)
+    assert other.reason.startswith("lost: worker 1 had no more time")
     may_go_on.set()
+    assert isinstance(chief.end(), SystemExit)
+    assert chief.reason.startswith("committed: worker 1 had no more time")
+
+
+def test_who_leaves_early_is_not_missed(pair: list[Worker]) -> None:
+    """`close(timeout)` leaves others that still train, and so does the interpreter's
+    end: by their own choice, and nobody starts them again."""
+    chief, other = pair
+    other.limit = 0.2
+    other.begin()
+    assert other.end() == "finished"
+    chief.begin()
     assert chief.end() == "finished"
+
+
+def test_all_fail_where_an_earlier_handler_of_a_worker_had_no_final_save(
+    pair: list[Worker],
+) -> None:
+    chief, other = pair
+    first = FakeMember("first")
+    for name in ("is_resumed", "was_async", "is_at_end"):
+        setattr(first, name, False)
+    first.left = ()  # type: ignore[attr-defined]
+    first.error = SaveError("the disk is full")
+    first.wait_for_mirror = lambda timeout: True  # type: ignore[attr-defined]
+    other.session.open(first)  # type: ignore[arg-type]
+    with pytest.raises(SaveError):
+        other.session.close(first)  # type: ignore[arg-type]
+    other.begin()
+    chief.begin()
+    assert isinstance(other.end(), SaveError)
+    assert "worker 1: SaveError: the disk is full" in str(chief.end())
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_nobody_waits_for_one_that_was_interrupted(
+    pair: list[Worker], number: int
+) -> None:
+    """In a notebook, whose process lives on."""
+    interrupted, left = pair[number], pair[1 - number]
+
+    def interrupt(member: object) -> None:
+        raise KeyboardInterrupt
+
+    interrupted.session._commit_final = interrupt  # type: ignore[assignment, method-assign]
+    left.begin()
+    interrupted.begin()
+    assert isinstance(interrupted.end(), KeyboardInterrupt)
+    assert isinstance(left.end(), SystemExit)
+    assert f"worker {number} broke off in the final save" in left.reason
+
+
+def test_an_exit_function_that_returns_makes_no_success_of_a_loss(
+    pair: list[Worker], store: Store
+) -> None:
+    chief, other = pair
+    other.leave = lambda *args, **more: None  # type: ignore[method-assign]
+    chief.in_commit = store.close
+    other.begin()
+    chief.begin()
+    assert isinstance(other.end(), SaveError)
+    assert other.reason.startswith("lost: ")
+    assert "clear snapshots" not in other.calls

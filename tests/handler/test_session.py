@@ -169,7 +169,7 @@ def notify(current: session.Session, grace: float | None = None) -> None:
     gate = current.gate
     notice = Notice(
         source="test",
-        worker=0,
+        worker=current.cluster.worker,
         grace_seconds=grace,
         received_at=SystemClock().monotonic(),
     )

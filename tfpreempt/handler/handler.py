@@ -348,8 +348,10 @@ class PreemptionCheckpointHandler:
         """The last boundary: serves a notice that is up, or finishes with all workers.
 
         The final state is committed, so that a complete run that is started again
-        finishes at once, and its copy in `remote_checkpoint_dir` is waited for.
-        Signals and sources are put back. Closing twice does nothing.
+        finishes at once, and its copy in `remote_checkpoint_dir` is waited for. All
+        workers end well, or none does: the others wait for the chief's commit, and
+        that wait has no part in `timeout`. Signals and sources are put back. Closing
+        twice does nothing.
 
         Args:
             timeout: seconds to wait for workers that still train, and again for the
@@ -357,8 +359,10 @@ class PreemptionCheckpointHandler:
 
         Raises:
             UsageError: inside `run()`.
-            SaveError: the final state could not be committed; the handler is closed.
-            SystemExit: a notice was served instead.
+            SaveError: the final state could not be committed, here or by another
+                worker; the handler is closed.
+            SystemExit: a notice was served instead, or another worker was lost in the
+                final save: all are to be started again.
         """
         check_timeout(timeout)
         if not self._gate.busy:

@@ -1,9 +1,12 @@
 """The last word of a training: all workers end well, or all are started again.
 
 Who ends with 0 is started by nobody again. Where one worker ended so, and another did
-not, that one would come back and wait for it for ever. So each says how its final save
-went, the chief gives the word when all have, and stays until all have heard it: the
-store goes with it.
+not, that one would come back and wait for it for ever. So the chief, once its final
+save is over, asks who is there; each says how its own went; and then there is a word,
+which all obey. It is a key that is inserted once: whoever has no time left inserts that
+it is lost, and obeys what stands there. The chief stays until all have read it, for the
+store goes with it. (The two phases of a distributed commit: what is left is a worker
+that goes between its answer and the word, which is one message.)
 """
 
 from __future__ import annotations
@@ -12,21 +15,19 @@ import contextlib
 import dataclasses
 import functools
 import queue
-import threading
-from collections.abc import Iterator
 
 from tfpreempt.coordination import keys
-from tfpreempt.coordination.coordinator import Coordinator
+from tfpreempt.coordination.coordinator import PATIENCE, Coordinator
 from tfpreempt.coordination.events import Key, Tombstone, Watch
 from tfpreempt.coordination.gathering import Gathering
 from tfpreempt.coordination.runtime import Runtime, answer
 from tfpreempt.core.cluster import Cluster
 
-SILENT = 10.0
-"""Seconds after which TensorFlow takes a worker for lost that sends no heartbeat."""
-
-_TICK_SECONDS = 0.05  # between two looks whether the word can still come
-_SAID_WITHIN = 5.0  # seconds that a key may take to be there; the process ends then
+_TICK_SECONDS = 0.05  # between two looks at the deadline
+_RESERVE = 0.5  # seconds of a grace that the word itself may take
+_SAID_WITHIN = 5.0  # seconds that a key may take to be there
+_LONGEST = 500  # characters of what one worker says
+_MOST = 3  # workers whose failures are told
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +36,13 @@ class End:
 
     Attributes:
         failed: whose final save failed, and by what; "" if none did.
-        lost: who was lost meanwhile; "" if nobody was.
+        lost: who was lost, or had to go; "" if nobody was.
+        is_committed: whether the chief's commit of the end is known to stand.
     """
 
     failed: str = ""
     lost: str = ""
+    is_committed: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,20 +62,9 @@ class LastWord:
     coordinator: Coordinator
     _ends: int = 0  # that this process has come to; equal on all workers
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Where no step, and perhaps no deadline, ends a wait for the chief.
-
-        Inside, the store is taken for gone if the chief falls silent.
-        """
-        is_over = threading.Event()
-        if not self.cluster.is_chief:
-            key = f"tfpreempt/{self.incarnation}/finishes/{self.cluster.worker}"
-            self.runtime.watch_store(key, is_over, SILENT)
-        try:
-            yield
-        finally:
-            is_over.set()
+    def begin(self) -> None:
+        """This worker has made its last step, of this training."""
+        self._ends += 1
 
     def agree(self, failed: str) -> End | None:
         """Says how this worker's final save went, and learns how it went for all.
@@ -81,82 +73,146 @@ class LastWord:
             failed: by what it failed here; "" if it did not.
 
         Returns:
-            The chief's word; None where the chief was lost before it gave that.
+            What all obey; None where the chief was lost before it was said.
         """
-        self._ends += 1
-        prefix = f"tfpreempt/{self.incarnation}/end/{self._ends}"
-        mine = f"worker {self.cluster.worker}: {failed}" if failed else ""
-        if self.cluster.is_chief:
-            return self._give(prefix, mine)
-        with self.listening():
-            self._say(f"{prefix}/saved", mine)
-            word = self._hear(f"{prefix}/word")
-        if word is not None:
-            self._say(f"{prefix}/bye", "")
-        return word
+        mine = ""
+        if failed:
+            mine = f"worker {self.cluster.worker}: {failed}"[:_LONGEST]
+        return self._give(mine) if self.cluster.is_chief else self._hear(mine)
 
-    def _give(self, prefix: str, mine: str) -> End:
-        """On the chief: hears of all, gives the word, and stays until all have it.
+    def leave_early(self) -> None:
+        """This worker ends well without the others; they wait for it no more."""
+        if not self.cluster.is_chief:
+            self._say("here")
+            self._say("bye")
 
-        Who is only slow is waited for: it may have the word, and end well.
-        """
-        deadlines = self.coordinator.deadlines
-        told = self._gather(Key.DONE, f"{prefix}/saved", deadlines.left)
-        failures = [mine, *(extra.get("failed", "") for _, extra in told.values())]
-        failed = "; ".join(filter(None, failures))
-        end = End(failed=failed, lost=_lost(told, "the final save"))
-        text = keys.encode(end == End(), dataclasses.asdict(end))
-        give = functools.partial(self.runtime.insert, f"{prefix}/word", text)
-        answer(give, deadlines.left)
-        byes = self._gather(Key.BYE, f"{prefix}/bye", deadlines.left)
-        return dataclasses.replace(end, lost=end.lost or _lost(byes, "the exit"))
+    def break_off(self, why: str) -> None:
+        """This worker does not come to the end, and says so."""
+        lost = f"worker {self.cluster.worker} {why} in the final save"
+        self._decide(End(lost=lost), _SAID_WITHIN)
+        if not self.cluster.is_chief:
+            self.leave_early()
 
-    def _gather(self, key: Key, name: str, seconds: float) -> dict[int, Answer]:
-        """What each of the others says under a key, within so many seconds."""
-        answers: dict[int, Answer] = {}
+    # --- the chief -------------------------------------------------------------------
+
+    def _give(self, mine: str) -> End | None:
+        self.runtime.insert(self._name("asks"), keys.encode(True), lambda held: None)
+        here = self._gather(Key.DONE, "here")
+        failures = [mine, *(str(extra.get("failed", "")) for _, extra in here.values())]
+        is_committed = not mine
+        end = self._decide(
+            End(
+                failed=_first(list(filter(None, failures))),
+                lost=_lost(here),
+                is_committed=is_committed,
+            ),
+            PATIENCE * self.coordinator.deadlines.save_timeout,
+        )
+        self._gather(Key.BYE, "bye")
+        return end and dataclasses.replace(end, is_committed=is_committed)
+
+    def _gather(self, key: Key, name: str) -> dict[int, tuple[object, keys.Extra]]:
+        """What each of the others says: a value, or a tombstone, and what is beside."""
+        others = range(1, self.cluster.world)
+        missing: tuple[object, keys.Extra] = (Tombstone(), {})
+        answers = dict.fromkeys(others, missing)
 
         def then(worker: int, value: object, extra: keys.Extra) -> None:
             answers[worker] = value, extra
 
-        others = range(1, self.cluster.world)
-        names = {j: f"{name}/{j}" for j in others}
+        names = {j: self._name(f"{name}/{j}") for j in others}
         gathering = Gathering(self.runtime, key, names, by=0, then=then)
-        late = gathering.wait(seconds)
-        gathering.give_up(late, f"no answer within {seconds:.1f} s")
-        return {j: answers.get(j, (Tombstone(), {})) for j in others}
+        began = self.coordinator.clock.monotonic()
+        while gathering.wait(_TICK_SECONDS):
+            if self._is_late(began):
+                gathering.give_up(gathering.missing, "it did not answer in time")
+                gathering.wait(_RESERVE / 2)  # an answer may have come first
+                break
+        return answers
 
-    def _say(self, name: str, failed: str) -> None:
-        key = f"{name}/{self.cluster.worker}"
+    # --- the others ------------------------------------------------------------------
+
+    def _hear(self, mine: str) -> End | None:
+        given: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        names = [self._name("asks"), self._name("word")]
+        self.runtime.get_each(names, lambda index, text: given.put((index, text)))
+        began = self.coordinator.clock.monotonic()
+        end = None
+        while end is None:
+            with contextlib.suppress(queue.Empty):
+                is_word, text = given.get(timeout=_TICK_SECONDS)
+                if is_word:
+                    end = _read(text)
+                else:
+                    self._say("here", mine)
+                continue
+            if self.coordinator.state.watch is Watch.GONE:
+                return None
+            if self._is_late(began):
+                end = self._decline(mine)
+                if end is None:
+                    return None
+        self._say("bye")
+        return end
+
+    def _decline(self, mine: str) -> End | None:
+        """No time is left: the word is that, if there is none yet."""
+        here = keys.encode(not mine, {"failed": mine})
+        name = self._name(f"here/{self.cluster.worker}")
+        self.runtime.insert(name, here, lambda held: None)  # it is waited for no more
+        lost = f"worker {self.cluster.worker} had no more time in the final save"
+        return self._decide(End(lost=lost), _RESERVE / 2)
+
+    # --- all -------------------------------------------------------------------------
+
+    def _name(self, what: str) -> str:
+        return f"tfpreempt/{self.incarnation}/end/{self._ends}/{what}"
+
+    def _say(self, what: str, failed: str = "") -> None:
+        key = self._name(f"{what}/{self.cluster.worker}")
         text = keys.encode(not failed, {"failed": failed})
         answer(functools.partial(self.runtime.insert, key, text), _SAID_WITHIN)
 
-    def _hear(self, name: str) -> End | None:
-        """The chief's word; None where it is lost.
+    def _decide(self, end: End, seconds: float) -> End | None:
+        """Inserts the word; what it holds now, or None after so many seconds."""
+        is_well = not (end.failed or end.lost)
+        text = keys.encode(is_well, dataclasses.asdict(end))
+        insert = functools.partial(self.runtime.insert, self._name("word"), text)
+        held = answer(insert, seconds)
+        return None if held is None else _read(held)
 
-        A worker that is told to go has no time to wait for it longer than its grace,
-        and has done its part: it ends as if all went well.
-        """
-        given: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.runtime.get_each([name], lambda _, text: given.put(text))
-        c = self.coordinator
-        while True:
-            with contextlib.suppress(queue.Empty):
-                _, told = keys.decode(Key.DONE, given.get(timeout=_TICK_SECONDS))
-                return End(failed=str(told["failed"]), lost=str(told["lost"]))
-            if c.state.watch is Watch.GONE:
-                return None
-            if c.is_told_to_go and c.deadlines.left <= 0:
-                return End()
+    def _is_late(self, since: float) -> bool:
+        """Whether a wait that began then is over: a grace is, or all patience."""
+        deadlines = self.coordinator.deadlines
+        if self.coordinator.is_told_to_go:
+            return deadlines.left <= _RESERVE
+        longest = PATIENCE * deadlines.save_timeout
+        return self.coordinator.clock.monotonic() - since > longest
 
 
-Answer = tuple[object, keys.Extra]
-"""A worker's value, or a tombstone, and what travels beside it."""
+def _read(text: str) -> End:
+    _, told = keys.decode(Key.DONE, text)
+    return End(
+        failed=str(told["failed"]),
+        lost=str(told["lost"]),
+        is_committed=told["is_committed"] is True,
+    )
 
 
-def _lost(answers: dict[int, Answer], where: str) -> str:
-    """Who has not answered, for people."""
-    lost = [j for j, (value, _) in answers.items() if isinstance(value, Tombstone)]
-    if not lost:
+def _first(failures: list[str]) -> str:
+    more = len(failures) - _MOST
+    return "; ".join(failures[:_MOST]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _lost(answers: dict[int, tuple[object, keys.Extra]]) -> str:
+    """Who has not answered, for people, and why that was not waited for."""
+    whys = {
+        j: str(extra.get("reason") or "it did not answer in time").rpartition(": ")[2]
+        for j, (value, extra) in answers.items()
+        if isinstance(value, Tombstone)
+    }
+    if not whys:
         return ""
-    workers, were = ("workers", "were") if len(lost) > 1 else ("worker", "was")
-    return f"{workers} {', '.join(map(str, lost))} {were} lost in {where}"
+    workers, were = ("workers", "were") if len(whys) > 1 else ("worker", "was")
+    names, why = ", ".join(map(str, whys)), next(iter(whys.values()))
+    return f"{workers} {names} {were} lost in the final save ({why})"

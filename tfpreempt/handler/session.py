@@ -45,7 +45,7 @@ from tfpreempt.errors import (
 from tfpreempt.handler.data_errors import is_of_data
 from tfpreempt.handler.exit import ExitPath, tell_peers
 from tfpreempt.handler.interrupts import held_back
-from tfpreempt.handler.last_word import LastWord
+from tfpreempt.handler.last_word import End, LastWord
 from tfpreempt.handler.lost_peers import describe_loss
 from tfpreempt.handler.member import Member, Members
 from tfpreempt.handler.now import Doing
@@ -74,6 +74,9 @@ OPENS_WITHIN = 1.0
 
 HEARD_WITHIN = 0.05
 """Seconds from a signal until its source has told of it; it takes milliseconds."""
+
+SILENT = 10.0
+"""Seconds after which TensorFlow takes a worker for lost that sends no heartbeat."""
 
 ASKS_AGAIN = 0.05
 """Seconds until a save that is due is tried again while another one is written."""
@@ -114,6 +117,7 @@ class Session:
         self.pace = Pace(self._clock)
         self.members = Members()
         self._saves = 0
+        self._failures: list[Exception] = []  # of final saves, before the last one
         self._admitted = 0
         self._heard: Notice | None = None  # the newest of the members' own
         self.heard_at = -math.inf  # when that came
@@ -363,14 +367,31 @@ class Session:
         keep_streams()
         self.come_back()
         self._collective.finishing()
+        self._last_word.begin()
         verdict: type[ev.Verdict] | None = ev.Resume
-        with self._last_word.listening(), self._undisturbed():
+        with self._listening(), self._undisturbed():
             while verdict is ev.Resume:
                 self._collective.end_async()  # of a round that came in between
                 verdict = self.settle(last=True, limit=limit)
         if verdict is None:
             self._give_up("left early")
+            self._last_word.leave_early()
         return verdict is not None
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Where no step, and perhaps no deadline, ends a wait for the chief.
+
+        Inside, the store is taken for gone if the chief falls silent.
+        """
+        is_over = threading.Event()
+        if not self.cluster.is_chief:
+            key = f"tfpreempt/{self.incarnation}/finishes/{self.cluster.worker}"
+            self._runtime.watch_store(key, is_over, SILENT)
+        try:
+            yield
+        finally:
+            is_over.set()
 
     def close(self, member: Member, limit: float | None = None) -> None:
         """The last boundary of a member, with the commit of its final state.
@@ -401,10 +422,11 @@ class Session:
         if not self.exit.detached:
             # With others open no boundary: workers may differ in those never used.
             is_last = list(self.members) == [member]
-            if not is_last or self.finish(limit):
+            if not is_last:
                 failure = self._commit_final(member)
-                if is_last and self.cluster.world > 1:
-                    failure = self._end_together(failure)
+                self._failures += [failure] if failure is not None else []
+            elif self.finish(limit):
+                failure = self._end_together(member)
             if is_last and failure is None:
                 member.record_exit(Outcome.FINISHED)
                 snapshots = member.commits.snapshots
@@ -474,38 +496,67 @@ class Session:
                 return error
         return None
 
-    def _end_together(self, failure: Exception | None) -> Exception | None:
-        """All workers end well, or all are started again.
+    def _end_together(self, member: Member) -> Exception | None:
+        """The final save, after which all workers end well, or all start again.
 
         Args:
-            failure: what this worker's final save failed by.
+            member: the last one that is open.
 
         Returns:
-            What is to be raised: that, or what another worker's failed by.
+            What is to be raised: of this worker's save, or of another worker's.
         """
-        failed = ""
-        if failure is not None:
-            lost = describe_loss(failure, self.cluster, "the final save")
-            failed = lost or f"{type(failure).__name__}: {failure}".rstrip(".")
-        end = self._last_word.agree(failed)
-        if failure is not None:
-            return failure
+        earlier, self._failures = self._failures, []
+        if self.cluster.world == 1:
+            return self._commit_final(member)
+        try:
+            failure = self._commit_final(member)
+            failed = [failure, *earlier] if failure is not None else earlier
+            with self._listening():
+                end = self._last_word.agree(self._why(failed[0]) if failed else "")
+        except BaseException:
+            self._last_word.break_off("broke off")
+            if not self.exit.left:
+                self._give_up("was interrupted")
+            raise
+        return failure or self._obey(end)
+
+    def _why(self, failure: Exception) -> str:
+        lost = describe_loss(failure, self.cluster, "the final save")
+        return lost or f"{type(failure).__name__}: {failure}".rstrip(".")
+
+    def _obey(self, end: End | None) -> Exception | None:
+        """Ends as all do; returns what is to be raised."""
         if end is None:
-            lost = "worker 0 was lost in the final save, before all were through"
-            self.exit.leave(Outcome.LOST, lost)
-        elif end.failed:
+            because = self.coordinator.lost_because or "it does not answer"
+            end = End(lost=f"worker 0 was lost in the final save: {because}")
+        if end.failed and not end.is_committed:
             return SaveError(
                 f"Training is over, and its end is not committed: {end.failed}. Mend "
                 "that and start all workers again: they repeat what comes after the "
                 "last commit."
             )
-        elif end.lost:
+        if end.failed:
+            return SaveError(
+                "Training is over, and its end is committed without the part of a "
+                f"worker: {end.failed}. Model and optimizer are whole; that worker's "
+                "random generators, place in the data and own States are missing."
+            )
+        if end.lost:
+            self.members.record(Fault(where="the end", error=end.lost))
             log.error(
-                "tfpreempt: %s. It is started again and needs all others, so all leave "
-                "to be started again; nothing is left to train",
+                "tfpreempt: %s. So all workers leave to be started again; where the "
+                "end is committed they find nothing left to do",
                 end.lost,
             )
-            self.exit.leave(Outcome.COMMITTED, end.lost)
+            self.coordinator.lost_because = end.lost  # no leave is taken of it
+            self.exit.leave(
+                Outcome.COMMITTED if end.is_committed else Outcome.LOST, end.lost
+            )
+            if not end.is_committed:
+                return SaveError(
+                    "Training is over, and it is not known whether its end is "
+                    f"committed: {end.lost}. Start all workers again."
+                )
         return None
 
     @contextlib.contextmanager
