@@ -309,6 +309,7 @@ CAMPAIGN = Campaign(
         "Under `protect()` a signal that came while the interpreter ended changed the "
         "exit code (`handler/test_protected_processes.py`).",
         "A process of a pool that got a stranger's SIGTERM and its pool's as one held "
-        "up the end of the program for ever (`notice/test_signal_processes.py`).",
+        "up the end of the program for ever; and so did one that died of that while it "
+        "held the lock of its pool's queue (`notice/test_signal_processes.py`).",
     ),
 )

@@ -381,6 +381,22 @@ def test_a_reader_that_passed_a_signal_over_ends_with_the_interpreter() -> None:
     assert told == {"alive": True}
 
 
+def test_a_pool_that_passed_a_signal_over_ends_with_the_interpreter() -> None:
+    """Its children wait with a lock, which the pool's end needs."""
+    told = with_children(
+        """
+        from multiprocessing import util
+        pool = context.Pool(2, ready.release)
+        for _ in range(2): assert ready.acquire(timeout=20)
+        for reader in context.active_children():
+            kill_as_a_stranger(reader.pid, signal.SIGTERM)
+        util.Finalize(None, time.sleep, (1.0,), exitpriority=100)  # before the pool's
+        tell(ends=True)
+        """
+    )
+    assert told == {"ends": True}
+
+
 def test_a_child_on_its_way_out_frees_no_reader_of_its_parents() -> None:
     told = with_children(
         """

@@ -4,8 +4,10 @@ systemd, Slurm and a shell with job control send SIGTERM to all processes, and r
 of data that die of it take the batch along that the last step needs. So such a child
 looks who sent the signal: its parent (`Process.terminate()`, `Pool.terminate()`) or
 itself, then it is as if nobody looked; anybody else, then it is ignored, because the
-parent has heard it too; it is made up for when the parent is on its way out, which may
-wait for the child. It goes with the parent in any case.
+parent has heard it too; it is made up for when the parent has been on its way out for a
+moment, and may wait for the child. Not at once: a pool's child that dies then takes the
+lock of its queue along, and the pool's own end, which is that moment, waits for this. A
+child goes with the parent in any case.
 
 Only a thread that waits for a blocked signal learns who sent it. Rejected: SIG_IGN,
 with which `terminate()` and `join()` hang; a group of its own, which systemd and Slurm
@@ -16,6 +18,7 @@ them, unblocks SIGTERM in who starts it.
 
 from __future__ import annotations
 
+import math
 import mmap
 import multiprocessing
 import os
@@ -28,6 +31,9 @@ from multiprocessing import util
 from typing import Any
 
 LOOKS_EVERY = 0.5  # seconds in which a child sees that its parent is gone, or going
+
+ENDS_AFTER = 2.0
+"""Seconds in which a parent that is going ends its children itself."""
 
 _WAKE = signal.SIGURG  # for nothing but to interrupt the main thread; else ignored
 _STARTS_PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec")
@@ -102,6 +108,7 @@ def _guard(parent: int) -> None:
 def _wait_for_the_end(parent: int) -> int:
     """The signal to end by."""
     ignored = 0
+    stays_until = math.inf
     while True:
         info = signal.sigtimedwait(_guarded, LOOKS_EVERY)
         if info is not None and _is_for_the_child(info, parent):
@@ -110,7 +117,11 @@ def _wait_for_the_end(parent: int) -> int:
             ignored = info.si_signo
         if os.getppid() != parent:
             return signal.SIGTERM
-        if ignored and _parents[0]:
+        if not (ignored and _parents[0]):
+            stays_until = math.inf
+        elif stays_until == math.inf:
+            stays_until = time.monotonic() + ENDS_AFTER
+        elif time.monotonic() >= stays_until:
             return ignored
 
 
