@@ -781,7 +781,7 @@ CAMPAIGN = Campaign(
         "refused, says what to do, and has assigned nothing. It begins anew where "
         "nothing is left that says there was a commit."
     ),
-    trials=10_000,
+    trials=5_050,
     short=100,
     mark="tensorflow",
     prepare=prepare,

@@ -390,7 +390,7 @@ CAMPAIGN = Campaign(
         "bytes; one more run later nothing lies there that an undisturbed run does not "
         "leave."
     ),
-    trials=1800,
+    trials=1440,
     short=5,
     mark="multiprocess",
     prepare=prepare,

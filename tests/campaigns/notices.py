@@ -301,7 +301,7 @@ CAMPAIGN = Campaign(
         "not called, the signal itself may end a process in which no handler listens "
         "yet, or that has trained all."
     ),
-    trials=500,
+    trials=260,
     short=3,
     mark="multiprocess",
     prepare=prepare,
