@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.events import Exit
 from tfpreempt.errors import SaveError
-from tfpreempt.handler import exit, session
+from tfpreempt.handler import exit, last_word, session
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -321,6 +322,68 @@ def test_who_leaves_early_is_not_missed(pair: list[Worker]) -> None:
     assert other.end() == "finished"
     chief.begin()
     assert chief.end() == "finished"
+
+
+def test_the_chief_cannot_leave_early(pair: list[Worker]) -> None:
+    """Its commit is what all end by."""
+    chief, other = pair
+    chief.limit = 0.2
+    chief.begin()
+    assert isinstance(chief.end(), SaveError)
+    other.begin()
+    assert "worker 0 has not waited for those who still train" in str(other.end())
+
+
+def test_one_that_had_to_go_makes_no_failure_of_the_chiefs_full_disk(
+    pair: list[Worker],
+) -> None:
+    """All leave by the code on which platforms start again, the chief too."""
+    chief, other = pair
+    begins, may_go_on = threading.Event(), threading.Event()
+
+    def commit() -> None:
+        begins.set()
+        assert may_go_on.wait(LIMIT)
+        raise SaveError("the disk is full")
+
+    chief.in_commit = commit
+    other.begin()
+    chief.begin()
+    assert begins.wait(LIMIT)
+    deadlines = other.session.coordinator.deadlines
+    deadlines.shorten(other.session.coordinator.clock.monotonic(), 1.0)
+    assert isinstance(other.end(), SystemExit)
+    may_go_on.set()
+    assert isinstance(chief.end(), SystemExit)
+    assert chief.reason.startswith("lost: worker 1 had no more time")
+
+
+def test_who_is_at_its_end_serves_a_notice_for_those_who_train_on(
+    pair: list[Worker],
+) -> None:
+    """Their exit functions return: its own end is yet to come."""
+    chief, other = pair
+    for worker in pair:
+        worker.leave = lambda *args, **more: None  # type: ignore[method-assign]
+    other.begin()
+    notify(chief.session)
+    chief.session.gate.started += 1
+    chief.session.look()
+    other.thread.join(0.3)
+    assert other.ended is None
+    chief.begin()
+    assert (chief.end(), other.end()) == ("finished", "finished")
+
+
+def test_a_chief_that_lives_may_commit_for_as_long_as_that_takes(
+    pair: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_word, "PATIENCE", 0.05)
+    chief, other = pair
+    chief.in_commit = functools.partial(time.sleep, 1.0)
+    other.begin()
+    chief.begin()
+    assert (chief.end(), other.end()) == ("finished", "finished")
 
 
 def test_all_fail_where_an_earlier_handler_of_a_worker_had_no_final_save(

@@ -53,6 +53,7 @@ class ExitPath:
     Attributes:
         left: whether SystemExit is on its way.
         detached: whether main has raised, and the peers were told.
+        is_over: whether the others have ended well, and would not come back.
         process: its number; a child that was forked has no part in its end.
     """
 
@@ -62,6 +63,7 @@ class ExitPath:
     finish_save: Callable[[float], None]
     left: bool = False
     detached: bool = False
+    is_over: bool = False
     process: int = dataclasses.field(default_factory=os.getpid)
     _last_exit: LastExit | None = None
 
@@ -169,7 +171,8 @@ class ExitPath:
         """No boundary comes in time: ends the process from this thread."""
         members = list(self.members)
         is_forked = os.getpid() != self.process
-        if self.left or self.detached or is_forked or not members:
+        is_out = self.left or self.detached or self.is_over
+        if is_out or is_forked or not members:
             return
         keep_streams()
         log.error(

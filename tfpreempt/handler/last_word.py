@@ -81,14 +81,17 @@ class LastWord:
         return self._give(mine) if self.cluster.is_chief else self._hear(mine)
 
     def leave_early(self) -> None:
-        """This worker ends well without the others; they wait for it no more."""
-        if not self.cluster.is_chief:
+        """This worker does not wait for the others: they can end well without it,
+        if it is not the chief."""
+        if self.cluster.is_chief:
+            me = "worker 0 has not waited for those who still train"
+            self._decide(End(failed=me), _SAID_WITHIN)
+        else:
             self._say("here")
             self._say("bye")
 
-    def break_off(self, why: str) -> None:
-        """This worker does not come to the end, and says so."""
-        lost = f"worker {self.cluster.worker} {why} in the final save"
+    def break_off(self, lost: str) -> None:
+        """There is no common end, and this is why; nobody waits for this worker."""
         self._decide(End(lost=lost), _SAID_WITHIN)
         if not self.cluster.is_chief:
             self.leave_early()
@@ -123,7 +126,7 @@ class LastWord:
         names = {j: self._name(f"{name}/{j}") for j in others}
         gathering = Gathering(self.runtime, key, names, by=0, then=then)
         began = self.coordinator.clock.monotonic()
-        while gathering.wait(_TICK_SECONDS):
+        while gathering.wait(_TICK_SECONDS) and not self._is_gone:
             if self._is_late(began):
                 gathering.give_up(gathering.missing, "it did not answer in time")
                 gathering.wait(_RESERVE / 2)  # an answer may have come first
@@ -146,7 +149,7 @@ class LastWord:
                 else:
                     self._say("here", mine)
                 continue
-            if self.coordinator.state.watch is Watch.GONE:
+            if self._is_gone:
                 return None
             if self._is_late(began):
                 end = self._decline(mine)
@@ -157,11 +160,12 @@ class LastWord:
 
     def _decline(self, mine: str) -> End | None:
         """No time is left: the word is that, if there is none yet."""
+        lost = f"worker {self.cluster.worker} had no more time in the final save"
+        end = self._decide(End(lost=lost), _RESERVE / 2)
         here = keys.encode(not mine, {"failed": mine})
         name = self._name(f"here/{self.cluster.worker}")
         self.runtime.insert(name, here, lambda held: None)  # it is waited for no more
-        lost = f"worker {self.cluster.worker} had no more time in the final save"
-        return self._decide(End(lost=lost), _RESERVE / 2)
+        return end
 
     # --- all -------------------------------------------------------------------------
 
@@ -175,19 +179,29 @@ class LastWord:
 
     def _decide(self, end: End, seconds: float) -> End | None:
         """Inserts the word; what it holds now, or None after so many seconds."""
+        if self._is_gone:
+            return None
         is_well = not (end.failed or end.lost)
         text = keys.encode(is_well, dataclasses.asdict(end))
         insert = functools.partial(self.runtime.insert, self._name("word"), text)
         held = answer(insert, seconds)
         return None if held is None else _read(held)
 
+    @property
+    def _is_gone(self) -> bool:
+        return self.coordinator.state.watch is Watch.GONE
+
     def _is_late(self, since: float) -> bool:
-        """Whether a wait that began then is over: a grace is, or all patience."""
-        deadlines = self.coordinator.deadlines
-        if self.coordinator.is_told_to_go:
-            return deadlines.left <= _RESERVE
-        longest = PATIENCE * deadlines.save_timeout
-        return self.coordinator.clock.monotonic() - since > longest
+        """Whether a wait that began then is over: a grace is, or the chief's patience.
+
+        Without a grace a chief that lives may commit for as long as that takes it;
+        one that falls silent is found out otherwise.
+        """
+        c = self.coordinator
+        if c.deadlines.told is not None:
+            return c.deadlines.left <= _RESERVE
+        longest = PATIENCE * c.deadlines.save_timeout
+        return self.cluster.is_chief and c.clock.monotonic() - since > longest
 
 
 def _read(text: str) -> End:

@@ -117,7 +117,7 @@ class Session:
         self.pace = Pace(self._clock)
         self.members = Members()
         self._saves = 0
-        self._failures: list[Exception] = []  # of final saves, before the last one
+        self._failures: dict[str, Exception] = {}  # of ended members, by token
         self._admitted = 0
         self._heard: Notice | None = None  # the newest of the members' own
         self.heard_at = -math.inf  # when that came
@@ -172,6 +172,9 @@ class Session:
         """
         self.come_back()
         before = list(self.members)
+        self.exit.is_over = False
+        if not before:
+            self._failures.clear()
         self.members.add(member)  # first, for a notice may stand already
         try:
             member.watcher.start()
@@ -351,7 +354,7 @@ class Session:
                 self.gate.started -= 1
                 verdict = self.settle(stages)
                 self.gate.started += 1
-                if verdict is ev.Proceed:
+                if isinstance(verdict, ev.Proceed):
                     return
 
     def finish(self, limit: float | None) -> bool:
@@ -366,13 +369,18 @@ class Session:
         """
         keep_streams()
         self.come_back()
+        if self.cluster.world == 1:
+            limit = None  # there is nobody to wait for
         self._collective.finishing()
-        self._last_word.begin()
-        verdict: type[ev.Verdict] | None = ev.Resume
         with self._listening(), self._undisturbed():
-            while verdict is ev.Resume:
+            while True:
                 self._collective.end_async()  # of a round that came in between
                 verdict = self.settle(last=True, limit=limit)
+                # Served for others that train on, where the exit function came back.
+                is_served = verdict == ev.Leave(Outcome.COMMITTED)
+                if not (is_served or isinstance(verdict, ev.Resume)):
+                    break
+        self._last_word.begin()
         if verdict is None:
             self._give_up("left early")
             self._last_word.leave_early()
@@ -424,10 +432,19 @@ class Session:
             is_last = list(self.members) == [member]
             if not is_last:
                 failure = self._commit_final(member)
-                self._failures += [failure] if failure is not None else []
+                self._failures.pop(member.commits.token, None)
+                if failure is not None:
+                    self._failures[member.commits.token] = failure
             elif self.finish(limit):
                 failure = self._end_together(member)
+            elif self.cluster.is_chief:
+                failure = SaveError(
+                    "Training is not over on all workers, so its end is not committed, "
+                    "and cannot be without this one, the chief: start all again. Give "
+                    "close() more time, or call it at the end of the program."
+                )
             if is_last and failure is None:
+                self.exit.is_over = self.cluster.world > 1
                 member.record_exit(Outcome.FINISHED)
                 snapshots = member.commits.snapshots
                 is_saved = member.runs > 0 and not member.has_moved
@@ -485,6 +502,8 @@ class Session:
                 self.members.fault("the final save", error)
                 lost = describe_loss(error, self.cluster, "the final save")
                 if lost and self.coordinator.deadlines.may_go:
+                    if self.cluster.world > 1 and list(self.members) == [member]:
+                        self._last_word.break_off(lost)
                     self.exit.leave(Outcome.LOST, lost)  # it had told, as in a step
                 because = f"{lost}. " if lost else ""
                 add_note(
@@ -505,43 +524,39 @@ class Session:
         Returns:
             What is to be raised: of this worker's save, or of another worker's.
         """
-        earlier, self._failures = self._failures, []
         if self.cluster.world == 1:
             return self._commit_final(member)
         try:
             failure = self._commit_final(member)
-            failed = [failure, *earlier] if failure is not None else earlier
+            failed = next(filter(None, [failure, *self._failures.values()]), None)
             with self._listening():
-                end = self._last_word.agree(self._why(failed[0]) if failed else "")
+                end = self._last_word.agree(self._why(failed) if failed else "")
         except BaseException:
-            self._last_word.break_off("broke off")
+            me = f"worker {self.cluster.worker} broke off in the final save"
+            self._last_word.break_off(me)
             if not self.exit.left:
                 self._give_up("was interrupted")
             raise
-        return failure or self._obey(end)
+        return self._obey(end, failure)
 
     def _why(self, failure: Exception) -> str:
         lost = describe_loss(failure, self.cluster, "the final save")
         return lost or f"{type(failure).__name__}: {failure}".rstrip(".")
 
-    def _obey(self, end: End | None) -> Exception | None:
-        """Ends as all do; returns what is to be raised."""
+    def _obey(self, end: End | None, mine: Exception | None) -> Exception | None:
+        """Ends as all do.
+
+        Args:
+            end: how that is; None where the chief was lost before it said so.
+            mine: what this worker's final save failed by.
+
+        Returns:
+            What is to be raised.
+        """
         if end is None:
             because = self.coordinator.lost_because or "it does not answer"
             end = End(lost=f"worker 0 was lost in the final save: {because}")
-        if end.failed and not end.is_committed:
-            return SaveError(
-                f"Training is over, and its end is not committed: {end.failed}. Mend "
-                "that and start all workers again: they repeat what comes after the "
-                "last commit."
-            )
-        if end.failed:
-            return SaveError(
-                "Training is over, and its end is committed without the part of a "
-                f"worker: {end.failed}. Model and optimizer are whole; that worker's "
-                "random generators, place in the data and own States are missing."
-            )
-        if end.lost:
+        if end.lost and not end.failed:
             self.members.record(Fault(where="the end", error=end.lost))
             log.error(
                 "tfpreempt: %s. So all workers leave to be started again; where the "
@@ -552,12 +567,23 @@ class Session:
             self.exit.leave(
                 Outcome.COMMITTED if end.is_committed else Outcome.LOST, end.lost
             )
-            if not end.is_committed:
-                return SaveError(
-                    "Training is over, and it is not known whether its end is "
-                    f"committed: {end.lost}. Start all workers again."
-                )
-        return None
+            return mine or SaveError(
+                f"Training is over, but not all workers came to its end: {end.lost}. "
+                "Start all workers again."
+            )
+        if mine is not None or not end.failed:
+            return mine
+        self.members.record(Fault(where="the end", error=end.failed))
+        if end.is_committed:
+            return SaveError(
+                "Training is over, and its end is committed without the part of a "
+                f"worker: {end.failed}. Model and optimizer are whole; that worker's "
+                "random generators, place in the data and own States are missing."
+            )
+        return SaveError(
+            f"Training is over, and its end is not committed: {end.failed}. Mend that "
+            "and start all workers again: they repeat what comes after the last commit."
+        )
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -591,8 +617,8 @@ class Session:
         last: bool = False,
         limit: float | None = None,
         steps_follow: bool = True,
-    ) -> type[ev.Verdict] | None:
-        """Stands at a boundary until the verdict on it; returns the verdict's type."""
+    ) -> ev.Verdict | None:
+        """Stands at a boundary until the verdict on it; None after the limit."""
         c = self.coordinator
         need_peers = [m.commits.saver.needs_peers() for m in self.members]
         saves_alone = True not in need_peers
@@ -614,15 +640,15 @@ class Session:
                     c.feed(ev.Saved(is_staged))
                 case ev.WriteMarker(workers):
                     c.feed(ev.Committed(save.mark(workers, steps_follow)))
-                case ev.Leave(outcome):
+                case ev.Leave(outcome) as verdict:
                     note = str(c.commit_extra.get("note", ""))
                     self.exit.leave(outcome, c.lost_because or note)
                     c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
-                    return ev.Leave
+                    return verdict
                 case verdict:
                     if isinstance(verdict, ev.Resume):
                         save.go_on()
-                    return type(verdict)
+                    return verdict
 
     def sign(self) -> Sign:
         """How far this process is; any thread.
@@ -883,7 +909,7 @@ class Session:
         if is_whole:
             with self._undisturbed():
                 verdict = self.settle(last=is_alone, steps_follow=False)
-        if verdict is not ev.Leave:
+        if not isinstance(verdict, ev.Leave):
             self.exit.fail(error, peer_is_gone=True)
         return True
 

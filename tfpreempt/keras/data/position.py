@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import tensorflow as tf
@@ -90,7 +91,9 @@ class Position:
             is_of_bytes = all(
                 isinstance(part, bytes) for state in found.states for part in state
             )
-            if not (isinstance(found.kind, str) and is_told and is_of_bytes):
+            is_counted = found.kind != "iterator" or type(found.more) in (int, NoneType)
+            is_kind = isinstance(found.kind, str) and type(found.is_shared) is bool
+            if not (is_kind and is_told and is_of_bytes and is_counted):
                 raise ValueError(f"it is no place in data: {str(place)[:200]}")
         return found
 
