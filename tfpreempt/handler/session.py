@@ -430,13 +430,14 @@ class Session:
         if not self.exit.detached:
             # With others open no boundary: workers may differ in those never used.
             is_last = list(self.members) == [member]
-            if not is_last:
+            is_end = is_last and self.finish(limit)
+            if is_end:
+                failure = self._end_together(member)
+            elif not is_last:
                 failure = self._commit_final(member)
                 self._failures.pop(member.commits.token, None)
                 if failure is not None:
                     self._failures[member.commits.token] = failure
-            elif self.finish(limit):
-                failure = self._end_together(member)
             elif self.cluster.is_chief:
                 failure = SaveError(
                     "Training is not over on all workers, so its end is not committed, "
@@ -447,7 +448,7 @@ class Session:
                 self.exit.is_over = self.cluster.world > 1
                 member.record_exit(Outcome.FINISHED)
                 snapshots = member.commits.snapshots
-                is_saved = member.runs > 0 and not member.has_moved
+                is_saved = is_end and member.runs > 0 and not member.has_moved
                 if snapshots is not None and is_saved:
                     snapshots.clear()
             self.exit.finish_copy(member, limit)
