@@ -101,8 +101,8 @@ def demo(
         Console().print(_table(result))
         verdict = "Something was lost." if faults else "Nothing was lost."
         click.echo(f"{verdict} {seconds} s, seed {seed}, files in {directory}")
-        checkpoints = shlex.quote(str(folders[0] / "checkpoints"))
-        click.echo(f"Where the time went: tfpreempt report {checkpoints}")
+        report = [sys.argv[0], "report", str(folders[0] / "checkpoints")]
+        click.echo(f"Where the time went: {shlex.join(report)}")
     for fault in faults:
         click.echo(f"Error: {fault}", err=True)
     sys.exit(bool(faults))
