@@ -134,18 +134,34 @@ def pair(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]
     assert not hard, "a deadline ended a process in place of the word"
 
 
-def test_nobody_has_ended_before_the_chief_has_committed(pair: list[Worker]) -> None:
-    chief, other = pair
+def held_in_commit(
+    chief: Worker, other: Worker, error: Exception | None = None
+) -> threading.Event:
+    """Both close, and the chief stays in its final commit until that is set.
+
+    Args:
+        chief: of the pair.
+        other: of the pair.
+        error: what the commit fails by then.
+    """
     begins, may_go_on = threading.Event(), threading.Event()
 
     def commit() -> None:
         begins.set()
         assert may_go_on.wait(LIMIT)
+        if error is not None:
+            raise error
 
     chief.in_commit = commit
     other.begin()
     chief.begin()
     assert begins.wait(LIMIT)
+    return may_go_on
+
+
+def test_nobody_has_ended_before_the_chief_has_committed(pair: list[Worker]) -> None:
+    chief, other = pair
+    may_go_on = held_in_commit(chief, other)
     other.thread.join(0.3)
     assert other.ended is None
     may_go_on.set()
@@ -269,41 +285,23 @@ def test_a_chief_that_is_frozen_is_waited_for_no_longer_than_it_may_be_silent(
 
 
 @pytest.mark.parametrize("is_chief", [False, True])
-def test_all_are_started_again_where_one_has_no_time_for_the_final_commit(
+def test_a_notice_that_leaves_time_for_the_final_commit_changes_no_end(
     pair: list[Worker], is_chief: bool
 ) -> None:
-    """It had to go while the chief was at it, so nobody ends well."""
+    """It comes while the chief is at it, to one of them."""
     chief, other = pair
-    begins, may_go_on = threading.Event(), threading.Event()
-
-    def commit() -> None:
-        begins.set()
-        assert may_go_on.wait(LIMIT)
-
-    chief.in_commit = commit
-    other.begin()
-    chief.begin()
-    assert begins.wait(LIMIT)
+    may_go_on = held_in_commit(chief, other)
     notify((chief if is_chief else other).session, grace=3.0)
     threading.Event().wait(1.0)
     may_go_on.set()
-    assert (chief.end(), other.end()) == ("finished", "finished")  # in time yet
+    assert (chief.end(), other.end()) == ("finished", "finished")
 
 
 def test_who_has_no_time_left_says_that_it_is_lost_and_all_obey(
-    pair: list[Worker], store: Store
+    pair: list[Worker],
 ) -> None:
     chief, other = pair
-    begins, may_go_on = threading.Event(), threading.Event()
-
-    def commit() -> None:
-        begins.set()
-        assert may_go_on.wait(LIMIT)
-
-    chief.in_commit = commit
-    other.begin()
-    chief.begin()
-    assert begins.wait(LIMIT)
+    may_go_on = held_in_commit(chief, other)
     deadlines = other.session.coordinator.deadlines  # the chief's host has more time
     deadlines.shorten(other.session.coordinator.clock.monotonic(), 1.0)
     assert isinstance(other.end(), SystemExit)
@@ -339,17 +337,7 @@ def test_one_that_had_to_go_makes_no_failure_of_the_chiefs_full_disk(
 ) -> None:
     """All leave by the code on which platforms start again, the chief too."""
     chief, other = pair
-    begins, may_go_on = threading.Event(), threading.Event()
-
-    def commit() -> None:
-        begins.set()
-        assert may_go_on.wait(LIMIT)
-        raise SaveError("the disk is full")
-
-    chief.in_commit = commit
-    other.begin()
-    chief.begin()
-    assert begins.wait(LIMIT)
+    may_go_on = held_in_commit(chief, other, SaveError("the disk is full"))
     deadlines = other.session.coordinator.deadlines
     deadlines.shorten(other.session.coordinator.clock.monotonic(), 1.0)
     assert isinstance(other.end(), SystemExit)

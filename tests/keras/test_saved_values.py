@@ -79,6 +79,8 @@ def test_no_place_in_a_fit(value: Any) -> None:
         PLACE | {"states": (3,)},
         PLACE | {"states": (("x",),)},
         PLACE | {"step": 3},
+        PLACE | {"is_shared": 3},
+        PLACE | {"kind": "iterator", "more": "x"},
     ],
     ids=str,
 )

@@ -533,9 +533,9 @@ class Session:
             with self._listening():
                 end = self._last_word.agree(self._why(failed) if failed else "")
         except BaseException:
-            me = f"worker {self.cluster.worker} broke off in the final save"
-            self._last_word.break_off(me)
-            if not self.exit.left:
+            if not self.exit.left:  # or the others were told why
+                me = f"worker {self.cluster.worker} broke off in the final save"
+                self._last_word.break_off(me)
                 self._give_up("was interrupted")
             raise
         return self._obey(end, failure)

@@ -18,7 +18,6 @@ them, unblocks SIGTERM in who starts it.
 
 from __future__ import annotations
 
-import math
 import mmap
 import multiprocessing
 import os
@@ -108,7 +107,7 @@ def _guard(parent: int) -> None:
 def _wait_for_the_end(parent: int) -> int:
     """The signal to end by."""
     ignored = 0
-    stays_until = math.inf
+    stays_until = time.monotonic() + ENDS_AFTER
     while True:
         info = signal.sigtimedwait(_guarded, LOOKS_EVERY)
         if info is not None and _is_for_the_child(info, parent):
@@ -117,11 +116,10 @@ def _wait_for_the_end(parent: int) -> int:
             ignored = info.si_signo
         if os.getppid() != parent:
             return signal.SIGTERM
+        now = time.monotonic()
         if not (ignored and _parents[0]):
-            stays_until = math.inf
-        elif stays_until == math.inf:
-            stays_until = time.monotonic() + ENDS_AFTER
-        elif time.monotonic() >= stays_until:
+            stays_until = now + ENDS_AFTER
+        elif now >= stays_until:
             return ignored
 
 
