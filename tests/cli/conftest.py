@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -70,7 +71,9 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        # As subprocess does it: it may have ended since it was last looked at.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, number)
 
 
 def _hear_stops() -> None:

@@ -258,12 +258,15 @@ def test_at_its_end_it_names_the_report_of_the_preempted_run(
     monkeypatch.setattr("tfpreempt.cli.demo.command.train", lambda *_: None)
     monkeypatch.setattr("tfpreempt.cli.demo.command.assess", lambda *_: well)
     monkeypatch.setattr("tfpreempt.cli.demo.command.signal.signal", lambda *_: None)
+    command = str(tmp_path / "another space" / "tfpreempt")
+    monkeypatch.setattr("sys.argv", [command])
     out = tmp_path / "with a space"
     done = CliRunner().invoke(main, ["demo", "--out", str(out)])
     assert done.exit_code == 0, done.output
     (folder,) = out.iterdir()
-    (line,) = re.findall("tfpreempt report .*", done.output)
-    assert shlex.split(line)[2] == f"{folder}/interrupted/checkpoints"
+    (line,) = re.findall("Where the time went: (.*)", done.output)
+    checkpoints = str(folder / "interrupted" / "checkpoints")
+    assert shlex.split(line) == [command, "report", checkpoints]
 
 
 def test_out_that_cannot_be_written(tmp_path: Path) -> None:
