@@ -318,6 +318,23 @@ def test_without_a_supervisor(run: Run) -> None:
     assert picture.ended == "finished at step 9, exit code 0"
 
 
+def test_an_error_without_a_supervisor(run: Run) -> None:
+    run.restored(0)
+    run.says(0, 5)
+    error = "ValueError: of the \x1b[1mprogram"
+    run.record(0, Exit(outcome=Outcome.FAILED, code=None, step=7, detail=error))
+    picture = run.look(20)
+    assert [each.state for each in picture.workers] == [State.DOWN]
+    assert not picture.is_fine
+    assert picture.ended == f"failed at step 7: {error}"
+    shown = run.status()
+    assert shown.exit_code == 1
+    assert "failed at step 7: ValueError" in shown.output
+    assert "\x1b" not in shown.output
+    run.restored(0, incarnation="b")
+    assert run.look().restarts == {"failure": 1}
+
+
 def test_restarts_are_counted_in_words(run: Run) -> None:
     for incarnation in ("a", "b", "c", "d"):
         run.restored(0, incarnation=incarnation)

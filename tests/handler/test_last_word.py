@@ -226,6 +226,9 @@ def test_all_are_started_again_where_a_worker_dies_after_its_last_step(
     assert "reports it dead" in chief.reason
 
 
+GONE = "stopped sending heartbeats):\n/job:worker/replica:0/task:1"
+
+
 @pytest.mark.parametrize("has_told", [False, True])
 def test_who_goes_as_it_had_told_costs_the_end_and_is_no_failure(
     pair: list[Worker], store: Store, has_told: bool
@@ -233,8 +236,7 @@ def test_who_goes_as_it_had_told_costs_the_end_and_is_no_failure(
     """It trained on to the end within its grace, and was gone in the final save."""
     chief, _ = pair
     store.dead.add(1)
-    gone = "stopped sending heartbeats):\n/job:worker/replica:0/task:1"
-    chief.error = SaveError(f"Could not write step 12: unhealthy ({gone}")
+    chief.error = SaveError(f"Could not write step 12: unhealthy ({GONE}")
     if has_told:
         now = chief.session.coordinator.clock.monotonic()
         chief.session.coordinator.deadlines.shorten(now, 60.0)
@@ -422,3 +424,19 @@ def test_an_exit_function_that_returns_makes_no_success_of_a_loss(
     assert isinstance(other.end(), SaveError)
     assert other.reason.startswith("lost: ")
     assert "clear snapshots" not in other.calls
+
+
+def test_an_exit_function_that_returns_is_called_once(
+    pair: list[Worker], store: Store
+) -> None:
+    """Also where the other worker had told that it goes."""
+    chief, _ = pair
+    left: list[bool] = []
+    chief.leave = lambda committed, *args, **more: left.append(committed)  # type: ignore[method-assign]
+    store.dead.add(1)
+    chief.error = SaveError(f"Could not write step 12: unhealthy ({GONE}")
+    now = chief.session.coordinator.clock.monotonic()
+    chief.session.coordinator.deadlines.shorten(now, 60.0)
+    chief.begin()
+    assert isinstance(chief.end(), SaveError)
+    assert left == [False]

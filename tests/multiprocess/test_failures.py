@@ -52,6 +52,7 @@ def test_a_tensorflow_error_is_raised_on_every_worker(here: Place) -> None:
     """A.2: an error of TensorFlow on one worker has its type on the other too."""
     cluster = here.train("mwms", 2, "--fail-at", 3, "--fail-with", "tensorflow")
     cluster.expect(1, 1)
+    assert [each[:2] for each in outcomes(here)] == [(0, "failed"), (1, "failed")]
     for worker in cluster:
         assert "errors_impl.ResourceExhaustedError: " in worker.output, cluster.story()
         assert "no room for the batch" in worker.output

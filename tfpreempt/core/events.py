@@ -18,6 +18,7 @@ class Outcome(StrEnum):
     COMMITTED = "committed"  # the agreed step is durable
     LOST = "lost"  # this preemption committed nothing; the last commit stands
     FINISHED = "finished"  # training was over on every worker
+    FAILED = "failed"  # the program broke off, by an error or Ctrl-C
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,14 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """This worker is about to leave."""
+    """This worker is about to leave.
+
+    Attributes:
+        outcome: what for.
+        code: the exit code; None where the program's own error decides on it.
+        step: that it has made.
+        detail: the reason, or the error; empty where there is no more to say.
+    """
 
     outcome: Outcome
     code: int | None

@@ -96,7 +96,7 @@ class ExitPath:
         try:
             self.finish_save(self.coordinator.deadlines.left)
             mirrored = self.finish_mirrors(members)
-            self._put_away(members, outcome, reason)
+            self.put_away(members, outcome, reason)
             end = functools.partial(
                 members[0].config.leave, committed, self.cluster, mirrored=mirrored
             )
@@ -181,15 +181,20 @@ class ExitPath:
             "call save_checkpoint_if_preempted() within them.",
             why,
         )
-        self._put_away(members, Outcome.LOST, why)
+        self.put_away(members, Outcome.LOST, why)
         self.left = True
         exit_hard(lambda: members[0].config.leave(False, self.cluster))
         self.left = False
 
-    def _put_away(self, members: list[Member], outcome: Outcome, why: str) -> None:
+    def put_away(self, members: list[Member], outcome: Outcome, why: str) -> None:
         """Records the exit, and lets go of leases: the next start need not wait.
 
         Storage that hangs is what may have kept a boundary, or a commit, from coming.
+
+        Args:
+            members: that leave.
+            outcome: how.
+            why: for people.
         """
         deadlines = self.coordinator.deadlines
         limit = max(SHORTEST, deadlines.left)

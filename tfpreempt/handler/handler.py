@@ -383,9 +383,7 @@ class PreemptionCheckpointHandler:
         elif not member.is_closed:
             if not session.exit.left:
                 was_preemption(error, session, is_whole=session.is_whole)
-                session.wait_for_save()
-                session.exit.finish_mirrors([member])
-            session.part(member)
+            session.give_up(member, error)
         return False
 
     # --- boundaries, the slow path ---------------------------------------------------

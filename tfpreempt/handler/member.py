@@ -291,9 +291,12 @@ class Member:
     # --- the end ---------------------------------------------------------------------
 
     def record_exit(self, outcome: Outcome, why: str = "") -> None:
-        """Writes to the journal how it leaves, with the exit code; any thread."""
-        code = self.config.code(outcome is not Outcome.LOST)
-        code = 0 if outcome is Outcome.FINISHED else code
+        """Writes to the journal how it leaves; any thread."""
+        code: int | None = 0
+        if outcome is Outcome.FAILED:
+            code = None
+        elif outcome is not Outcome.FINISHED:
+            code = self.config.code(outcome is Outcome.COMMITTED)
         self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
 
     def close(self) -> None:

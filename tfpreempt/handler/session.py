@@ -84,6 +84,9 @@ ASKS_AGAIN = 0.05
 DIES_WITHIN = 0.05
 """Seconds in which a signal to a group has ended those who do not handle it."""
 
+_LONGEST_DETAIL = 300
+"""Characters of an error in the journal; the program's log has all of it."""
+
 _TRACED = 2
 """Steps after which all is traced and compiled; two, as a GAN's, may take turns."""
 
@@ -456,19 +459,33 @@ class Session:
         if failure is not None:
             raise failure
 
-    def give_up(self, member: Member) -> None:
-        """Closes a member amid something: without a last boundary, for it isn't whole.
+    def give_up(self, member: Member, error: BaseException | None = None) -> None:
+        """Closes a member without a last boundary.
 
-        The peers are told.
+        Args:
+            member: is closed then.
+            error: that the program breaks off by, and that the peers know of; None: it
+                is amid something that did not come to its end. They are told that.
         """
         if member.is_closed:
             return
         if not self.exit.left:
-            if connection() is None and not self.exit.detached:
-                self.failed(UsageError(f"{member.amid} did not come to its end"))
-            self._collective.wait()
-            self.exit.finish_mirrors([member])
+            is_told = error is not None or self.exit.detached
+            error = error or UsageError(f"{member.amid} did not come to its end")
+            if connection() is None and not is_told:
+                self.failed(error)
+            self._break_off([member], error)
         self.part(member)
+
+    def _break_off(self, members: list[Member], error: BaseException | None) -> None:
+        """What is under way is saved and copied yet, and the journals tell the end."""
+        self.wait_for_save()
+        self.exit.finish_mirrors(members)
+        why = self.coordinator.lost_because
+        if error is not None:
+            first, _, _ = str(error).partition("\n")
+            why = f"{type(error).__name__}: {first}".rstrip(": ")
+        self.exit.put_away(members, Outcome.FAILED, why[:_LONGEST_DETAIL])
 
     def _commit_final(self, member: Member) -> Exception | None:
         """The state at the normal end, so that a restart has nothing left to do.
@@ -501,11 +518,7 @@ class Session:
                 self.save_together(member, "finished")
             except Exception as error:  # noqa: BLE001 - of a State, say; raised later
                 self.members.fault("the final save", error)
-                lost = describe_loss(error, self.cluster, "the final save")
-                if lost and self.coordinator.deadlines.may_go:
-                    if self.cluster.world > 1 and list(self.members) == [member]:
-                        self._last_word.break_off(lost)
-                    self.exit.leave(Outcome.LOST, lost)  # it had told, as in a step
+                lost = self._lost_in_save(error)
                 because = f"{lost}. " if lost else ""
                 add_note(
                     error,
@@ -530,8 +543,7 @@ class Session:
         try:
             failure = self._commit_final(member)
             failed = next(filter(None, [failure, *self._failures.values()]), None)
-            with self._listening():
-                end = self._last_word.agree(self._why(failed) if failed else "")
+            end = self._agree(failed)
         except BaseException:
             if not self.exit.left:  # or the others were told why
                 me = f"worker {self.cluster.worker} broke off in the final save"
@@ -540,9 +552,20 @@ class Session:
             raise
         return self._obey(end, failure)
 
-    def _why(self, failure: Exception) -> str:
-        lost = describe_loss(failure, self.cluster, "the final save")
-        return lost or f"{type(failure).__name__}: {failure}".rstrip(".")
+    def _agree(self, failed: Exception | None) -> End | None:
+        """What all obey, see `LastWord.agree`; `failed` is this worker's final save."""
+        why = ""
+        if failed is not None:
+            lost = self._lost_in_save(failed)
+            if lost and self.coordinator.deadlines.may_go:  # it had told, as in a step
+                self._last_word.break_off(lost)
+                return End(lost=lost)
+            why = lost or f"{type(failed).__name__}: {failed}".rstrip(".")
+        with self._listening():
+            return self._last_word.agree(why)
+
+    def _lost_in_save(self, error: Exception) -> str:
+        return describe_loss(error, self.cluster, "the final save")
 
     def _obey(self, end: End | None, mine: Exception | None) -> Exception | None:
         """Ends as all do.
@@ -987,10 +1010,7 @@ class Session:
         if error is not None and not self.exit.detached:
             self._died(error)
         if error is not None or self.exit.detached:
-            self._collective.wait()
-            self.exit.finish_mirrors(members)
-            for member in members:
-                member.commits.release()  # while threads can still be started
+            self._break_off(members, error)  # while threads can still be started
         else:
             exit_hard(lambda: self._close_all(members))
 

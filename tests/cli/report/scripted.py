@@ -152,16 +152,18 @@ class Scripted:
 
     def preempt(self, worker: int = 0, steps: int = 1, save: float = 1.0) -> None:
         """A notice to one worker; all commit together and leave."""
-        notice = Notice(
-            source="signal:SIGTERM",
-            worker=worker,
-            grace_seconds=30.0,
-            received_at=self.now,
-        )
-        self._record(notice, workers=[worker])
+        self._notice(worker)
         self._record(Decision(round=1, boundary=7))
         self.train(steps)
         self.save(save, "preemption", told=save + steps * STEP)
+        self._leave(Outcome.COMMITTED, 143, "preemption")
+
+    def preempt_amid_save(self, before: float = 0.4, after: float = 0.6) -> None:
+        """A notice while a periodic commit is made: all leave with that one."""
+        self.now += before
+        self._notice(worker=0)
+        self.now -= before
+        self.save(before + after)
         self._leave(Outcome.COMMITTED, 143, "preemption")
 
     def finish(self, save: float = 1.0) -> None:
@@ -173,6 +175,10 @@ class Scripted:
     def kill(self) -> None:
         """SIGKILL to all: nobody writes anything any more."""
         self._end(137, "failure")
+
+    def fail(self) -> None:
+        """The program breaks off by an error."""
+        self._leave(Outcome.FAILED, None, "failure")
 
     def hang(self) -> None:
         """No boundary comes any more: the supervisor kills all."""
@@ -205,11 +211,20 @@ class Scripted:
 
     # --- within ----------------------------------------------------------------------
 
-    def _leave(self, outcome: Outcome, code: int, cause: str) -> None:
+    def _notice(self, worker: int) -> None:
+        notice = Notice(
+            source="signal:SIGTERM",
+            worker=worker,
+            grace_seconds=30.0,
+            received_at=self.now,
+        )
+        self._record(notice, workers=[worker])
+
+    def _leave(self, outcome: Outcome, code: int | None, cause: str) -> None:
         self._record(Exit(outcome=outcome, code=code, step=self.step))
         if self.is_supervised:
             self._pass(1.0, Badput.OTHER)
-        self._end(code, cause)
+        self._end(1 if code is None else code, cause)
 
     def _end(self, code: int, cause: str) -> None:
         name = f"ab-{self.starts - 1}"

@@ -146,6 +146,53 @@ def test_a_run_without_a_supervisor_is_told_as_well() -> None:
     assert [each.cause for each in story.interruptions] == ["preemption"]
 
 
+def test_a_notice_may_be_served_by_the_commit_that_is_under_way() -> None:
+    run = Scripted()
+    run.start()
+    run.train(80)
+    run.preempt_amid_save(before=0.4, after=0.6)
+    run.down()
+    run.start()
+    run.finish()
+    story = tell(run)
+    check_account(run, story)
+    [preemption] = story.interruptions
+    assert preemption.saved_step == preemption.restored_step == 81
+    assert preemption.notice_to_commit_seconds == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("is_supervised", [True, False])
+def test_an_error_is_a_failure_of_which_all_is_known(is_supervised: bool) -> None:
+    run = Scripted(is_supervised=is_supervised)
+    run.start()
+    run.train(80)
+    run.save()
+    run.train(20)
+    run.fail()
+    run.down()
+    run.start()
+    run.train(10)
+    run.finish()
+    story = tell(run)
+    check_account(run, story)
+    assert story.warnings == ()
+    [failure] = story.interruptions
+    assert failure.cause == "failure"
+    assert (failure.step, failure.is_estimated, failure.steps_lost) == (101, False, 20)
+
+
+def test_after_an_error_that_nothing_followed_the_steps_are_lost() -> None:
+    run = Scripted(is_supervised=False)
+    run.start()
+    run.train(80)
+    run.save()
+    run.train(20)
+    run.fail()
+    story = tell(run)
+    assert story.outcome == "interrupted"
+    assert story.account.bad[Badput.WASTED_PROGRESS] == pytest.approx(2 * 20 * STEP)
+
+
 def test_an_end_that_nobody_recorded_is_said_to_be_unknown() -> None:
     run = Scripted(is_supervised=False)
     run.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import IO
 
 import tfpreempt
@@ -52,7 +53,9 @@ def evaluate(handler: tfpreempt.PreemptionCheckpointHandler) -> None:
     """Many batches, among which the machine may go."""
     handler.check()
     hold("start")
-    handler.check()
+    for _ in range(100):
+        handler.check()
+        time.sleep(0.01)
     say("evaluated")
 
 

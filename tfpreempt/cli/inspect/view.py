@@ -15,6 +15,7 @@ from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.catalog import Checked, Condition, Entry, Kind
 from tfpreempt.cli.inspect.rows import Row
 from tfpreempt.cli.sizes import size_text
+from tfpreempt.cli.terminal import plain
 
 _STYLES = {
     Condition.COMMITTED: "green",
@@ -30,7 +31,7 @@ _STATE = re.compile(rf"(?:{layout.STATES}|worker-(\d{{1,9}}))/([^/]+)\.state")
 def show_table(console: Console, found: Sequence[Row], place: str) -> None:
     """Prints a line for each, and below what is to be said of them."""
     if not found:
-        console.print(f"no checkpoints in {_plain(place)}", markup=False)
+        console.print(f"no checkpoints in {plain(place)}", markup=False)
         return
     times = [_saved(row.entry) for row in found]
     zones = {time.tzname() for time in times if time}
@@ -50,7 +51,7 @@ def show_table(console: Console, found: Sequence[Row], place: str) -> None:
         shown, state = row.entry, row.entry.condition
         table.add_row(
             "-" if shown.step is None else str(shown.step),
-            escape(_plain(shown.label)),
+            escape(plain(shown.label)),
             "-" if time is None else time.strftime(pattern),
             "-" if shown.size is None else size_text(shown.size),
             "-" if shown.manifest is None else str(shown.manifest.world_size),
@@ -70,7 +71,7 @@ def show_states(console: Console, found: Sequence[Row]) -> None:
         shown = row.entry
         if shown.manifest is None:
             continue
-        console.print(f"\nStates of {_plain(shown.label)}:", markup=False)
+        console.print(f"\nStates of {plain(shown.label)}:", markup=False)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("State", overflow="fold")
         table.add_column("of")
@@ -79,7 +80,7 @@ def show_states(console: Console, found: Sequence[Row]) -> None:
         for each in states:
             worker = each["worker"]
             owner = "all workers" if worker is None else f"worker {worker}"
-            table.add_row(escape(_plain(each["name"])), owner, size_text(each["bytes"]))
+            table.add_row(escape(plain(each["name"])), owner, size_text(each["bytes"]))
         console.print(table if states else "  none")
 
 
@@ -135,10 +136,5 @@ def _states(entry: Entry) -> list[dict[str, Any]]:
 def _show_lines(console: Console, about: str, lines: Sequence[str]) -> None:
     more = [f"and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
     for line in (*lines[:_MAX_LINES], *more):
-        text = f"{_plain(about)}: {_plain(line)}"
+        text = f"{plain(about)}: {plain(line)}"
         console.print(text, markup=False, soft_wrap=True)
-
-
-def _plain(text: str) -> str:
-    """Text from a directory or a manifest, unable to move a terminal's cursor."""
-    return text if text.isprintable() else ascii(text)[1:-1]

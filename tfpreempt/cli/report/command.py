@@ -14,7 +14,8 @@ from tfpreempt.cli.journals import fetched_journal, find_journal, has_journal
 from tfpreempt.cli.report.records import take_records
 from tfpreempt.cli.report.scalars import read_scalars
 from tfpreempt.cli.report.story import Story, make_story
-from tfpreempt.cli.report.view import plain, show, to_json
+from tfpreempt.cli.report.view import show, to_json
+from tfpreempt.cli.terminal import plain
 from tfpreempt.core.fields import is_kind
 from tfpreempt.core.journal import JournalFile, read_files
 from tfpreempt.errors import CheckpointError, TfpreemptError

@@ -70,8 +70,9 @@ def _phases(life: Life, commits: Sequence[Event]) -> list[Span]:
                 after = Phase.LEAVING if is_last else Phase.TRAINING
                 changes.append((event.at, after))
             case "exit":
-                is_told = record["outcome"] != "finished" and now is Phase.TRAINING
-                if is_told and decided is not None:  # by another worker
+                is_told = record["outcome"] in ("committed", "lost")
+                is_called = is_told and now is Phase.TRAINING
+                if is_called and decided is not None:  # by another worker
                     changes.append((max(changes[-1][0], decided), Phase.NOTICED))
                 if changes[-1][1] is not Phase.LEAVING:
                     changes.append((event.at, Phase.LEAVING))

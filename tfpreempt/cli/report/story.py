@@ -434,10 +434,10 @@ def _interruptions(
         later = lead[number + 1 :]
         notices = _between(heard, life.begin, life.end)
         at = min((each.at for each in notices), default=life.end)
-        made = [
-            e for e in _during(commits, life) if e.record["because"] == "preemption"
-        ]
-        saved = made[-1].record if made else None
+        saved = _served_by(life, commits)
+        took = None if saved is None else saved.record["notice_to_commit_seconds"]
+        if saved is not None and took is None and notices:
+            took = max(0.0, saved.at - at)
         restored = next((each.restored for each in later if each.restored), None)
         end = bisect.bisect_left(spans, life.end, key=_begin)
         mine = spans[bisect.bisect_left(spans, life.begin, key=_begin) : end]
@@ -460,10 +460,8 @@ def _interruptions(
                 sources=_sources(notices),
                 step=step if _is_told(lead) else None,
                 is_estimated=is_estimated,
-                saved_step=None if saved is None else saved["step"],
-                notice_to_commit_seconds=(
-                    None if saved is None else saved["notice_to_commit_seconds"]
-                ),
+                saved_step=None if saved is None else saved.record["step"],
+                notice_to_commit_seconds=took,
                 restored_step=None if restored is None else restored.record["step"],
                 tier=None if restored is None else restored.record["tier"],
                 steps_lost=lost,
@@ -472,6 +470,17 @@ def _interruptions(
             )
         )
     return found
+
+
+def _served_by(life: Life, commits: Sequence[Event]) -> Event | None:
+    """The commit that a life left with: a notice may have found one under way."""
+    step = None
+    if life.exit is not None and life.exit.record["outcome"] == "committed":
+        step = life.exit.record["step"]
+    for commit in reversed(_during(commits, life)):
+        if commit.record["because"] == "preemption" or commit.record["step"] == step:
+            return commit
+    return None
 
 
 _BACK = (Phase.TRAINING, Phase.NOTICED, Phase.LOST)
@@ -505,7 +514,9 @@ def _sources(notices: Sequence[Event]) -> dict[str, tuple[int, ...]]:
 def _cause(life: Life) -> str:
     if life.cause is not None and life.cause != "finished":
         return life.cause  # a program may leave with code 0 for a preemption too
-    return "killed" if life.exit is None else "preemption"
+    if life.exit is None:
+        return "killed"
+    return "failure" if life.exit.record["outcome"] == "failed" else "preemption"
 
 
 def _outcome(last: Life) -> str:

@@ -15,6 +15,7 @@ from rich.table import Table
 from tfpreempt.cli.report.goodput import PLAINLY
 from tfpreempt.cli.report.story import Interruption, Story
 from tfpreempt.cli.sizes import seconds_text, size_text
+from tfpreempt.cli.terminal import plain
 
 SHOWN = 20
 """Interruptions that the terminal shows; the page and --json have all."""
@@ -103,11 +104,6 @@ def spread(values: Sequence[float]) -> Spread | None:
         p95=row[rank],
         most=row[-1],
     )
-
-
-def plain(text: str) -> str:
-    """Text from a journal, unable to move a terminal's cursor."""
-    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def to_json(story: Story) -> dict[str, Any]:

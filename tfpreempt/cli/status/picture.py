@@ -32,7 +32,7 @@ _OF_WORKERS: Mapping[str, Mapping[str, str]] = {
     "restored": {"incarnation": "text", "step": "count"},
     "notice": {"grace_seconds": "number?"},
     "commit": {"step": "count"},
-    "exit": {"outcome": "text", "step": "count", "code": "number?"},
+    "exit": {"outcome": "text", "step": "count", "code": "number?", "detail": "text?"},
 }
 _START = {"workers": "workers", "first_worker": "count?"}
 _OF_SUPERVISORS: Mapping[str, Mapping[str, str]] = {
@@ -197,13 +197,15 @@ class WorkerJournal:
                 self.left_as, self.left_at = Outcome(record["outcome"]), wall
                 self.step, code = record["step"], record.get("code")
                 told = "" if code is None else f", exit code {int(code)}"
+                if self.left_as is Outcome.FAILED and (error := record.get("detail")):
+                    told = f": {error}"
                 self.left_why = f"{self.left_as} at step {self.step}{told}"
                 self.noticed_at = self.deadline = None
 
     def _see_start(self, wall: float, incarnation: str) -> None:
         is_new = incarnation != self._incarnation
         if self.started_at is not None and is_new:
-            if self.left_as is None:
+            if self.left_as in (None, Outcome.FAILED):
                 self.restarts["failure"] += 1
             elif self.left_as is not Outcome.FINISHED:
                 self.restarts["preemption"] += 1

@@ -15,6 +15,7 @@ from rich.text import Text
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.cli.status.picture import Picture, State, Worker
+from tfpreempt.cli.terminal import plain
 
 _STYLES = {
     State.TRAINING: "green",
@@ -52,7 +53,7 @@ def table(picture: Picture) -> RenderableType:
     shown.add_column("process", overflow="fold")
     shown.add_column("")
     for each in picture.workers:
-        process = "" if each.host is None else f"{_plain(each.host)}:{each.pid}"
+        process = "" if each.host is None else f"{plain(each.host)}:{each.pid}"
         shown.add_row(
             str(each.worker),
             f"[{_STYLES.get(each.state, 'cyan')}]{each.state}[/]",
@@ -100,7 +101,7 @@ def _since_start(at: float, workers: Sequence[Worker]) -> str:
 
 def _below(picture: Picture) -> Iterable[str]:
     if picture.ended:
-        yield f"ended: {_plain(picture.ended)}"
+        yield f"ended: {plain(picture.ended)}"
     yield from _of_all(picture)
 
 
@@ -132,13 +133,13 @@ def _upload(upload: MirrorStatus) -> str:
         text = f"uploaded {upload.mirrored}"
     else:
         text = "nothing uploaded yet"
-    return text + (f" (failing: {_plain(upload.fault)})" if upload.fault else "")
+    return text + (f" (failing: {plain(upload.fault)})" if upload.fault else "")
 
 
 def _remark(picture: Picture, worker: Worker) -> str:
     """What is to be said of one worker beside its step."""
     if worker.why:
-        text = _plain(worker.why)
+        text = plain(worker.why)
         return text if worker.since is None else f"{text}, {_clock(worker.since)}"
     said = []
     if worker.noticed_at is not None:
@@ -172,8 +173,3 @@ def _clock(wall: float) -> str:
 
 def _rate(per_second: float | None) -> str:
     return "" if per_second is None else f"{per_second:.3g}"
-
-
-def _plain(text: str) -> str:
-    """Text of others, unable to move a terminal's cursor."""
-    return text if text.isprintable() else ascii(text)[1:-1]
