@@ -153,10 +153,10 @@ def _ours(
     root: Path, state: _State, step: Callable[[], None], *, is_async: bool
 ) -> Figures:
     from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
-    from tfpreempt.handler import session
+    from tfpreempt.handler import this_process
 
     directory, every = root / "run", 10
-    with session.new_process():
+    with this_process.new_process():
         handler = PreemptionCheckpointHandler(
             None,
             state.checkpoint,

@@ -87,7 +87,7 @@ def train(mebibytes: int, seconds: float) -> list[tuple[float, float]]:
     import tensorflow as tf
 
     from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
-    from tfpreempt.handler import session
+    from tfpreempt.handler import this_process
     from tfpreempt.handler.snapshots import Snapshots
 
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir="/dev/shm"))
@@ -113,7 +113,7 @@ def train(mebibytes: int, seconds: float) -> list[tuple[float, float]]:
     Snapshots.capture = seen_capture  # type: ignore[method-assign]
     Snapshots._complete = seen_complete  # type: ignore[method-assign]
     try:
-        with session.new_process(), told(memory):
+        with this_process.new_process(), told(memory):
             handler = PreemptionCheckpointHandler(
                 None,
                 tf.train.Checkpoint(state=state, counter=counter),

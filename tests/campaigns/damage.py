@@ -357,9 +357,9 @@ class Form:
 
     @contextlib.contextmanager
     def _process(self) -> Iterator[Program]:
-        from tfpreempt.handler import session
+        from tfpreempt.handler import this_process
 
-        with session.new_process():
+        with this_process.new_process():
             program = Program(self)
             try:
                 yield program
@@ -450,13 +450,13 @@ class StatesForm(Form):
     @contextlib.contextmanager
     def _alone(self, directory: Path) -> Iterator[list[Any]]:
         from tfpreempt.checkpoint import lease
-        from tfpreempt.handler import session
+        from tfpreempt.handler import this_process
         from tfpreempt.states import JsonState, registered
 
         states = [JsonState(name, 0) for name in ("state", "other")]
         named = {"TFPREEMPT_CHECKPOINT_DIR": str(directory / DISK)}
         with (
-            session.new_process(),
+            this_process.new_process(),
             mock.patch.object(registered, "_alone", {}),
             mock.patch.dict(os.environ, named),
         ):

@@ -56,7 +56,7 @@ CAMPAIGN = Campaign(
         "the order of rows are at the end those of a fit that nobody interrupted."
     ),
     trials=40,
-    short=3,
+    short=1,
     mark="multiprocess",
     prepare=prepare,
 )

@@ -357,7 +357,7 @@ CAMPAIGN = Campaign(
         f"of each step, {KEPT} KiB."
     ),
     trials=240,
-    short=3,
+    short=2,
     mark="multiprocess",
     prepare=prepare,
 )

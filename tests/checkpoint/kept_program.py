@@ -1,11 +1,12 @@
 """A program whose checkpoints of earlier days are kept, and restored by today's code.
 
-    python kept_program.py loop|manager|fit|mirror|states|workers DIRECTORY [STEP]
+    kept_program.py - KIND DIRECTORY [STEP]
 
 It trains a few steps, and is told to go within step STEP; without one it runs to its
 end and prints what came out, in one line. It keeps to what tfpreempt could from the
-first day on. `mirror` is a loop whose commits are copied to DIRECTORY/mirror, `states`
-has no handler, and `workers` is one of two, by TF_CONFIG.
+first day on. KIND is `loop`, `manager` or `fit`; `mirror`, a loop whose commits are
+copied to DIRECTORY/mirror; `states`, which has no handler; or `workers`, which is one
+of two, by TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -178,9 +179,8 @@ def run(kind: str, directory: str, last: int = 0) -> object:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
-    kind, directory, *more = sys.argv[1:]
-    result = run(kind, directory, *map(int, more))
-    print(json.dumps({"result": result}), flush=True)
+    _, kind, directory, *more = sys.argv[1:]
+    print("result", json.dumps(run(kind, directory, *map(int, more))), flush=True)
 
 
 if __name__ == "__main__":

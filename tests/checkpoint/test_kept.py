@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tarfile
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.checkpoint import kept_program
-from tests.multiprocess.harness import RESTART, tf_config_text, worker_environment
-from tests.ports import free_ports
+from tests.multiprocess.harness import RESTART, Cluster, Place, Zygote, place
 from tfpreempt import errors
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.multiprocess]
 
+PROGRAM = kept_program.__file__
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.tar.xz"))
 KINDS = ("loop", "manager", "fit")
 APART = ("mirror", "states", "workers")
@@ -42,34 +40,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def result(kind: str, directory: Path) -> Any:
-    from tfpreempt.handler import session
+    from tfpreempt.handler import this_process
 
-    with session.new_process():
+    with this_process.new_process():
         return kept_program.run(kind, str(directory))
 
 
-def processes(kind: str, directory: Path, last: int = 0) -> list[tuple[int, str, str]]:
-    """Exit code, result and log of each process of a kind."""
-    ports = free_ports(2) if kind == "workers" else []
-    command = [sys.executable, kept_program.__file__, kind, str(directory), str(last)]
-    started = [
-        subprocess.Popen(
-            command,
-            env=worker_environment(directory)
-            | ({"TF_CONFIG": tf_config_text(ports, index)} if ports else {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(max(1, len(ports)))
-    ]
-    try:
-        told = [process.communicate(timeout=200) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    codes = [process.returncode for process in started]
-    return [(code, *each) for code, each in zip(codes, told, strict=True)]
+def ended(here: Place, kind: str, directory: Path, last: int = 0) -> Cluster:
+    """The processes of a kind, when they have ended as they should."""
+    world = 2 if kind == "workers" else 1
+    cluster = here.start(PROGRAM, kind, directory, last, world=world)
+    code = RESTART if last and kind != "states" else 0
+    cluster.expect(*[code] * world, limit=200)
+    return cluster
 
 
 def name_of(archive: Path) -> str:
@@ -121,17 +104,16 @@ def test_a_checkpoint_of_an_earlier_day_is_gone_on_from(
 @pytest.mark.timeout(600)
 @kept(*APART)
 def test_so_is_one_of_two_workers_of_states_alone_and_of_a_mirror(
-    archive: Path, tmp_path: Path
+    archive: Path, here: Place, tmp_path: Path
 ) -> None:
     kind = kind_of(archive)
     new, old = tmp_path / "new", unpack(archive, tmp_path / "old")
     new.mkdir()
-    ended = processes(kind, old)
-    assert {code for code, _, _ in ended} == {0}, ended
-    assert all("goes on at step 4" in log for _, _, log in ended), ended
-    undisturbed = processes(kind, new)
-    for (_, found, _), (_, expected, _) in zip(ended, undisturbed, strict=True):
-        check_equal(json.loads(found), json.loads(expected))
+    again = ended(here, kind, old)
+    assert all("goes on at step 4" in each.output for each in again), again.story()
+    undisturbed = ended(here, kind, new)
+    for found, expected in zip(again.results(), undisturbed.results(), strict=True):
+        check_equal(found, expected)
 
 
 def test_one_of_each_kind_is_kept_of_each_version() -> None:
@@ -142,11 +124,10 @@ def test_one_of_each_kind_is_kept_of_each_version() -> None:
         assert kinds == {*KINDS, *(APART if version >= "06" else ())}
 
 
-def leave(kind: str, directory: Path) -> Path:
+def leave(here: Place, kind: str, directory: Path) -> Path:
     """What a program of today leaves after step 4, in the same way as the kept ones."""
     directory.mkdir()
-    codes = {code for code, _, _ in processes(kind, directory, 4)}
-    assert codes == {0 if kind == "states" else RESTART}
+    ended(here, kind, directory, 4)
     return directory
 
 
@@ -188,23 +169,25 @@ def keys(value: object) -> set[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", [*KINDS, *APART])
 def test_what_is_left_today_has_the_form_of_the_newest_that_is_kept(
-    kind: str, tmp_path: Path
+    kind: str, here: Place, tmp_path: Path
 ) -> None:
     newest = [path for path in KEPT if kind_of(path) == kind][-1]
     before = layout(unpack(newest, tmp_path / "before"))
     again = "keep one of today too: python -m tests.checkpoint.test_kept NUMBER-DAY"
-    assert layout(leave(kind, tmp_path / "now")) == before, again
+    assert layout(leave(here, kind, tmp_path / "now")) == before, again
 
 
 def main() -> None:
     """Keeps one of each kind."""
+    zygote = Zygote()
     for kind in (*KINDS, *APART):
-        with tempfile.TemporaryDirectory() as temporary:
-            directory = leave(kind, Path(temporary) / "left")
+        with place(zygote) as here:
+            directory = leave(here, kind, here.path / "left")
             archive = Path(__file__).with_name("kept") / f"{sys.argv[1]}-{kind}.tar.xz"
             with tarfile.open(archive, "w:xz") as packed:
                 for path in files(directory):
                     packed.add(directory / path, str(path))
+    zygote.close()
 
 
 if __name__ == "__main__":

@@ -243,18 +243,39 @@ def test_without_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "pip install '.[demo]' in a clone" in done.output
 
 
+def a_good_result(preemptions: int) -> Result:
+    return Result(
+        preemptions=preemptions,
+        steps_lost=0,
+        bit_identical=True,
+        notice_to_commit_seconds=(0.5,) * preemptions,
+        final_accuracy=0.98,
+        restarts=preemptions,
+        steps=1000,
+    )
+
+
+def test_it_may_be_preempted_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[object] = []
+    well = a_good_result(preemptions=0)
+    monkeypatch.setattr(
+        "tfpreempt.cli.demo.command.train", lambda *args: planned.append(args[-1])
+    )
+    monkeypatch.setattr("tfpreempt.cli.demo.command.assess", lambda *_: well)
+    monkeypatch.setattr("tfpreempt.cli.demo.command.signal.signal", lambda *_: None)
+    arguments = ["demo", "--preemptions", "0", "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert "Nothing was lost." in done.output
+    assert [*map(list, planned)] == [[], []]
+
+
 def test_at_its_end_it_names_the_report_of_the_preempted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    well = Result(
-        preemptions=3,
-        steps_lost=0,
-        bit_identical=True,
-        notice_to_commit_seconds=(0.5, 0.5, 0.5),
-        final_accuracy=0.98,
-        restarts=3,
-        steps=1000,
-    )
+    well = a_good_result(preemptions=3)
     monkeypatch.setattr("tfpreempt.cli.demo.command.train", lambda *_: None)
     monkeypatch.setattr("tfpreempt.cli.demo.command.assess", lambda *_: well)
     monkeypatch.setattr("tfpreempt.cli.demo.command.signal.signal", lambda *_: None)
@@ -284,7 +305,6 @@ def test_out_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("preemptions", "more"),
     [
-        (0, ["--steps=500"]),
         (2, ["--steps=500"]),
         (2, ["--steps=200", "--keras"]),
     ],

@@ -14,7 +14,9 @@ from tfpreempt.core.events import Outcome
 F, T, P = NoticeKind.FINAL, NoticeKind.TRAIN_ON, NoticeKind.PERIODIC
 FREE: dict[str, Any] = {"collectives": False, "collective_save": False}
 LOCAL: dict[str, Any] = {"collective_save": False}
-COMMITTED, LOST, FINISHED = (str(outcome) for outcome in Outcome)
+COMMITTED, LOST, FINISHED = map(
+    str, (Outcome.COMMITTED, Outcome.LOST, Outcome.FINISHED)
+)
 GOOD = {COMMITTED, FINISHED}
 BAD = {COMMITTED, FINISHED, LOST}
 

@@ -73,7 +73,7 @@ def test_random_schedules_reach_what_matters():
         for w in report.workers:
             seen[w.ending.value] += 1
             seen[str(w.outcome)] += 1
-    wanted = {"calm", "two rounds", "skew", *map(str, Outcome)}
+    wanted = {"calm", "two rounds", "skew", *map(str, Outcome)} - {Outcome.FAILED}
     wanted |= {e.value for e in Ending if e is not Ending.HUNG}
     assert {name for name in wanted if seen[name] < 3} == set()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tfpreempt.handler import session
+from tfpreempt.handler import this_process
 
 if TYPE_CHECKING:
     from tests.handler.program import Program
@@ -40,5 +40,5 @@ def program(tmp_path: Path) -> Iterator[Program]:
     """A program that was just started."""
     from tests.handler.program import Program
 
-    with session.new_process():
+    with this_process.new_process():
         yield Program(tmp_path / "ckpt")

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfpreempt import TerminationConfig
 from tfpreempt.core.journal import journal_directory, read_journal
-from tfpreempt.handler import session
+from tfpreempt.handler import this_process
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.notice.source import OnNotice
 
@@ -77,7 +77,7 @@ class Program:
 
 def is_told() -> bool:
     """Whether this process was told of a notice that its next boundary serves."""
-    here = session.current()
+    here = this_process.current()
     return here is not None and here.gate.flag
 
 

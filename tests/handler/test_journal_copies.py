@@ -17,7 +17,7 @@ from tests.handler.program import LIMIT, Program, wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint.remote.journals import FOLDER, fetch
 from tfpreempt.cli import main
-from tfpreempt.handler import session
+from tfpreempt.handler import this_process
 from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.gcs import GcsServer
 from tfpreempt.testing.storage import FaultyStore
@@ -73,7 +73,7 @@ def test_who_lost_the_machine_is_told_the_story(
     assert {**told, "warnings": here["warnings"]} == here
     assert told["workers"][0]["spans"]
 
-    with session.new_process():  # another machine, whose disk is empty
+    with this_process.new_process():  # another machine, whose disk is empty
         train(Program(tmp_path / "ckpt-2"), mirror, 5)
     shutil.rmtree(tmp_path / "ckpt-2")
     done = report(mirror, "--json")

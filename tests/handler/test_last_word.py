@@ -18,6 +18,7 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.events import Exit
 from tfpreempt.errors import SaveError
 from tfpreempt.handler import exit, last_word, session
+from tfpreempt.handler.unserved import Unserved
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -48,7 +49,7 @@ class Worker(FakeMember):
     def __init__(self, number: int, store: MemoryStore) -> None:
         super().__init__()
         cluster = Cluster(worker=number, jobs=(("worker", 2),))
-        self.session = session.Session(cluster, store, "0", 5.0)
+        self.session = session.Session(cluster, store, "0", 5.0, Unserved())
         self.session.open(self)  # type: ignore[arg-type]
         self.in_commit: Callable[[], None] = lambda: None
         self.limit: float | None = None

@@ -16,7 +16,7 @@ from tests.handler.program import Button, Program, is_told, wait_until
 from tfpreempt import TerminationConfig
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Notice
-from tfpreempt.handler import protection, session
+from tfpreempt.handler import protection, this_process
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -205,7 +205,7 @@ def test_a_second_handler_of_a_cluster_is_waited_for(
     with program.handler() as handler:
         handler.run(program.step)
     workers = Cluster(worker=1, jobs=(("worker", 2),))
-    monkeypatch.setattr(session.current(), "cluster", workers)
+    monkeypatch.setattr(this_process.current(), "cluster", workers)
     config = out.config()
     tfpreempt.protect(config)
     with protection.protected_start(config):
@@ -235,7 +235,7 @@ def test_a_start_that_fails_under_a_notice_leaves(
     with program.handler() as handler:
         handler.run(program.step)
     workers = Cluster(worker=1, jobs=(("worker", 2),))
-    monkeypatch.setattr(session.current(), "cluster", workers)
+    monkeypatch.setattr(this_process.current(), "cluster", workers)
     config = out.config(grace)
     tfpreempt.protect(config)
 
@@ -258,7 +258,7 @@ def test_ctrl_c_in_a_start_is_the_users_under_a_notice_too(
     with program.handler() as handler:
         handler.run(program.step)
     workers = Cluster(worker=1, jobs=(("worker", 2),))
-    monkeypatch.setattr(session.current(), "cluster", workers)
+    monkeypatch.setattr(this_process.current(), "cluster", workers)
     config = out.config()
     tfpreempt.protect(config)
     with pytest.raises(KeyboardInterrupt):
@@ -298,6 +298,9 @@ def test_another_process_has_no_notices_of_this_one(
         handler.run(program.step)
     tfpreempt.protect(out.config(LONG))
     out.bell.ring()
-    with session.new_process(), Program(program.directory / "other").handler() as other:
+    with (
+        this_process.new_process(),
+        Program(program.directory / "other").handler() as other,
+    ):
         other.run(lambda: None)
         assert not is_told()

@@ -34,9 +34,10 @@ from tfpreempt.errors import (
     UnsupportedClusterError,
     UsageError,
 )
-from tfpreempt.handler import process_end, session
+from tfpreempt.handler import process_end, session, this_process
 from tfpreempt.handler.exit import tell_peers
 from tfpreempt.handler.interrupts import held_back
+from tfpreempt.handler.unserved import Unserved
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -157,8 +158,8 @@ class FakeMember:
 def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Session]:
     """The session of a process that was just started; forgotten afterwards."""
     monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
-    with session.new_process():
-        made = session.find_session(None, 5.0)
+    with this_process.new_process():
+        made = this_process.find_session(None, 5.0)
         yield made
         made.come_back()
 
@@ -190,7 +191,7 @@ def boundary(current: session.Session) -> None:
 
 def test_one_session_a_process(current: session.Session) -> None:
     """All handlers share it; the shortest time-out holds; one cluster only."""
-    assert session.find_session(None, 3.0) is current
+    assert this_process.find_session(None, 3.0) is current
     assert current.coordinator.deadlines.save_timeout == 3.0
     assert [current.next_prefix() for _ in range(2)] == [
         "tfpreempt/0/start/1",
@@ -198,7 +199,7 @@ def test_one_session_a_process(current: session.Session) -> None:
     ]
     other = Resolver({"worker": ["a", "b"]}, ("worker", 1))
     with pytest.raises(UsageError, match="one process can belong to one cluster"):
-        session.find_session(other, 3.0)
+        this_process.find_session(other, 3.0)
 
 
 def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> None:
@@ -250,7 +251,7 @@ def test_who_waits_for_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     the others may hang."""
     monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
     cluster = Cluster(worker=0, jobs=(("worker", 2),))
-    waiting = session.Session(cluster, MemoryStore(), "0", 5.0)
+    waiting = session.Session(cluster, MemoryStore(), "0", 5.0, Unserved())
     member = FakeMember()
     waiting.open(member)
     boundary(waiting)
@@ -292,7 +293,9 @@ def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save(
     monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
     store, members = MemoryStore(), [Saving(), Saving()]
     workers = [
-        session.Session(Cluster(worker=i, jobs=(("worker", 2),)), store, "0", 2.0)
+        session.Session(
+            Cluster(worker=i, jobs=(("worker", 2),)), store, "0", 2.0, Unserved()
+        )
         for i in range(2)
     ]
     for worker, member in zip(workers, members, strict=True):
@@ -602,10 +605,10 @@ def test_an_end_that_is_not_saved_is_no_success(
     monkeypatch.setattr(session, "on_interpreter_end", ends.append)
     pid = os.fork()
     if pid == 0:
-        with session.new_process():
+        with this_process.new_process():
             member = FakeMember()
             member.error = SaveError("the disk is full")
-            session.find_session(None, 5.0).open(member)
+            this_process.find_session(None, 5.0).open(member)
             ends[0]()
         os._exit(97)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
@@ -618,9 +621,9 @@ def test_an_end_by_an_error_is_told_while_threads_can_be_started(
     monkeypatch.setattr(session, "on_interpreter_end", ends.append)
     pid = os.fork()
     if pid == 0:
-        with session.new_process():
+        with this_process.new_process():
             member = FakeMember()
-            session.find_session(None, 5.0).open(member)
+            this_process.find_session(None, 5.0).open(member)
             sys.last_value = ValueError("of the program")
             ends[0]()
         error = "ValueError: of the program"
@@ -790,8 +793,8 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
         raise ValueError("of an exit function")
 
     def program() -> None:
-        with session.new_process():
-            current, member = session.find_session(None, 5.0), FakeMember()
+        with this_process.new_process():
+            current, member = this_process.find_session(None, 5.0), FakeMember()
             member.leave = fail  # type: ignore[assignment,method-assign]
             current.open(member)
             alarm = threading.Thread(target=current.exit.overrun, args=("late",))
@@ -811,8 +814,8 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
         threading.Event().wait()
 
     def program() -> None:
-        with session.new_process():
-            current, member = session.find_session(None, 5.0), FakeMember()
+        with this_process.new_process():
+            current, member = this_process.find_session(None, 5.0), FakeMember()
             clock, deadlines = SystemClock(), current.coordinator.deadlines
 
             def leave(committed: bool, cluster: Cluster, **more: bool) -> None:

@@ -24,7 +24,7 @@ from tfpreempt.checkpoint import bundle_writer
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.memory import LentMemory
-from tfpreempt.handler import interval, session, snapshot_times
+from tfpreempt.handler import interval, session, snapshot_times, this_process
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
@@ -61,7 +61,7 @@ def start(tmp_path: Path) -> Iterator[Make]:
 
         def start() -> Program:
             ends.close()
-            ends.enter_context(session.new_process())
+            ends.enter_context(this_process.new_process())
             return Program(tmp_path / "ckpt")
 
         yield start
@@ -391,7 +391,7 @@ def test_large_tensors_are_copied_into_the_same_memory_again(
 def test_their_rounds_keep_no_keys(start: Make, memory: LentMemory) -> None:
     program = start()
     handler = program.handler()
-    here = session.current()
+    here = this_process.current()
     assert here is not None
     assert isinstance(here.store, MemoryStore)
     train_until(program, handler, lambda: here.coordinator.state.round > 6)

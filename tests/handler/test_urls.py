@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
 from tfpreempt import errors
-from tfpreempt.handler import session
+from tfpreempt.handler import this_process
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -51,7 +51,7 @@ def test_a_notice_and_a_restart(remote: Program, tmp_path: Path) -> None:
 
     again = Program(remote.directory)
     word.text = "after"
-    with session.new_process(), again.handler() as restored:
+    with this_process.new_process(), again.handler() as restored:
         restored.run(again.step)
         assert (restored.total_run_calls, word.text) == (3, "before")
         assert again.variable.numpy().tolist() == [4.0, 5.0]

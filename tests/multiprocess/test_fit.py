@@ -41,16 +41,12 @@ def test_two_workers(
 @pytest.mark.parametrize(
     ("line", "data", "point"),
     [
-        ("keras", "tfdata", "last"),
         ("keras", "repeated", "mid"),
         ("keras", "arrays", "first"),
         ("keras", "sequence", "three"),
         ("keras", "loader", "ended"),
-        ("keras", "loader", "three"),
         ("tf_keras", "tfdata", "validation"),
-        ("tf_keras", "arrays", "mid"),
         ("tf_keras", "generator", "twice"),
-        ("tf_keras", "loader", "mid"),
     ],
 )
 def test_one_process(

@@ -17,7 +17,7 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import REGISTRY, State
-from tfpreempt.handler import session
+from tfpreempt.handler import this_process
 from tfpreempt.states import JsonState, StepCounter, registered
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,7 +35,7 @@ def directory(tmp_path, monkeypatch):
     restart(monkeypatch)
     for left in REGISTRY.in_order():  # by a test that failed, in its traceback
         left.unregister()
-    with session.new_process():
+    with this_process.new_process():
         yield tmp_path / "ckpt"
 
 

@@ -26,7 +26,7 @@ from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import LOCAL, Cluster
-from tfpreempt.handler import session
+from tfpreempt.handler import this_process
 from tfpreempt.states import copies, registered
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.testing.storage import FaultyStore, damage
@@ -101,7 +101,7 @@ def place(tmp_path, monkeypatch):
     for left in REGISTRY.in_order():
         left.unregister()
     made.restart()
-    with session.new_process():
+    with this_process.new_process():
         yield made
         made.stop()
 

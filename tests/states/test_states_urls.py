@@ -11,7 +11,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.handler import session
+from tfpreempt.handler import this_process
 from tfpreempt.states import StepCounter, registered
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.testing.clock import FakeClock
@@ -28,7 +28,7 @@ def url(tmp_path, monkeypatch):
     for left in REGISTRY.in_order():
         left.unregister()
     restart(monkeypatch)
-    with session.new_process():
+    with this_process.new_process():
         yield place
 
 

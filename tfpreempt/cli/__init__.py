@@ -10,6 +10,7 @@ status/   `tfpreempt status`: what is a running job at?
 journals  where the journal lies of a run that is named
 signals   signals that are waited for instead of handled
 sizes     sizes and seconds: as people read them, and write them in an option
+terminal  what is safe to print
 """
 
 from __future__ import annotations

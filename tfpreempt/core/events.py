@@ -18,7 +18,7 @@ class Outcome(StrEnum):
     COMMITTED = "committed"  # the agreed step is durable
     LOST = "lost"  # this preemption committed nothing; the last commit stands
     FINISHED = "finished"  # training was over on every worker
-    FAILED = "failed"  # the program broke off, by an error or Ctrl-C
+    FAILED = "failed"  # the program broke off, by an error or Ctrl-C; of no round
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,9 @@ now              how far a member is, told every few seconds for who looks on
 pace             how long a step takes, whatever is evaluated between two of them
 commits          what a member saves, restores and has copied
 protection       notices while no handler listens: before the first, after the last
+this_process     its session, which handlers find; notices while nobody listens
 session          the process's part in the agreement, which all its members share
+unserved         notices that came while nobody listened
 saving           saves of all workers: of a round, and at a place that all come to
 async_save       one of these that is written and committed while training goes on
 snapshots        a member's saves into memory that outlives the process

@@ -25,8 +25,8 @@ from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
 from tfpreempt.handler.saving import PLAIN, Stages
-from tfpreempt.handler.session import find_session
 from tfpreempt.handler.step_errors import step_failed, was_preemption
+from tfpreempt.handler.this_process import find_session
 from tfpreempt.platforms.config import TerminationConfig
 
 log = logging.getLogger(__name__)

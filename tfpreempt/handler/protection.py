@@ -14,7 +14,7 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.core.deadline import until_end
 from tfpreempt.core.events import Notice
-from tfpreempt.handler import session
+from tfpreempt.handler import this_process
 from tfpreempt.handler.process_end import (
     exit_hard,
     keep_streams,
@@ -86,7 +86,7 @@ class Protection:
         """A notice has come; any thread. One that a member hears is left to that."""
         if os.getpid() != self._process:
             return
-        if session.hears_notices():
+        if this_process.hears_notices():
             self._left = notice
             return
         text = f"tfpreempt: notice from {notice.origin}"
@@ -94,7 +94,7 @@ class Protection:
         if wait == 0.0:
             self._leave(f"{text}, and nothing is being trained")
             return
-        if not session.keep(notice):
+        if not this_process.keep(notice):
             return
         left = "" if wait is None else f"; without one the process leaves in {wait:g} s"
         log.warning("%s: the next handler of this process serves it%s", text, left)
@@ -115,7 +115,7 @@ class Protection:
 
     def _expire(self, notice: Notice) -> None:
         """The time is over: leaves, if nobody has served the notice."""
-        if session.take_back(notice):
+        if this_process.take_back(notice):
             self._leave("tfpreempt: the machine goes, and nothing is being trained")
 
     def leave_by(self, error: Exception, *, is_printed: bool = False) -> None:
@@ -128,7 +128,7 @@ class Protection:
             error: no handler will serve the notice for.
             is_printed: whether its traceback is to be seen already.
         """
-        if os.getpid() != self._process or not session.take_kept():
+        if os.getpid() != self._process or not this_process.take_kept():
             return
         name = type(error).__name__
         log.error(
@@ -215,13 +215,13 @@ def take_over() -> None:
 
     So does what it was to hear, and did not any more.
     """
-    here = session.current()
+    here = this_process.current()
     if here is None:
         return
     notice = here.take_left_over()
     if _current is None:
         if notice is not None:
-            session.keep(notice)
+            this_process.keep(notice)
         return
     notice = notice or _current._take_unheard(here.heard_at)
     if notice is not None:
@@ -248,7 +248,7 @@ def _seconds_to_wait(notice: Notice) -> float | None:
     Returns:
         Seconds; 0: leave at once; None: until the next handler is there.
     """
-    here = session.current()
+    here = this_process.current()
     has_trained = here is not None and here.gate.started > 0
     others_wait = _cluster().world > 1 and (_is_starting or not has_trained)
     if not has_trained and not others_wait:
@@ -261,5 +261,5 @@ def _seconds_to_wait(notice: Notice) -> float | None:
 
 def _cluster() -> Cluster:
     """The handlers' cluster, if there ever was one; else TF_CONFIG's."""
-    here = session.current()
+    here = this_process.current()
     return cluster_from_environment(os.environ) if here is None else here.cluster

@@ -18,22 +18,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 from tfpreempt.checkpoint.layout import is_same
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.agreement import PREEMPTION, STANDING, WAITS
 from tfpreempt.coordination.coordinator import Coordinator
-from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.coordination.store import KeyValueStore
-from tfpreempt.core import seams
-from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.core.cluster import Cluster, read_cluster
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.events import Commit, Fault, FirstStep, Notice, Outcome
-from tfpreempt.core.life import Sign, Stage, tell
+from tfpreempt.core.life import Sign, Stage
 from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
     HandlerClosedError,
@@ -65,6 +61,7 @@ from tfpreempt.handler.saving import (
     breaks_off,
 )
 from tfpreempt.handler.snapshot_times import SnapshotTimes
+from tfpreempt.handler.unserved import Unserved
 from tfpreempt.notice.children import killed_children
 
 log = logging.getLogger(__name__)
@@ -104,6 +101,7 @@ class Session:
         store: shared by the workers of this incarnation.
         incarnation: namespace of the keys.
         save_timeout: seconds that waiting may take where no deadline is known.
+        unserved: notices that came while no member listened.
     """
 
     def __init__(
@@ -112,10 +110,12 @@ class Session:
         store: KeyValueStore,
         incarnation: str,
         save_timeout: float,
+        unserved: Unserved,
     ) -> None:
         self.cluster = cluster
         self.store = store
         self.incarnation = incarnation
+        self.unserved = unserved
         self._clock = SystemClock()
         self.pace = Pace(self._clock)
         self.members = Members()
@@ -209,10 +209,9 @@ class Session:
         listen, so that one of the two sees what the other did.
         """
         listening = [member for member in self.members if member.watcher.is_started]
-        for notice in list(_unserved):
-            if listening and take_back(notice):
-                mine = dataclasses.replace(notice, worker=self.cluster.worker)
-                self.hear(listening[-1].commits.token, mine)
+        for notice in self.unserved.take_all() if listening else ():
+            mine = dataclasses.replace(notice, worker=self.cluster.worker)
+            self.hear(listening[-1].commits.token, mine)
 
     def take_left_over(self) -> Notice | None:
         """What members heard and did not serve before the last of them was closed.
@@ -1035,102 +1034,3 @@ class Session:
         if isinstance(error, Exception):
             exit_hard(lambda: self.serve(error, is_whole))
         self.exit.fail(error)
-
-
-_current: Session | None = None
-_unserved: list[Notice] = []
-
-
-def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
-    """The session of this process, made at the first call.
-
-    Args:
-        cluster_resolver: names the cluster; None for one process.
-        save_timeout: seconds that waiting may take where no deadline is known; the
-            newest member's word holds.
-
-    Raises:
-        ConfigurationError: the resolver or the time-out cannot be one.
-        UsageError: this process belongs to another cluster already.
-    """
-    global _current
-    cluster = read_cluster(cluster_resolver, drives_others=connection() is not None)
-    timeout = check_seconds("save_timeout", save_timeout)
-    if _current is None:
-        store: KeyValueStore
-        if cluster.world > 1:
-            from tfpreempt.coordination.tf_service import TensorFlowStore
-
-            seams.require("coordination")
-            store = TensorFlowStore(cluster.jobs)
-        else:
-            store = MemoryStore()
-        incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
-        _current = Session(cluster, store, incarnation, timeout)
-        tell(_current.sign)
-    if _current.cluster != cluster:
-        raise UsageError(
-            f"this process already takes part in {_current.cluster}, and a second "
-            f"handler names {cluster}; one process can belong to one cluster only"
-        )
-    _current.coordinator.deadlines.save_timeout = timeout
-    _current.come_back()
-    return _current
-
-
-@contextlib.contextmanager
-def new_process() -> Iterator[None]:
-    """For tests: inside, no handler was made in this process yet.
-
-    Handlers that are still open at the end take part no more, without a last commit.
-    What was before goes on where it was.
-    """
-    global _current, _unserved
-    before, _current, _unserved = (_current, _unserved), None, []
-    try:
-        yield
-    finally:
-        made = current()
-        _current, _unserved = before
-        if made is not None:
-            for member in made.members:
-                made.part(member)
-            made.come_back()
-
-
-def keep(notice: Notice) -> bool:
-    """A notice came while nobody listened: the next member serves it. Any thread.
-
-    Returns:
-        Whether it waits for that; False: a member that listens by now has it.
-    """
-    _unserved.append(notice)
-    if _current is not None:
-        _current.serve_kept()
-    return notice in _unserved
-
-
-def take_back(notice: Notice) -> bool:
-    """Whether a notice that was kept was still unserved; it is the caller's now."""
-    with contextlib.suppress(ValueError):
-        _unserved.remove(notice)
-        return True
-    return False
-
-
-def take_kept() -> bool:
-    """Whether notices were kept and are unserved; they are the caller's now."""
-    taken = [notice for notice in list(_unserved) if take_back(notice)]
-    return bool(taken)
-
-
-def hears_notices() -> bool:
-    """Whether a member of this process listens, or it is on its way out. Any thread."""
-    if _current is None:
-        return False
-    return _current.exit.left or any(m.watcher.is_started for m in _current.members)
-
-
-def current() -> Session | None:
-    """The session of this process; None before its first handler."""
-    return _current

@@ -14,7 +14,7 @@ from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import REGISTRY, State, sync_states
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.handler import session
+from tfpreempt.handler import this_process
 from tfpreempt.states.copies import Copies
 from tfpreempt.states.values import StepCounter
 from tfpreempt.storage import failure
@@ -140,7 +140,11 @@ class StatesAlone:
 
     def _check_nothing_came(self) -> None:
         """Who only reads needs no lease, so another program may have come between."""
-        if self._seen is None or session.current() or self._highest() <= self._seen:
+        if (
+            self._seen is None
+            or this_process.current()
+            or self._highest() <= self._seen
+        ):
             return
         self._lease.release()
         raise errors.DirectoryInUseError(

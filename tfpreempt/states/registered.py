@@ -14,7 +14,7 @@ from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE, chosen_store
 from tfpreempt.checkpoint.state import State, check_state, sync_states
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
-from tfpreempt.handler import session
+from tfpreempt.handler import this_process
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.storage import failure, paths
 from tfpreempt.storage.files import Files, files_for
@@ -47,7 +47,7 @@ def save_all_states() -> str:
         ConfigurationError: there is no handler, and the variable isn't set.
         UsageError: there is no State and no handler; or inside `run()`.
     """
-    if (current := session.current()) and current.members:
+    if (current := this_process.current()) and current.members:
         return [current.save(member) for member in current.members][-1]
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
@@ -82,7 +82,7 @@ def save_state(
     """
     check_state(state, "save_state(state, checkpoint_dir)")
     cluster = _cluster()
-    if (current := session.current()) is not None:
+    if (current := this_process.current()) is not None:
         current.wait_for_save()  # what it commits is older than this
     if sync:
         sync_states([state])
@@ -117,7 +117,7 @@ def load_state(state: State) -> bool:
         ConfigurationError: the State is none.
     """
     check_state(state, "load_state(state)")
-    if (current := session.current()) and current.members:
+    if (current := this_process.current()) and current.members:
         current.wait_for_save()
         members = reversed(list(current.members))
         return any(each.commits.load_state(state) for each in members)
@@ -148,7 +148,7 @@ def _files_of(directory: str) -> Files:
         DirectoryInUseError: another program is at work in it.
         SaveError: the disk.
     """
-    current = session.current()
+    current = this_process.current()
     for member in current.members if current else ():
         commits = member.commits
         if commits.lease is not None and layout.is_same(commits.directory, directory):
@@ -158,5 +158,5 @@ def _files_of(directory: str) -> Files:
 
 def _cluster() -> Cluster:
     """The handlers' cluster, if there ever was one; else TF_CONFIG's."""
-    current = session.current()
+    current = this_process.current()
     return current.cluster if current else cluster_from_environment(os.environ)

@@ -15,8 +15,8 @@ from tfpreempt.core.events import Metrics
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
-from tfpreempt.handler.session import find_session
 from tfpreempt.handler.step_errors import END_OF_DATA
+from tfpreempt.handler.this_process import find_session
 from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.callbacks.others import OtherCallbacks
 from tfpreempt.keras.data.position import Position, validation_problem

@@ -1,0 +1,114 @@
+"""This process's session: at most one, for a process belongs to one cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.core import seams
+from tfpreempt.core.arguments import check_seconds
+from tfpreempt.core.cluster import read_cluster
+from tfpreempt.core.events import Notice
+from tfpreempt.core.life import tell
+from tfpreempt.errors import UsageError
+from tfpreempt.handler.remote_cluster import connection
+from tfpreempt.handler.session import Session
+from tfpreempt.handler.unserved import Unserved
+
+_current: Session | None = None
+_unserved = Unserved()
+
+
+def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
+    """The session of this process, made at the first call.
+
+    Args:
+        cluster_resolver: names the cluster; None for one process.
+        save_timeout: seconds that waiting may take where no deadline is known; the
+            newest member's word holds.
+
+    Raises:
+        ConfigurationError: the resolver or the time-out cannot be one.
+        UsageError: this process belongs to another cluster already.
+    """
+    global _current
+    cluster = read_cluster(cluster_resolver, drives_others=connection() is not None)
+    timeout = check_seconds("save_timeout", save_timeout)
+    if _current is None:
+        store: KeyValueStore
+        if cluster.world > 1:
+            from tfpreempt.coordination.tf_service import TensorFlowStore
+
+            seams.require("coordination")
+            store = TensorFlowStore(cluster.jobs)
+        else:
+            store = MemoryStore()
+        incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
+        _current = Session(cluster, store, incarnation, timeout, _unserved)
+        tell(_current.sign)
+    if _current.cluster != cluster:
+        raise UsageError(
+            f"this process already takes part in {_current.cluster}, and a second "
+            f"handler names {cluster}; one process can belong to one cluster only"
+        )
+    _current.coordinator.deadlines.save_timeout = timeout
+    _current.come_back()
+    return _current
+
+
+@contextlib.contextmanager
+def new_process() -> Iterator[None]:
+    """For tests: inside, no handler was made in this process yet.
+
+    Handlers that are still open at the end take part no more, without a last commit.
+    What was before goes on where it was.
+    """
+    global _current, _unserved
+    before, _current, _unserved = (_current, _unserved), None, Unserved()
+    try:
+        yield
+    finally:
+        made = current()
+        _current, _unserved = before
+        if made is not None:
+            for member in made.members:
+                made.part(member)
+            made.come_back()
+
+
+def keep(notice: Notice) -> bool:
+    """A notice came while nobody listened: the next member serves it. Any thread.
+
+    Returns:
+        Whether it waits for that; False: a member that listens by now has it.
+    """
+    _unserved.keep(notice)
+    if _current is not None:
+        _current.serve_kept()
+    return notice in _unserved
+
+
+def take_back(notice: Notice) -> bool:
+    """Whether a notice that was kept was still unserved; it is the caller's now."""
+    return _unserved.take(notice)
+
+
+def take_kept() -> bool:
+    """Whether notices were kept and are unserved; they are the caller's now."""
+    return bool(_unserved.take_all())
+
+
+def hears_notices() -> bool:
+    """Whether a member of this process listens, or it is on its way out. Any thread."""
+    if _current is None:
+        return False
+    return _current.exit.left or any(m.watcher.is_started for m in _current.members)
+
+
+def current() -> Session | None:
+    """The session of this process; None before its first handler."""
+    return _current
