@@ -292,7 +292,7 @@ def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
         def wait_for_save(self):
             pass
 
-    monkeypatch.setattr(registered, "session", SimpleNamespace(current=Session))
+    monkeypatch.setattr(registered, "this_process", SimpleNamespace(current=Session))
     assert tfpreempt.load_state(words)
     assert tfpreempt.save_all_states() == "its own"
     assert registered._alone == {}
