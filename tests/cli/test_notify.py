@@ -242,7 +242,9 @@ def records(outcome: Outcome, worker: int = 1) -> str:
         journal.record(heard)
         if outcome is Outcome.COMMITTED:
             journal.record(commit)
-        journal.record(Exit(outcome=outcome, code=143, step=7))
+        is_failed = outcome is Outcome.FAILED
+        code, detail = (None, "ValueError: why") if is_failed else (143, "")
+        journal.record(Exit(outcome=outcome, code=code, step=7, detail=detail))
         journal.close()
         return Path(folder, f"worker-{worker}.jsonl").read_text()
 
@@ -262,6 +264,13 @@ def test_follow_tells_what_the_worker_makes_of_it(
     assert ("step 7 is committed in /ckpt/7" in told) is was_committed
     assert f"worker 1 leaves with code 143 at step 7: {outcome.value}" in told
     assert ("worker 1 left uncommitted" in told) is not was_committed
+
+
+def test_follow_tells_of_an_error(start: Start, tmp_path: Path) -> None:
+    start(1, says=records(Outcome.FAILED))
+    result = notify(tmp_path, "--worker", "1", "--follow", "30")
+    assert result.exit_code == 1
+    assert "worker 1 has failed at step 7: ValueError: why" in result.output
 
 
 def test_follow_waits_for_each_worker(start: Start, tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ class Worker(FakeMember):
 
     @property
     def reason(self) -> str:
-        """Of its exit, by the journal."""
-        [left] = [event for event in self.events if isinstance(event, Exit)]
+        """Of its exit, by the journal; it may fail after an exit that came back."""
+        left = next(event for event in self.events if isinstance(event, Exit))
         return f"{left.outcome.value}: {left.detail}"
 
     def _close(self) -> None:

@@ -240,6 +240,30 @@ def test_a_restart_that_finds_no_commit_says_where_it_looked(
         assert str(program.directory / "other") in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("of the\n  program"), ["ValueError: of the program"]),
+        (KeyboardInterrupt(), ["KeyboardInterrupt"]),
+        (SystemExit(0), []),
+        (StopIteration(), []),
+    ],
+)
+def test_who_breaks_off_tells_it_and_who_means_to_end_does_not(
+    program: Program, error: BaseException, told: list[str]
+) -> None:
+    def train() -> None:
+        with program.handler() as handler:
+            handler.run(program.step)
+            raise error
+
+    with pytest.raises(type(error)):
+        train()
+    left = program.events("exit")
+    assert [each["detail"] for each in left] == told
+    assert {(each["outcome"], each["step"]) for each in left} <= {("failed", 1)}
+
+
 def test_a_final_save_that_fails_is_no_success(program: Program) -> None:
     """E.1: an exit with 0 would not be started again, and nothing may be durable."""
     handler = program.handler(save_every=2)
@@ -252,7 +276,9 @@ def test_a_final_save_that_fails_is_no_success(program: Program) -> None:
     assert "start the program again" in str(raised.value.__notes__)
     faults = [record["where"] for record in program.events("fault")]
     assert faults == ["periodic save", "the final save"]
-    assert program.events("exit") == []
+    [left] = program.events("exit")
+    assert left["outcome"] == "failed"
+    assert left["detail"].startswith("SaveError: ")
     handler.close()  # it is closed
     in_the_way.unlink()
     with program.handler() as handler:

@@ -628,7 +628,7 @@ def test_an_end_by_an_error_is_told_while_threads_can_be_started(
             ends[0]()
         error = "ValueError: of the program"
         told = Exit(outcome=Outcome.FAILED, code=None, step=0, detail=error)
-        os._exit(0 if member.is_released and told in member.events else 97)
+        os._exit(0 if member.is_closed and told in member.events else 97)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
@@ -641,6 +641,19 @@ def forked(program: Callable[[], None]) -> int:
         finally:
             os._exit(99)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_child_tells_nothing_of_its_end(current: session.Session) -> None:
+    """Its error is not that of the training, which goes on."""
+    member = FakeMember()
+    current.open(member)
+
+    def program() -> None:
+        current.end_failed(member, "ValueError")
+        os._exit(0 if member.is_closed and not member.events else 97)
+
+    assert forked(program) == 0
+    assert not member.is_closed
 
 
 def test_a_way_out_that_never_ends_is_ended() -> None:

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 LINGER = 30.0
 """Seconds from SystemExit to the program's end where no deadline was told."""
 
+_LONGEST = 300
+"""Characters of an error in the journal; the program's log has all of it."""
+
 SHORTEST = 0.5
 """Seconds for that in any case; and for the journal, on storage that may hang."""
 
@@ -96,7 +99,7 @@ class ExitPath:
         try:
             self.finish_save(self.coordinator.deadlines.left)
             mirrored = self.finish_mirrors(members)
-            self.put_away(members, outcome, reason)
+            self._put_away(members, outcome, reason)
             end = functools.partial(
                 members[0].config.leave, committed, self.cluster, mirrored=mirrored
             )
@@ -181,20 +184,15 @@ class ExitPath:
             "call save_checkpoint_if_preempted() within them.",
             why,
         )
-        self.put_away(members, Outcome.LOST, why)
+        self._put_away(members, Outcome.LOST, why)
         self.left = True
         exit_hard(lambda: members[0].config.leave(False, self.cluster))
         self.left = False
 
-    def put_away(self, members: list[Member], outcome: Outcome, why: str) -> None:
+    def _put_away(self, members: list[Member], outcome: Outcome, why: str) -> None:
         """Records the exit, and lets go of leases: the next start need not wait.
 
         Storage that hangs is what may have kept a boundary, or a commit, from coming.
-
-        Args:
-            members: that leave.
-            outcome: how.
-            why: for people.
         """
         deadlines = self.coordinator.deadlines
         limit = max(SHORTEST, deadlines.left)
@@ -249,6 +247,13 @@ class ExitPath:
                     self.leave(Outcome.LOST, coordinator.lost_because)
                 if (why := coordinator.lost_because) != mine:
                     add_note(error, f"tfpreempt: the last commit stands: {why}")
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line, for the journal."""
+    text = " ".join(str(error).split())
+    kind = type(error).__name__
+    return f"{kind}: {text}"[:_LONGEST] if text else kind
 
 
 def tell_peers(

@@ -22,10 +22,11 @@ from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.unsaved import Unsaved
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler.admission import admit
+from tfpreempt.handler.exit import describe
 from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
 from tfpreempt.handler.saving import PLAIN, Stages
-from tfpreempt.handler.step_errors import step_failed, was_preemption
+from tfpreempt.handler.step_errors import END_OF_DATA, step_failed, was_preemption
 from tfpreempt.handler.this_process import find_session
 from tfpreempt.platforms.config import TerminationConfig
 
@@ -383,7 +384,8 @@ class PreemptionCheckpointHandler:
         elif not member.is_closed:
             if not session.exit.left:
                 was_preemption(error, session, is_whole=session.is_whole)
-            session.give_up(member, error)
+            is_meant = isinstance(error, (SystemExit, GeneratorExit, *END_OF_DATA))
+            session.end_failed(member, "" if is_meant else describe(error))
         return False
 
     # --- boundaries, the slow path ---------------------------------------------------

@@ -39,7 +39,7 @@ from tfpreempt.errors import (
     UsageError,
 )
 from tfpreempt.handler.data_errors import is_of_data
-from tfpreempt.handler.exit import ExitPath, tell_peers
+from tfpreempt.handler.exit import ExitPath, describe, tell_peers
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.last_word import End, LastWord
 from tfpreempt.handler.lost_peers import describe_loss
@@ -81,9 +81,6 @@ ASKS_AGAIN = 0.05
 DIES_WITHIN = 0.05
 """Seconds in which a signal to a group has ended those who do not handle it."""
 
-_LONGEST_DETAIL = 300
-"""Characters of an error in the journal; the program's log has all of it."""
-
 _TRACED = 2
 """Steps after which all is traced and compiled; two, as a GAN's, may take turns."""
 
@@ -115,7 +112,7 @@ class Session:
         self.cluster = cluster
         self.store = store
         self.incarnation = incarnation
-        self.unserved = unserved
+        self._unserved = unserved
         self._clock = SystemClock()
         self.pace = Pace(self._clock)
         self.members = Members()
@@ -209,9 +206,10 @@ class Session:
         listen, so that one of the two sees what the other did.
         """
         listening = [member for member in self.members if member.watcher.is_started]
-        for notice in self.unserved.take_all() if listening else ():
-            mine = dataclasses.replace(notice, worker=self.cluster.worker)
-            self.hear(listening[-1].commits.token, mine)
+        for notice in self._unserved:
+            if listening and self._unserved.take(notice):
+                mine = dataclasses.replace(notice, worker=self.cluster.worker)
+                self.hear(listening[-1].commits.token, mine)
 
     def take_left_over(self) -> Notice | None:
         """What members heard and did not serve before the last of them was closed.
@@ -428,63 +426,73 @@ class Session:
 
     def _close(self, member: Member, limit: float | None) -> None:
         self.arm(member)
+        if self.exit.detached:
+            self.end_failed(member, "")
+            return
         failure = None
-        if not self.exit.detached:
-            # With others open no boundary: workers may differ in those never used.
-            is_last = list(self.members) == [member]
-            is_end = is_last and self.finish(limit)
-            if is_end:
-                failure = self._end_together(member)
-            elif not is_last:
-                failure = self._commit_final(member)
-                self._failures.pop(member.commits.token, None)
-                if failure is not None:
-                    self._failures[member.commits.token] = failure
-            elif self.cluster.is_chief:
-                failure = SaveError(
-                    "Training is not over on all workers, so its end is not committed, "
-                    "and cannot be without this one, the chief: start all again. Give "
-                    "close() more time, or call it at the end of the program."
-                )
-            if is_last and failure is None:
-                self.exit.is_over = self.cluster.world > 1
-                member.record_exit(Outcome.FINISHED)
-                snapshots = member.commits.snapshots
-                is_saved = is_end and member.runs > 0 and not member.has_moved
-                if snapshots is not None and is_saved:
-                    snapshots.clear()
-            self.exit.finish_copy(member, limit)
+        # With others open no boundary: workers may differ in those never used.
+        is_last = list(self.members) == [member]
+        is_end = is_last and self.finish(limit)
+        if is_end:
+            failure = self._end_together(member)
+        elif not is_last:
+            failure = self._commit_final(member)
+            self._failures.pop(member.commits.token, None)
+            if failure is not None:
+                self._failures[member.commits.token] = failure
+        elif self.cluster.is_chief:
+            failure = SaveError(
+                "Training is not over on all workers, so its end is not committed, "
+                "and cannot be without this one, the chief: start all again. Give "
+                "close() more time, or call it at the end of the program."
+            )
+        if failure is not None:
+            member.record_exit(Outcome.FAILED, describe(failure))
+        elif is_last:
+            self.exit.is_over = self.cluster.world > 1
+            member.record_exit(Outcome.FINISHED)
+            snapshots = member.commits.snapshots
+            is_saved = is_end and member.runs > 0 and not member.has_moved
+            if snapshots is not None and is_saved:
+                snapshots.clear()
+        self.exit.finish_copy(member, limit)
         self.part(member)
         if failure is not None:
             raise failure
 
-    def give_up(self, member: Member, error: BaseException | None = None) -> None:
+    def give_up(self, member: Member) -> None:
+        """Closes a member amid something: without a last boundary, for it isn't whole.
+
+        The peers are told.
+        """
+        if member.is_closed:
+            return
+        why = f"{member.amid} did not come to its end"
+        if not self.exit.left and connection() is None and not self.exit.detached:
+            self.failed(UsageError(why))
+        self.end_failed(member, why)
+
+    def end_failed(self, member: Member, why: str) -> None:
         """Closes a member without a last boundary.
 
         Args:
             member: is closed then.
-            error: that the program breaks off by, and that the peers know of; None: it
-                is amid something that did not come to its end. They are told that.
+            why: the program failed, for people; "": it ends like this on purpose, and
+                the journal tells nothing of it.
         """
-        if member.is_closed:
-            return
-        if not self.exit.left:
-            is_told = error is not None or self.exit.detached
-            error = error or UsageError(f"{member.amid} did not come to its end")
-            if connection() is None and not is_told:
-                self.failed(error)
-            self._break_off([member], error)
-        self.part(member)
+        try:
+            if not self.exit.left:
+                self._record_failure(member, why)
+                self.wait_for_save()
+                self.exit.finish_mirrors([member])
+        finally:
+            self.part(member)
 
-    def _break_off(self, members: list[Member], error: BaseException | None) -> None:
-        """What is under way is saved and copied yet, and the journals tell the end."""
-        self.wait_for_save()
-        self.exit.finish_mirrors(members)
-        why = self.coordinator.lost_because
-        if error is not None:
-            first, _, _ = str(error).partition("\n")
-            why = f"{type(error).__name__}: {first}".rstrip(": ")
-        self.exit.put_away(members, Outcome.FAILED, why[:_LONGEST_DETAIL])
+    def _record_failure(self, member: Member, why: str) -> None:
+        if self.exit.detached and (self.cluster.world > 1 or not why):
+            why = self.coordinator.lost_because or why  # which peer was lost, say
+        if why and os.getpid() == self.exit.process:
+            member.record_exit(Outcome.FAILED, why)
 
     def _commit_final(self, member: Member) -> Exception | None:
         """The state at the normal end, so that a restart has nothing left to do.
@@ -518,6 +526,9 @@ class Session:
             except Exception as error:  # noqa: BLE001 - of a State, say; raised later
                 self.members.fault("the final save", error)
                 lost = self._lost_in_save(error)
+                has_word = self.cluster.world > 1 and list(self.members) == [member]
+                if lost and self.coordinator.deadlines.may_go and not has_word:
+                    self.exit.leave(Outcome.LOST, lost)  # it had told, as in a step
                 because = f"{lost}. " if lost else ""
                 add_note(
                     error,
@@ -552,7 +563,11 @@ class Session:
         return self._obey(end, failure)
 
     def _agree(self, failed: Exception | None) -> End | None:
-        """What all obey, see `LastWord.agree`; `failed` is this worker's final save."""
+        """What all obey, see `LastWord.agree`.
+
+        Args:
+            failed: what one of this worker's final saves failed by.
+        """
         why = ""
         if failed is not None:
             lost = self._lost_in_save(failed)
@@ -1009,7 +1024,8 @@ class Session:
         if error is not None and not self.exit.detached:
             self._died(error)
         if error is not None or self.exit.detached:
-            self._break_off(members, error)  # while threads can still be started
+            for member in members:  # while threads can still be started
+                self.end_failed(member, describe(error) if error else "")
         else:
             exit_hard(lambda: self._close_all(members))
 

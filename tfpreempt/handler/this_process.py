@@ -99,7 +99,8 @@ def take_back(notice: Notice) -> bool:
 
 def take_kept() -> bool:
     """Whether notices were kept and are unserved; they are the caller's now."""
-    return bool(_unserved.take_all())
+    taken = [notice for notice in _unserved if take_back(notice)]
+    return bool(taken)
 
 
 def hears_notices() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 from tfpreempt.core.events import Notice
 
@@ -13,8 +14,8 @@ class Unserved:
     def __init__(self) -> None:
         self._notices: list[Notice] = []
 
-    def __contains__(self, notice: Notice) -> bool:
-        return notice in self._notices
+    def __iter__(self) -> Iterator[Notice]:
+        return iter(list(self._notices))
 
     def keep(self, notice: Notice) -> None:
         """Whoever listens next serves it."""
@@ -26,7 +27,3 @@ class Unserved:
             self._notices.remove(notice)
             return True
         return False
-
-    def take_all(self) -> list[Notice]:
-        """Those that were still there, oldest first; they are the caller's now."""
-        return [notice for notice in list(self._notices) if self.take(notice)]

@@ -22,6 +22,7 @@ _LINES = {
     "notice": "worker {worker} has the notice of {source}",
     "commit": "step {step} is committed in {path}",
     "exit": "worker {worker} leaves with code {code} at step {step}: {outcome}",
+    "failed": "worker {worker} has failed at step {step}: {detail}",
 }
 
 
@@ -138,8 +139,9 @@ def _tell(worker: Worker, began: float, has_ended: bool) -> None:
     """
     for record in worker.records():
         event = str(record.get("event"))
-        if event in _LINES:
-            line = _LINES[event].format_map(collections.defaultdict(str, record))
+        kind = "failed" if record.get("outcome") == "failed" else event
+        if kind in _LINES:
+            line = _LINES[kind].format_map(collections.defaultdict(str, record))
             click.echo(f"{record['wall'] - began:6.2f} s  {line}")
         if event == "exit":
             if record.get("outcome") == "committed":

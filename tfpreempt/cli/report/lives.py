@@ -96,8 +96,8 @@ class Life:
 
     @property
     def exit(self) -> Event | None:
-        """Its end as it told it itself; a kill leaves none."""
-        return next(iter(self.of("exit")), None)
+        """Its end as it told it itself, the last time; a kill leaves none."""
+        return next(reversed(self.of("exit")), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,9 +302,9 @@ def _is_finished(events: Sequence[Event], code: int | None, cause: str | None) -
     It says so itself. Where its last line is missing its supervisor does, or the code
     of its exit: a program that was interrupted leaves with another one than 0.
     """
-    for event in events:
-        if event.record.event == "exit":
-            return bool(event.record["outcome"] == "finished")
+    told = [each.record["outcome"] for each in events if each.record.event == "exit"]
+    if told:
+        return "finished" in told
     return cause == "finished" if cause is not None else code == 0
 
 

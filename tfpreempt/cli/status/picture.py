@@ -437,6 +437,8 @@ def _end(
     # Who says that it leaves may have a copy to finish, or train on after all.
     goes_on = (
         said is not None
+        and journal is not None
+        and journal.left_as is not Outcome.FAILED
         and heard is not None
         and heard.now.at > said[1]
         and at - heard.at < _LEFT_AFTER
