@@ -14,13 +14,14 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from tfpreempt import coordination
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.checkpoint.state import REGISTRY, State
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
@@ -612,6 +613,35 @@ def test_an_end_that_is_not_saved_is_no_success(
             ends[0]()
         os._exit(97)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+class Words(State):
+    """Lives for as long as its function."""
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        """Has nothing to keep."""
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        """Nor to take up."""
+
+
+def test_a_state_that_is_gone_at_the_end_of_the_interpreter_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last commit is without it, where the handler was never closed."""
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr(session, "on_interpreter_end", ends.append)
+    monkeypatch.setattr(session, "exit_hard", lambda leave: leave())
+    with this_process.new_process():
+        member = FakeMember()
+        this_process.find_session(None, 5.0).open(member)
+        words = Words("words of a function")
+        assert "words of a function" not in REGISTRY.gone()
+        del words
+        member.error = SaveError("not what this is about")
+        with pytest.raises(SystemExit):
+            ends[0]()
+    assert "'words of a function' is gone with the function" in caplog.text
 
 
 def test_an_end_by_an_error_is_told_while_threads_can_be_started(

@@ -37,6 +37,7 @@ class StateRegistry:
         self._by_name: weakref.WeakValueDictionary[str, State] = (
             weakref.WeakValueDictionary()
         )
+        self._names: set[str] = set()  # of those too that were garbage-collected
 
     def add(self, state: State) -> None:
         """Registers a State.
@@ -51,12 +52,19 @@ class StateRegistry:
                     "Names must be unique; rename one, or call unregister() on the "
                     "old one first."
                 )
+            self._names.add(state.name)
 
     def remove(self, state: State) -> None:
         """Forgets a State; one that isn't registered is fine."""
         with self._lock:
             if self._by_name.get(state.name) is state:
                 del self._by_name[state.name]
+                self._names.discard(state.name)
+
+    def gone(self) -> list[str]:
+        """Names of the States that were garbage-collected, where none is left."""
+        with self._lock:
+            return sorted(self._names.difference(self._by_name.keys()))
 
     def in_order(self) -> tuple[State, ...]:
         """The living States in name order, which is the same on all workers."""

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Iterator
 
 from tfpreempt.checkpoint.layout import is_same
+from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.agreement import PREEMPTION, STANDING, WAITS
 from tfpreempt.coordination.coordinator import Coordinator
@@ -1030,6 +1031,13 @@ class Session:
             exit_hard(lambda: self._close_all(members))
 
     def _close_all(self, members: list[Member]) -> None:
+        if gone := ", ".join(map(repr, REGISTRY.gone())):
+            log.warning(
+                "tfpreempt: the program has ended, its handler is open, and the State "
+                "%s is gone with the function that made it: the last commit is without "
+                "it. Call handler.close(), or use `with`, where the State still lives",
+                gone,
+            )
         is_saved = True
         for member in members:
             try:
