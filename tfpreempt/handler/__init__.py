@@ -8,7 +8,7 @@ now              how far a member is, told every few seconds for who looks on
 pace             how long a step takes, whatever is evaluated between two of them
 commits          what a member saves, restores and has copied
 protection       notices while no handler listens: before the first, after the last
-this_process     its session, which handlers find; notices while nobody listens
+this_process     the one session of a process, found; or a notice is kept for it
 session          the process's part in the agreement, which all its members share
 unserved         notices that came while nobody listened
 saving           saves of all workers: of a round, and at a place that all come to

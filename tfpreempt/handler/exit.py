@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 LINGER = 30.0
 """Seconds from SystemExit to the program's end where no deadline was told."""
 
-_LONGEST = 300
-"""Characters of an error in the journal; the program's log has all of it."""
-
 SHORTEST = 0.5
 """Seconds for that in any case; and for the journal, on storage that may hang."""
+
+_LONGEST = 300
+"""Characters of an error in the journal; the program's log has all of it."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -172,6 +172,13 @@ class Scripted:
         self._leave(Outcome.FINISHED, 0, "finished")
         self._supervisor("left", cause="finished", code=0)
 
+    def finish_later(self, steps: int = 10) -> None:
+        """After a time without a process all start again, train on, and finish."""
+        self.down()
+        self.start()
+        self.train(steps)
+        self.finish()
+
     def kill(self) -> None:
         """SIGKILL to all: nobody writes anything any more."""
         self._end(137, "failure")
