@@ -27,7 +27,7 @@ CHECKS = {
     "seams": "tests/contracts/test_seams.py",
     "2 workers": f"{TESTS}test_exact_resume.py::"
     "test_real_clusters[2-checkpoint-run-nothing]",
-    "fit, Keras 3": f"{TESTS}test_fit.py::test_one_process[keras-tfdata-last]",
+    "fit, Keras 3": f"{TESTS}test_fit.py::test_one_process[keras-repeated-mid]",
     "fit, tf_keras": f"{TESTS}test_fit.py::"
     "test_one_process[tf_keras-tfdata-validation]",
     "coordinator": f"{TESTS}test_remote.py::"

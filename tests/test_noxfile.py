@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -83,9 +84,16 @@ def noxfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "noxfile", module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "CHECKS", CHECKS)
     monkeypatch.setattr(module, "RESULTS", tmp_path / "matrix.jsonl")
     return module
+
+
+@pytest.fixture(autouse=True)
+def real_checks(noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The module's own, in whose place it has two that are easily told apart."""
+    real: dict[str, str] = noxfile.CHECKS
+    monkeypatch.setattr(noxfile, "CHECKS", CHECKS)
+    return real
 
 
 def run(noxfile: Any, path: Path, pytest: Callable[[Path], None]) -> None:
@@ -104,6 +112,21 @@ def recorded(noxfile: Any) -> dict[str, str]:
     [row] = noxfile.RESULTS.read_text().splitlines()
     checks: dict[str, str] = json.loads(row)["checks"]
     return checks
+
+
+def test_every_check_names_tests_that_there_are(
+    noxfile: Any, real_checks: dict[str, str]
+) -> None:
+    """With another name pytest runs none at all, in any cell."""
+    collect = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "")
+    found = subprocess.run(
+        [*collect, *real_checks.values(), noxfile.NEW_VERSIONS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_a_cell_whose_checks_pass(noxfile: Any, tmp_path: Path) -> None:

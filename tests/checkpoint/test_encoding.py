@@ -17,6 +17,7 @@ from tfpreempt.checkpoint.encoding import (
     decode,
     encode,
     read_parts,
+    readable,
     write_parts,
 )
 
@@ -103,8 +104,19 @@ def test_what_would_not_come_back_is_refused_by_its_path(value, said):
 @pytest.mark.parametrize("kind", ["array", "scalar"])
 def test_saved_bytes_are_never_taken_for_objects(kind):
     hostile = {kind: "41" * 8, "dtype": "O", "shape": [1]}
-    with pytest.raises(ValueError, match="addresses of objects"):
+    with pytest.raises(ValueError, match="which is never saved"):
         decode(hostile)
+
+
+@pytest.mark.parametrize("dtype", [",U1", "(2", "f8,,", "i4,i4", 7, {}, [], None])
+def test_a_dtype_that_is_none_is_damage(dtype):
+    """NumPy reads what has a comma as Python, and raises Python's errors."""
+    damaged = {"array": "", "dtype": dtype, "shape": [0]}
+    with (
+        pytest.raises(errors.CheckpointDamagedError, match="the State"),
+        readable("the State"),
+    ):
+        decode(damaged)
 
 
 @settings(max_examples=200)

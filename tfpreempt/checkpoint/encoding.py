@@ -17,10 +17,12 @@ from tfpreempt import errors
 
 _HEADER = struct.Struct("<8sI")
 MAGIC = b"tfpbytes"  # begins what `write_parts` writes
-_UNREADABLE = (
+UNREADABLE = (
     *(struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError),
     *(OverflowError, RecursionError, MemoryError),
+    SyntaxError,  # NumPy reads some names of dtypes as Python
 )
+"""What Python and NumPy raise where bytes are not what was saved."""
 _AS_THEY_ARE = (type(None), bool, int, str)
 _KINDS = "biufcSUmM"  # of NumPy types that `dtype.str` names in full
 _EXPECTED = (
@@ -71,7 +73,7 @@ def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
             raise ValueError("it has a part of an impossible size")
         if sum(sizes) != left:
             raise ValueError(f"its parts have {left} bytes, not {sum(sizes)}")
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise errors.CheckpointDamagedError(
             f"The state file {getattr(fileobj, 'name', '')!r} cannot be read: {error}"
         ) from error
@@ -129,7 +131,7 @@ def encode(
 
 def _encode_array(value: Any, path: str, arrays: list[bytes] | None) -> Any:
     dtype = value.dtype
-    if dtype.kind not in _KINDS and dtype.isbuiltin != 2:  # bfloat16, by ml_dtypes
+    if not _is_plain(dtype):
         raise errors.SaveError(
             f"{path} is an array of dtype {dtype}; expected numbers, bools, strings or "
             "times of one plain dtype, not objects or records"
@@ -143,6 +145,10 @@ def _encode_array(value: Any, path: str, arrays: list[bytes] | None) -> Any:
         found["array"] = len(arrays)
         arrays.append(data)
     return found
+
+
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in _KINDS or dtype.isbuiltin == 2  # bfloat16, by ml_dtypes
 
 
 def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
@@ -170,9 +176,9 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
         return {key: decode(item, arrays) for key, item in encoded["dict"].items()}
     if "pairs" in encoded:
         return {decode(k, arrays): decode(v, arrays) for k, v in encoded["pairs"]}
-    dtype = np.dtype(encoded["dtype"])
-    if dtype.hasobject:
-        raise ValueError(f"dtype {dtype}: saved bytes are no addresses of objects")
+    dtype: np.dtype[Any] = np.dtype(str(encoded["dtype"]))
+    if not _is_plain(dtype):  # for one, saved bytes are no addresses of objects
+        raise ValueError(f"the dtype {dtype}, which is never saved")
     if "scalar" in encoded:
         return np.ndarray((), dtype, bytes.fromhex(encoded["scalar"]))[()]
     where = encoded["array"]
@@ -194,7 +200,7 @@ def readable(state: object) -> Iterator[None]:
     """
     try:
         yield
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise errors.CheckpointDamagedError(
             f"What was saved for {state!r} cannot be read: {type(error).__name__}: "
             f"{error}"

@@ -10,15 +10,16 @@ from typing import IO, Any
 import numpy as np
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import read_parts, write_parts
+from tfpreempt.checkpoint.encoding import (
+    UNREADABLE,
+    read_parts,
+    readable,
+    write_parts,
+)
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 
 _MAX_DEPTH = 500  # json's own limit depends on how deep the caller stands
 _MAX_STEP = 1 << 63
-_UNREADABLE = (
-    *(ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError),
-    *(MemoryError, OverflowError, RecursionError),
-)
 
 
 class JsonState(State):
@@ -225,15 +226,11 @@ class ArrayDictState(State):
 
     def _read(self, fileobj: IO[bytes]) -> dict[str, np.ndarray[Any, Any]]:
         header, parts = read_parts(fileobj)
-        try:
+        with readable(self):
             return {
                 str(entry["name"]): _array(entry, part)
                 for entry, part in zip(header, parts, strict=True)
             }
-        except _UNREADABLE as error:
-            raise errors.CheckpointDamagedError(
-                f"What was saved for {self!r} cannot be read: {error}"
-            ) from error
 
 
 def _why_not_exact(name: object, array: object) -> str | None:
@@ -251,7 +248,7 @@ def _why_not_exact(name: object, array: object) -> str | None:
         return f"{name!r} has dtype {dtype}: Python objects would need pickle"
     try:
         is_exact = _dtype(repr(np.lib.format.dtype_to_descr(dtype))) == dtype
-    except _UNREADABLE:
+    except UNREADABLE:
         is_exact = False
     if not is_exact:
         return f"{name!r} has dtype {dtype}, which NumPy cannot name; save a view of it"
@@ -268,7 +265,7 @@ def _dtype(text: str) -> np.dtype[Any]:
 
 
 def _array(entry: Any, part: bytes) -> np.ndarray[Any, Any]:
-    """Raises one of `_UNREADABLE` where the entry lies; allocates no more than it has
+    """Raises one of `UNREADABLE` where the entry lies; allocates no more than it has
     bytes for."""
     dtype, shape = _dtype(entry["dtype"]), tuple(entry["shape"])
     if not all(type(size) is int and size >= 0 for size in shape):
