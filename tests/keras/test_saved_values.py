@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.campaigns import fuzz_runs
@@ -58,6 +59,9 @@ def test_a_record_that_is_none_is_of_another_version(header: Any) -> None:
         {"histories": 3},
         {"histories": (3,)},
         {"made_of": None},
+        {"made_of": {"slots": [7]}},
+        {"made_of": {"slots": "7"}},
+        {"made_of": {"steps": np.ones(2)}},
     ],
     ids=str,
 )

@@ -64,12 +64,16 @@ def read(saved: Encoded) -> Progress:
     value = saved.value()
     with readable("a fit"):
         found = Progress(**value)
-        counts: Sequence[Any] = (found.fit, found.epoch, found.batch, found.metrics)
-        is_told = all(isinstance(n, numbers.Integral) and int(n) >= 0 for n in counts)
         tables: Sequence[Any]
         tables = found.loop, found.logs, found.made_of, *found.histories
         are_tables = all(isinstance(each, Mapping) for each in tables)
-        if found.phase not in get_args(Stage) or not is_told or not are_tables:
+        slots = found.made_of.get("slots")
+        counts = found.fit, found.epoch, found.batch, found.metrics, slots or 0
+        is_told = all(isinstance(n, numbers.Integral) and int(n) >= 0 for n in counts)
+        plain = str, numbers.Integral, type(None)
+        is_plain = all(isinstance(each, plain) for each in found.made_of.values())
+        is_known = found.phase in get_args(Stage)
+        if not (is_known and are_tables and is_told and is_plain):
             raise ValueError(f"it is no place in a fit: {str(value)[:200]}")
     return found
 
