@@ -264,12 +264,11 @@ def read_fit(data: bytes, place: Path) -> None:
 def read_fit_of(data: bytes, place: Path) -> None:
     """Its header, with the parts that belong to it."""
     header, _, parts = data.partition(b"\0")
+    buffer = io.BytesIO()
     try:
-        values = json.loads(header)
+        write_parts(buffer, json.loads(header), [parts[:16], parts[16:]])
     except (ValueError, RecursionError):
         return
-    buffer = io.BytesIO()
-    write_parts(buffer, values, [parts[:16], parts[16:]])
     read_fit(buffer.getvalue(), place)
 
 
