@@ -38,10 +38,9 @@ MOST_BYTES = 256 << 20  # that the process may grow by, in all trials together
 LARGE = 128  # MiB, in one file that moves in four parts or more at a time
 SHARE_OF_LARGE = 1 / 40  # of the trials
 MOST_MIB = {
-    # Each thread holds a piece of 1 MiB, whatever it is a part of: 4 and 10 MiB. Where
-    # one trouble is frequent a download grew by up to 33 MiB, which is not explained.
+    # Each thread holds a piece of 1 MiB, whatever it is a part of: 4 and 15 MiB.
     ("gs", "upload"): 32,
-    ("gs", "download"): 64,
+    ("gs", "download"): 32,
     # 40 MiB are in flight, and a piece of 8 MiB is summed up; some twice, on their way.
     ("s3", "upload"): 96,
     # Four threads hold a piece of 8 MiB: as it comes, in one, and as Python has it; and
