@@ -61,6 +61,7 @@ def test_a_record_that_is_none_is_of_another_version(header: Any) -> None:
         {"made_of": None},
         {"made_of": {"slots": [7]}},
         {"made_of": {"slots": "7"}},
+        {"made_of": {"slots": ""}},
         {"made_of": {"steps": np.ones(2)}},
     ],
     ids=str,

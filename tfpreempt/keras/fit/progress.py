@@ -67,8 +67,9 @@ def read(saved: Encoded) -> Progress:
         tables: Sequence[Any]
         tables = found.loop, found.logs, found.made_of, *found.histories
         are_tables = all(isinstance(each, Mapping) for each in tables)
-        slots = found.made_of.get("slots")
-        counts = found.fit, found.epoch, found.batch, found.metrics, slots or 0
+        counts: list[Any] = [found.fit, found.epoch, found.batch, found.metrics]
+        if (slots := found.made_of.get("slots")) is not None:
+            counts.append(slots)
         is_told = all(isinstance(n, numbers.Integral) and int(n) >= 0 for n in counts)
         plain = str, numbers.Integral, type(None)
         is_plain = all(isinstance(each, plain) for each in found.made_of.values())
