@@ -788,6 +788,7 @@ CAMPAIGN = Campaign(
         "that no calendar has ended it, and the page of `report`, with Python's own "
         "errors (`cli/test_status.py`, `cli/report/test_page.py`).",
         "Values of a fit that another version saved, or nobody, came out as Python's "
-        "own errors in the midst of a restore (`keras/test_saved_values.py`).",
+        "own errors in the midst of a restore (`keras/test_saved_values.py`); so did a "
+        "dtype that NumPy reads as Python (`checkpoint/test_encoding.py`).",
     ),
 )
