@@ -17,6 +17,7 @@ from tfpreempt.storage.files import LocalFiles
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
+import keras  # noqa: E402
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib  # noqa: E402
 
 from tests.checkpoint.test_writer import Job  # noqa: E402
@@ -223,9 +224,12 @@ def test_what_the_model_no_longer_has_is_named(tmp_path, caplog):
     job.save(3)
     fresh = Job(tmp_path)
     assert fresh.restore()[1] == 3.0
+    assert "nothing here has" not in caplog.text  # yet: a first step may make them
+    for _ in range(2):
+        fresh.saver.look_after_first_step()
     (record,) = [r for r in caplog.records if "nothing here has" in r.getMessage()]
     text = record.getMessage()
-    assert "30 variables" in text
+    assert "(30): " in text
     assert "extra00" in text
     assert "and 10 more" in text
 
@@ -252,8 +256,40 @@ def test_slots_that_an_optimizer_has_not_made_yet_are_no_surprise(tmp_path, capl
     first.save(3)
     names = [name for name, _ in tf.train.list_variables(str(tmp_path / "3" / "ckpt"))]
     assert any(".OPTIMIZER_SLOT" in name for name in names)
-    job().restore()
+    restored = job()
+    restored.restore()
+    restored.saver.look_after_first_step()
     assert "nothing here has" not in caplog.text
+
+
+def test_what_the_first_step_makes_is_no_surprise(tmp_path, caplog):
+    def job():
+        made = Job(tmp_path)
+        made.checkpoint.optimizer = keras.optimizers.Adam(0.1)
+        return made
+
+    first = job()
+    first.checkpoint.optimizer.apply([tf.ones([2])], [first.weight])
+    first.save(3)
+    restored = job()
+    restored.restore()
+    assert "optimizer/_variables/2" in restored.saver.loader.payload.left()
+    restored.checkpoint.optimizer.apply([tf.ones([2])], [restored.weight])
+    restored.saver.look_after_first_step()
+    assert restored.saver.loader.payload.left() == []
+    assert "nothing here has" not in caplog.text
+
+
+def test_a_save_before_the_first_step_names_what_it_lacks(tmp_path, caplog):
+    job = Job(tmp_path)
+    job.checkpoint.extra = tf.Variable(1.0)
+    job.save(3)
+    fresh = Job(tmp_path)
+    fresh.restore()
+    fresh.save(4)
+    assert "variables that nothing here has, so they were not restored (1): extra" in (
+        caplog.text
+    )
 
 
 def test_a_commit_of_states_alone_does_not_stand_for_weights(tmp_path, caplog):

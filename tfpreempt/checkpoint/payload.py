@@ -102,12 +102,9 @@ class Payload:
     Attributes:
         states: what each worker keeps apart of it.
         can_be_async: whether its saves can be written while training goes on.
-        left: names of variables in what was restored that nothing had yet, and that
-            are lost in a save before something has.
     """
 
     states: Sequence[State] = ()
-    left: Sequence[str] = ()
     can_be_async: ClassVar[bool] = True
 
     def write(
@@ -186,6 +183,16 @@ class Payload:
             with_data: whether the dataset iterators in them are this worker's. Those
                 whose place is the same on all workers are restored anyway.
         """
+
+    def left(self) -> Sequence[str]:
+        """Names of variables in what was restored that nothing has yet.
+
+        They are lost in a save before something has.
+        """
+        return ()
+
+    def warn_of_left(self) -> None:
+        """After a first step, or in a save before it: names them, once."""
 
     def check_shares(self) -> None:
         """Before a restore of what another number of workers saved.

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,7 +46,7 @@ def check(prefix: str) -> None:
 
 def restore(
     checkpoint: tf.train.Checkpoint, prefix: str, options: Any, with_data: bool
-) -> Sequence[str]:
+) -> Callable[[], Sequence[str]]:
     """Compares the structure, then restores.
 
     Args:
@@ -57,7 +57,8 @@ def restore(
             whose place is the same on all workers are restored anyway.
 
     Returns:
-        The names of variables that nothing has yet.
+        Tells the names of variables that nothing has yet, such as those that an
+        optimizer makes in the first step.
 
     Raises:
         CheckpointMismatchError: another model's checkpoint; nothing was assigned.
@@ -67,7 +68,7 @@ def restore(
     checkpoint.sync()
     unmoved = contextlib.nullcontext() if with_data else positions_kept(checkpoint)
     try:
-        unused = _check_structure(checkpoint, prefix)
+        _check_structure(checkpoint, prefix)
         with unmoved, reading_in_threads(prefix):
             status = checkpoint.restore(prefix, options=options)
     except tf.errors.OpError as error:
@@ -76,29 +77,26 @@ def restore(
         ) from error
     status.expect_partial()
     follow_later_restores(status, prefix)
-    if unused:
-        _log.warning(
-            "%s has %d variables that nothing here has (yet), so they were not "
-            "restored: %s. If no layer that is built later takes them, the model has "
-            "changed since, and the next save drops them.",
-            prefix,
-            len(unused),
-            structure.listed(unused),
-        )
-    return unused
+    coordinator = getattr(status, "_checkpoint", None)
+    return functools.partial(_left, coordinator)
 
 
-def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[str]:
-    """Returns the names that only the checkpoint has."""
+def _left(coordinator: Any) -> Sequence[str]:
+    if coordinator is None:
+        return ()  # name-based: everything was restored
+    graph, matched = coordinator.object_graph_proto, coordinator.object_by_proto_id
+    return sorted(set(structure.unused(graph, list(matched))) - _OPTIONAL)
+
+
+def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> None:
     try:
         graph = seams.checkpoint.object_metadata(prefix)
     except ValueError:
-        return []  # name-based, from TensorFlow 1: nothing to compare by
+        return  # name-based, from TensorFlow 1: nothing to compare by
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # a prefix for certain
     shapes = reader.get_variable_to_shape_map()
     dtypes = reader.get_variable_to_dtype_map()
     nodes = structure.match(checkpoint._saver._graph_view, graph)
-    unused = sorted(set(structure.unused(graph, nodes.values())) - _OPTIONAL)
     problems, new = [], []
     for path, variable in walk(checkpoint):
         if (shape := variable_shape(variable)) is None:
@@ -117,7 +115,8 @@ def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[s
             label = f"{name} ({path})" if name else path
             problems.append(f"{label}: {problem}")
     if problems:
-        raise structure.mismatch(prefix, problems, unused)
+        unused = set(structure.unused(graph, nodes.values())) - _OPTIONAL
+        raise structure.mismatch(prefix, problems, sorted(unused))
     if new:
         _log.warning(
             "%s does not have %s, which lie in lists, dicts or objects of the program; "
@@ -132,7 +131,6 @@ def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> Sequence[s
             prefix,
             structure.listed(begun),
         )
-    return unused
 
 
 class _Bound(weakref.WeakValueDictionary[int, Any]):

@@ -26,6 +26,7 @@ from tfpreempt.checkpoint import (
     layout,
     pointer,
     reader,
+    structure,
 )
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.collective import gathering
@@ -183,6 +184,8 @@ class _Tracked(Payload):
     def __post_init__(self) -> None:
         options = tf.train.CheckpointOptions(experimental_io_device=self.io_device)
         self._options = None if self.io_device is None else options
+        self._left: Callable[[], Sequence[str]] = tuple
+        self._untold: str | None = None  # what was restored, until that was looked at
         if self.checkpoint is None:
             return
         if not tf.executing_eagerly():
@@ -195,6 +198,7 @@ class _Tracked(Payload):
         self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
     ) -> Staged:
         attach(self.checkpoint)
+        self.warn_of_left()
         with _writing(f"step {save.step}"), self._gathering():
             return self._write(save, prepare, _save_arguments(args, kwargs))
 
@@ -236,8 +240,24 @@ class _Tracked(Payload):
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         if self.checkpoint is not None:
-            self.left = reader.restore(
+            self._left = reader.restore(
                 self.checkpoint, prefix, self._options, with_data
+            )
+            self._untold = prefix
+
+    def left(self) -> Sequence[str]:
+        return self._left()
+
+    def warn_of_left(self) -> None:
+        prefix, self._untold = self._untold, None
+        if prefix is not None and (left := self._left()):
+            _log.warning(
+                "%s has variables that nothing here has, so they were not restored "
+                "(%d): %s. If nothing that is made later takes them, the program has "
+                "changed since, and its saves are without them.",
+                prefix,
+                len(left),
+                structure.listed(left),
             )
 
 

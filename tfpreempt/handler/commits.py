@@ -246,7 +246,7 @@ class Commits:
     @property
     def left(self) -> Sequence[str]:
         """Names of variables that were in the commit, and that nothing had."""
-        return self._loader.payload.left
+        return self._loader.payload.left()
 
     def load_states(self) -> None:
         """Loads the named States of the agreed commit, ahead of `restore`."""

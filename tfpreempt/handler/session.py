@@ -306,7 +306,7 @@ class Session:
         if member.runs < _TRACED:
             self._traces = self.gate.started
         if member.runs == 1:
-            member.commits.saver.try_states()  # all is there: a step was made
+            member.commits.saver.look_after_first_step()
             member.record(FirstStep(step=member.step))
             self.pace.begin(self.gate.started)
         elif member.runs == 3:
