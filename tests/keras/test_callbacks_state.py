@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 
 import numpy as np
@@ -216,6 +217,29 @@ def test_of_a_subclass_only_what_it_adds_is_named():
 
     (text,) = others.unsupported([ModelCheckpoint("y"), Mine()])
     assert text.endswith("Mine (saves)")
+
+
+def test_defaults_of_a_class_that_training_changes_are_named():
+    """What no method assigns stays as it is."""
+
+    class Base(Callback):
+        seen, best, rate = 0, math.inf, 0.1
+        words = []
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen += 1
+            self.model.stop_training = True
+
+    class Mine(Base):
+        @property
+        def twice(self):
+            return 2 * self.best
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.best = min(self.best, logs["loss"])
+
+    (text,) = others.unsupported([Mine()])
+    assert text.endswith("Mine (seen, best, words)")
 
 
 def test_a_callback_without_attributes_at_all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import types
@@ -89,7 +90,8 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
 
     Nothing tells a setting from something remembered, so any attribute that a class of
     the user has set counts, unless its value cannot change in training: functions,
-    classes, modules, the model. A callback that has a `State` is taken to keep there
+    classes, modules, the model. So does a default of the class, if its methods assign
+    it, or if it is a list, say. A callback that has a `State` is taken to keep there
     all that it remembers.
     """
     lost = []
@@ -115,12 +117,27 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
         understood = _OF_KERAS | (set_by(anchor) if anchor is not None else set())
         unknown = [
             name
-            for name, value in attributes.items()
+            for name, value in {**_defaults(kinds[0]), **attributes}.items()
             if name not in understood and not _is_fixed(value, callback)
         ]
         if unknown:
             lost.append(f"{class_name(callback)} ({', '.join(unknown)})")
     return lost
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """What the user's classes have in place of attributes, and training may change."""
+    found: dict[str, Any] = {}
+    for each in reversed(kind.__mro__):
+        if not each.__module__.startswith(known.ROOTS):
+            found.update(vars(each))
+    return {
+        name: value
+        for name, value in found.items()
+        if not name.startswith("__")
+        and not inspect.isdatadescriptor(value)
+        and (name in set_by(kind) or isinstance(value, list | dict | set))
+    }
 
 
 def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) -> None:
