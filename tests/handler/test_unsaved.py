@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import random
@@ -22,6 +23,7 @@ from tfpreempt.states import JsonState
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
 COUNT = 0
+LOSSES: list[float] = []
 SETTINGS = {"seen": 0, "rate": 0.5, "last": 0.0}
 
 
@@ -126,6 +128,51 @@ def a_target_network(kept: tf.Variable) -> Callable[[], Any]:
     return Trainer(target=tf.Module()).step
 
 
+def a_list(kept: tf.Variable) -> Callable[[], Any]:
+    forgotten: list[float] = []
+    return lambda: forgotten.append(float(tf.reduce_sum(kept)))
+
+
+def a_global_list(kept: tf.Variable) -> Callable[[], Any]:
+    return lambda: LOSSES.append(1.0)
+
+
+def what_was_seen(kept: tf.Variable) -> Callable[[], Any]:
+    last: Any = collections.deque(maxlen=9)
+    trainer = Trainer(seen={}, words=set(), names=["a"])
+
+    def step() -> None:
+        trainer.seen[len(trainer.seen)] = trainer.names[0]
+        trainer.words.add(len(trainer.words))
+        last.append(1.0)
+
+    return step
+
+
+class Net(keras.Model):
+    """A user's model, whose base class has lists of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+        self.norms: list[float] = []
+
+    def call(self, batch: Any) -> Any:
+        made = self.layer(batch)
+        self.add_loss(tf.reduce_sum(self.layer.kernel))
+        return made
+
+
+def a_list_of_a_model(kept: tf.Variable) -> Callable[[], Any]:
+    net = Net()
+
+    def step() -> None:
+        net(tf.ones([1, 2]))
+        net.norms.append(float(tf.norm(net.layer.kernel)))
+
+    return step
+
+
 def numbers(kept: tf.Variable) -> Callable[[], Any]:
     rng, forgotten = np.random.default_rng(0), np.zeros(3)
 
@@ -157,6 +204,10 @@ def an_average(kept: tf.Variable) -> Callable[[], Any]:
         (a_metric, "forgotten"),
         (a_nonlocal, "forgotten"),
         (a_global, "COUNT, SETTINGS['seen']"),
+        (a_list, "forgotten"),
+        (a_global_list, "LOSSES"),
+        (what_was_seen, "last, trainer.seen, trainer.words"),
+        (a_list_of_a_model, "net.norms"),
         (numbers, "forgotten, rng"),
         (an_average, "holder.average"),
         (lambda kept: Trainer().step, "self.number"),

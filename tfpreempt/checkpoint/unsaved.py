@@ -1,12 +1,14 @@
 """What a step changes and no commit holds: told once, by name.
 
-A forgotten optimizer, a metric beside the model, `self.n += 1`: after a restart they
-begin anew, and nothing shows it. So what the step function has at hand is compared
-before and after one call of it; what differs, and is not saved, is named.
+A forgotten optimizer, a metric beside the model, `self.n += 1`, `losses.append(loss)`:
+after a restart they begin anew, and nothing shows it. So what the step function has at
+hand is compared before and after one call of it; what differs, and is not saved, is
+named.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import random
@@ -31,6 +33,7 @@ _log = logging.getLogger(__name__)
 _SAMPLES = 1 << 16  # of a larger variable or array this many elements are compared
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _SAVED_WHOLE = (State, tf.train.experimental.PythonState, tf.train.Checkpoint)
+_GROWING = (list, dict, set, collections.deque)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 _UNSEEN = (
@@ -178,6 +181,9 @@ def _things(hand: AtHand, place: Place) -> Iterator[tuple[Any, Any]]:
             yield id(value), value
     elif isinstance(value, _GENERATORS):
         yield id(value), value
+    elif isinstance(value, _GROWING):
+        if not reach.is_set_by_library(place.owner, place.key):
+            yield id(value), value
     elif isinstance(value, (*_SCALARS, tf.Tensor)):
         if hand.changes(place):
             yield (id(place.owner), place.key), value
@@ -211,6 +217,8 @@ def _mark(thing: Any) -> Any:
         return repr(thing.get_state())
     if isinstance(thing, random.Random):
         return hash(thing.getstate())
+    if isinstance(thing, _GROWING):
+        return len(thing)  # what else may change in it has a place of its own
     if isinstance(thing, _SCALARS):
         return type(thing), repr(thing)
     if not isinstance(thing, np.ndarray):
@@ -257,8 +265,8 @@ def _warn(changed: Sequence[str], unread: Mapping[str, Any]) -> None:
             "run begins with these anew. Put variables, models, optimizers and metrics "
             "into the tf.train.Checkpoint; a metric of Keras 3 is no object for it: "
             "make it an attribute of a model that is there (model.mean = mean). "
-            "Numbers and arrays go into a named State (tfpreempt.states) or a "
-            "tf.Variable."
+            "Numbers, lists and arrays go into a named State (tfpreempt.states), or "
+            "numbers into a tf.Variable."
         )
     if unread:
         is_theirs = any(map(_is_of_tensorflow, unread.values()))

@@ -113,6 +113,19 @@ def set_by(cls: type) -> frozenset[str]:
     return frozenset[str]().union(*map(_set_in_body, cls.__mro__))
 
 
+def is_set_by_library(owner: Any, key: Any) -> bool:
+    """Whether an attribute is one that a base class sets that is not of the program."""
+    kind: type = type(owner)
+    return key in set_by(_library_of(kind))
+
+
+@functools.cache
+def _library_of(kind: type) -> type:
+    """The first of a class and its bases that is not of the program."""
+    bases = (each for each in kind.__mro__ if not is_of_program(each))
+    return next(bases, object)
+
+
 @functools.cache  # a base is that of many classes
 def _set_in_body(cls: type) -> frozenset[str]:
     methods = map(_unwrapped, vars(cls).values())

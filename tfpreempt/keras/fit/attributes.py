@@ -179,17 +179,8 @@ def _is_users(owner: Any, key: Any) -> bool:
         return False
     if reach.is_container(owner):
         return isinstance(key, str | int)
-    kind: type = type(owner)
-    library = _library_of(kind)
-    is_hidden = library is kind and key.startswith("_")
-    return not is_hidden and key not in reach.set_by(library)
-
-
-@functools.cache
-def _library_of(kind: type) -> type:
-    """The first of a class and its bases that is not of the program."""
-    bases = (each for each in kind.__mro__ if not reach.is_of_program(each))
-    return next(bases, object)
+    is_hidden = not reach.is_of_program(type(owner)) and key.startswith("_")
+    return not is_hidden and not reach.is_set_by_library(owner, key)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
