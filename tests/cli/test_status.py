@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.cli import main
-from tfpreempt.cli.status import command
+from tfpreempt.cli.status import follow
 from tfpreempt.cli.status.follow import Follower
 from tfpreempt.cli.status.picture import SILENT_AFTER, Picture, State
 from tfpreempt.cli.status.text import age_text, one_line
@@ -111,7 +111,7 @@ class Run:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     made = Run(tmp_path / "ckpt")
     monkeypatch.setattr(SystemClock, "wall", lambda: made.clock.wall())
-    monkeypatch.setattr(command, "LOOKS_AGAIN", 0.0)
+    monkeypatch.setattr(follow, "LOOKS_AGAIN", 0.0)
     return made
 
 
@@ -403,6 +403,36 @@ def test_a_supervisor_of_before_says_nothing_of_a_start_without_one(
     picture = training.look()
     assert [each.state for each in picture.workers] == [State.TRAINING] * 2
     assert picture.ended == ""
+
+
+def test_the_report_of_a_run_that_has_not_ended_is_as_of_now(training: Run) -> None:
+    def report(*options: str) -> Result:
+        return CliRunner().invoke(main, ["report", str(training.directory), *options])
+
+    training.commit(7)
+    for worker in range(2):
+        training.says(worker, 12)
+    shown = report()
+    assert shown.stdout.startswith("running at step 12, ")
+    assert "nothing was heard" not in shown.stderr
+    training.clock.advance(SILENT_AFTER + 1)
+    shown = report()
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("silent at step 12, ")
+    assert "nothing was heard of 2 worker(s) for 31 s" in shown.stderr
+    assert "what came after the newest commit (7) is lost" in shown.stderr
+    assert json.loads(report("--json").stdout)["outcome"] == "silent"
+
+
+def test_what_is_said_below_is_not_said_beside(training: Run) -> None:
+    """The error of one worker without a supervisor is how the run ended."""
+    error = "CheckpointMismatchError: the model has other layers"
+    alone = Run(training.directory / "alone")
+    alone.restored(0, 7)
+    told = Exit(outcome=Outcome.FAILED, code=None, step=7, detail=error)
+    alone.record(0, told)
+    shown = alone.status().stdout
+    assert shown.count(error) == 1
 
 
 def test_a_run_that_stands_still(training: Run) -> None:

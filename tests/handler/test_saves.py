@@ -264,6 +264,22 @@ def test_who_breaks_off_tells_it_and_who_means_to_end_does_not(
     assert {(each["outcome"], each["step"]) for each in left} <= {("failed", 1)}
 
 
+def test_a_start_that_is_refused_tells_the_step_of_the_commit(program: Program) -> None:
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(program.step)
+    wider = tf.train.Checkpoint(variable=tf.Variable(tf.zeros([77])))
+    with pytest.raises(errors.CheckpointMismatchError):
+        program.handler(wider)
+    finished, refused = program.events("exit")
+    assert (finished["outcome"], finished["step"]) == ("finished", 3)
+    assert (refused["outcome"], refused["step"]) == ("failed", 3)
+    assert refused["detail"].startswith("CheckpointMismatchError: The checkpoint ")
+    assert refused["detail"].endswith(" [...]")
+    with program.handler() as handler:
+        assert handler.total_run_calls == 3
+
+
 def test_a_final_save_that_fails_is_no_success(program: Program) -> None:
     """E.1: an exit with 0 would not be started again, and nothing may be durable."""
     handler = program.handler(save_every=2)

@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import os
+import textwrap
 import threading
 from collections.abc import Callable
 
@@ -251,9 +252,8 @@ class ExitPath:
 
 def describe(error: BaseException) -> str:
     """An error in one line, for the journal."""
-    text = " ".join(str(error).split())
-    kind = type(error).__name__
-    return f"{kind}: {text}"[:_LONGEST] if text else kind
+    kind, text = type(error).__name__, str(error).strip()
+    return textwrap.shorten(f"{kind}: {text}" if text else kind, _LONGEST)
 
 
 def tell_peers(

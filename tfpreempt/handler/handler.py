@@ -129,7 +129,7 @@ class PreemptionCheckpointHandler:
                 remote_checkpoint_dir=remote_checkpoint_dir,
                 async_save=async_save,
             )
-            with self._member.closed_on_failure():
+            with self._session.start_of(self._member):
                 self._unsaved = Unsaved(getattr(given, "checkpoint", given))
                 self._member.restore()
                 period = None if isinstance(every, int) else every

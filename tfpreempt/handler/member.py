@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -75,7 +74,7 @@ class Member:
     start_seconds: float = 0.0
     runs: int = 0
     stop_at: int = 0
-    base: int = 0
+    base: int = dataclasses.field(init=False)
     saved_at: int | None = 0
     is_resumed: bool = False
     left_at: int | None = None
@@ -85,6 +84,8 @@ class Member:
     is_closed: bool = False
 
     def __post_init__(self) -> None:
+        found = self.commits.candidate
+        self.base = 0 if found is None else found.step or 0
         self._clock = SystemClock()
         self._telling: Telling | None = None  # while it takes part
         self._journal = Journal(
@@ -116,15 +117,6 @@ class Member:
         return self.async_save and self.commits.saver.can_be_async
 
     # --- the start -------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def closed_on_failure(self) -> Iterator[None]:
-        """Its start goes on; who catches an error of it may start another one."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     def restore(self, *, named_states: bool = True) -> None:
         """Restores the agreed commit, and the number of its steps.
@@ -160,8 +152,7 @@ class Member:
 
     def adopt(self) -> None:
         """Counts on from the agreed commit, of which nothing is wanted."""
-        adopted, self.commits.candidate = self.commits.candidate, None
-        self.base = 0 if adopted is None else adopted.step or 0
+        self.commits.candidate = None
         world = self.commits.cluster.world
         adopted_as = Restored(path=None, step=self.base, sequence=0, world_size=world)
         self._record_start(adopted_as, self.start_seconds)

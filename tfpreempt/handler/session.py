@@ -233,6 +233,16 @@ class Session:
         has_failed = self.gate.failed == self.gate.started
         return has_failed or member.left_at == member.step
 
+    @contextlib.contextmanager
+    def start_of(self, member: Member) -> Iterator[None]:
+        """Its start goes on; who catches an error of it may start another one."""
+        try:
+            yield
+        except BaseException as error:
+            is_meant = isinstance(error, SystemExit)
+            self.end_failed(member, "" if is_meant else describe(error))
+            raise
+
     def arm(self, member: Member) -> None:
         """Training begins: listens again, and sets the random generators."""
         if not member.is_armed:

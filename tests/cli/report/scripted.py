@@ -105,6 +105,14 @@ class Scripted:
         self._pass(seconds, Badput.TRAINING_PREP)
         self.kill()
 
+    def fail_to_start(self, seconds: float) -> None:
+        """A start that breaks off by an error, before it has restored the commit."""
+        name = f"ab-{self.starts}"
+        self._supervisor("restarted", incarnation=name, workers=self.workers)
+        self.starts += 1
+        self._pass(seconds, Badput.TRAINING_PREP)
+        self.fail()
+
     def train(self, steps: int) -> None:
         """So many steps."""
         self.step += steps

@@ -106,7 +106,6 @@ def test_where_a_worker_stood_still_no_steps_were_lost_for_it() -> None:
     check_account(run, story)
     [interruption] = story.interruptions
     assert interruption.is_estimated
-    assert interruption.steps_lost is not None
     assert 40 <= interruption.steps_lost <= 40 + TOLD_EVERY / STEP
 
 
@@ -182,6 +181,39 @@ def test_after_an_error_that_nothing_followed_the_steps_are_lost() -> None:
     story = tell(run)
     assert story.outcome == "interrupted"
     assert story.account.bad[Badput.WASTED_PROGRESS] == pytest.approx(2 * 20 * STEP)
+    [failure] = story.interruptions
+    assert (failure.step, failure.restored_step, failure.steps_lost) == (101, None, 20)
+
+
+@pytest.mark.parametrize("is_supervised", [True, False])
+def test_without_a_commit_no_step_was_kept(is_supervised: bool) -> None:
+    run = Scripted(is_supervised=is_supervised)
+    for _ in range(3):
+        run.start()
+        run.train(30)
+        run.fail()
+        run.down()
+    story = tell(run)
+    assert story.outcome == "interrupted"
+    assert [each.steps_lost for each in story.interruptions] == [31, 31, 31]
+    assert story.account.good == 0.0
+    assert story.goodput == 0.0
+
+
+def test_a_start_that_fails_costs_no_step() -> None:
+    """It says the step of the commit that it did not come to restore."""
+    run = Scripted()
+    run.start()
+    run.train(80)
+    run.preempt()
+    run.down()
+    run.fail_to_start(seconds=4.0)
+    story = tell(run)
+    check_account(run, story)
+    assert story.step == run.step
+    preempted, failed = story.interruptions
+    assert (preempted.steps_lost, failed.steps_lost) == (0, 0)
+    assert (failed.cause, failed.step) == ("failure", run.step)
 
 
 def test_an_end_that_nobody_recorded_is_said_to_be_unknown() -> None:

@@ -15,6 +15,9 @@ from tfpreempt.cli.report.records import take_records
 from tfpreempt.cli.report.scalars import read_scalars
 from tfpreempt.cli.report.story import Story, make_story
 from tfpreempt.cli.report.view import show, to_json
+from tfpreempt.cli.status.follow import Follower
+from tfpreempt.cli.status.picture import State
+from tfpreempt.cli.status.text import age_text
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.fields import is_kind
 from tfpreempt.core.journal import JournalFile, read_files
@@ -85,7 +88,7 @@ def report(
 def _read(place: str, tensorboard: Path | None) -> Story:
     found = find_journal(place)
     if has_journal(found):
-        story = _tell(place, read_files(found))
+        story = _as_of_now(_tell(place, read_files(found)), found)
     else:
         try:
             with fetched_journal(place) as copy:
@@ -117,6 +120,28 @@ def _tell(
     if story is None:
         raise click.UsageError(f"the journal of {place!r} tells of no worker")
     return story
+
+
+def _as_of_now(story: Story, journal: Path) -> Story:
+    """With what the workers of a run that has not ended say of themselves."""
+    if story.outcome != "running":
+        return story
+    picture = Follower(journal).look_now()
+    steps = [each for each in (story.step, picture.step) if each is not None]
+    story = dataclasses.replace(story, step=max(steps, default=None))
+    silent = [each for each in picture.workers if each.state is State.SILENT]
+    if not silent:
+        return story
+    age = age_text(picture.at - max(each.since or 0.0 for each in silent))
+    committed = "no commit" if picture.commit_step is None else picture.commit_step
+    warning = (
+        f"nothing was heard of {len(silent)} worker(s) for {age}, and no record says "
+        "how they ended: if they were killed, what came after the newest commit "
+        f"({committed}) is lost, and not counted here"
+    )
+    return dataclasses.replace(
+        story, outcome="silent", warnings=(*story.warnings, warning)
+    )
 
 
 def _warnings_of_copy(place: str, files: Sequence[JournalFile]) -> Iterable[str]:

@@ -88,7 +88,8 @@ class Interruption:
         notice_to_commit_seconds: of that commit.
         restored_step: that the next start went on from; None: there was none.
         tier: see `Restore`.
-        steps_lost: that had to be made again; None while nothing was restored.
+        steps_lost: that had to be made again; before the next start, those after the
+            newest commit.
         down_seconds: without a process; None where there was no next start.
         away_seconds: from `at` until it trained again; None if it did not.
     """
@@ -102,7 +103,7 @@ class Interruption:
     notice_to_commit_seconds: float | None
     restored_step: int | None
     tier: str | None
-    steps_lost: int | None
+    steps_lost: int
     down_seconds: float | None
     away_seconds: float | None
 
@@ -114,7 +115,8 @@ class Story:
     Attributes:
         begin: of the first process; seconds since the epoch.
         end: of the last one, or of the newest record.
-        outcome: "finished", "interrupted", or "running" where no record says.
+        outcome: "finished", "interrupted", or "running" where no record says; "silent"
+            where nothing is heard of a run any more that has not ended.
         step: that it has come to; None where no worker has left a record.
         step_seconds: the mean of its steps; None where unknown.
         workers: in the order of their indices.
@@ -170,7 +172,7 @@ class Story:
     @property
     def steps_lost(self) -> int:
         """In all interruptions."""
-        return sum(each.steps_lost or 0 for each in self.interruptions)
+        return sum(each.steps_lost for each in self.interruptions)
 
     @property
     def bytes_written(self) -> int:
@@ -335,10 +337,7 @@ def _kept(lives: Sequence[Life], commits: Sequence[Event]) -> list[int | None]:
     What was finished is kept, whatever was begun after it.
     """
     kept: list[int | None] = []
-    limit: int | None = None
-    last = lives[-1]
-    if last.is_over and (made := _between(commits, -math.inf, last.end + _INSTANT)):
-        limit = made[-1].record["step"]
+    limit = _standing(lives[-1], commits) if lives[-1].is_over else None
     for life in reversed(lives):
         if life.is_finished:
             limit = None
@@ -347,6 +346,13 @@ def _kept(lives: Sequence[Life], commits: Sequence[Event]) -> list[int | None]:
             step = life.restored.record["step"]
             limit = step if limit is None else min(limit, step)
     return kept[::-1]
+
+
+def _standing(last: Life, commits: Sequence[Event]) -> int:
+    """The step that a start after this life goes on from, as far as is known."""
+    for commit in _between(commits, -math.inf, last.end + _INSTANT)[-1:]:
+        return int(commit.record["step"])
+    return 0 if last.restored is None else int(last.restored.record["step"])
 
 
 def _milestones(life: Life, commits: Sequence[Event]) -> list[tuple[float, int]]:
@@ -426,7 +432,7 @@ def _interruptions(
     commits: Sequence[Event],
 ) -> list[Interruption]:
     """The ends of the first worker's lives that were not the end of training."""
-    found = []
+    found, standing = [], _standing(lead[-1], commits)
     heard = [each for each in events if each.record.event == "notice"]
     for number, life in enumerate(lead):
         if life.is_finished or not life.is_over:
@@ -441,16 +447,14 @@ def _interruptions(
         restored = next((each.restored for each in later if each.restored), None)
         end = bisect.bisect_left(spans, life.end, key=_begin)
         mine = spans[bisect.bisect_left(spans, life.begin, key=_begin) : end]
-        step, is_estimated = _reached(life, commits)
-        lost = None
+        back, told = standing, None
         if restored is not None:
-            back = restored.record["step"]
-            step = max(step, back) if life.events else back
-            if is_estimated:
-                guess = step + _steps_after(life, mine, commits, step)
-                told = restored.record["reached"]
-                step = guess if told is None else _near(guess, told, step, commits)
-            lost = step - back
+            back, told = restored.record["step"], restored.record["reached"]
+        step, is_estimated = _reached(life, commits)
+        step = max(step, back) if life.events else back
+        if is_estimated:
+            guess = step + _steps_after(life, mine, commits, step)
+            step = guess if told is None else _near(guess, told, step, commits)
         down = later[0].begin - life.end if later and _has_end(life) else None
         again = next((s.begin for s in spans[end:] if s.phase in _BACK), None)
         found.append(
@@ -464,7 +468,7 @@ def _interruptions(
                 notice_to_commit_seconds=took,
                 restored_step=None if restored is None else restored.record["step"],
                 tier=None if restored is None else restored.record["tier"],
-                steps_lost=lost,
+                steps_lost=step - back,
                 down_seconds=down,
                 away_seconds=None if again is None else again - at,
             )

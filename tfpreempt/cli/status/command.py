@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 
 import click
 from rich.console import Console
 
 from tfpreempt.cli.journals import find_journal
 from tfpreempt.cli.status.follow import Follower
-from tfpreempt.cli.status.picture import State
 from tfpreempt.cli.status.text import table, to_json
-from tfpreempt.core.clock import SystemClock
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.handler.now import TOLD_EVERY
 from tfpreempt.storage.opening import is_uri
-
-LOOKS_AGAIN = TOLD_EVERY + 2
-"""Seconds, where a worker seems silent: the clock of its machine may be another."""
 
 _UNFOLDED = 10_000  # columns
 
@@ -63,11 +56,7 @@ def status(place: str, as_json: bool) -> None:
     Times are seconds since 1970; null where unknown.
     """
     try:
-        follower = Follower(find_journal(place))
-        picture = follower.look(SystemClock.wall())
-        if any(each.state is State.SILENT for each in picture.workers):
-            threading.Event().wait(LOOKS_AGAIN)
-            picture = follower.look(SystemClock.wall())
+        picture = Follower(find_journal(place)).look_now()
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:

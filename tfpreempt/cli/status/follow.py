@@ -13,12 +13,14 @@ from typing import Generic, TypeVar
 from tfpreempt.cli.status.picture import (
     Heard,
     Picture,
+    State,
     SupervisorJournal,
     WorkerJournal,
     paint,
 )
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.journal import open_file, parse_record
-from tfpreempt.handler.now import now_path, read_now
+from tfpreempt.handler.now import TOLD_EVERY, now_path, read_now
 
 _WORKER = re.compile(r"worker-(\d{1,9})\.(?:jsonl|now)")
 _SUPERVISOR = re.compile(r"supervisor(?:-[\w-]+)?\.jsonl")
@@ -81,6 +83,10 @@ class _File(Generic[_Journal]):
                     self._journal.see(record)
 
 
+LOOKS_AGAIN = TOLD_EVERY + 2
+"""Seconds, where a worker seems silent: the clock of its machine may be another."""
+
+
 class Follower:
     """A run that is looked at again and again. Any thread.
 
@@ -136,6 +142,18 @@ class Follower:
                 {index: each.read_on() for index, each in self._of_workers.items()},
                 self._heard,
             )
+
+    def look_now(self) -> Picture:
+        """The same at once; some seconds later where a worker seems silent.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        picture = self.look(SystemClock.wall())
+        if any(each.state is State.SILENT for each in picture.workers):
+            threading.Event().wait(LOOKS_AGAIN)
+            picture = self.look(SystemClock.wall())
+        return picture
 
     def _add(self, name: str) -> None:
         """A file of the directory, if it is one to be read."""

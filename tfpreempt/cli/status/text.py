@@ -139,8 +139,10 @@ def _upload(upload: MirrorStatus) -> str:
 def _remark(picture: Picture, worker: Worker) -> str:
     """What is to be said of one worker beside its step."""
     if worker.why:
-        text = plain(worker.why)
-        return text if worker.since is None else f"{text}, {_clock(worker.since)}"
+        is_told_below = worker.why in picture.ended
+        told = [] if is_told_below else [plain(worker.why)]
+        told += [] if worker.since is None else [_clock(worker.since)]
+        return ", ".join(told)
     said = []
     if worker.noticed_at is not None:
         said.append(f"noticed: {_time_left(picture, worker)}")

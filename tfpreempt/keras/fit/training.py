@@ -110,7 +110,7 @@ class Training:
                 amid="model.fit",  # its state is whole at the callback's hooks only
                 is_alive=functools.partial(is_running, self.fit),
             )
-            with self.member.closed_on_failure():
+            with self._session.start_of(self.member):
                 self.member.commits.load_states()
                 period = every if isinstance(every, datetime.timedelta) else None
                 self._session.open(self.member, period)
