@@ -34,6 +34,20 @@ def test_all_finish(supervised: Run) -> None:
     assert "hello" in supervised.log(1)
 
 
+def test_who_keeps_nothing_in_the_checkpoint_directory_is_told_of_it(
+    supervised: Run,
+) -> None:
+    kept = """
+from pathlib import Path
+journal = Path(os.environ["TFPREEMPT_CHECKPOINT_DIR"], "journal")
+(journal / "worker-0.jsonl").touch()
+"""
+    for program, is_told in (("pass", True), (kept, False)):
+        code, _, err = supervised.run(program)
+        assert code == 0
+        assert ("no worker has kept a journal in " in err) == is_told
+
+
 def test_a_url_is_handed_on_and_the_journal_stays_here(supervised: Run) -> None:
     program = (
         "print(*(os.environ[f'TFPREEMPT_{n}_DIR'] for n in ('CHECKPOINT', 'JOURNAL')))"

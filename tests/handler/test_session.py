@@ -956,6 +956,33 @@ def test_workers_are_numbered_chief_first(
     assert (found.worker, found.world) == expected
 
 
+@pytest.mark.parametrize(
+    ("workers", "is_said"), [(["a:1", "b:1"], True), (["a:1"], False)]
+)
+def test_workers_that_the_program_does_not_know_of_are_named(
+    workers: list[str],
+    is_said: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where each is started as a worker, and the model is made in no strategy."""
+    task = {"type": "worker", "index": len(workers) - 1}
+    told = {"cluster": {"worker": workers}, "task": task}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    with this_process.new_process():
+        this_process.find_session(None, 5.0)
+    assert ("worker 1 of 2, and the program has no cluster" in caplog.text) == is_said
+
+
+def test_a_tf_config_that_is_not_for_us_is_no_matter_of_one_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}}')
+    with this_process.new_process():
+        this_process.find_session(None, 5.0)
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("task", [("evaluator", 0), ("worker", 2), (None, None)])
 def test_a_task_that_does_not_train(task: tuple[str | None, int | None]) -> None:
     """F: an evaluator, a task outside of the cluster."""

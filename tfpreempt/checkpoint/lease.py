@@ -183,7 +183,8 @@ class Lease:
             if patience.waited >= said_at + SAID_EACH:
                 said_at = patience.waited
                 _log.warning(
-                    "tfpreempt: %s is held by %s; waiting up to %.0f s for it to leave",
+                    "tfpreempt: %s is held by %s; waiting up to %.0f s for it to leave "
+                    "(two runs need a directory each)",
                     place.where,
                     patience.holder or "a process that just took it",
                     patience.limit - patience.waited,

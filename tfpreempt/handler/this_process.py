@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +12,15 @@ from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core import seams
 from tfpreempt.core.arguments import check_seconds
-from tfpreempt.core.cluster import read_cluster
+from tfpreempt.core.cluster import cluster_from_environment, read_cluster
 from tfpreempt.core.events import Notice
 from tfpreempt.core.life import tell
-from tfpreempt.errors import UsageError
+from tfpreempt.errors import ConfigurationError, UsageError
 from tfpreempt.handler.remote_cluster import connection
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.unserved import Unserved
+
+log = logging.getLogger(__name__)
 
 _current: Session | None = None
 _unserved = Unserved()
@@ -47,6 +50,8 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
             store = TensorFlowStore(cluster.jobs)
         else:
             store = MemoryStore()
+            if cluster_resolver is None:
+                _warn_of_others()
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
         _current = Session(cluster, store, incarnation, timeout, _unserved)
         tell(_current.sign)
@@ -58,6 +63,22 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
     _current.coordinator.deadlines.save_timeout = timeout
     _current.come_back()
     return _current
+
+
+def _warn_of_others() -> None:
+    """Where TF_CONFIG names workers that the program does not know of."""
+    with contextlib.suppress(ConfigurationError):  # then it is not for us
+        named = cluster_from_environment(os.environ)
+        if named.world > 1:
+            log.warning(
+                "tfpreempt: TF_CONFIG says that this process is worker %d of %d, and "
+                "the program has no cluster: it trains, and commits, alone. If all "
+                "are to train together, pass strategy.cluster_resolver of a "
+                "tf.distribute.MultiWorkerMirroredStrategy (model.fit: make the model "
+                "in its scope); if not, unset TF_CONFIG.",
+                named.worker,
+                named.world,
+            )
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,6 +75,17 @@ def test_the_page_is_one_file(run: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert sorted(tmp_path.iterdir()) == [page, run]
+
+
+def test_without_what_reads_tensorboards_files_it_is_one_error(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SummaryWriter(str(tmp_path / "logs")) as writer:
+        writer.add_scalar("loss", 0.5, 1)
+    monkeypatch.setitem(sys.modules, "tensorboardX.proto.event_pb2", None)
+    done = call(run, "--tensorboard", tmp_path / "logs")
+    assert done.exit_code == 2
+    assert "--tensorboard needs tensorboardX" in done.stderr
 
 
 def test_curves_of_tensorboard_are_read(run: Path, tmp_path: Path) -> None:

@@ -40,20 +40,21 @@ def read_scalars(logdir: Path) -> tuple[dict[str, tuple[Point, ...]], list[str]]
             f"--tensorboard {str(logdir)!r}: there are no event files below it. Name "
             "the log_dir of the TensorBoard callback, or of the tf.summary writer."
         )
+    event_type = _event_type()
     curves: dict[str, list[Point]] = defaultdict(list)
     warnings = []
     for path in paths:
         folder = os.path.relpath(path.parent, logdir)
         prefix = "" if folder == os.curdir else f"{folder}/"
         try:
-            for tag, point in _scalars(path):
+            for tag, point in _scalars(path, event_type):
                 curves[prefix + tag].append(point)
         except (OSError, ValueError) as error:
             warnings.append(f"{path.name}: not read to its end ({error})")
     return {name: tuple(sorted(curves[name])) for name in sorted(curves)}, warnings
 
 
-def _scalars(path: Path) -> Iterator[tuple[str, Point]]:
+def _event_type() -> Any:
     try:
         from tensorboardX.proto.event_pb2 import Event
     except ImportError as error:
@@ -61,11 +62,15 @@ def _scalars(path: Path) -> Iterator[tuple[str, Point]]:
             "--tensorboard needs tensorboardX, which reads the files without "
             f"TensorFlow. Install it with: {to_install('report')}"
         ) from error
+    return Event
+
+
+def _scalars(path: Path, event_type: Any) -> Iterator[tuple[str, Point]]:
     from google.protobuf.message import DecodeError
 
     for data in _frames(path):
         try:
-            event = Event.FromString(data)
+            event = event_type.FromString(data)
         except DecodeError as error:
             raise ValueError(str(error)) from error
         for value in event.summary.value:

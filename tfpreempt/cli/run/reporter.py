@@ -200,6 +200,13 @@ class Reporter:
         self._add(
             "left", cause=verdict.cause.value, **told, **dataclasses.asdict(spent)
         )
+        journal = self.journal.path.parent
+        if verdict.cause is Cause.FINISHED and not any(journal.glob("worker-*.jsonl")):
+            self._say(
+                f"no worker has kept a journal in {journal}: its commits are "
+                "elsewhere, or there are none. Let the program make its handler, or "
+                "callback, with the directory that it finds in TFPREEMPT_CHECKPOINT_DIR"
+            )
         self._say(
             f"outcome: {_CAUSES[verdict.cause]}, exit code: {verdict.code}, "
             f"incarnations: {incarnations}, preemptions: {spent.preemptions}, "
