@@ -502,6 +502,23 @@ def test_a_file_uri_is_its_path(training: Run) -> None:
     assert "with three slashes" in result.output
 
 
+@pytest.mark.parametrize("command", ["status", "report", "inspect"])
+def test_who_names_the_directory_above_is_shown_the_runs(
+    training: Run, tmp_path: Path, command: str
+) -> None:
+    shown = CliRunner().invoke(main, [command, str(tmp_path)])
+    said = " ".join(shown.output.split())
+    assert f"There are runs in {training.directory}: name one." in said
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path, command: str) -> None:
+    missing = tmp_path / "missing"
+    shown = CliRunner().invoke(main, [command, str(missing)])
+    assert shown.exit_code == 2
+    assert f"There is no directory {str(missing)!r}." in " ".join(shown.output.split())
+
+
 def test_where_nothing_is_told(run: Run, tmp_path: Path) -> None:
     result = run.status()
     assert result.exit_code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from tfpreempt.checkpoint.remote.journals import fetch
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.storage.opening import SCHEMES, local_path, open_store
+
+_SHOWN = 5  # of other runs
 
 
 def find_journal(place: str) -> Path:
@@ -30,6 +33,26 @@ def find_journal(place: str) -> Path:
 def has_journal(directory: Path) -> bool:
     """Whether it is a journal's directory."""
     return any(directory.glob("*.jsonl"))
+
+
+def hint(place: str) -> str:
+    """Where else to look, for who has named what is no run.
+
+    Returns:
+        A sentence with a space before it; empty where nothing better is known.
+    """
+    path = local_path(place)
+    if path is None:
+        return ""
+    if not os.path.isdir(path):
+        return f" There is no directory {path!r}."
+    runs = [
+        str(each.parent) for each in Path(path).glob("*/journal") if has_journal(each)
+    ]
+    if not runs:
+        return ""
+    more = " and others" if len(runs) > _SHOWN else ""
+    return f" There are runs in {', '.join(sorted(runs)[:_SHOWN])}{more}: name one."
 
 
 @contextlib.contextmanager

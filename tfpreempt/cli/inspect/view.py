@@ -14,6 +14,7 @@ from rich.table import Table
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.catalog import Checked, Condition, Entry, Kind
 from tfpreempt.cli.inspect.rows import Row
+from tfpreempt.cli.journals import hint
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.cli.terminal import plain
 
@@ -31,7 +32,9 @@ _STATE = re.compile(rf"(?:{layout.STATES}|worker-(\d{{1,9}}))/([^/]+)\.state")
 def show_table(console: Console, found: Sequence[Row], place: str) -> None:
     """Prints a line for each, and below what is to be said of them."""
     if not found:
-        console.print(f"no checkpoints in {plain(place)}", markup=False)
+        below = hint(place)
+        told = f"no checkpoints in {place}{'.' if below else ''}{below}"
+        console.print(plain(told), markup=False)
         return
     times = [_saved(row.entry) for row in found]
     zones = {time.tzname() for time in times if time}

@@ -10,7 +10,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tfpreempt.cli.journals import fetched_journal, find_journal, has_journal
+from tfpreempt.cli.journals import (
+    fetched_journal,
+    find_journal,
+    has_journal,
+    hint,
+)
 from tfpreempt.cli.report.records import take_records
 from tfpreempt.cli.report.scalars import read_scalars
 from tfpreempt.cli.report.story import Story, make_story
@@ -163,7 +168,7 @@ def _warnings_of_copy(place: str, files: Sequence[JournalFile]) -> Iterable[str]
 
 
 def _nothing_there(place: str, found: Path) -> click.UsageError:
-    hint = (
+    advice = (
         "Nor has the place a copy of one. The journal of a run is on the machines that "
         "trained: bring it here, and name its directory or set TFPREEMPT_JOURNAL_DIR "
         "to it."
@@ -171,4 +176,6 @@ def _nothing_there(place: str, found: Path) -> click.UsageError:
         else "Name the checkpoint directory of a run, the directory of its journal, or "
         "the mirror of its commits."
     )
-    return click.UsageError(f"{place!r} has no journal: no *.jsonl in {found}. {hint}")
+    return click.UsageError(
+        f"{place!r} has no journal: no *.jsonl in {found}. {advice}{hint(place)}"
+    )

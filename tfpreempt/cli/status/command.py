@@ -8,7 +8,7 @@ import sys
 import click
 from rich.console import Console
 
-from tfpreempt.cli.journals import find_journal
+from tfpreempt.cli.journals import find_journal, hint
 from tfpreempt.cli.status.follow import Follower
 from tfpreempt.cli.status.text import table, to_json
 from tfpreempt.errors import ConfigurationError
@@ -60,15 +60,15 @@ def status(place: str, as_json: bool) -> None:
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
-        hint = (
+        advice = (
             f" What a bucket has of a run tells nothing of now; `tfpreempt report "
             f"{place}` tells what has happened."
             if is_uri(place)
-            else ""
+            else hint(place)
         )
         raise click.UsageError(
             f"{place!r} has no journal that can be read ({error.strerror}). Expected "
-            f"the checkpoint directory of a run, or the journal in it.{hint}"
+            f"the checkpoint directory of a run, or the journal in it.{advice}"
         ) from error
     if not picture.workers:
         raise click.UsageError(
