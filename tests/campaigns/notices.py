@@ -42,6 +42,10 @@ BURST = 0.05
 MOMENT = 0.1
 """Seconds: at most so long a phase lasts, and a notice waits, from its beginning."""
 
+DECIDED_WITHIN = 0.1
+"""Seconds from the record of a notice until a boundary sees it: another thread decides
+meanwhile. A step that was asked for by then is the last one."""
+
 TENSORFLOW_TELLS_WITHIN = 2.0
 """Seconds from a signal between the strategy and the handler, which its code hears."""
 
@@ -230,7 +234,7 @@ class Run:
     def _last_step(self, cluster: Cluster, told: Told, before: int) -> int:
         """The last step that a program may train which was told.
 
-        A process alone makes none that it asked for when the journal had the notice. Of
+        A process alone makes none that it asked for once it had decided. Of
         two workers the one that is a step ahead decides, so what counts is where either
         asked whether to make a step: that may be before a save that both make.
         """
@@ -240,7 +244,8 @@ class Run:
             return newest(cluster, "enters", limit) or before + 1
         notices = records(self._here.checkpoints, "notice")
         heard = [each["monotonic"] for each in notices if each["monotonic"] >= told.at]
-        return newest(cluster, "enters", min([limit, *heard])) or before
+        decided = [each + DECIDED_WITHIN for each in heard]
+        return newest(cluster, "enters", min([limit, *decided])) or before
 
     def _has_committed(self, told: Told, last: int) -> bool:
         """Whether the notice was served by a commit, after which it may train on.

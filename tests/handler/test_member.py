@@ -21,7 +21,7 @@ class Commits:
 
     token = "token"
     cluster = LOCAL
-    mirror = snapshots = None
+    mirror = snapshots = candidate = None
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = str(directory)

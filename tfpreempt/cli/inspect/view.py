@@ -34,7 +34,7 @@ def show_table(console: Console, found: Sequence[Row], place: str) -> None:
     if not found:
         below = hint(place)
         told = f"no checkpoints in {place}{'.' if below else ''}{below}"
-        console.print(plain(told), markup=False)
+        console.print(plain(told), markup=False, soft_wrap=True)
         return
     times = [_saved(row.entry) for row in found]
     zones = {time.tzname() for time in times if time}
