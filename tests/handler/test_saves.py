@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program
 from tfpreempt import State, errors
+from tfpreempt.handler.exit import describe
 from tfpreempt.states import JsonState
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
@@ -275,9 +276,49 @@ def test_a_start_that_is_refused_tells_the_step_of_the_commit(program: Program) 
     assert (finished["outcome"], finished["step"]) == ("finished", 3)
     assert (refused["outcome"], refused["step"]) == ("failed", 3)
     assert refused["detail"].startswith("CheckpointMismatchError: The checkpoint ")
-    assert refused["detail"].endswith(" [...]")
     with program.handler() as handler:
         assert handler.total_run_calls == 3
+
+
+def test_what_nothing_has_of_a_commit_is_named_before_a_save_is_without_it(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    program.checkpoint.extra = tf.Variable(1.0)
+    with program.handler() as handler:
+        handler.run(program.step)
+    again = Program(program.directory)
+    with again.handler() as handler:
+        assert "nothing here has" not in caplog.text
+        handler.run(again.step)
+    assert caplog.text.count("nothing here has, so they were not restored (1)") == 1
+
+
+def test_what_steps_in_turns_take_of_a_commit_is_not_missing(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a GAN, of which each optimizer makes its variables in its first step."""
+
+    def train(program: Program, steps: int) -> None:
+        kept = program.variable
+        made = {name: keras.optimizers.Adam(0.1) for name in ("one", "two")}
+        given = tf.train.Checkpoint(variable=kept, **made)
+        with program.handler(given) as handler:
+            for number in range(steps):
+                optimizer = made["two" if number % 2 else "one"]
+                handler.run(optimizer.apply, [tf.ones_like(kept)], [kept])
+
+    train(program, 2)
+    train(Program(program.directory), 5)
+    assert "nothing here has" not in caplog.text
+
+
+def test_an_error_is_told_in_one_line_of_bounded_length() -> None:
+    assert describe(ValueError()) == "ValueError"
+    assert describe(ValueError("of the\n  program")) == "ValueError: of the program"
+    long = describe(OSError("/" + "x" * 1000))
+    assert long.startswith("OSError: /xxx")
+    assert long.endswith("xxx ...")
+    assert len(long) == 300
 
 
 def test_a_final_save_that_fails_is_no_success(program: Program) -> None:

@@ -974,6 +974,16 @@ def test_workers_that_the_program_does_not_know_of_are_named(
     assert ("worker 1 of 2, and the program has no cluster" in caplog.text) == is_said
 
 
+def test_who_drives_remote_workers_knows_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
+    monkeypatch.setattr(this_process, "connection", lambda: "to the workers")
+    with this_process.new_process():
+        this_process.find_session(None, 5.0)
+    assert caplog.text == ""
+
+
 def test_a_tf_config_that_is_not_for_us_is_no_matter_of_one_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

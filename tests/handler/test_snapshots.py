@@ -106,6 +106,22 @@ def test_a_killed_run_goes_on_from_the_newest(start: Make, memory: LentMemory) -
     assert snapshots(memory) == []
 
 
+def test_what_nothing_has_of_a_snapshot_is_named_before_a_commit_is_without_it(
+    start: Make, memory: LentMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = start()
+    program.checkpoint.extra = tf.Variable(1.0)
+    handler = program.handler()
+    train_until(program, handler, lambda: snapshots(memory))
+    again = start()
+    handler = again.handler()
+    assert again.events("restored")[-1]["tier"] == "memory"
+    handler.run(again.step)
+    assert "nothing here has" not in caplog.text
+    handler.save()
+    assert "nothing here has, so they were not restored (1): extra" in caplog.text
+
+
 def test_nothing_of_a_snapshot_counts_as_a_save(
     start: Make, memory: LentMemory
 ) -> None:

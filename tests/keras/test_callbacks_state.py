@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import logging
@@ -224,7 +225,8 @@ def test_defaults_of_a_class_that_training_changes_are_named():
 
     class Base(Callback):
         seen, best, rate = 0, math.inf, 0.1
-        words = []
+        words, last = [], collections.deque()
+        NAMES, pair = ["a", "b"], ("a", "b")
 
         def on_epoch_end(self, epoch, logs=None):
             self.seen += 1
@@ -239,7 +241,12 @@ def test_defaults_of_a_class_that_training_changes_are_named():
             self.best = min(self.best, logs["loss"])
 
     (text,) = others.unsupported([Mine()])
-    assert text.endswith("Mine (seen, best, words)")
+    assert text.endswith("Mine (seen, best, words, last)")
+
+    class Kept(Mine):
+        kept = Counter("kept", registry=None)
+
+    assert others.unsupported([Kept()]) == []
 
 
 def test_a_callback_without_attributes_at_all():

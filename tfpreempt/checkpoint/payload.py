@@ -192,7 +192,7 @@ class Payload:
         return ()
 
     def warn_of_left(self) -> None:
-        """After a first step, or in a save before it: names them, once."""
+        """Names these in a warning, once."""
 
     def check_shares(self) -> None:
         """Before a restore of what another number of workers saved.

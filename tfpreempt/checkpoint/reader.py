@@ -76,14 +76,10 @@ def restore(
             f"TensorFlow could not read {prefix!r}: {plain_message(error)}"
         ) from error
     status.expect_partial()
-    follow_later_restores(status, prefix)
-    coordinator = getattr(status, "_checkpoint", None)
-    return functools.partial(_left, coordinator)
+    return follow_later_restores(status, prefix)
 
 
 def _left(coordinator: Any) -> Sequence[str]:
-    if coordinator is None:
-        return ()  # name-based: everything was restored
     graph, matched = coordinator.object_graph_proto, coordinator.object_by_proto_id
     return sorted(set(structure.unused(graph, list(matched))) - _OPTIONAL)
 
@@ -172,13 +168,21 @@ class _Bound(weakref.WeakValueDictionary[int, Any]):
         return value
 
 
-def follow_later_restores(status: Any, prefix: str) -> None:
+def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str]]:
     """Layers that are built later are restored then; a mismatch gets a clear error.
 
     So are the variables that Keras makes while it traces a model.
+
+    Args:
+        status: of the restore.
+        prefix: the checkpoint.
+
+    Returns:
+        See `restore`.
     """
-    if (coordinator := getattr(status, "_checkpoint", None)) is None:
-        return  # name-based: everything was restored
+    coordinator = status._checkpoint
+    if not hasattr(coordinator, "object_graph_proto"):
+        return tuple  # name-based, from TensorFlow 1: all of it was restored
     inner = coordinator.restore_saveables
 
     def restore_saveables(saveables: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,3 +197,4 @@ def follow_later_restores(status: Any, prefix: str) -> None:
 
     coordinator.restore_saveables = restore_saveables
     coordinator.object_by_proto_id = _Bound(coordinator, prefix)
+    return functools.partial(_left, coordinator)

@@ -163,12 +163,10 @@ class CheckpointSaver:
         """Whether a save can be asynchronous."""
         return self._payload.can_be_async
 
-    def look_after_first_step(self) -> None:
-        """All is there now: warns of named States that this worker could not save, and
-        of variables of the restored commit that nothing has taken; main thread."""
+    def try_states(self) -> None:
+        """Warns of named States that this worker could not save; main thread."""
         states, is_chief = self.loader.registry.in_order(), self._is_chief
         try_states(each for each in states if each.per_worker or is_chief)
-        self._payload.warn_of_left()
 
     def stage(self, step: int, attempt: str, *args: Any, **kwargs: Any) -> Staged:
         """Writes this worker's part of a save; on every worker, main thread.

@@ -8,7 +8,6 @@ named.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
 import random
@@ -33,7 +32,6 @@ _log = logging.getLogger(__name__)
 _SAMPLES = 1 << 16  # of a larger variable or array this many elements are compared
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _SAVED_WHOLE = (State, tf.train.experimental.PythonState, tf.train.Checkpoint)
-_GROWING = (list, dict, set, collections.deque)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 _UNSEEN = (
@@ -181,7 +179,7 @@ def _things(hand: AtHand, place: Place) -> Iterator[tuple[Any, Any]]:
             yield id(value), value
     elif isinstance(value, _GENERATORS):
         yield id(value), value
-    elif isinstance(value, _GROWING):
+    elif isinstance(value, reach.GROWING):
         if not reach.is_set_by_library(place.owner, place.key):
             yield id(value), value
     elif isinstance(value, (*_SCALARS, tf.Tensor)):
@@ -217,7 +215,7 @@ def _mark(thing: Any) -> Any:
         return repr(thing.get_state())
     if isinstance(thing, random.Random):
         return hash(thing.getstate())
-    if isinstance(thing, _GROWING):
+    if isinstance(thing, reach.GROWING):
         return len(thing)  # what else may change in it has a place of its own
     if isinstance(thing, _SCALARS):
         return type(thing), repr(thing)

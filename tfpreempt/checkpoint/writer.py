@@ -184,8 +184,8 @@ class _Tracked(Payload):
     def __post_init__(self) -> None:
         options = tf.train.CheckpointOptions(experimental_io_device=self.io_device)
         self._options = None if self.io_device is None else options
-        self._left: Callable[[], Sequence[str]] = tuple
-        self._untold: str | None = None  # what was restored, until that was looked at
+        # What was restored, and who tells what nothing has of it yet; until it is said.
+        self._restored: tuple[str, Callable[[], Sequence[str]]] | None = None
         if self.checkpoint is None:
             return
         if not tf.executing_eagerly():
@@ -198,7 +198,6 @@ class _Tracked(Payload):
         self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
     ) -> Staged:
         attach(self.checkpoint)
-        self.warn_of_left()
         with _writing(f"step {save.step}"), self._gathering():
             return self._write(save, prepare, _save_arguments(args, kwargs))
 
@@ -240,22 +239,20 @@ class _Tracked(Payload):
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         if self.checkpoint is not None:
-            self._left = reader.restore(
-                self.checkpoint, prefix, self._options, with_data
-            )
-            self._untold = prefix
+            left = reader.restore(self.checkpoint, prefix, self._options, with_data)
+            self._restored = prefix, left
 
     def left(self) -> Sequence[str]:
-        return self._left()
+        return () if self._restored is None else self._restored[1]()
 
     def warn_of_left(self) -> None:
-        prefix, self._untold = self._untold, None
-        if prefix is not None and (left := self._left()):
+        left, restored, self._restored = self.left(), self._restored, None
+        if restored is not None and left:
             _log.warning(
                 "%s has variables that nothing here has, so they were not restored "
                 "(%d): %s. If nothing that is made later takes them, the program has "
                 "changed since, and its saves are without them.",
-                prefix,
+                restored[0],
                 len(left),
                 structure.listed(left),
             )

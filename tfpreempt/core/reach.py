@@ -25,6 +25,8 @@ from tfpreempt import errors
 
 MANY = 10_000
 """Items; a container of more of them, without an object among them, is data."""
+GROWING = (list, dict, set, collections.deque)
+"""Containers that may come to have more items, or fewer."""
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _CONTAINERS = (list, tuple, dict, collections.deque)
 _STORE_ATTR = dis.opmap["STORE_ATTR"]

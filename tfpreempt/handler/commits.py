@@ -123,6 +123,7 @@ class Commits:
         **kwargs: Any,
     ) -> Staged:
         self._count(step)
+        self.warn_of_left()
         attempt = f"{self.token}-{name}"
         return self.saver.capture(step, attempt, permit, *args, **kwargs)
 
@@ -247,6 +248,10 @@ class Commits:
     def left(self) -> Sequence[str]:
         """Names of variables that were in the commit, and that nothing had."""
         return self._loader.payload.left()
+
+    def warn_of_left(self) -> None:
+        """Names them, once: the first steps were made, or a save is about to be."""
+        self._loader.payload.warn_of_left()
 
     def load_states(self) -> None:
         """Loads the named States of the agreed commit, ahead of `restore`."""

@@ -8,7 +8,6 @@ import functools
 import json
 import logging
 import os
-import textwrap
 import threading
 from collections.abc import Callable
 
@@ -252,8 +251,9 @@ class ExitPath:
 
 def describe(error: BaseException) -> str:
     """An error in one line, for the journal."""
-    kind, text = type(error).__name__, str(error).strip()
-    return textwrap.shorten(f"{kind}: {text}" if text else kind, _LONGEST)
+    kind, text = type(error).__name__, " ".join(str(error).split())
+    line = f"{kind}: {text}" if text else kind
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 
 def tell_peers(

@@ -316,10 +316,11 @@ class Session:
         if member.runs < _TRACED:
             self._traces = self.gate.started
         if member.runs == 1:
-            member.commits.saver.look_after_first_step()
+            member.commits.saver.try_states()  # all is there: a step was made
             member.record(FirstStep(step=member.step))
             self.pace.begin(self.gate.started)
         elif member.runs == 3:
+            member.commits.warn_of_left()  # steps may take turns, as a GAN's
             self._warn_of_long_steps(member)
 
     def _warn_of_long_steps(self, member: Member) -> None:

@@ -50,7 +50,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
             store = TensorFlowStore(cluster.jobs)
         else:
             store = MemoryStore()
-            if cluster_resolver is None:
+            if cluster_resolver is None and connection() is None:
                 _warn_of_others()
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
         _current = Session(cluster, store, incarnation, timeout, _unserved)

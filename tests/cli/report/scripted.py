@@ -97,6 +97,14 @@ class Scripted:
         self.step += 1
         self._record(FirstStep(step=self.step))
 
+    def fail_and_start(self) -> None:
+        """A first start that is refused, and caught by the program."""
+        refused = Exit(outcome=Outcome.FAILED, code=None, step=self.saved)
+        self.starts += 1
+        self._record(refused)
+        self.starts -= 1
+        self.start()
+
     def die_early(self, seconds: float) -> None:
         """A start that is killed before it had a handler."""
         name = f"ab-{self.starts}"

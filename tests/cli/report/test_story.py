@@ -200,6 +200,66 @@ def test_without_a_commit_no_step_was_kept(is_supervised: bool) -> None:
     assert story.goodput == 0.0
 
 
+@pytest.mark.parametrize("is_supervised", [True, False])
+def test_without_the_journal_that_has_the_commits_no_loss_is_made_up(
+    is_supervised: bool,
+) -> None:
+    run = Scripted(is_supervised=is_supervised)
+    run.start()
+    run.train(80)
+    run.preempt()
+    del run.lines["worker-0.jsonl"]
+    story = tell(run)
+    assert [each.steps_lost for each in story.interruptions] == [None]
+    assert story.account.bad[Badput.WASTED_PROGRESS] == 0.0
+    assert story.account.good > 0.0
+
+
+def test_a_save_of_which_there_is_no_record_has_kept_its_step() -> None:
+    """As a save_fn makes it; the process says that it left with one."""
+    run = Scripted()
+    run.start()
+    run.train(80)
+    run.preempt()
+    lines = run.lines["worker-0.jsonl"]
+    lines[:] = [line for line in lines if '"commit"' not in line]
+    story = tell(run)
+    assert [each.steps_lost for each in story.interruptions] == [None]
+    assert story.account.bad[Badput.WASTED_PROGRESS] == 0.0
+
+
+def test_a_start_that_is_caught_is_not_the_one_that_follows_it() -> None:
+    run = Scripted()
+    run.start()
+    run.train(80)
+    run.preempt()
+    run.down()
+    run.fail_and_start()
+    run.train(50)
+    run.save()
+    run.train(20)
+    story = tell(run)
+    assert story.outcome == "running"
+    assert story.step == run.step - 20
+    run.kill()
+    preempted, refused, killed = tell(run).interruptions
+    assert (preempted.steps_lost, refused.steps_lost) == (0, 0)
+    assert killed.is_estimated
+    assert killed.steps_lost == pytest.approx(20, abs=1)
+
+
+def test_what_was_finished_stays_so_whatever_is_refused_later() -> None:
+    run = Scripted()
+    run.start()
+    run.train(80)
+    run.finish()
+    run.down()
+    run.fail_to_start(seconds=4.0)
+    story = tell(run)
+    assert story.outcome == "finished"
+    assert story.steps_lost == 0
+
+
 def test_a_start_that_fails_costs_no_step() -> None:
     """It says the step of the commit that it did not come to restore."""
     run = Scripted()

@@ -254,6 +254,9 @@ def _without_records(
     return silent
 
 
+_BOUNDS = ("restored", "exit")  # what follows the last, a start that failed, is new
+
+
 def _lives(
     worker: int, name: str, events: Sequence[Event], start: _Start | None
 ) -> list[Life]:
@@ -261,7 +264,7 @@ def _lives(
     parts: list[list[Event]] = [[]]
     for event in events:
         is_next = event.record.event == "restored"
-        if is_next and any(each.record.event == "restored" for each in parts[-1]):
+        if is_next and any(each.record.event in _BOUNDS for each in parts[-1]):
             parts.append([])
         parts[-1].append(event)
     begin = _begin(events, start)

@@ -89,7 +89,7 @@ class Interruption:
         restored_step: that the next start went on from; None: there was none.
         tier: see `Restore`.
         steps_lost: that had to be made again; before the next start, those after the
-            newest commit.
+            newest commit. None where the commits are not known.
         down_seconds: without a process; None where there was no next start.
         away_seconds: from `at` until it trained again; None if it did not.
     """
@@ -103,7 +103,7 @@ class Interruption:
     notice_to_commit_seconds: float | None
     restored_step: int | None
     tier: str | None
-    steps_lost: int
+    steps_lost: int | None
     down_seconds: float | None
     away_seconds: float | None
 
@@ -116,7 +116,7 @@ class Story:
         begin: of the first process; seconds since the epoch.
         end: of the last one, or of the newest record.
         outcome: "finished", "interrupted", or "running" where no record says; "silent"
-            where nothing is heard of a run any more that has not ended.
+            where a worker has not ended, and nothing is heard of it any more.
         step: that it has come to; None where no worker has left a record.
         step_seconds: the mean of its steps; None where unknown.
         workers: in the order of their indices.
@@ -172,7 +172,7 @@ class Story:
     @property
     def steps_lost(self) -> int:
         """In all interruptions."""
-        return sum(each.steps_lost for each in self.interruptions)
+        return sum(each.steps_lost or 0 for each in self.interruptions)
 
     @property
     def bytes_written(self) -> int:
@@ -200,8 +200,9 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
         for index, mine in lives.of_worker.items()
     }
     every = [life for mine in of_worker.values() for life in mine]
+    chief = of_worker.get(0, [])
     workers = tuple(
-        Worker(index=index, spans=tuple(_spans(mine, commits)))
+        Worker(index=index, spans=tuple(_spans(mine, commits, chief)))
         for index, mine in of_worker.items()
     )
     first = min(of_worker, key=lambda index: (not _is_told(of_worker[index]), index))
@@ -227,11 +228,11 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
     return Story(
         begin=min(life.begin for life in every),
         end=max(life.end for life in every),
-        outcome=_outcome(lead[-1]),
+        outcome=_outcome(lead),
         step=_reached(lead[-1], commits)[0] if _is_told(lead) else None,
         step_seconds=_step_seconds(commits),
         workers=workers,
-        interruptions=tuple(_interruptions(lead, spans, events, commits)),
+        interruptions=tuple(_interruptions(lead, spans, events, commits, chief)),
         commits=tuple(_commit(each) for each in commits),
         restores=tuple(restores),
         metrics=(metrics := _metrics(events)),
@@ -284,10 +285,12 @@ def _is_told(lives: Sequence[Life]) -> bool:
     return any(life.events for life in lives)
 
 
-def _spans(lives: Sequence[Life], commits: Sequence[Event]) -> list[Span]:
+def _spans(
+    lives: Sequence[Life], commits: Sequence[Event], chief: Sequence[Life]
+) -> list[Span]:
     """All spans of a worker, with those between its lives."""
     spans: list[Span] = []
-    kept = _kept(lives, commits)
+    kept = _kept(lives, commits, chief)
     for number, life in enumerate(lives):
         if _is_told(lives):
             mine = make_spans(life, _during(commits, life))
@@ -330,14 +333,16 @@ def _between(events: Sequence[Event], begin: float, end: float) -> Sequence[Even
     return events[first : bisect.bisect_right(events, end, key=_at)]
 
 
-def _kept(lives: Sequence[Life], commits: Sequence[Event]) -> list[int | None]:
+def _kept(
+    lives: Sequence[Life], commits: Sequence[Event], chief: Sequence[Life]
+) -> list[int | None]:
     """For each life, the step up to which the run has kept it; None for all of it.
 
     That is what later lives went on from, and after the last one the newest commit.
     What was finished is kept, whatever was begun after it.
     """
     kept: list[int | None] = []
-    limit = _standing(lives[-1], commits) if lives[-1].is_over else None
+    limit = _standing(lives[-1], commits, chief) if lives[-1].is_over else None
     for life in reversed(lives):
         if life.is_finished:
             limit = None
@@ -348,10 +353,18 @@ def _kept(lives: Sequence[Life], commits: Sequence[Event]) -> list[int | None]:
     return kept[::-1]
 
 
-def _standing(last: Life, commits: Sequence[Event]) -> int:
-    """The step that a start after this life goes on from, as far as is known."""
+def _standing(
+    last: Life, commits: Sequence[Event], chief: Sequence[Life]
+) -> int | None:
+    """The step that a start after a life goes on from; None where nobody says.
+
+    Worker 0 alone records commits; those of a save_fn nobody does.
+    """
     for commit in _between(commits, -math.inf, last.end + _INSTANT)[-1:]:
         return int(commit.record["step"])
+    ends = {each.exit.record["outcome"] for each in chief if each.exit is not None}
+    if not _is_told(chief) or ends & {"committed", "finished"}:
+        return None
     return 0 if last.restored is None else int(last.restored.record["step"])
 
 
@@ -430,9 +443,10 @@ def _interruptions(
     spans: Sequence[Span],
     events: Sequence[Event],
     commits: Sequence[Event],
+    chief: Sequence[Life],
 ) -> list[Interruption]:
     """The ends of the first worker's lives that were not the end of training."""
-    found, standing = [], _standing(lead[-1], commits)
+    found, standing = [], _standing(lead[-1], commits, chief)
     heard = [each for each in events if each.record.event == "notice"]
     for number, life in enumerate(lead):
         if life.is_finished or not life.is_over:
@@ -447,14 +461,17 @@ def _interruptions(
         restored = next((each.restored for each in later if each.restored), None)
         end = bisect.bisect_left(spans, life.end, key=_begin)
         mine = spans[bisect.bisect_left(spans, life.begin, key=_begin) : end]
+        step, is_estimated = _reached(life, commits)
         back, told = standing, None
         if restored is not None:
-            back, told = restored.record["step"], restored.record["reached"]
-        step, is_estimated = _reached(life, commits)
-        step = max(step, back) if life.events else back
+            back, told = int(restored.record["step"]), restored.record["reached"]
+            step = max(step, back) if life.events else back
         if is_estimated:
             guess = step + _steps_after(life, mine, commits, step)
             step = guess if told is None else _near(guess, told, step, commits)
+        lost = None if back is None else max(0, step - back)
+        if life.restored is None and life.events:
+            lost = 0  # a start that failed; those before it have lost what there was
         down = later[0].begin - life.end if later and _has_end(life) else None
         again = next((s.begin for s in spans[end:] if s.phase in _BACK), None)
         found.append(
@@ -468,7 +485,7 @@ def _interruptions(
                 notice_to_commit_seconds=took,
                 restored_step=None if restored is None else restored.record["step"],
                 tier=None if restored is None else restored.record["tier"],
-                steps_lost=step - back,
+                steps_lost=lost,
                 down_seconds=down,
                 away_seconds=None if again is None else again - at,
             )
@@ -523,7 +540,10 @@ def _cause(life: Life) -> str:
     return "failure" if life.exit.record["outcome"] == "failed" else "preemption"
 
 
-def _outcome(last: Life) -> str:
+def _outcome(lives: Sequence[Life]) -> str:
+    # A start that was refused, or has told nothing, leaves it as it was.
+    begun = [each for each in lives if each.restored or not each.is_over]
+    last = begun[-1] if begun else lives[-1]
     if last.is_finished:
         return "finished"
     return "interrupted" if last.is_over else "running"

@@ -74,7 +74,7 @@ def cells(each: Interruption, begin: float) -> list[str]:
         "-" if each.step is None else f"{about}{each.step}",
         _time(each.notice_to_commit_seconds),
         f"{restored} {each.tier or ''}".strip(),
-        f"{about}{each.steps_lost}",
+        "-" if each.steps_lost is None else f"{about}{each.steps_lost}",
         _time(each.down_seconds),
         _time(each.away_seconds),
     ]

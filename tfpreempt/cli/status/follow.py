@@ -85,6 +85,7 @@ class _File(Generic[_Journal]):
 
 LOOKS_AGAIN = TOLD_EVERY + 2
 """Seconds, where a worker seems silent: the clock of its machine may be another."""
+_CLOCKS_DIFFER = 600.0  # seconds at most, so that no look is needed to tell
 
 
 class Follower:
@@ -144,13 +145,14 @@ class Follower:
             )
 
     def look_now(self) -> Picture:
-        """The same at once; some seconds later where a worker seems silent.
+        """The same at once; some seconds later where a worker may seem silent.
 
         Raises:
             OSError: the directory cannot be read.
         """
         picture = self.look(SystemClock.wall())
-        if any(each.state is State.SILENT for each in picture.workers):
+        silent = [w.since or 0.0 for w in picture.workers if w.state is State.SILENT]
+        if any(picture.at - since < _CLOCKS_DIFFER for since in silent):
             threading.Event().wait(LOOKS_AGAIN)
             picture = self.look(SystemClock.wall())
         return picture

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import State
-from tfpreempt.core.reach import set_by
+from tfpreempt.core.reach import GROWING, set_by
 from tfpreempt.keras.callbacks import known
 from tfpreempt.keras.callbacks.known import class_name, has_hooks
 
@@ -91,13 +91,13 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
     Nothing tells a setting from something remembered, so any attribute that a class of
     the user has set counts, unless its value cannot change in training: functions,
     classes, modules, the model. So does a default of the class, if its methods assign
-    it, or if it is a list, say. A callback that has a `State` is taken to keep there
-    all that it remembers.
+    it, or if it is a list, say, and no CONSTANT. A callback that has a `State` is taken
+    to keep there all that it remembers.
     """
     lost = []
     named = {"Callback", *known.REMEMBERED}
     for callback in callbacks:
-        attributes = getattr(callback, "__dict__", {})
+        attributes = {**_defaults(type(callback)), **getattr(callback, "__dict__", {})}
         has_state = any(isinstance(v, State) for v in (callback, *attributes.values()))
         hooks = [hook for hook in ("get_state", "set_state") if hasattr(callback, hook)]
         if has_state or has_hooks(callback):
@@ -117,7 +117,7 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
         understood = _OF_KERAS | (set_by(anchor) if anchor is not None else set())
         unknown = [
             name
-            for name, value in {**_defaults(kinds[0]), **attributes}.items()
+            for name, value in attributes.items()
             if name not in understood and not _is_fixed(value, callback)
         ]
         if unknown:
@@ -136,7 +136,11 @@ def _defaults(kind: type) -> dict[str, Any]:
         for name, value in found.items()
         if not name.startswith("__")
         and not inspect.isdatadescriptor(value)
-        and (name in set_by(kind) or isinstance(value, list | dict | set))
+        and (
+            name in set_by(kind)
+            or isinstance(value, State)
+            or (isinstance(value, GROWING) and not name.isupper())
+        )
     }
 
 
