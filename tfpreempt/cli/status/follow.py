@@ -22,6 +22,10 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.journal import open_file, parse_record
 from tfpreempt.handler.now import TOLD_EVERY, now_path, read_now
 
+LOOKS_AGAIN = TOLD_EVERY + 2
+"""Seconds, where a worker seems silent: the clock of its machine may be another."""
+
+_CLOCKS_DIFFER = 600.0  # seconds at most: who is silent for longer is so by any clock
 _WORKER = re.compile(r"worker-(\d{1,9})\.(?:jsonl|now)")
 _SUPERVISOR = re.compile(r"supervisor(?:-[\w-]+)?\.jsonl")
 _PIECE = 1 << 20
@@ -81,11 +85,6 @@ class _File(Generic[_Journal]):
             if record is not None:
                 with contextlib.suppress(ValueError):
                     self._journal.see(record)
-
-
-LOOKS_AGAIN = TOLD_EVERY + 2
-"""Seconds, where a worker seems silent: the clock of its machine may be another."""
-_CLOCKS_DIFFER = 600.0  # seconds at most, so that no look is needed to tell
 
 
 class Follower:
