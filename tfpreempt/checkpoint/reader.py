@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -80,8 +80,12 @@ def restore(
 
 
 def _left(coordinator: Any) -> Sequence[str]:
-    graph, matched = coordinator.object_graph_proto, coordinator.object_by_proto_id
-    return sorted(set(structure.unused(graph, list(matched))) - _OPTIONAL)
+    matched = list(coordinator.object_by_proto_id)
+    return _unused(coordinator.object_graph_proto, matched)
+
+
+def _unused(graph: Any, nodes: Collection[int]) -> Sequence[str]:
+    return sorted(set(structure.unused(graph, nodes)) - _OPTIONAL)
 
 
 def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> None:
@@ -111,8 +115,7 @@ def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> None:
             label = f"{name} ({path})" if name else path
             problems.append(f"{label}: {problem}")
     if problems:
-        unused = set(structure.unused(graph, nodes.values())) - _OPTIONAL
-        raise structure.mismatch(prefix, problems, sorted(unused))
+        raise structure.mismatch(prefix, problems, _unused(graph, nodes.values()))
     if new:
         _log.warning(
             "%s does not have %s, which lie in lists, dicts or objects of the program; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import google_crc32c
 
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import reading
+from tfpreempt.storage.pieces import Source
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,18 +72,23 @@ class Sum:
         self.size += size
 
 
+def of_source(source: Source, limit: int = sys.maxsize) -> Sum:
+    """Of what is left of an open file, or of so many bytes of it."""
+    found = Sum()
+    while chunk := source.read(min(_CHUNK_BYTES, limit - found.size)):
+        found.write(chunk)
+    return found
+
+
 def of_file(path: str) -> tuple[int, int]:
     """Size in bytes and crc32c of a file.
 
     Raises:
         OSError: it cannot be read.
     """
-    size, crc = 0, 0
     with reading.open_file(path, buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc = google_crc32c.extend(crc, chunk)
-            size += len(chunk)
-    return size, int(crc)
+        found = of_source(file)
+    return found.size, found.crc32c
 
 
 def of_files(paths: Iterable[str]) -> dict[str, tuple[int, int]]:

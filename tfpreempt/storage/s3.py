@@ -68,9 +68,8 @@ class S3Store(BucketStore):
             return self._create(key, pieces.read(source, size))
         if _head(self._store, key) is not None:
             return False
-        start, crc = source.tell(), 0
-        for piece in pieces.of(source, PIECE):
-            crc = checksum.extended(crc, piece)
+        start = source.tell()
+        crc = checksum.of_source(source).crc32c
         source.seek(start)
         part = max(_PART, size // _MOST_PARTS)
         with self._streams.taken(max(1, _IN_FLIGHT // part)) as streams:

@@ -69,14 +69,10 @@ class Scripted:
         tier: str | None = "disk",
     ) -> None:
         """All workers are started, restore the newest commit and make a step."""
-        name = f"ab-{self.starts}"
         self.truth["good"] -= self._unsaved * self.workers
         self.truth[Badput.WASTED_PROGRESS] += self._unsaved * self.workers
         self._unsaved = 0.0
-        event = "restarted" if self.starts else "started"
-        self._supervisor(event, incarnation=name, workers=self.workers)
-        self.starts += 1
-        self._pass(starting, Badput.TRAINING_PREP)
+        name = self._begin(starting)
         self._pass(restoring, Badput.RESTORE)
         self.step = self.saved
         path = f"/ckpt/{self.saved}" if self.saved else None
@@ -107,18 +103,12 @@ class Scripted:
 
     def die_early(self, seconds: float) -> None:
         """A start that is killed before it had a handler."""
-        name = f"ab-{self.starts}"
-        self._supervisor("restarted", incarnation=name, workers=self.workers)
-        self.starts += 1
-        self._pass(seconds, Badput.TRAINING_PREP)
+        self._begin(seconds)
         self.kill()
 
     def fail_to_start(self, seconds: float) -> None:
         """A start that breaks off by an error, before it has restored the commit."""
-        name = f"ab-{self.starts}"
-        self._supervisor("restarted", incarnation=name, workers=self.workers)
-        self.starts += 1
-        self._pass(seconds, Badput.TRAINING_PREP)
+        self._begin(seconds)
         self.fail()
 
     def train(self, steps: int) -> None:
@@ -233,6 +223,15 @@ class Scripted:
         return directory
 
     # --- within ----------------------------------------------------------------------
+
+    def _begin(self, seconds: float) -> str:
+        """All workers are started, and have no handler yet; the name of the start."""
+        name = f"ab-{self.starts}"
+        event = "restarted" if self.starts else "started"
+        self._supervisor(event, incarnation=name, workers=self.workers)
+        self.starts += 1
+        self._pass(seconds, Badput.TRAINING_PREP)
+        return name
 
     def _notice(self, worker: int) -> None:
         notice = Notice(

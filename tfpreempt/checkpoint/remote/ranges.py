@@ -12,7 +12,6 @@ from tfpreempt.storage import checksum, pieces
 # and a download that is killed loses those that are under way.
 _SMALLEST, _LARGEST = 32 << 20, 64 << 20
 _SHARES = 8  # as many as there are threads
-_PIECE = 1 << 20  # more is no faster, and each thread holds two
 
 
 class Range(NamedTuple):
@@ -37,12 +36,9 @@ def split(size: int, total: int) -> list[Range]:
 
 def of_range(file: io.FileIO, part: Range) -> int | None:
     """The crc32c of a range of a file; None if the file ends before it."""
-    crc, left = 0, part.length
     file.seek(part.offset)
-    while left and (piece := file.read(min(left, _PIECE))):
-        crc = checksum.extended(crc, piece)
-        left -= len(piece)
-    return None if left else crc
+    found = checksum.of_source(file, part.length)
+    return found.crc32c if found.size == part.length else None
 
 
 class RangeWriter:

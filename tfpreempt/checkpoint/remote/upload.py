@@ -22,12 +22,11 @@ from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.remote import parts
 from tfpreempt.checkpoint.remote.ranges import Range
 from tfpreempt.core.threads import map_in_threads
-from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import ObjectStore, composing, summed
 
 THREADS = 8
 PATIENCE_SECONDS = 5.0  # that the threads have to leave after an error
-_PIECE = 1 << 20  # more is no faster, and each thread holds two
 
 
 class UploadCancelledError(Exception):
@@ -190,7 +189,9 @@ class Upload:
         self._check()
         name = parts.object_name(self._folder, entry.name, part)
         with self._opened(self.commit.file(entry.name), part) as source:
-            if name in there and self._is_there(there, name, _sum_of(source)):
+            if name in there and self._is_there(
+                there, name, checksum.of_source(source)
+            ):
                 return
             source.seek(0)
             self._store.put_if_absent(name, source)
@@ -268,14 +269,6 @@ def point(store: ObjectStore, commit: Entry) -> None:
 
 def _entry(name: str, data: bytes) -> FileEntry:
     return FileEntry(name=name, size=len(data), crc32c=checksum.of_bytes(data))
-
-
-def _sum_of(source: pieces.Source) -> checksum.Sum:
-    """Of all that is left of a file."""
-    found = checksum.Sum()
-    for piece in pieces.of(source, _PIECE):
-        found.write(piece)
-    return found
 
 
 class _CountedFile(io.FileIO):

@@ -254,7 +254,7 @@ def _without_records(
     return silent
 
 
-_BOUNDS = ("restored", "exit")  # what follows the last, a start that failed, is new
+_BOUNDS = ("restored", "exit")  # a start that failed has the second alone
 
 
 def _lives(

@@ -200,13 +200,13 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
         for index, mine in lives.of_worker.items()
     }
     every = [life for mine in of_worker.values() for life in mine]
-    chief = of_worker.get(0, [])
-    workers = tuple(
-        Worker(index=index, spans=tuple(_spans(mine, commits, chief)))
-        for index, mine in of_worker.items()
-    )
     first = min(of_worker, key=lambda index: (not _is_told(of_worker[index]), index))
     lead = of_worker[first]
+    standing = _standing(lead, commits)
+    workers = tuple(
+        Worker(index=index, spans=tuple(_spans(mine, commits, standing)))
+        for index, mine in of_worker.items()
+    )
     spans = next(worker.spans for worker in workers if worker.index == first)
     restores = [
         Restore(
@@ -232,7 +232,7 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
         step=_reached(lead[-1], commits)[0] if _is_told(lead) else None,
         step_seconds=_step_seconds(commits),
         workers=workers,
-        interruptions=tuple(_interruptions(lead, spans, events, commits, chief)),
+        interruptions=tuple(_interruptions(lead, spans, events, commits, standing)),
         commits=tuple(_commit(each) for each in commits),
         restores=tuple(restores),
         metrics=(metrics := _metrics(events)),
@@ -286,11 +286,11 @@ def _is_told(lives: Sequence[Life]) -> bool:
 
 
 def _spans(
-    lives: Sequence[Life], commits: Sequence[Event], chief: Sequence[Life]
+    lives: Sequence[Life], commits: Sequence[Event], standing: int | None
 ) -> list[Span]:
     """All spans of a worker, with those between its lives."""
     spans: list[Span] = []
-    kept = _kept(lives, commits, chief)
+    kept = _kept(lives, standing)
     for number, life in enumerate(lives):
         if _is_told(lives):
             mine = make_spans(life, _during(commits, life))
@@ -333,16 +333,14 @@ def _between(events: Sequence[Event], begin: float, end: float) -> Sequence[Even
     return events[first : bisect.bisect_right(events, end, key=_at)]
 
 
-def _kept(
-    lives: Sequence[Life], commits: Sequence[Event], chief: Sequence[Life]
-) -> list[int | None]:
+def _kept(lives: Sequence[Life], standing: int | None) -> list[int | None]:
     """For each life, the step up to which the run has kept it; None for all of it.
 
     That is what later lives went on from, and after the last one the newest commit.
     What was finished is kept, whatever was begun after it.
     """
     kept: list[int | None] = []
-    limit = _standing(lives[-1], commits, chief) if lives[-1].is_over else None
+    limit = standing if lives[-1].is_over else None
     for life in reversed(lives):
         if life.is_finished:
             limit = None
@@ -353,17 +351,18 @@ def _kept(
     return kept[::-1]
 
 
-def _standing(
-    last: Life, commits: Sequence[Event], chief: Sequence[Life]
-) -> int | None:
-    """The step that a start after a life goes on from; None where nobody says.
+def _standing(lead: Sequence[Life], commits: Sequence[Event]) -> int | None:
+    """The step that the next start goes on from; None where nobody says.
 
-    Worker 0 alone records commits; those of a save_fn nobody does.
+    Worker 0, who leads if it has told anything, alone records commits; those of a
+    save_fn nobody does.
     """
+    last = lead[-1]
     for commit in _between(commits, -math.inf, last.end + _INSTANT)[-1:]:
         return int(commit.record["step"])
-    ends = {each.exit.record["outcome"] for each in chief if each.exit is not None}
-    if not _is_told(chief) or ends & {"committed", "finished"}:
+    ends = {each.exit.record["outcome"] for each in lead if each.exit is not None}
+    is_known = last.worker == 0 and _is_told(lead)
+    if not is_known or ends & {"committed", "finished"}:
         return None
     return 0 if last.restored is None else int(last.restored.record["step"])
 
@@ -443,10 +442,10 @@ def _interruptions(
     spans: Sequence[Span],
     events: Sequence[Event],
     commits: Sequence[Event],
-    chief: Sequence[Life],
+    standing: int | None,
 ) -> list[Interruption]:
     """The ends of the first worker's lives that were not the end of training."""
-    found, standing = [], _standing(lead[-1], commits, chief)
+    found = []
     heard = [each for each in events if each.record.event == "notice"]
     for number, life in enumerate(lead):
         if life.is_finished or not life.is_over:
